@@ -170,6 +170,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     if missing := COLUMNS.keys() - set(parquet.schema_arrow.names):
         raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export the runs again.")
     check_row_group_sizes(parquet)
+    _check_order(parquet, source)
     templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
     rows: list[dict[str, Any]] = []
     size = 0
@@ -192,6 +193,21 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
             rows.append(row)
     if rows:
         yield _run(rows, templates, source)
+
+
+def _check_order(parquet: Any, source: Path) -> None:
+    """Raise RunLogError unless the rows of each run are together, before a part of a run is taken for the whole."""
+    run_ids: set[str] = set()
+    last = None
+    for part in iterate_rows(parquet, ["run_id"]):
+        for run_id in part["run_id"].to_pylist():
+            if run_id != last and run_id in run_ids:
+                raise RunLogError(
+                    f"the rows of run {run_id!r} in {source} are not together",
+                    hint="Import the original export. This file may have been sorted or shuffled.",
+                )
+            run_ids.add(run_id)
+            last = run_id
 
 
 def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], source: Path) -> LoggedRun:
