@@ -111,16 +111,18 @@ def find_run(log: RunLog, name: str) -> str:
     """
     from memagent_graph.run_log import RunFilter
 
+    if name != LATEST and list(log.runs(RunFilter(run_ids=[name]))):
+        return name
     selection = RunFilter(newest=1, is_own=True) if name == LATEST else RunFilter(run_id_begins=name, newest=_MAX_NAMES)
     run_ids = [record.run_id for record in log.runs(selection)]
-    if name in run_ids or len(run_ids) == 1:
-        return name if name in run_ids else run_ids[0]
+    if len(run_ids) == 1:
+        return run_ids[0]
     if name == LATEST:
         raise RunNotFoundError(
             f"{log.path} holds no runs yet", hint="Read a document first: memagent read FILE -q QUESTION"
         )
-    if not run_ids or len(run_ids) == _MAX_NAMES:  # the list may lack the run with exactly this id
-        return log.get(name).run_id
+    if not run_ids:
+        return log.get(name).run_id  # which says that there is none
     raise RunNotFoundError(
         f"several runs begin with {name!r}", hint=f"Use a longer part of the id: {', '.join(run_ids)}."
     )

@@ -219,7 +219,7 @@ def _format_introduction(results: Results) -> str:
         facts.append(f"policy {model}")
     text = "; ".join([*facts, f"evaluation {results.evaluation}"]) + "."
     if results.missing:
-        text += f"\n\n**Not finished: {results.missing:,} questions have not been asked yet.**"
+        text += f"\n\n**Not finished: {quantity(results.missing, 'question')} not asked yet.**"
     if results.commands:
         text += "\n\n```\n" + "\n".join(results.commands) + "\n```"
     return text

@@ -310,6 +310,7 @@ def test_a_beginning_that_several_runs_share_names_them_unless_it_is_itself_an_i
     assert "several runs begin with '2026'" in result.output
     assert "2026-a" in result.output and "2026-b" in result.output
     assert not log.latest_rewards("2026-a")
+    assert "several runs begin with 'ru'" in memagent("reward", "ru", 1.0, code=6).output
     memagent("reward", "run", 1.0)
     assert log.latest_rewards("run") == {"reward": 1.0}
 

@@ -93,7 +93,7 @@ def test_tasks_and_units_are_kept_apart() -> None:
 
 
 def test_what_is_not_finished_says_so() -> None:
-    assert "**Not finished: 3 questions have not been asked yet.**" in render_report(replace(results(row()), missing=3))
+    assert "**Not finished: 3 questions not asked yet.**" in render_report(replace(results(row()), missing=3))
     assert "No question has been answered yet" in render_report(results())
 
 
