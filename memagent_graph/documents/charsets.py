@@ -24,6 +24,8 @@ _OTHER_LABELS: Final = {
 }  # fmt: skip
 _MIN_CONFIDENCE: Final = 0.08
 """Texts have a confidence of 0.09 or more, random bytes less."""
+_SIGNS: Final = frozenset("€‚„…‰‹‘’“”•–—™›\xa0¢£¥§©«®°±·»½¼¾×".encode("cp1252"))
+"""Signs of cp1252. In a text without other bytes beyond ASCII there are no letters to go by."""
 _SEVEN_BIT: Final = frozenset({"iso2022_jp_2", "iso2022_kr", "hz"})
 _BYTE_ORDER_MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -61,6 +63,8 @@ def find_web_codec(label: str) -> str | None:
 
 def detect_codec(sample: bytes) -> str | None:
     """Return the codec of bytes that are not UTF-8, by the letters of languages; None if the bytes are no text."""
+    if not sample.isascii() and all(byte < 0x80 or byte in _SIGNS for byte in sample):
+        return "cp1252"
     best = chardet.detect(sample)
     name = best["encoding"] if best["confidence"] >= _MIN_CONFIDENCE else None
     return name and (find_web_codec(name) or name)

@@ -331,23 +331,6 @@ def test_without_any_tokenizer_the_error_names_the_argument(tmp_path) -> None:
     assert "(--tokenizer)" in str(caught.value.hint), "in the words of the command line"
 
 
-def test_another_question_is_asked_of_an_earlier_run_s_document(tmp_path) -> None:
-    text = document_with({0.2: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=600)
-    with MemAgent(
-        ScriptedPolicy(perfect_reader), tokenizer="embedded", budget=Budget(chunk_tokens=300), store=tmp_path,
-        run_log=tmp_path / "runs.sqlite",
-    ) as agent:  # fmt: skip
-        first = agent.read(text, "What is the key of harbor?")
-        second = agent.ask_again(first.run_id, "What is the key of castle?")
-        assert (first.answer, second.answer) == ("4711", "12")
-        assert second.run_id != first.run_id
-        with pytest.raises(RunNotFoundError):
-            agent.ask_again("no-such-run", "What?")
-    silent = MemAgent(ScriptedPolicy(perfect_reader), tokenizer="embedded", store=tmp_path, run_log=False)
-    with silent, pytest.raises(MemAgentError, match="keeps no run log"):
-        silent.ask_again(first.run_id, "What?")
-
-
 def test_a_question_in_a_script_of_many_tokens_is_counted(make_reader) -> None:
     reader = make_reader(question_tokens=100)
     with pytest.raises(BudgetError, match=r"the question has \d+ tokens and its budget is 100"):
