@@ -35,7 +35,7 @@ class OpenDocuments:
     """Makes samples and keeps their documents in a store while systems read them. It belongs to one event loop."""
 
     workers: ClassVar[int] = 2
-    """The number of samples that are made at once."""
+    """The number of worker threads."""
 
     tasks: Mapping[str, Task]
     """The tasks by name."""
@@ -51,7 +51,7 @@ class OpenDocuments:
         self._open_samples: Counter[str] = Counter()
         """The number of samples that still need a document, by its key."""
         self._documents: dict[str, DocumentRef] = {}
-        self._making: set[asyncio.Future[StoredSample]] = set()
+        self._pending: set[asyncio.Future[StoredSample]] = set()
 
     async def prepare(self, task: str, length: int, index: int, readers: int) -> StoredSample:
         """Make a sample and store its document, for a number of systems.
@@ -60,20 +60,20 @@ class OpenDocuments:
             SampleError: the task does not have it.
             EvaluationError: the document cannot be stored.
         """
-        stored = await self._make(task, length, index, readers)
-        self._open_samples[stored.document["key"]] += 1
+        stored_sample = await self._make(task, length, index, readers)
+        self._open_samples[stored_sample.document["key"]] += 1
         try:
-            self.store.read_bytes(stored.document, 0, 1)
+            self.store.read_bytes(stored_sample.document, 0, 1)
         except DocumentError:
             # Another sample has the same text, and its last reader has just removed it. From now on it is counted.
             await self._make(task, length, index, readers)
-        return stored
+        return stored_sample
 
-    def release(self, stored: StoredSample) -> None:
+    def release(self, stored_sample: StoredSample) -> None:
         """Note that a system has finished with a sample; after the last system, remove its document."""
-        stored.readers -= 1
-        if stored.readers == 0:
-            key = stored.document["key"]
+        stored_sample.readers -= 1
+        if stored_sample.readers == 0:
+            key = stored_sample.document["key"]
             self._open_samples[key] -= 1
             if self._open_samples[key] == 0:
                 self._remove(key)
@@ -82,22 +82,22 @@ class OpenDocuments:
         """Cancel running work, and remove all remaining documents."""
         self._is_closing.set()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
-        await asyncio.gather(*self._making, return_exceptions=True)
+        await asyncio.gather(*self._pending, return_exceptions=True)
         for key in list(self._documents):
             self._remove(key)
 
     async def _make(self, task: str, length: int, index: int, readers: int) -> StoredSample:
         """Make and store a sample in a thread. It cannot be cancelled from outside; `close` waits for running work."""
         loop = asyncio.get_running_loop()
-        making = loop.run_in_executor(self._pool, self._make_now, self.tasks[task], length, index, readers)
-        self._making.add(making)
-        making.add_done_callback(self._on_made)
-        return await asyncio.shield(making)
+        future = loop.run_in_executor(self._pool, self._make_in_thread, self.tasks[task], length, index, readers)
+        self._pending.add(future)
+        future.add_done_callback(self._on_done)
+        return await asyncio.shield(future)
 
-    def _on_made(self, making: asyncio.Future[StoredSample]) -> None:
-        self._making.discard(making)
-        if not making.cancelled() and making.exception() is None:
-            document = making.result().document
+    def _on_done(self, future: asyncio.Future[StoredSample]) -> None:
+        self._pending.discard(future)
+        if not future.cancelled() and future.exception() is None:
+            document = future.result().document
             self._documents[document["key"]] = document
 
     def _remove(self, key: str) -> None:
@@ -105,7 +105,7 @@ class OpenDocuments:
         if not self.keep:
             self.store.remove(document)
 
-    def _make_now(self, task: Task, length: int, index: int, readers: int) -> StoredSample:
+    def _make_in_thread(self, task: Task, length: int, index: int, readers: int) -> StoredSample:
         sample = make_sample(task, length, index, self.seed)
 
         def blocks() -> Iterator[Block]:
@@ -144,5 +144,5 @@ def _sample_error(error: Exception, method: str, task: Task, length: int, index:
     sample = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")
     return SampleError(
         f"{method}() of the task {task.name} failed at {sample}: {type(error).__name__}: {error}",
-        hint="Mend the task's code; the same call in Python shows where it failed. --resume then continues.",
+        hint="Fix the task's code; the same call in Python shows where it failed. --resume then continues.",
     )

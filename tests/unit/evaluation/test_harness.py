@@ -441,7 +441,7 @@ async def test_a_task_whose_own_code_fails_is_named_with_its_sample_and_seed_and
     run, tmp_path, store
 ) -> None:
     """It was a bare ExceptionGroup."""
-    with pytest.raises(EvaluationError, match=r"all is done but 2 samples.*Mend the task's code") as failure:
+    with pytest.raises(EvaluationError, match=r"all is done but 2 samples.*Fix the task's code") as failure:
         await run(Oracle(store), task=Broken(2), plan=questions(8), seed=7)
     words = "sample() of the task keys failed at length 100, index 2, seed 7: KeyError: 'no such word'"
     assert words in str(failure.value)
