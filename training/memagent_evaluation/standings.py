@@ -26,7 +26,7 @@ STANDINGS_LEGEND: Final = (
     "Costs are means per question. Turns: replies that had to wait for each other. –: unknown."
 )
 SCRIPTED: Final = "scripted"
-"""Stands in place of a scripted policy's accuracy."""
+"""Shown instead of a scripted policy's accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class SystemStanding:
     seconds: float | None
 
     @property
-    def not_worse(self) -> bool | None:
+    def is_non_inferior(self) -> bool | None:
         """Whether it is non-inferior to the first system, with a margin of 3 points."""
-        return self.against_first.is_not_worse if self.against_first is not None else None
+        return self.against_first.is_non_inferior if self.against_first is not None else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-ready."""
-        return {**asdict(self), "not_worse": self.not_worse}
+        return {**asdict(self), "not_worse": self.is_non_inferior}
 
 
 def compute_accuracy(rows: Sequence[ResultRow], score: str) -> Estimate | None:
@@ -81,14 +81,18 @@ def compare_systems(results: Results) -> list[SystemStanding]:
     """Return all systems at each task and length, then over all, if these are the same for every system."""
     cells = group_items(results.rows, lambda row: (row.task, format_length_with_unit(row)))
     parts = [(task, length, rows) for (task, length), rows in cells]
-    cells_of = group_values((row.system, (row.task, row.length)) for row in results.rows).values()
+    cells_by_system = group_values((row.system, (row.task, row.length)) for row in results.rows).values()
     # A mean over all is fair if every system was asked the same tasks at the same lengths.
-    is_fair = can_be_pooled(results.rows) and len(set(map(frozenset, cells_of))) == 1
+    is_fair = can_be_pooled(results.rows) and len(set(map(frozenset, cells_by_system))) == 1
     if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and is_fair:
         parts.append(("all", "all", list(results.rows)))
-    lines = [standing for part in parts for standing in _iter_standings(*part, results.systems[0])]
-    corrected = iter(correct_p_values([line.against_first for line in lines if line.against_first is not None]))
-    return [line if line.against_first is None else replace(line, against_first=next(corrected)) for line in lines]
+    standings = [standing for part in parts for standing in _iter_standings(*part, results.systems[0])]
+    comparisons = [standing.against_first for standing in standings if standing.against_first is not None]
+    corrected = iter(correct_p_values(comparisons))
+    return [
+        standing if standing.against_first is None else replace(standing, against_first=next(corrected))
+        for standing in standings
+    ]
 
 
 def compare_evaluations(first: Results, second: Results, names: tuple[str, str]) -> dict[str, list[SystemStanding]]:
@@ -122,28 +126,30 @@ def compare_evaluations(first: Results, second: Results, names: tuple[str, str])
     return by_system
 
 
-def format_standings(lines: Sequence[SystemStanding]) -> str:
+def format_standings(standings: Sequence[SystemStanding]) -> str:
     """Return standings in Markdown; columns without a value for any system are left out."""
     columns: dict[str, Callable[[SystemStanding], str]] = {
-        "task": lambda line: line.task,
-        "length": lambda line: line.length,
-        "system": lambda line: line.system,
-        "n (documents)": lambda line: f"{line.n}" + (f" ({line.documents})" if line.documents < line.n else ""),
-        "accuracy": lambda line: (
-            SCRIPTED if line.scripted else format_interval(line.accuracy) if line.accuracy else "–"
+        "task": lambda standing: standing.task,
+        "length": lambda standing: standing.length,
+        "system": lambda standing: standing.system,
+        "n (documents)": lambda standing: (
+            f"{standing.n}" + (f" ({standing.documents})" if standing.documents < standing.n else "")
         ),
-        "difference": lambda line: line.against_first.points if line.against_first else "",
-        "p": lambda line: line.against_first.p if line.against_first else "",
-        "not worse": lambda line: {None: "", True: "yes", False: "not shown"}[line.not_worse],
-        "tokens in": lambda line: _format_number(line.prompt_tokens),
-        "cached": lambda line: "–" if line.cached_share is None else f"{100 * line.cached_share:.0f} %",
-        "tokens out": lambda line: _format_number(line.completion_tokens),
-        "turns": lambda line: _format_number(line.turns, 1),
-        "seconds": lambda line: _format_number(line.seconds, 2),
+        "accuracy": lambda standing: (
+            SCRIPTED if standing.scripted else format_interval(standing.accuracy) if standing.accuracy else "–"
+        ),
+        "difference": lambda standing: standing.against_first.points if standing.against_first else "",
+        "p": lambda standing: standing.against_first.p if standing.against_first else "",
+        "not worse": lambda standing: {None: "", True: "yes", False: "not shown"}[standing.is_non_inferior],
+        "tokens in": lambda standing: _format_number(standing.prompt_tokens),
+        "cached": lambda standing: "–" if standing.cached_share is None else f"{100 * standing.cached_share:.0f} %",
+        "tokens out": lambda standing: _format_number(standing.completion_tokens),
+        "turns": lambda standing: _format_number(standing.turns, 1),
+        "seconds": lambda standing: _format_number(standing.seconds, 2),
     }
-    cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
+    cells = {name: [format_cell(standing) for standing in standings] for name, format_cell in columns.items()}
     names = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
-    return render_table([names, *([cells[name][index] for name in names] for index in range(len(lines)))])
+    return render_table([names, *([cells[name][index] for name in names] for index in range(len(standings)))])
 
 
 def _iter_standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
@@ -183,9 +189,9 @@ def _compare(rows: Mapping[str, Mapping[tuple[str, int], ResultRow]], system: st
     pairs = [(row, other) for key, row in rows[system].items() if (other := rows[first].get(key))]
     if system == first or not pairs:
         return None
-    ours, others = ([pair[side] for pair in pairs] for side in (0, 1))
-    clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(ours, _get_question_key)}
-    scores = (_average_by_question(ours, "lenient"), _average_by_question(others, "lenient"))
+    system_rows, first_rows = ([pair[side] for pair in pairs] for side in (0, 1))
+    clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(system_rows, _get_question_key)}
+    scores = (_average_by_question(system_rows, "lenient"), _average_by_question(first_rows, "lenient"))
     return compare(*scores, names=(system, first), clusters=clusters)
 
 

@@ -245,7 +245,7 @@ class Comparison:
         return "< 0.001" if self.p_value < 0.001 else f"{self.p_value:.3f}"
 
     @property
-    def is_not_worse(self) -> bool:
+    def is_non_inferior(self) -> bool:
         """Whether the interval excludes that the first is worse than the second by `MARGIN` or more."""
         return self.low > -MARGIN
 

@@ -31,14 +31,14 @@ def test_each_system_is_compared_with_the_first_and_p_values_are_corrected_for_a
     ]
     worse = standings[1].against_first
     assert (worse.difference, worse.corrected_for) == (pytest.approx(-31 / 40), 3)
-    assert (standings[0].not_worse, standings[1].not_worse) == (None, False)
+    assert (standings[0].is_non_inferior, standings[1].is_non_inferior) == (None, False)
     assert "| not shown |" in format_standings(standings)
 
 
 def test_a_system_is_not_worse_where_the_interval_ends_above_minus_3_points() -> None:
     rows = [item for at in range(200) for item in (row(index=at), row("same", index=at))]
-    assert compare_systems(results(*rows))[1].not_worse is True
-    assert compare_systems(results(*rows[:20]))[1].not_worse is False, "ten questions cannot show it"
+    assert compare_systems(results(*rows))[1].is_non_inferior is True
+    assert compare_systems(results(*rows[:20]))[1].is_non_inferior is False, "ten questions cannot show it"
 
 
 def test_questions_on_one_document_are_no_independent_trials() -> None:

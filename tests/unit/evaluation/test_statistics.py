@@ -84,7 +84,7 @@ def test_systems_alike_at_every_question_are_as_near_each_other_as_so_many_docum
     assert result.documents == 150
     assert result.high == pytest.approx(compute_wilson_interval(0, 150).high)
     assert result.low == pytest.approx(-result.high)
-    assert result.is_not_worse
+    assert result.is_non_inferior
     assert result.p_value == 1
 
 
