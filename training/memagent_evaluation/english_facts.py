@@ -149,7 +149,7 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def clear_of(facts: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
+def make_distinctness_check(facts: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
     """Return a predicate: whether a fact answers no question about these facts, since it shares no subject or value of
     the same relation with them.
     """

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, clear_of
+from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, make_distinctness_check
 from memagent_evaluation.samples import Metric, Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
@@ -34,7 +34,7 @@ class _EnglishQuestion:
     evidence_gold: tuple[str, ...]
     """What each fact of the evidence contributes."""
     foreign: tuple[EnglishFact, ...]
-    about: tuple[EnglishFact, ...]
+    subject_facts: tuple[EnglishFact, ...]
     """What the question is about: the evidence, the first fact of a list, or a fact that is not in the document."""
 
 
@@ -70,7 +70,7 @@ class EnglishTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small, or there are not enough questions for one document.
         """
-        document, member = self.locate_question(index)
+        document, question_index = self.locate_question(index)
         rng = self.rng(length, document)
         new = self.kind == "new"
         questions = self._draw_questions(EnglishFacts(rng, held_out=self.held_out, held_out_relations=new))
@@ -78,16 +78,18 @@ class EnglishTask(GeneratedTask):
         for position, question in enumerate(questions):
             depths = sorted(rng.random() for _ in question.evidence)
             insertions += [
-                Insertion(fact.statement, depth, gold if position == member else None)
+                Insertion(fact.statement, depth, gold if position == question_index else None)
                 for fact, gold, depth in zip(question.evidence, question.evidence_gold, depths, strict=True)
             ]
         foreign_facts = EnglishFacts(rng, held_out=self.held_out)
         foreign = [fact for question in questions for fact in question.foreign]
         foreign += [foreign_facts.fact() for _ in range(length // self.foreign)]
-        is_clear = clear_of(fact for question in questions for fact in (*question.evidence, *question.about))
-        insertions += [Insertion(fact.statement, rng.random()) for fact in foreign if is_clear(fact)]
+        is_distinct = make_distinctness_check(
+            fact for question in questions for fact in (*question.evidence, *question.subject_facts)
+        )
+        insertions += [Insertion(fact.statement, rng.random()) for fact in foreign if is_distinct(fact)]
         haystack = haystacks.prose(self.settings.haystack, self.rng(length, document, "prose"))
-        question = questions[member]
+        question = questions[question_index]
         all_questions = [other.question for other in questions]
         return self.lay_out_sample(length, index, question.question, question.gold, haystack, insertions, all_questions)
 
@@ -96,10 +98,12 @@ class EnglishTask(GeneratedTask):
         count = self.settings.questions_per_document
         questions: list[_EnglishQuestion] = []
         while len(questions) < count:
-            is_clear = clear_of(fact for question in questions for fact in question.about)
+            is_distinct = make_distinctness_check(fact for question in questions for fact in question.subject_facts)
             draws = (self._draw_question(facts) for _ in range(_MAX_QUESTION_DRAWS))
             # Words of a kind may run out, and are then drawn again, even within a list.
-            question = next((q for q in draws if all(map(is_clear, q.about)) and len({*q.gold}) == len(q.gold)), None)
+            question = next(
+                (q for q in draws if all(map(is_distinct, q.subject_facts)) and len({*q.gold}) == len(q.gold)), None
+            )
             if question is None:
                 raise EvaluationError(
                     f"{self.name} has no {count} questions on one document",
@@ -112,7 +116,7 @@ class EnglishTask(GeneratedTask):
         if self.kind.startswith("hop_"):
             chain, question = facts.chain(int(self.kind.split("_")[1]))
             answer = _remove_article(chain[-1].value)
-            evidence_gold = (*(after.subject for after in chain[1:]), answer)
+            evidence_gold = (*(fact.subject for fact in chain[1:]), answer)
             order = -1 if self.kind.endswith("_backward") else 1
             foreign = (facts.fact(chain[-1].relation),)
             return _EnglishQuestion(
@@ -120,11 +124,11 @@ class EnglishTask(GeneratedTask):
             )
         if self.kind == "list":
             first = facts.fact(facts.relation(plural=True))
-            facts_of_list = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
-            values = tuple(fact.value for fact in facts_of_list)
+            list_facts = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
+            values = tuple(fact.value for fact in list_facts)
             question = facts.random.choice(first.relation.plural_questions).replace("{s}", first.subject)
             return _EnglishQuestion(
-                question, values, tuple(facts_of_list), values, (facts.fact(first.relation),), (first,)
+                question, values, tuple(list_facts), values, (facts.fact(first.relation),), (first,)
             )
         if self.kind == "change":
             old = facts.fact(facts.relation(changes=True))

@@ -180,7 +180,7 @@ class NeedleTask(GeneratedTask):
             EvaluationError: the length is too small for needles, question and answer.
             MissingExtraError: the word lists that full-size keys come from are not installed.
         """
-        document, member = self.locate_question(index)
+        document, question_index = self.locate_question(index)
         rng = self.rng(length, document)
         key_source = self._make_key_source(rng)
         used: set[str] = set()
@@ -190,7 +190,7 @@ class NeedleTask(GeneratedTask):
             used |= {key.name, *key.values}
             keys.append(key)
         groups = [keys[first : first + self.shape.queried] for first in range(0, len(keys), self.shape.keys)]
-        queried = groups[member]
+        queried = groups[question_index]
         statements = len(keys) * self.shape.values
         depths = iter(rng.sample(DEPTHS * math.ceil(statements / len(DEPTHS)), statements))
         insertions = [
@@ -201,7 +201,7 @@ class NeedleTask(GeneratedTask):
         gold = tuple(value for key in queried for value in key.values)
         haystack = self._make_haystack(length, document, frozenset(used))
         questions = [self._make_question(group) for group in groups]
-        return self.lay_out_sample(length, index, questions[member], gold, haystack, insertions, questions)
+        return self.lay_out_sample(length, index, questions[question_index], gold, haystack, insertions, questions)
 
     def _make_key_source(self, rng: random.Random) -> _RulerKeys | _SmallKeys:
         return (_SmallKeys if self.settings.small else _RulerKeys)(self.shape, rng)

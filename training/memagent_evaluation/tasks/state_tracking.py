@@ -216,11 +216,11 @@ class StateTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small for the sentences, or they answer too few questions.
         """
-        document, member = self.locate_question(index)
+        document, question_index = self.locate_question(index)
         rng = self.rng(length, document)
         haystack = haystacks.prose(self.settings.haystack, self.rng(length, document, "prose"))
         story, questions = self._draw_story(rng)
-        question = questions[member]
+        question = questions[question_index]
         depths = sorted(rng.random() for _ in story.events)
         insertions = [
             Insertion(event.sentence, depth, event.gold if number in question.evidence else None)
