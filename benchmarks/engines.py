@@ -34,7 +34,7 @@ from rich.table import Table
 from memagent_evaluation.demo_document import DemoDocument, make_demo_document
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.documents import Document
-from memagent_graph.policies.added import find_added_folder
+from memagent_graph.policies.added import find_added_policy_folder
 from memagent_graph.policies.profile import require_profile
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -187,7 +187,7 @@ async def _measure_speeds(policy: Policy) -> tuple[float, float]:
 
 
 def _find_policy_folder() -> Path:
-    folder = find_added_folder(NAME)
+    folder = find_added_policy_folder(NAME)
     if folder is None:
         raise SystemExit(f"The policy {NAME} is not installed. Run: memagent policy add {NAME} --gguf")
     return folder

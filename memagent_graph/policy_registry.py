@@ -21,7 +21,7 @@ from urllib.parse import quote
 from memagent_graph.entry_points import POLICIES, entry_point_error, list_entry_points
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
-from memagent_graph.policies.added import KNOWN, list_added_policies
+from memagent_graph.policies.added import INSTALLABLE_POLICIES, list_added_policies
 from memagent_graph.policy import Policy
 from memagent_graph.settings import PolicySettings
 from memagent_graph.storage.bounded_files import parse_json
@@ -41,7 +41,7 @@ def make_policy(settings: PolicySettings) -> Policy:
     name = settings.policy_name
     if name in _BUILT_IN:
         return _BUILT_IN[name](settings)
-    if name in KNOWN:
+    if name in INSTALLABLE_POLICIES:
         return _in_process(name, settings)
     entries = list_entry_points(POLICIES)
     if name not in entries:

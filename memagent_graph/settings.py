@@ -22,7 +22,7 @@ import msgspec
 from memagent_graph.errors import MemAgentError, NoPolicyError, RunError, RunLogError
 from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import did_you_mean
-from memagent_graph.policies.added import KNOWN, find_added_folder, find_default_policy
+from memagent_graph.policies.added import INSTALLABLE_POLICIES, find_added_policy_folder, find_default_policy
 from memagent_graph.policies.server_url import NO_KEY, parse_origin, without_password
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,9 @@ class PolicySettings:
         if self.base_url is None:
             if self.model == "embedded":
                 return "embedded"
-            if find_added_folder(str(self.model)) or (self.model in KNOWN and not os.environ.get("OPENAI_BASE_URL")):
+            if find_added_policy_folder(str(self.model)) or (
+                self.model in INSTALLABLE_POLICIES and not os.environ.get("OPENAI_BASE_URL")
+            ):
                 return "local"
             is_folder = self.model is not None and Path(self.model).expanduser().is_dir()
             # With a slash it is a hub id or a misspelt folder.
@@ -393,7 +395,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 raise NoPolicyError(
                     "no policy is named, OPENAI_BASE_URL is not set, and no policy was added to this machine",
                     hint="Pass a server with --base-url or a model with --model, or add a policy to this machine: "
-                    f"`memagent policy add {KNOWN[0]}`.",
+                    f"`memagent policy add {INSTALLABLE_POLICIES[0]}`.",
                 )
             resolved = replaced(self, model=name, chosen_by="added")
         else:

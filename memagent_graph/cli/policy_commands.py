@@ -62,11 +62,11 @@ class ListPolicies:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.policies.added import find_added_folder, find_default_policy, list_added_policies
+        from memagent_graph.policies.added import find_added_policy_folder, find_default_policy, list_added_policies
 
         policies = {
             name: {
-                "folder": str(find_added_folder(name)),
+                "folder": str(find_added_policy_folder(name)),
                 "base": origin.base if origin else None,
                 "adapter": origin.adapter if origin else None,
                 "gguf": origin.gguf if origin else None,

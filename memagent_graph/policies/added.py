@@ -14,9 +14,8 @@ from typing import Final
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.paths import data_folder
 
-KNOWN: Final = ("english", "english-untrained")
-"""The names of policies that can be added. The first is the default policy once it was added. The second is its
-untrained base."""
+INSTALLABLE_POLICIES: Final = ("english", "english-untrained")
+"""The names of policies that can be added. Once added, the first is the default. The second is its untrained base."""
 ENGLISH_FOLDER: Final = Path(__file__).parents[1] / "english"
 """The folder in this package with adapter, profile and card of the policy `english`."""
 _RECORD: Final = "added.json"
@@ -40,20 +39,20 @@ def policies_folder() -> Path:
     return data_folder() / "policies"
 
 
-def find_added_folder(name: Path | str) -> Path | None:
+def find_added_policy_folder(name: Path | str) -> Path | None:
     """Return the folder of an added policy; None if no policy of this name was added."""
     folder = policies_folder() / str(name)
-    return folder if str(name) in KNOWN and (folder / _RECORD).is_file() else None
+    return folder if str(name) in INSTALLABLE_POLICIES and (folder / _RECORD).is_file() else None
 
 
 def list_added_policies() -> dict[str, PolicyOrigin | None]:
     """Return the added policies by name, with None for a record that cannot be parsed."""
-    return {name: read_origin(folder) for name in KNOWN if (folder := find_added_folder(name))}
+    return {name: read_origin(folder) for name in INSTALLABLE_POLICIES if (folder := find_added_policy_folder(name))}
 
 
 def find_default_policy() -> str | None:
     """Return the default policy (if neither a policy nor a server is named); None if it was not added."""
-    return KNOWN[0] if find_added_folder(KNOWN[0]) else None
+    return INSTALLABLE_POLICIES[0] if find_added_policy_folder(INSTALLABLE_POLICIES[0]) else None
 
 
 def read_origin(folder: Path) -> PolicyOrigin | None:

@@ -28,9 +28,9 @@ from tokenizers import normalizers
 from memagent_graph.errors import MissingExtraError, PolicyError, install_command
 from memagent_graph.policies.added import (
     ENGLISH_FOLDER,
-    KNOWN,
+    INSTALLABLE_POLICIES,
     PolicyOrigin,
-    find_added_folder,
+    find_added_policy_folder,
     policies_folder,
     read_origin,
     write_origin,
@@ -72,7 +72,7 @@ def add_policy(
     """Write the folder of a policy, unless it exists with the same sources, and return it.
 
     Args:
-        name: one of `KNOWN`.
+        name: one of `INSTALLABLE_POLICIES`.
         file: a local copy of the base's file, instead of a download.
         adapter: a PEFT folder, instead of the adapter in this package. "bases" in its `memagent.json` lists the
             SHA-256 of the base files that it was trained on.
@@ -85,8 +85,10 @@ def add_policy(
         PolicyError: unknown name, no base, an adapter of another base, not enough disk or memory, or another call is
             running.
     """
-    if name not in KNOWN:
-        raise PolicyError(f"there is no policy {name!r} to add", hint=f"Choose one of: {', '.join(KNOWN)}.")
+    if name not in INSTALLABLE_POLICIES:
+        raise PolicyError(
+            f"there is no policy {name!r} to add", hint=f"Choose one of: {', '.join(INSTALLABLE_POLICIES)}."
+        )
     if any(find_spec(module) is None for module in REQUIRED_MODULES):
         raise MissingExtraError("language", f"adding the policy {name}")
     source = None if name.endswith("-untrained") else (adapter or ADAPTER_FOLDER).expanduser()
@@ -98,7 +100,7 @@ def add_policy(
         _remove_unfinished(folder)
         digest = None if source is None else _folder_digest(source)
         origin = PolicyOrigin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
-        existing = find_added_folder(name)
+        existing = find_added_policy_folder(name)
         if existing and read_origin(existing) == origin:
             report(f"{name} exists already, and was made from the same parts")
             return existing
@@ -134,14 +136,14 @@ def remove_policy(name: str) -> Path:
     """
     folder = policies_folder()
     with _hold(folder):
-        removed = find_added_folder(name)
+        removed = find_added_policy_folder(name)
         if removed is None:
             raise PolicyError(
                 f"the policy {name!r} was not added", hint="`memagent policy list` shows those that were."
             )
         _set_aside(removed)
         _remove_unfinished(folder)
-        if not any(map(find_added_folder, KNOWN)):
+        if not any(map(find_added_policy_folder, INSTALLABLE_POLICIES)):
             shutil.rmtree(folder / "bases", ignore_errors=True)
     return removed
 

@@ -21,7 +21,7 @@ from memagent_graph.concurrency.background import renew_in_children
 from memagent_graph.errors import PolicyError, PolicyRequestError, load_extra
 from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import in_one_line
-from memagent_graph.policies.added import KNOWN
+from memagent_graph.policies.added import INSTALLABLE_POLICIES
 from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
 from memagent_graph.policies.model_info import ModelInfo, ModelShape, hash_weights
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder
@@ -239,7 +239,7 @@ def _find_model_folder(model: Path | str) -> Path:
     folder = policy_folder(model)
     if folder.is_dir():
         return folder
-    if model in KNOWN:
+    if model in INSTALLABLE_POLICIES:
         raise PolicyError(f"the policy {model} is not on this machine", hint=f"Add it: memagent policy add {model}.")
     if isinstance(model, str) and is_hub_id(model):
         return fetch_model_folder(model, with_weights=True)

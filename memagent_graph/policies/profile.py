@@ -19,7 +19,7 @@ from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import ProfileError, PromptError
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.added import ENGLISH_FOLDER, find_added_folder
+from memagent_graph.policies.added import ENGLISH_FOLDER, find_added_policy_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_json_file, read_text_file
 from memagent_graph.storage.paths import data_folder
@@ -37,7 +37,7 @@ EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 
 def policy_folder(name: Path | str) -> Path:
     """Return the folder of a policy by its name ("embedded" or an added policy) or path."""
-    return EMBEDDED_FOLDER if name == "embedded" else find_added_folder(name) or Path(name).expanduser()
+    return EMBEDDED_FOLDER if name == "embedded" else find_added_policy_folder(name) or Path(name).expanduser()
 
 
 def find_profile_folder(name: Path | str) -> Path:
@@ -47,7 +47,7 @@ def find_profile_folder(name: Path | str) -> Path:
     """
     if name in PUBLISHED:
         return data_folder() / "profiles" / str(name)
-    return ENGLISH_FOLDER if name == "english" and not find_added_folder(name) else policy_folder(name)
+    return ENGLISH_FOLDER if name == "english" and not find_added_policy_folder(name) else policy_folder(name)
 
 
 @dataclass(frozen=True, slots=True)
