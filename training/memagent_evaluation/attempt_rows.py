@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 
 from memagent_evaluation.failures import analyse, read_logged_run
-from memagent_evaluation.result_table import Key, QuestionOutcome, ResultRow
+from memagent_evaluation.result_table import QuestionKey, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import StoredSample
 from memagent_evaluation.samples import Needle, Sample
 from memagent_evaluation.scorers import contains, score
@@ -28,10 +28,10 @@ class OpenQuestion:
     stored: StoredSample
 
     @property
-    def key(self) -> Key:
+    def key(self) -> QuestionKey:
         """The key of its row."""
         sample = self.stored.sample
-        return self.system, sample.task.name, sample.length, sample.index, self.repeat
+        return QuestionKey(self.system, sample.task.name, sample.length, sample.index, self.repeat)
 
 
 def make_run_id(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:

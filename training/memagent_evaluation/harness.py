@@ -25,7 +25,7 @@ from memagent_evaluation.attempt_rows import OpenQuestion, make_row, make_run_id
 from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.planning import count_completion_tokens
 from memagent_evaluation.result_journal import ResultJournal
-from memagent_evaluation.result_table import EvaluationPlan, Key, QuestionOutcome, ResultRow
+from memagent_evaluation.result_table import EvaluationPlan, QuestionKey, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import OpenDocuments, SampleError, StoredSample
 from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import Attempt, ReaderSystem
@@ -68,7 +68,7 @@ class EvaluationProgress:
         self._total = self._done = self._failed = self._tokens = 0
         self._length_left = self._length_done = 0
 
-    def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
+    def on_begin(self, plan: EvaluationPlan, rows: Mapping[QuestionKey, ResultRow]) -> None:
         """Count the rows that exist, and the lengths of the documents that are left."""
         keys = list(dict.fromkeys(plan.keys()))
         self._total = len(keys)
@@ -76,8 +76,8 @@ class EvaluationProgress:
             if (row := rows.get(key)) is not None:
                 self._count(row)
             else:
-                self._length_left += key[2]
-        self._began = time.monotonic()
+                self._length_left += key.length
+        self._start_time = time.monotonic()
         self._display.update(self._done, total=self._total)
 
     def on_row(self, row: ResultRow) -> None:
@@ -96,7 +96,7 @@ class EvaluationProgress:
             for (unit, length), scores in sorted(self._scores.items())
         )
         done, left = self._length_done, self._length_left  # not the numbers, since long documents come first
-        seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self._start_time
         return describe_progress(seconds, lengths, failed=self._failed, tokens=self._tokens, done=done, left=left)
 
     def _count(self, row: ResultRow) -> None:
@@ -143,7 +143,7 @@ class Evaluation:
 
 
 async def evaluate(
-    evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationProgress | None = None
+    evaluation: Evaluation, journal: ResultJournal, progress: EvaluationProgress | None = None
 ) -> EvaluationEnd:
     """Add the plan's missing rows to the journal.
 
@@ -153,26 +153,26 @@ async def evaluate(
             be made.
     """
     journal.add_plan(evaluation.plan)
-    if watcher is not None:
-        watcher.on_begin(evaluation.plan, journal.rows)
-    return await _EvaluationCall(evaluation, journal, watcher).run()
+    if progress is not None:
+        progress.on_begin(evaluation.plan, journal.rows)
+    return await _EvaluationRun(evaluation, journal, progress).run()
 
 
-class _EvaluationCall:
+class _EvaluationRun:
     """One call of `evaluate`."""
 
-    def __init__(self, evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationProgress | None) -> None:
+    def __init__(self, evaluation: Evaluation, journal: ResultJournal, progress: EvaluationProgress | None) -> None:
         self._evaluation = evaluation
         self._journal = journal
-        self._watcher = watcher
+        self._progress = progress
         self._documents = OpenDocuments(
             evaluation.tasks, evaluation.store, evaluation.seed, keep=evaluation.keep_documents
         )
         self._end = EvaluationEnd.DONE
-        self._attempts: Counter[Key] = Counter()
+        self._attempts: Counter[QuestionKey] = Counter()
         """The number of attempts at each question."""
         self._tokens = 0
-        self._unsure_failures: list[tuple[ResultRow, Exception]] = []
+        self._possible_outages: list[tuple[ResultRow, Exception]] = []
         """Failures that the server may have caused; recorded when another question succeeds."""
         self._sample_errors: list[SampleError] = []
 
@@ -184,7 +184,7 @@ class _EvaluationCall:
         finally:
             await self._documents.close()
         if self._end is EvaluationEnd.DONE:
-            for row, _ in self._unsure_failures:
+            for row, _ in self._possible_outages:
                 await self._record(row)
             if self._sample_errors:
                 raise self._missing_samples_error()
@@ -194,23 +194,23 @@ class _EvaluationCall:
         try:
             async with asyncio.timeout(self._evaluation.max_seconds) as time_limit:
                 await self._ask_all(self._open_keys())
-                if self._unsure_failures and self._end is EvaluationEnd.DONE:
-                    await self._retry([row.key for row, _ in self._unsure_failures])
+                if self._possible_outages and self._end is EvaluationEnd.DONE:
+                    await self._retry([row.key for row, _ in self._possible_outages])
         except TimeoutError:
             if not time_limit.expired():
                 raise
             self._end = EvaluationEnd.MAX_SECONDS
 
-    async def _retry(self, keys: Collection[Key]) -> None:
+    async def _retry(self, keys: Collection[QuestionKey]) -> None:
         """Ask the last failed questions again, because no later success showed that the server was still running.
 
         Raises:
             PolicyError: all of them fail again; except a single question, which may fail although the server works.
         """
-        self._unsure_failures = []
+        self._possible_outages = []
         await self._ask_all(key for key in self._evaluation.plan.keys() if key in keys)  # noqa: SIM118  not a mapping
-        if len(self._unsure_failures) == len(keys):
-            _, error = self._unsure_failures[-1]
+        if len(self._possible_outages) == len(keys):
+            _, error = self._possible_outages[-1]
             if len(keys) > 1 or not isinstance(error, PolicyOverloadedError):
                 raise error
 
@@ -218,18 +218,18 @@ class _EvaluationCall:
         first, *others = self._sample_errors
         count = "a sample" if not others else f"{len(self._sample_errors)} samples"
         return EvaluationError(
-            f"all is done but {count} that cannot be made: {first.message}",
+            f"finished, except for {count} that could not be made: {first.message}",
             hint=f"{first.hint or ''} `memagent eval-report` shows what there is.".lstrip(),
         )
 
-    async def _ask_all(self, keys: Iterable[Key]) -> None:
+    async def _ask_all(self, keys: Iterable[QuestionKey]) -> None:
         ready: asyncio.Queue[OpenQuestion | None] = asyncio.Queue(self._evaluation.concurrency)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._queue_questions(ready, keys))
             for _ in range(self._evaluation.concurrency):
                 group.create_task(self._ask_queued(ready))
 
-    async def _queue_questions(self, ready: asyncio.Queue[OpenQuestion | None], keys: Iterable[Key]) -> None:
+    async def _queue_questions(self, ready: asyncio.Queue[OpenQuestion | None], keys: Iterable[QuestionKey]) -> None:
         """Queue the questions in their order, each with its document in the store; then None for each worker."""
         async with aclosing(self._prepare(keys)) as documents:
             async for stored, systems in documents:
@@ -238,12 +238,14 @@ class _EvaluationCall:
         for _ in range(self._evaluation.concurrency):
             await ready.put(None)
 
-    async def _prepare(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[StoredSample, list[tuple[str, int]]], None]:
+    async def _prepare(
+        self, keys: Iterable[QuestionKey]
+    ) -> AsyncGenerator[tuple[StoredSample, list[tuple[str, int]]], None]:
         """Yield samples with the systems that still have to answer them; more are made while the first is awaited."""
         in_progress: deque[tuple[asyncio.Task[StoredSample], list[tuple[str, int]]]] = deque()
         samples = (
-            (sample, [(key[0], key[4]) for key in group])
-            for sample, group in groupby(keys, key=lambda key: (key[1], key[2], key[3]))
+            (sample, [(key.system, key.repeat) for key in group])
+            for sample, group in groupby(keys, key=lambda key: (key.task, key.length, key.question_index))
         )
         try:
             while self._end is EvaluationEnd.DONE:
@@ -265,7 +267,7 @@ class _EvaluationCall:
             for task, _ in in_progress:
                 task.cancel()
 
-    def _open_keys(self) -> Iterator[Key]:
+    def _open_keys(self) -> Iterator[QuestionKey]:
         """Yield the plan's questions that have no row yet, or have to be asked again."""
         rows, retry_failed = self._journal.rows, self._evaluation.retry_failed
         for key in self._evaluation.plan.keys():  # noqa: SIM118  not a mapping
@@ -274,12 +276,12 @@ class _EvaluationCall:
 
     async def _ask_queued(self, ready: asyncio.Queue[OpenQuestion | None]) -> None:
         while (question := await ready.get()) is not None:
-            if self._begin(question):
+            if self._admit(question):
                 row, error = await self._ask(question)
-                await self._settle(row, error)
+                await self._record_or_defer(row, error)
             self._documents.release(question.stored)
 
-    def _begin(self, question: OpenQuestion) -> bool:
+    def _admit(self, question: OpenQuestion) -> bool:
         """Count a question as asked, unless a limit is reached; return whether it may be asked."""
         if question.key in self._attempts:
             return True
@@ -297,7 +299,7 @@ class _EvaluationCall:
         """Ask a system a question, and again if it fails; return its row and the error."""
         evaluation, sample = self._evaluation, question.stored.sample
         run_id = make_run_id(self._journal.evaluation, question.system, sample.id, question.repeat)
-        began = time.monotonic()
+        start_time = time.monotonic()
         for _ in range(ATTEMPTS):
             self._attempts[question.key] += 1
             try:
@@ -314,7 +316,7 @@ class _EvaluationCall:
             else:
                 return await self._row(question, attempt), None
         text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
-        usage = Usage(seconds=time.monotonic() - began)
+        usage = Usage(seconds=time.monotonic() - start_time)
         failed = Attempt(QuestionOutcome.FAILED, None, None, usage, run_id=run_id)
         return await self._row(question, failed, text), error
 
@@ -326,19 +328,19 @@ class _EvaluationCall:
         )  # fmt: skip
         return await with_losses(row, question.stored.sample, evaluation.run_log, evaluation.store)
 
-    async def _settle(self, row: ResultRow, error: Exception | None) -> None:
+    async def _record_or_defer(self, row: ResultRow, error: Exception | None) -> None:
         """Record a row, unless its failure may be because the server is down.
 
         Raises:
             PolicyError: the server is down. Questions that failed because of that have no row, and are asked again.
         """
         if isinstance(error, _SERVER_ERRORS):
-            self._unsure_failures.append((row, error))
-            if len(self._unsure_failures) >= _MAX_CONSECUTIVE_FAILURES:
+            self._possible_outages.append((row, error))
+            if len(self._possible_outages) >= _MAX_CONSECUTIVE_FAILURES:
                 raise error
             return
         if error is None:
-            failures, self._unsure_failures = self._unsure_failures, []
+            failures, self._possible_outages = self._possible_outages, []
             for earlier, _ in failures:
                 await self._record(earlier)
         await self._record(row)
@@ -346,8 +348,8 @@ class _EvaluationCall:
     async def _record(self, row: ResultRow) -> None:
         self._journal.add(row)
         self._tokens += row.prompt_tokens + row.completion_tokens
-        if self._watcher is not None:
-            self._watcher.on_row(row)
+        if self._progress is not None:
+            self._progress.on_row(row)
         if self._evaluation.saver is not None:
             await self._evaluation.saver.adelete_thread(make_run_id(self._journal.evaluation, row.system, *row.attempt))
 

@@ -240,7 +240,7 @@ async def judge_rows(journal: ResultJournal, policy: Policy, *, concurrency: int
     if failed:
         count = "an answer" if len(failed) == 1 else f"{len(failed)} answers"
         raise EvaluationError(
-            f"all is done but {count} without a grade: {failed[0].message}",
+            f"finished, except for {count} without a grade: {failed[0].message}",
             hint=f"{failed[0].hint or ''} --resume asks for these again.".lstrip(),
         )
 

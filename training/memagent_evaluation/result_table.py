@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -28,8 +28,16 @@ TABLE: Final = "results.parquet"
 FORMAT: Final = "memagent-evaluation/1"
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Key: TypeAlias = tuple[str, str, int, int, int]
-"""System, task, length, index, repeat."""
+
+
+class QuestionKey(NamedTuple):
+    """The key of a row: one sample of one system's answer to one question."""
+
+    system: str
+    task: str
+    length: int
+    question_index: int
+    repeat: int
 
 
 class QuestionOutcome(StrEnum):
@@ -124,9 +132,9 @@ class ResultRow:
     """The name of the model that graded."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> QuestionKey:
         """The key of the row."""
-        return self.system, self.task, self.length, self.index, self.repeat
+        return QuestionKey(self.system, self.task, self.length, self.index, self.repeat)
 
     @property
     def attempt(self) -> tuple[str, int]:
@@ -174,7 +182,7 @@ class EvaluationPlan:
         cells = tuple(PlanCell(task, length, count) for task in tasks for length in lengths)
         return cls(tuple(systems), cells, repeats=repeats)
 
-    def keys(self) -> Iterator[Key]:
+    def keys(self) -> Iterator[QuestionKey]:
         """Yield the keys of its rows. The longest documents are first, so that none is left when everything else is
         done.
 
@@ -187,7 +195,7 @@ class EvaluationPlan:
                     if index < cell.count:
                         for system in self.systems:
                             for repeat in range(self.repeats):
-                                yield system, cell.task, length, index, repeat
+                                yield QuestionKey(system, cell.task, length, index, repeat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,9 @@ async def test_a_judge_that_is_gone_leaves_what_it_has_graded_and_is_asked_for_t
 
 async def test_a_reply_without_a_grade_is_reported_when_all_others_are_graded(journal) -> None:
     policy = ScriptedPolicy(lambda prompt: "hm" if "answer 1" in prompt else "\\boxed{10}")
-    with pytest.raises(EvaluationError, match=r"all is done but an answer without a grade: the judge scripted gave no"):
+    with pytest.raises(
+        EvaluationError, match=r"finished, except for an answer without a grade: the judge scripted gave no"
+    ):
         await judge_rows(journal, policy, concurrency=16)
     assert grades(journal)[1] is None
     assert [value for value in grades(journal).values() if value == 1.0] == [1.0] * 4

@@ -91,7 +91,7 @@ def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[E
     async def run(
         *systems: Any,
         plan: EvaluationPlan = PLAN,
-        watcher: Any = None,
+        progress: Any = None,
         task: Task | None = None,
         store: DocumentStore = store,
         **options: Any,
@@ -102,7 +102,7 @@ def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[E
         )
         try:
             with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
-                return await evaluate(evaluation, journal, watcher), list(journal.results.rows)
+                return await evaluate(evaluation, journal, progress), list(journal.results.rows)
         finally:
             assert list((store.root / "texts").iterdir()) == []
 
@@ -377,7 +377,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
     log.close()
 
 
-async def test_a_watcher_is_told_of_every_row(run, store) -> None:
+async def test_the_progress_is_told_of_every_row(run, store) -> None:
     class EvaluationWatcher:
         def __init__(self) -> None:
             self.rows: list[ResultRow] = []
@@ -389,8 +389,8 @@ async def test_a_watcher_is_told_of_every_row(run, store) -> None:
             self.rows.append(row)
 
     first, second = EvaluationWatcher(), EvaluationWatcher()
-    await run(Oracle(store), watcher=first, max_questions=6)
-    await run(Oracle(store), watcher=second)
+    await run(Oracle(store), progress=first, max_questions=6)
+    await run(Oracle(store), progress=second)
     assert (first.known, len(first.rows)) == (0, 6)
     assert (second.known, len(second.rows)) == (6, 10)
 
@@ -441,7 +441,7 @@ async def test_a_task_whose_own_code_fails_is_named_with_its_sample_and_seed_and
     run, tmp_path, store
 ) -> None:
     """It was a bare ExceptionGroup."""
-    with pytest.raises(EvaluationError, match=r"all is done but 2 samples.*Fix the task's code") as failure:
+    with pytest.raises(EvaluationError, match=r"finished, except for 2 samples.*Fix the task's code") as failure:
         await run(Oracle(store), task=Broken(2), plan=questions(8), seed=7)
     words = "sample() of the task keys failed at length 100, index 2, seed 7: KeyError: 'no such word'"
     assert words in str(failure.value)
