@@ -60,7 +60,7 @@ _PACKAGE = "memagent_report"
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One line of a chapter. All texts are as they came from documents and policies."""
+    """One line of a section. All texts are as they came from documents and policies."""
 
     text: str
     source: str = ""
@@ -77,7 +77,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Chapter:
+class ContentSection:
     """A heading with passages, a table, or a note if there are none."""
 
     heading: str
@@ -88,29 +88,29 @@ class Chapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Manuscript:
+class ReportContent:
     """The content of a report in reading order, the same in every format."""
 
     title: str
     report_id: str
     summary: str
-    chapters: tuple[Chapter, ...]
+    sections: tuple[ContentSection, ...]
 
 
 # Markdown
 
 
-def render_markdown(manuscript: Manuscript) -> str:
+def render_markdown(content: ReportContent) -> str:
     """Return Markdown without links, images, HTML or TeX of documents."""
-    head = f"# {escape_markdown(manuscript.title)}\n\n{escape_markdown(manuscript.summary)}"
-    chapters = ["\n".join(_iter_markdown_lines(chapter)) for chapter in manuscript.chapters]
-    return "\n\n".join([head, *chapters]) + "\n"
+    head = f"# {escape_markdown(content.title)}\n\n{escape_markdown(content.summary)}"
+    sections = ["\n".join(_iter_markdown_lines(section)) for section in content.sections]
+    return "\n\n".join([head, *sections]) + "\n"
 
 
-def _iter_markdown_lines(chapter: Chapter) -> Iterator[str]:
-    yield f"## {escape_markdown(chapter.heading)}"
+def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
+    yield f"## {escape_markdown(section.heading)}"
     yield ""
-    for passage in chapter.passages:
+    for passage in section.passages:
         number = "" if passage.number is None else f"[{passage.number}] "
         source = f"{escape_markdown(passage.source)}: " if passage.source else ""
         quote = f": “{escape_markdown(passage.quote)}”" if passage.quote else ""
@@ -119,30 +119,30 @@ def _iter_markdown_lines(chapter: Chapter) -> Iterator[str]:
         line = f"{number}{source}{escape_markdown(passage.text)}{quote}"
         yield "- " + " ".join(filter(None, (line, cites, mark)))
         yield from (f"  - {escape_markdown(detail)}" for detail in passage.details)
-    for index, row in enumerate(chapter.table):
+    for index, row in enumerate(section.table):
         yield "| " + " | ".join(map(escape_markdown, row)) + " |"
         if index == 0:
             yield "|" + "---|" * len(row)
-    if chapter.note:
-        yield escape_markdown(chapter.note)
+    if section.note:
+        yield escape_markdown(section.note)
 
 
 # HTML
 
 
-def render_html(manuscript: Manuscript) -> str:
+def render_html(content: ReportContent) -> str:
     """Return one page without scripts, that loads nothing and links only within itself; write it in UTF-8."""
     style = read_resource("page.css") + read_resource("report_page.css", _PACKAGE)
     return fill_template(
         read_resource("report_page.html", _PACKAGE),
         {
             "policy": make_content_policy(style),
-            "title": format_page_title(manuscript.title),
+            "title": format_page_title(content.title),
             "style": style,
-            "report_id": _escape(manuscript.report_id),
-            "question": _escape(manuscript.title),
-            "summary": _escape(manuscript.summary),
-            "chapters": "\n".join(map(_render_chapter, manuscript.chapters)),
+            "report_id": _escape(content.report_id),
+            "question": _escape(content.title),
+            "summary": _escape(content.summary),
+            "sections": "\n".join(map(_render_section, content.sections)),
         },
     )
 
@@ -151,13 +151,13 @@ def _escape(text: str) -> str:
     return escape_html(writable(text))
 
 
-def _render_chapter(chapter: Chapter) -> str:
-    parts = [f"<h2>{_escape(chapter.heading)}</h2>"]
-    if chapter.passages:
-        parts.append(f'<ul class="passages">{"".join(map(_render_passage, chapter.passages))}</ul>')
-    if chapter.table:
-        (_, *heads), *rows = chapter.table
-        columns = "".join(f'<th scope="col">{_escape(head)}</th>' for head in (chapter.table[0][0], *heads))
+def _render_section(section: ContentSection) -> str:
+    parts = [f"<h2>{_escape(section.heading)}</h2>"]
+    if section.passages:
+        parts.append(f'<ul class="passages">{"".join(map(_render_passage, section.passages))}</ul>')
+    if section.table:
+        (_, *heads), *rows = section.table
+        columns = "".join(f'<th scope="col">{_escape(head)}</th>' for head in (section.table[0][0], *heads))
         body = "".join(
             f'<tr><th scope="row">{_escape(name)}</th>'
             + "".join(f"<td>{_escape(cell)}</td>" for cell in cells)
@@ -165,8 +165,8 @@ def _render_chapter(chapter: Chapter) -> str:
             for name, *cells in rows
         )
         parts.append(f'<div class="wide"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>')
-    if chapter.note:
-        parts.append(f'<p class="hint">{_escape(chapter.note)}</p>')
+    if section.note:
+        parts.append(f'<p class="hint">{_escape(section.note)}</p>')
     return f"<section>{''.join(parts)}</section>"
 
 

@@ -22,7 +22,7 @@ from memagent_report.evidence_matrix import (
     from_json,
     to_json,
 )
-from memagent_report.rendering import Chapter, Manuscript, Passage, render_html, render_markdown
+from memagent_report.rendering import ContentSection, Passage, ReportContent, render_html, render_markdown
 
 NOT_QUOTED: Final = "not quoted"
 """The mark of a sentence that its quotes do not support."""
@@ -150,25 +150,25 @@ class Report:
 
     def to_markdown(self) -> str:
         """Return the report in Markdown; text of documents and policies cannot become a link, an image, HTML or TeX."""
-        return render_markdown(self.manuscript())
+        return render_markdown(self.make_content())
 
     def to_html(self) -> str:
         """Return the report as one HTML page that loads nothing from elsewhere."""
-        return render_html(self.manuscript())
+        return render_html(self.make_content())
 
-    def manuscript(self) -> Manuscript:
+    def make_content(self) -> ReportContent:
         """Return the content of the report in reading order, for every format."""
-        chapters = [self._make_chapter(section) for section in self.sections]
+        sections = [self._make_section(section) for section in self.sections]
         if self.contradictions:
             pairs = tuple(map(self._make_contradiction_passage, self.contradictions))
-            chapters.append(Chapter("Answers that contradict each other, as judged by the policy", pairs))
-        chapters.append(Chapter("Evidence matrix", table=tuple(self._iter_table())))
+            sections.append(ContentSection("Answers that contradict each other, as judged by the policy", pairs))
+        sections.append(ContentSection("Evidence matrix", table=tuple(self._iter_table())))
         if self.references:
-            chapters.append(Chapter("Quotes", tuple(map(self._make_quote_passage, self.references))))
-        chapters.append(Chapter("How this report was made", tuple(self._iter_notes())))
-        return Manuscript(self.matrix.question, self.report_id, self.summary, tuple(chapters))
+            sections.append(ContentSection("Quotes", tuple(map(self._make_quote_passage, self.references))))
+        sections.append(ContentSection("How this report was made", tuple(self._iter_notes())))
+        return ReportContent(self.matrix.question, self.report_id, self.summary, tuple(sections))
 
-    def _make_chapter(self, section: ReportSection) -> Chapter:
+    def _make_section(self, section: ReportSection) -> ContentSection:
         passages = tuple(
             Passage(
                 sentence.text,
@@ -180,7 +180,9 @@ class Report:
             )
             for sentence in section.sentences
         )
-        return Chapter(section.heading, passages, note="" if passages else "(empty: no document gives an answer)")
+        return ContentSection(
+            section.heading, passages, note="" if passages else "(empty: no document gives an answer)"
+        )
 
     def _make_contradiction_passage(self, contradiction: Contradiction) -> Passage:
         lines = []

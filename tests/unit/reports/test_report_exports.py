@@ -51,7 +51,7 @@ ATTACKS = (
     "https://evil.example www.evil.example a@evil.example",
     "$\\input{/etc/passwd}$ \\write18{rm} | cell | # heading",
     "[1]: http://evil.example\n\n<details open ontoggle=alert(1)>",
-    "{{chapters}} {{style}} \u202eevil\u202c \x1b[31m \ud800 \x00",
+    "{{sections}} {{style}} \u202eevil\u202c \x1b[31m \ud800 \x00",
     "1. one\n- two\n> three\n```\ncode",
 )
 
@@ -122,7 +122,7 @@ def test_the_page_loads_runs_and_links_nothing_but_itself(attacked: Report) -> N
     assert "script-src" not in str(policy)
     text = "".join(page.words)
     assert "<script>alert(1)</script>" in text
-    assert "{{chapters}}" in text
+    assert "{{sections}}" in text
     assert not {"\u202e", "\x1b", "\ud800", "\x00"} & set(text)
 
 
