@@ -47,7 +47,7 @@ class EncodedTrees:
 
 
 @dataclass(frozen=True, slots=True)
-class LessonBatch:
+class TrainingBatch:
     """B sequences of S tokens, and the C tokens of replies that are scored."""
 
     ids_BS: Tensor
@@ -63,17 +63,17 @@ class LessonBatch:
     """The index in `CATEGORIES` of each conversation."""
     tokens: int
 
-    def to(self, device: str) -> LessonBatch:
+    def to(self, device: str) -> TrainingBatch:
         """Return the batch on a device."""
         tensors = {
             name: value.to(device, non_blocking=True)
             for name in self.__slots__
             if isinstance(value := getattr(self, name), Tensor)
         }
-        return LessonBatch(**tensors, category_ids_K=self.category_ids_K, tokens=self.tokens)
+        return TrainingBatch(**tensors, category_ids_K=self.category_ids_K, tokens=self.tokens)
 
 
-def batches(trees: EncodedTrees, length: int, rows: int) -> Iterator[LessonBatch]:
+def batches(trees: EncodedTrees, length: int, rows: int) -> Iterator[TrainingBatch]:
     """Yield all trees in order, in batches of `rows` sequences of `length` tokens; a single sequence is not padded.
 
     Conversations that do not fit are dropped; a tree is dropped if none fit.
@@ -133,7 +133,7 @@ class _Packer:
         return True
 
 
-def _batch(sequences: Sequence[_Packer]) -> LessonBatch:
+def _batch(sequences: Sequence[_Packer]) -> TrainingBatch:
     length = len(sequences[0].ids) if len(sequences) > 1 else sequences[0].size
     spans = [
         (row * length + start, row * length + end)
@@ -146,7 +146,7 @@ def _batch(sequences: Sequence[_Packer]) -> LessonBatch:
         numpy.stack([getattr(sequence, name)[:length] for sequence in sequences])
         for name in ("ids", "positions", "trees", "branches")
     )
-    return LessonBatch(
+    return TrainingBatch(
         ids_BS=torch.from_numpy(ids_BS),
         positions_BS=torch.from_numpy(positions_BS),
         trees_BS=torch.from_numpy(trees_BS),

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from recipes.english.encoded_trees import CATEGORIES, EncodedTrees, LessonBatch, batches
+from recipes.english.encoded_trees import CATEGORIES, EncodedTrees, TrainingBatch, batches
 from recipes.english.network import BASE, AdaptedNetwork
 
 WARM_UP: Final = 20
@@ -48,7 +48,7 @@ class TrainingProgress:
     seconds: float = 0.0
 
 
-def score(network: AdaptedNetwork, batch: LessonBatch) -> tuple[Tensor, Tensor]:
+def score(network: AdaptedNetwork, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
     """Return the log-probs of the scored tokens, and whether greedy decoding writes each conversation's reply."""
     hidden_BSW = network(batch.ids_BS, batch.positions_BS, batch.trees_BS, batch.branches_BS)
     logits_CV = functional.linear(hidden_BSW.flatten(0, 1)[batch.predictor_positions_C], network.head)
@@ -80,7 +80,7 @@ def rate_at(step: int, steps: int) -> float:
 
 
 def run_step(
-    network: AdaptedNetwork, optimizer: torch.optim.Optimizer, micro_batches: Sequence[LessonBatch]
+    network: AdaptedNetwork, optimizer: torch.optim.Optimizer, micro_batches: Sequence[TrainingBatch]
 ) -> dict[str, float]:
     """Learn from a batch, and return its loss, share of exact replies and gradient norm."""
     learned = [weights for group in optimizer.param_groups for weights in group["params"]]
