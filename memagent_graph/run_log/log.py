@@ -135,7 +135,7 @@ class RunLog:
         """
         if self._redact is not None:
             conversation = self._mask(conversation, prompt_texts)
-        return self._writer.submit(rows.new_conversation(conversation, supersede_others=supersede), lingers=True)
+        return self._writer.submit(rows.insert_conversation(conversation, supersede_others=supersede), lingers=True)
 
     def hurry(self) -> None:
         """Write the submitted entries within milliseconds, because a caller waits for them."""
@@ -233,7 +233,7 @@ class RunLog:
             for fingerprint, wording in run.templates.items():
                 rows.insert_template(connection, fingerprint, wording)
             row_ids = {
-                conversation.id: rows.new_conversation(conversation, supersede_others=False)(connection)
+                conversation.id: rows.insert_conversation(conversation, supersede_others=False)(connection)
                 for conversation in conversations
             }
             for event in run.events:

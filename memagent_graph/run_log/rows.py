@@ -128,7 +128,7 @@ def withdraw_rewards(connection: sqlite3.Connection, run_id: str, time: float) -
     connection.execute(f"DELETE FROM rewards WHERE {of_run}", (run_id,))  # noqa: S608
 
 
-def new_conversation(conversation: Conversation, *, supersede_others: bool) -> Callable[[sqlite3.Connection], int]:
+def insert_conversation(conversation: Conversation, *, supersede_others: bool) -> Callable[[sqlite3.Connection], int]:
     """Return a job that adds a conversation and returns its row id. If `seq` is None, it gets the run's next number.
 
     The values are packed in the caller's thread, when the job is created, so that the writer thread does little work.
