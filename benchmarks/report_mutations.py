@@ -78,7 +78,7 @@ def _iterate_sentences(source: SourceText) -> Iterator[tuple[int, int]]:
     """Yield start and end of the complete sentences of a text."""
     position = 0
     while position < len(source.text):
-        start, end, is_complete = source.sentence(position, position + 1)
+        start, end, is_complete = source.find_sentence(position, position + 1)
         if is_complete and end > start:
             yield start, end
         position = max(position, end) + 1

@@ -50,11 +50,11 @@ class SourceText:
         size = document["size"]
         return cls(store.read_bytes(document, 0, size or 0).decode(errors="replace"), store.sections(document))
 
-    def page(self, start: int) -> str | None:
+    def find_page(self, start: int) -> str | None:
         """Return the page or source of a character; None if the document has neither."""
         return section_at(self.sections, start)
 
-    def sentence(self, start: int, end: int) -> tuple[int, int, bool]:
+    def find_sentence(self, start: int, end: int) -> tuple[int, int, bool]:
         """Return the whole sentences, list items or table rows around a passage.
 
         Returns:
@@ -64,31 +64,34 @@ class SourceText:
         low, high = max(0, start - _SEARCH_RADIUS), min(len(self.text), end + _SEARCH_RADIUS)
         ends = [low] if low == 0 else []
         ends += [match.end() for match in _SENTENCE_END.finditer(self.text, low, high) if self._ends_sentence(match)]
-        begin = max((place for place in ends if place <= start), default=low)
-        finish = min((place for place in ends if place >= max(end, start + 1)), default=high)
-        begin, finish = self._trim(begin, finish)
-        if finish - begin <= max(MAX_QUOTE_LENGTH, end - start):
-            return begin, finish, True
-        spare = max(0, MAX_QUOTE_LENGTH - (end - start)) // 2
-        begin, finish = self._cut_at_words(max(begin, start - spare), min(finish, end + spare))
-        return begin, finish, False
+        sentence_start = max((position for position in ends if position <= start), default=low)
+        sentence_end = min((position for position in ends if position >= max(end, start + 1)), default=high)
+        sentence_start, sentence_end = self._trim(sentence_start, sentence_end)
+        if sentence_end - sentence_start <= max(MAX_QUOTE_LENGTH, end - start):
+            return sentence_start, sentence_end, True
+        margin = max(0, MAX_QUOTE_LENGTH - (end - start)) // 2
+        cut_start, cut_end = max(sentence_start, start - margin), min(sentence_end, end + margin)
+        return *self._cut_at_words(cut_start, cut_end), False
 
     def is_whole(self, start: int, end: int) -> bool:
         """Return whether a passage begins and ends where a sentence, a list item or a table row does."""
-        begin, finish, whole = self.sentence(start, end)
-        if (begin, finish) == (start, end):
-            return whole
+        sentence_start, sentence_end, is_whole = self.find_sentence(start, end)
+        if (sentence_start, sentence_end) == (start, end):
+            return is_whole
         # Several sentences: only the first and the last matter, and these may be longer than a quote.
-        first, last = self.sentence(start, start + 1), self.sentence(max(start, end - 1), end)
+        first, last = self.find_sentence(start, start + 1), self.find_sentence(max(start, end - 1), end)
         return (first[0] == start or not first[2]) and (last[1] == end or not last[2])
 
-    def find(self, quote: str, near: int = 0) -> tuple[int, int] | None:
-        """Return first character and end of the occurrence of a quote nearest to `near`; None if it does not occur."""
-        after, before = self.text.find(quote, near), self.text.rfind(quote, 0, near + len(quote))
+    def find(self, quote: str, near_character: int = 0) -> tuple[int, int] | None:
+        """Return first character and end of the occurrence of a quote that is nearest to a character.
+
+        None if it does not occur.
+        """
+        after, before = self.text.find(quote, near_character), self.text.rfind(quote, 0, near_character + len(quote))
         starts = [start for start in (after, before) if start >= 0]
         if not starts or not quote:
             return None
-        start = min(starts, key=lambda start: abs(start - near))
+        start = min(starts, key=lambda start: abs(start - near_character))
         return start, start + len(quote)
 
     def _ends_sentence(self, match: re.Match[str]) -> bool:
@@ -157,8 +160,8 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
         text = source.text[chunk.start_char : chunk.end_char]
         others = shared_passages(result.answer or "", text, chunk.start_char)[:2]
         for passage in ((evidence.start_char, evidence.end_char), *others):
-            start, end, whole = source.sentence(*passage)
-            spans.setdefault((start, end), whole)
+            start, end, is_whole = source.find_sentence(*passage)
+            spans.setdefault((start, end), is_whole)
     weights = _weigh_terms(answer)
     candidates = {span: _find_terms(source.text[slice(*span)], weights, question_stems) for span in spans}
     quotes: list[SourceQuote] = []
@@ -169,7 +172,7 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
         if gain <= 0 or (quotes and not (candidates[best] & weights.keys()) - covered):
             break
         covered |= candidates.pop(best)
-        quotes.append(SourceQuote(source.text[slice(*best)], *best, source.page(best[0]), spans[best]))
+        quotes.append(SourceQuote(source.text[slice(*best)], *best, source.find_page(best[0]), spans[best]))
     return tuple(quotes)
 
 

@@ -21,10 +21,10 @@ from memagent_graph.grouping import group_values
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.overlap import (
     Quote,
-    WordedText,
+    TokenizedText,
     choose_quotes,
+    find_matching_spans,
     find_possible_quotes,
-    find_shared_runs,
     measure_coverage,
     select_content_words,
 )
@@ -139,11 +139,11 @@ def find_provenance(
     """
     updates = trace.updates
     lines, lost = _lineage(trace)
-    chunks: dict[int, WordedText | None] = {}
+    chunks: dict[int, TokenizedText | None] = {}
     origins: list[LineOrigin] = []
     evidence: list[Evidence] = []
     for line_index, line in enumerate(lines):
-        words = WordedText(line.text)
+        words = TokenizedText(line.text)
         quotes = _line_quotes(line, words, trace, chunk_text, chunks)
         coverage = measure_coverage(words, quotes)
         for candidate in quotes:
@@ -194,11 +194,13 @@ def find_excerpt_evidence(
     if reading is None:
         return ()
     texts = {
-        number: WordedText(text) for number, span in enumerate(reading.reads) if (text := span_text(span)) is not None
+        number: TokenizedText(text)
+        for number, span in enumerate(reading.reads)
+        if (text := span_text(span)) is not None
     }
     evidence: dict[tuple[int, int, int], Evidence] = {}
     for line_index, line in enumerate(split_memory(answer if reading.writes is Writes.ANSWER else trace.final_memory)):
-        words = WordedText(line)
+        words = TokenizedText(line)
         quotes = choose_quotes(words, chain(*(find_possible_quotes(words, texts[number], number) for number in texts)))
         for quote in quotes:
             span, text = reading.reads[quote.source], quote.chunk.text
@@ -253,7 +255,7 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
         chunk_text: as for `find_provenance`.
     """
     after: list[list[_Line]] = []
-    chunks: dict[int, WordedText | None] = {}
+    chunks: dict[int, TokenizedText | None] = {}
     quoted: dict[_Line, frozenset[int]] = {}
     for index, update in enumerate(trace.updates):
         sources = trace.sources(update)
@@ -263,17 +265,17 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
         after.append(lines if is_unchanged else _next_lines(lines, split_memory(update.memory), index)[0])
         for line in after[-1]:
             if line not in quoted:
-                quotes = _line_quotes(line, WordedText(line.text), trace, chunk_text, chunks)
+                quotes = _line_quotes(line, TokenizedText(line.text), trace, chunk_text, chunks)
                 quoted[line] = frozenset(trace.updates[quote.source].chunk_index or 0 for quote in quotes)
     return [frozenset().union(*(quoted[line] for line in lines)) for lines in after]
 
 
 def _line_quotes(
     line: _Line,
-    words: WordedText,
+    words: TokenizedText,
     trace: Trace,
     chunk_text: Callable[[MemoryUpdate], str | None],
-    chunks: dict[int, WordedText | None],
+    chunks: dict[int, TokenizedText | None],
 ) -> list[Quote]:
     """Return the quotes of a line from the chunks of its words. `chunks` caches their texts by update."""
     candidates: list[Quote] = []
@@ -281,7 +283,7 @@ def _line_quotes(
         if index not in chunks:
             update = trace.updates[index]
             text = None if update.chunk_index is None else chunk_text(update)
-            chunks[index] = None if text is None else WordedText(text)
+            chunks[index] = None if text is None else TokenizedText(text)
         chunk = chunks[index]
         candidates += [] if chunk is None else find_possible_quotes(words, chunk, index)
     return choose_quotes(words, candidates)
@@ -328,19 +330,19 @@ def find_supporting_lines(answer: str, question: str, lines: Sequence[str]) -> f
 def _anchors(text: str) -> frozenset[str]:
     """Return the content words of a text; in scripts without spaces, all pairs of characters."""
     pairs = frozenset(term for term in list_terms(text) if len(term) > 1 and is_unspaced(term))
-    return pairs.union(word for _, word in WordedText(text).anchors())
+    return pairs.union(word for _, word in TokenizedText(text).anchors())
 
 
 def find_support(answer: str, lines: Sequence[str]) -> tuple[SupportSpan, ...]:
     """Return the parts of memory lines whose words the answer repeats."""
-    answer_words = WordedText(answer)
+    answer_words = TokenizedText(answer)
     parts: list[SupportSpan] = []
     for line_index, line in enumerate(lines):
-        text = WordedText(line)
+        text = TokenizedText(line)
         end = 0
-        for run in sorted(find_shared_runs(answer_words, text), key=lambda run: run.chunk_start):
-            start = max(end, text.spans[run.chunk_start][0])
-            end = max(end, text.spans[run.chunk_start + run.length - 1][1])
+        for match in sorted(find_matching_spans(answer_words, text), key=lambda match: match.chunk_start):
+            start = max(end, text.spans[match.chunk_start][0])
+            end = max(end, text.spans[match.chunk_start + match.length - 1][1])
             if start < end:
                 parts.append(SupportSpan(line_index, start, end))
     return tuple(parts)

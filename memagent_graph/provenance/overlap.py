@@ -38,12 +38,12 @@ def find_quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[t
     word that is not a function word, or four characters of a script without spaces; passages a few words apart are
     joined.
     """
-    words = WordedText(line)
-    chosen = choose_quotes(words, find_possible_quotes(words, WordedText(chunk_text), 0))
+    words = TokenizedText(line)
+    chosen = choose_quotes(words, find_possible_quotes(words, TokenizedText(chunk_text), 0))
     return [(chunk_start_char + quote.start, chunk_start_char + quote.end) for quote in chosen]
 
 
-class WordedText:
+class TokenizedText:
     """The words of a text and their positions."""
 
     __slots__ = ("spans", "text", "words")
@@ -86,7 +86,7 @@ class WordedText:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MatchingSpan:
     """Equal words in the same order in a line and in a chunk: `length` words from each start."""
 
     line_start: int
@@ -94,109 +94,118 @@ class Run:
     length: int
 
     @property
-    def covers(self) -> frozenset[int]:
+    def line_indices(self) -> frozenset[int]:
         """The indices of the line's words in it."""
         return frozenset(range(self.line_start, self.line_start + self.length))
 
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A possible quote: runs that are close together in a chunk."""
+    """A possible quote: matching spans that are close together in a chunk."""
 
-    chunk: WordedText
+    chunk: TokenizedText
     source: int
     start: int
     end: int
-    covers: frozenset[int]
+    line_indices: frozenset[int]
     """The indices of the line's words in it."""
-    longest: int
-    """The number of words of the longest run. The same words in another order may mean the opposite."""
+    max_match_length: int
+    """The number of words of the longest matching span. The same words in another order may mean the opposite."""
 
     def overlaps(self, other: Quote) -> bool:
         """Return whether two quotes share text."""
         return self.source == other.source and self.start < other.end and other.start < self.end
 
 
-def find_shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
-    """Return the longest runs of equal words around every common anchor.
+def find_matching_spans(line: TokenizedText, chunk: TokenizedText) -> list[MatchingSpan]:
+    """Return the longest spans of equal words around every common anchor.
 
-    A single word that is frequent in a chunk is not a run. In a line that has only function words, words that the
-    chunk writes as names count (the month May, or Will).
+    A single word that is frequent in a chunk is not a match. In a line that has only function words, capitalized
+    words in the chunk also count (the month May, or Will).
     """
     if anchors := line.anchors():
         positions = chunk.positions({anchor for _, anchor in anchors})
     else:
         positions = chunk.names()
         anchors = [(index, line.text[start:end]) for index, (start, end) in enumerate(line.spans)]
-    runs: list[Run] = []
+    matches: list[MatchingSpan] = []
     ends: dict[int, int] = {}
-    for of, anchor in anchors:
-        for at in positions.get(anchor, ())[:_MAX_OCCURRENCES]:
-            if ends.get(at - of, -1) <= of:
-                run = _extend(line.words, chunk.words, of, at)
-                ends[at - of] = run.line_start + run.length
-                if run.length > 1 or len(positions[anchor]) <= _MAX_REPEATS:
-                    runs.append(run)
-    return runs
+    for line_index, anchor in anchors:
+        for chunk_index in positions.get(anchor, ())[:_MAX_OCCURRENCES]:
+            if ends.get(chunk_index - line_index, -1) <= line_index:
+                match = _extend(line.words, chunk.words, line_index, chunk_index)
+                ends[chunk_index - line_index] = match.line_start + match.length
+                if match.length > 1 or len(positions[anchor]) <= _MAX_REPEATS:
+                    matches.append(match)
+    return matches
 
 
-def _extend(left: Sequence[str], right: Sequence[str], of: int, at: int) -> Run:
-    start = 0
-    while start < min(of, at) and left[of - start - 1] == right[at - start - 1]:
-        start += 1
-    end = 0
-    while of + end < len(left) and at + end < len(right) and left[of + end] == right[at + end]:
-        end += 1
-    return Run(of - start, at - start, start + end)
+def _extend(line_words: Sequence[str], chunk_words: Sequence[str], line_index: int, chunk_index: int) -> MatchingSpan:
+    """Return the longest span of equal words around one word of a line and of a chunk."""
+    before = 0
+    while (
+        before < min(line_index, chunk_index)
+        and line_words[line_index - before - 1] == chunk_words[chunk_index - before - 1]
+    ):
+        before += 1
+    after = 0
+    max_after = min(len(line_words) - line_index, len(chunk_words) - chunk_index)
+    while after < max_after and line_words[line_index + after] == chunk_words[chunk_index + after]:
+        after += 1
+    return MatchingSpan(line_index - before, chunk_index - before, before + after)
 
 
-def find_possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Quote]:
-    """Return possible quotes: runs, joined over small gaps if the next run adds words of the line."""
-    groups: list[list[Run]] = []
+def find_possible_quotes(line: TokenizedText, chunk: TokenizedText, source: int) -> list[Quote]:
+    """Return possible quotes: matching spans, joined over small gaps if the next one adds words of the line."""
+    groups: list[list[MatchingSpan]] = []
     covered: frozenset[int] = frozenset()
     end = 0
-    for run in sorted(find_shared_runs(line, chunk), key=lambda run: (run.chunk_start, -run.length)):
-        if groups and run.chunk_start - end <= _MAX_GAP and not run.covers <= covered:
-            groups[-1].append(run)
-            covered |= run.covers
-            end = max(end, run.chunk_start + run.length)
+    for match in sorted(find_matching_spans(line, chunk), key=lambda match: (match.chunk_start, -match.length)):
+        if groups and match.chunk_start - end <= _MAX_GAP and not match.line_indices <= covered:
+            groups[-1].append(match)
+            covered |= match.line_indices
+            end = max(end, match.chunk_start + match.length)
         else:
-            groups.append([run])
-            covered, end = run.covers, run.chunk_start + run.length
+            groups.append([match])
+            covered, end = match.line_indices, match.chunk_start + match.length
     return [_join(chunk, source, group) for group in groups]
 
 
-def _join(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
-    """Return the quote of runs, without the first runs whose words are also in later runs."""
-    while len(runs) > 1 and runs[0].covers <= frozenset[int]().union(*(run.covers for run in runs[1:])):
-        runs = runs[1:]
-    end = max(run.chunk_start + run.length for run in runs)
-    covers = frozenset[int]().union(*(run.covers for run in runs))
-    longest = max(run.length for run in runs)
-    return Quote(chunk, source, chunk.spans[runs[0].chunk_start][0], chunk.spans[end - 1][1], covers, longest)
+def _join(chunk: TokenizedText, source: int, matches: Sequence[MatchingSpan]) -> Quote:
+    """Return the quote of matching spans, without the first ones whose words are also in later ones."""
+    while len(matches) > 1 and matches[0].line_indices <= frozenset[int]().union(
+        *(match.line_indices for match in matches[1:])
+    ):
+        matches = matches[1:]
+    end = max(match.chunk_start + match.length for match in matches)
+    line_indices = frozenset[int]().union(*(match.line_indices for match in matches))
+    max_match_length = max(match.length for match in matches)
+    return Quote(
+        chunk, source, chunk.spans[matches[0].chunk_start][0], chunk.spans[end - 1][1], line_indices, max_match_length
+    )
 
 
-def choose_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
+def choose_quotes(line: TokenizedText, candidates: Iterable[Quote]) -> list[Quote]:
     """Return a few candidates that together have most of the line's words, longest first."""
     weights = [10 if _is_content(word) or is_unspaced(word) else 1 for word in line.words]
     remaining = list(candidates)
     selection: list[Quote] = []
     covered: frozenset[int] = frozenset()
     while remaining and len(selection) < MAX_QUOTES:
-        gains = [sum(weights[index] for index in quote.covers - covered) for quote in remaining]
-        index = max(range(len(remaining)), key=lambda at: (gains[at], remaining[at].longest, -at))
+        gains = [sum(weights[index] for index in quote.line_indices - covered) for quote in remaining]
+        index = max(range(len(remaining)), key=lambda index: (gains[index], remaining[index].max_match_length, -index))
         if gains[index] < max(weights):
             break
         best = remaining.pop(index)
         if not any(best.overlaps(other) for other in selection):
             selection.append(best)
-            covered |= best.covers
+            covered |= best.line_indices
     return sorted(selection, key=lambda quote: (quote.start - quote.end, quote.source, quote.start))
 
 
-def measure_coverage(line: WordedText, quotes: Iterable[Quote]) -> float:
+def measure_coverage(line: TokenizedText, quotes: Iterable[Quote]) -> float:
     """Return the fraction of the line's words that are in the quotes."""
-    covered = frozenset[int]().union(*(quote.covers for quote in quotes))
+    covered = frozenset[int]().union(*(quote.line_indices for quote in quotes))
     return len(covered) / max(1, len(line.words))
 
 

@@ -166,7 +166,7 @@ class Recording:
         if self.checkpointed or self._ended:
             due, self._settled_later = due + self._settled_later, []
         if due and not due[-1].done():
-            self.log.hurry()
+            self.log.flush_soon()
             last = asyncio.wrap_future(due[-1])  # futures are done in their order
             # Retrieve the exception even if this step is cancelled, so that asyncio does not warn.
             last.add_done_callback(asyncio.Future.exception)

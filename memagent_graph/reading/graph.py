@@ -175,6 +175,6 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         prompts=prompts,
         budget=budget,
         strategy=identity,
-        looks_back=strategy.looks_back,
+        uses_previous_calls=strategy.uses_previous_calls,
     )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))

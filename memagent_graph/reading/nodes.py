@@ -100,7 +100,7 @@ class StepNode(Runnable[Any, Change]):
         if accounts.chunks and "span" in self.channels:
             change = {"span": None, **change}
         change = _add_accounts(change, accounts, seconds)
-        if context.looks_back:
+        if context.uses_previous_calls:
             execution.calls += load_calls(change.get("steps", ()), change)
         execution.chunks += accounts.chunks
         return change, accounts.calls

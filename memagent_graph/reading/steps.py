@@ -245,8 +245,8 @@ class StepContext:
                 break
         return reply
 
-    async def past(self) -> list[Call]:
-        """Return the run's calls so far, in order; for strategies that set `looks_back`.
+    async def load_previous_calls(self) -> list[Call]:
+        """Return the run's calls so far, in order; for strategies that set `uses_previous_calls`.
 
         Inside another graph, the calls before a resume come from the run's log; without a log they are missing.
 

@@ -53,8 +53,8 @@ class Strategy(ABC):
     loop: ClassVar[tuple[str, str] | None] = None
     """Two nodes that alternate, chunk by chunk; the first may leave the loop. Such a loop runs
     without supersteps if nothing observes the read; see `memagent_graph.reading.nodes`."""
-    looks_back: ClassVar[bool] = False
-    """Whether the steps use `StepContext.past`. It is available only then."""
+    uses_previous_calls: ClassVar[bool] = False
+    """Whether the steps use `StepContext.load_previous_calls`. It is available only then."""
     reads_all: ClassVar[bool] = True
     """Whether the policy sees all of the document. A profile may only name a strategy that does."""
     shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"

@@ -109,7 +109,7 @@ class RunLog:
             if prompts is not None:
                 rows.insert_template(connection, prompts.fingerprint, prompts.wording)
 
-        return self._writer.submit(job, lingers=True)
+        return self._writer.submit(job, may_wait=True)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
         """Log the end of a run."""
@@ -118,7 +118,7 @@ class RunLog:
         def job(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
 
-        return self._writer.submit(job, lingers=True)
+        return self._writer.submit(job, may_wait=True)
 
     def record(
         self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
@@ -135,11 +135,11 @@ class RunLog:
         """
         if self._redact is not None:
             conversation = self._mask(conversation, prompt_texts)
-        return self._writer.submit(rows.insert_conversation(conversation, supersede_others=supersede), lingers=True)
+        return self._writer.submit(rows.insert_conversation(conversation, supersede_others=supersede), may_wait=True)
 
-    def hurry(self) -> None:
+    def flush_soon(self) -> None:
         """Write the submitted entries within milliseconds, because a caller waits for them."""
-        self._writer.hurry()
+        self._writer.flush_soon()
 
     def edit(
         self,
@@ -278,7 +278,7 @@ class RunLog:
         Raises:
             RunLogError: the entry could not be written.
         """
-        self._writer.hurry()
+        self._writer.flush_soon()
         with self._translate_errors():
             return future.result()
 

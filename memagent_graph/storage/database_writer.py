@@ -21,10 +21,10 @@ from typing import Any, Final, TypeAlias
 from memagent_graph.concurrency.background import renew_in_children
 
 _MAX_BATCH: Final = 128
-_LINGER_SECONDS: Final = 0.05
+_WAIT_SECONDS: Final = 0.05
 """Seconds that a batch waits for further jobs if no caller waits for it. Every transaction takes the interpreter lock
 from the event loop a few times, for any number of rows."""
-_LINGER_IN_HASTE_SECONDS: Final = 0.003
+_URGENT_WAIT_SECONDS: Final = 0.003
 """Seconds that a batch waits for further jobs if a caller waits for it."""
 
 
@@ -56,18 +56,18 @@ class DatabaseWriter:
         self._ending: threading.Thread | None = None
         """The thread that `close` waits for. The next thread begins after its end."""
         self._lock = threading.Lock()
-        self._haste = threading.Event()
+        self._urgent = threading.Event()
 
-    def submit(self, job: Job, *, lingers: bool = False) -> Future[Any]:
+    def submit(self, job: Job, *, may_wait: bool = False) -> Future[Any]:
         """Submit a job. Its future is done when it is committed or has failed. Futures are done in order.
 
         The exception of the future is the error of the job, or `sqlite3.Error` if the file could not be written.
 
         Args:
             job: the job.
-            lingers: whether it may wait for other jobs in the same transaction, until `hurry` is called.
+            may_wait: whether it may wait for other jobs in the same transaction, until `flush_soon` is called.
         """
-        entry = _Entry(job, Future(), lingers)
+        entry = _Entry(job, Future(), may_wait)
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -81,9 +81,9 @@ class DatabaseWriter:
             self._entries.put(entry)
         return entry.future
 
-    def hurry(self) -> None:
+    def flush_soon(self) -> None:
         """Write the submitted entries within milliseconds, because a caller waits for them."""
-        self._haste.set()
+        self._urgent.set()
 
     def close(self) -> None:
         """Write the submitted entries and end the thread. A later job starts another thread."""
@@ -92,7 +92,7 @@ class DatabaseWriter:
             if thread is not None:
                 self._entries.put(None)
                 self._entries, self._ending = queue.SimpleQueue(), thread
-                self._haste.set()
+                self._urgent.set()
         if thread is not None:
             atexit.unregister(self.close)
             thread.join()
@@ -130,9 +130,9 @@ class DatabaseWriter:
         """Return the waiting entries (at least one, except at the end), and whether this is the end."""
         batch: list[_Entry] = []
         entry = entries.get()
-        if entry is not None and entry.lingers and self._haste.wait(_LINGER_SECONDS):
-            time.sleep(_LINGER_IN_HASTE_SECONDS)
-        self._haste.clear()
+        if entry is not None and entry.may_wait and self._urgent.wait(_WAIT_SECONDS):
+            time.sleep(_URGENT_WAIT_SECONDS)
+        self._urgent.clear()
         while entry is not None:
             batch.append(entry)
             if len(batch) == _MAX_BATCH:
@@ -163,7 +163,7 @@ class _OpenFile:
 class _Entry:
     job: Job
     future: Future[Any]
-    lingers: bool
+    may_wait: bool
 
     def settle(self, outcome: Any) -> None:
         """Set the result or the error of the future, unless the caller cancelled it."""

@@ -19,9 +19,9 @@ from memagent_graph.retriever import Retriever, WordRetriever, cut_passages, ran
 from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role
 
 _MARK = "RECALL:"
-_NOTHING = "(nothing)"
+_EMPTY_RESULT = "(nothing)"
 _CHARS_PER_TOKEN = 2
-"""Passage characters per token of room. With this ratio at least one passage fits in nearly all cases."""
+"""Passage characters per remaining token. With this ratio at least one passage fits in nearly all cases."""
 _MAX_CANDIDATES = 64
 """Maximum number of memories and passages to try, best first."""
 
@@ -47,7 +47,7 @@ RECALL_UPDATE = Role(
 RECALL_LAST = Role("recall_last", fields=frozenset({"memory", "recalled"}), template=read_template("recall_last"))
 
 
-class Recalled(TypedDict):
+class RecallResult(TypedDict):
     """The result of a look-up: spans of passages, earlier memories, and the steps that wrote them."""
 
     spans: list[dict[str, Any]]
@@ -59,7 +59,7 @@ class RecallState(LineState):
     """The state of a read with look-ups."""
 
     query: NotRequired[str | None]
-    recalled: NotRequired[Recalled | None]
+    recalled: NotRequired[RecallResult | None]
     """The result of a look-up for the next prompt; None if there was no look-up."""
     lookups: NotRequired[int]
 
@@ -81,7 +81,7 @@ class Recall(Strategy):
     name: ClassVar[str] = "recall"
     roles: ClassVar[tuple[Role, ...]] = (RECALL_UPDATE, RECALL_LAST, ANSWER)
     state: ClassVar[type] = RecallState
-    looks_back: ClassVar[bool] = True
+    uses_previous_calls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.require_at_least(
@@ -90,7 +90,7 @@ class Recall(Strategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop and the look-up."""
-        steps = {"read_chunk": read_chunk, "recall_update": self._update, "recall_last": _add_last, "answer": answer}
+        steps = {"read_chunk": read_chunk, "recall_update": self._update, "recall_last": _update_last, "answer": answer}
         for name, step in {**steps, "look_up": self._look_up}.items():
             graph.add_node(name, step)
         edges = {OPEN: "read_chunk", "recall_update": "read_chunk", "recall_last": "answer", "answer": END}
@@ -108,28 +108,28 @@ class Recall(Strategy):
         return {**super().edited(state, call, text), "query": None}
 
     async def _update(self, state: RecallState, step: StepContext) -> Change:
-        others = _spans(state.get("recalled"))
-        reply = await step.read(RECALL_UPDATE, chosen_chunk(state), others=others, **_shown(state, step))
+        others = _load_spans(state.get("recalled"))
+        reply = await step.read(RECALL_UPDATE, chosen_chunk(state), others=others, **_make_arguments(state, step))
         return {"memory": reply.text, "query": reply.value, "recalled": None}
 
     async def _look_up(self, state: RecallState, step: StepContext) -> Change:
         """Rank earlier memories and passages of the chunks read so far, and use the best that fit."""
         lookups = (state.get("lookups") or 0) + 1
         if lookups > self.lookups:
-            return {"recalled": Recalled(spans=[], memories=[], steps=[]), "query": None}
-        calls = [call for call in await step.past() if not call.branch]
+            return {"recalled": RecallResult(spans=[], memories=[], steps=[]), "query": None}
+        calls = [call for call in await step.load_previous_calls() if not call.branch]
         memories = {call.text: call.id for call in calls if call.writes is Writes.MEMORY and call.text}
         memories.pop(state.get("memory") or "", None)
         chunks = {call.reads[0].index: call.reads[0] for call in calls if call.reads}
         earlier, passage_spans = list(memories), list[Span]()
-        recalled, room = Recalled(spans=[], memories=[], steps=[]), step.context.budget.memory_tokens
+        result, remaining_tokens = RecallResult(spans=[], memories=[], steps=[]), step.context.budget.memory_tokens
 
         def texts() -> Iterator[str]:
             yield from earlier
             for span in chunks.values():
                 text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
-                for start, end in cut_passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * room)):
-                    passage_spans.append(_part(span, text, start, end))
+                for start, end in cut_passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * remaining_tokens)):
+                    passage_spans.append(_make_passage_span(span, text, start, end))
                     yield text[start:end]
 
         ranking = await rank_texts(self.retriever, texts(), state.get("query") or "")
@@ -137,21 +137,23 @@ class Recall(Strategy):
             passage = passage_spans[number - len(earlier)] if number >= len(earlier) else None
             text = _read_span(passage, step) if passage else earlier[number]
             tokens = step.context.shown_tokens(text) + 2
-            if tokens > room:
+            if tokens > remaining_tokens:
                 continue
-            room -= tokens
+            remaining_tokens -= tokens
             if passage:
-                recalled["spans"].append({**passage.stored, "tokens": tokens})
+                result["spans"].append({**passage.stored, "tokens": tokens})
             else:
-                recalled["memories"].append(text)
-                recalled["steps"].append(memories[text])
-        recalled["spans"].sort(key=lambda span: span["start_byte"])
-        return {"recalled": recalled, "query": None, "lookups": lookups}
+                result["memories"].append(text)
+                result["steps"].append(memories[text])
+        result["spans"].sort(key=lambda span: span["start_byte"])
+        return {"recalled": result, "query": None, "lookups": lookups}
 
 
-async def _add_last(state: RecallState, step: StepContext) -> Change:
-    """After the last chunk, the result of a look-up is shown without a section."""
-    reply = await step.ask(RECALL_LAST, reads=_spans(state.get("recalled")), slot=-1, **_shown(state, step))
+async def _update_last(state: RecallState, step: StepContext) -> Change:
+    """Update the memory after the last chunk with the result of a look-up; the prompt has no chunk."""
+    reply = await step.ask(
+        RECALL_LAST, reads=_load_spans(state.get("recalled")), slot=-1, **_make_arguments(state, step)
+    )
     return {"memory": reply.text, "recalled": None}
 
 
@@ -159,32 +161,32 @@ def _after_look_up(state: RecallState) -> str:
     return "recall_last" if state.get("span") is None else "recall_update"
 
 
-def _shown(state: RecallState, step: StepContext) -> dict[str, Any]:
+def _make_arguments(state: RecallState, step: StepContext) -> dict[str, Any]:
     """Return the arguments of `StepContext.ask` for the memory and the result of a look-up."""
-    recalled, memory, tip = state.get("recalled"), state.get("memory") or "", state.get("tips", {}).get("")
-    texts = [*recalled["memories"], *(_read_span(span, step) for span in _spans(recalled))] if recalled else []
-    steps = [*([tip] if tip else ()), *(recalled["steps"] if recalled else ())]
+    result, memory, tip = state.get("recalled"), state.get("memory") or "", state.get("tips", {}).get("")
+    texts = [*result["memories"], *(_read_span(span, step) for span in _load_spans(result))] if result else []
+    steps = [*([tip] if tip else ()), *(result["steps"] if result else ())]
     note = None
-    if recalled is not None and not texts:
+    if result is not None and not texts:
         note = EventKind.NOT_RECALLED, "nothing read so far contains these words, or all look-ups are used up"
     return {
         "memory": memory,
         "previous": memory,
-        "recalled": "\n".join(texts) or _NOTHING,
+        "recalled": "\n".join(texts) or _EMPTY_RESULT,
         "parents": list(dict.fromkeys(steps)),
         "note": note,
     }
 
 
-def _spans(recalled: Recalled | None) -> list[Span]:
-    return [Span(**span) for span in recalled["spans"]] if recalled else []
+def _load_spans(result: RecallResult | None) -> list[Span]:
+    return [Span(**span) for span in result["spans"]] if result else []
 
 
 def _read_span(span: Span, step: StepContext) -> str:
     return step.context.store.read(step.state["document"], span.start_byte, span.end_byte)
 
 
-def _part(span: Span, text: str, start: int, end: int) -> Span:
+def _make_passage_span(span: Span, text: str, start: int, end: int) -> Span:
     """Return the span of a passage, with its chunk's index. Its tokens are counted when it is chosen."""
     start_byte = span.start_byte + len(text[:start].encode())
     chars = span.start_char + start, span.start_char + end

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.english.exclusion import Exclusion, ExclusionError, run_hashes, split_words
+from recipes.english.exclusion import Exclusion, ExclusionError, hash_ngrams, read_excluded_texts, split_words
 
 REPOSITORY = Path(__file__).parents[3]
 SENTENCE = "The quick brown fox jumped over the lazy dog while nine grey cats looked on from a wall nearby."
@@ -18,8 +18,8 @@ def exclusion() -> Exclusion:
     return Exclusion.load()
 
 
-def test_a_run_of_thirteen_words_is_found_whatever_its_case_punctuation_and_line_ends() -> None:
-    exclusion = Exclusion(frozenset(run_hashes(SENTENCE)))
+def test_thirteen_words_in_a_row_are_found_whatever_their_case_punctuation_and_line_ends() -> None:
+    exclusion = Exclusion(frozenset(hash_ngrams(SENTENCE)))
     words = split_words(SENTENCE)
     assert exclusion.overlap("Before. " + ",\n".join(words[3:16]).upper() + "! After it comes more.")
     assert not exclusion.overlap(" ".join(words[:12]) + " nothing like it")
@@ -65,3 +65,28 @@ def test_rows_are_refused_with_the_text_that_overlaps(exclusion) -> None:
 def test_without_the_file_nothing_is_made(tmp_path) -> None:
     with pytest.raises(ExclusionError, match="Restore it from git"):
         Exclusion.load(tmp_path)
+
+
+def test_each_text_of_a_package_is_excluded_whatever_text_is_last(tmp_path, monkeypatch) -> None:
+    questions = tmp_path / "questions.toml"
+    questions.write_text(
+        """
+[[texts]]
+index = "pypi"
+package = "poems"
+version = "1"
+file = "poems.txt"
+licence = "CC0-1.0"
+sha256 = ""
+questions = [{ask = "Who sails?"}]
+
+[[texts]]
+questions = [{ask = "Who waits?"}]
+"""
+    )
+    (tmp_path / "exclusion.toml").write_text(
+        f"files = []\nmanuals = []\ntopics = []\ndocuments = []\nquestions = ['{questions}']"
+    )
+    monkeypatch.setattr("recipes.english.exclusion.read_text", lambda source: f"text of {source.package}")
+    texts = [text for _, text in read_excluded_texts(tmp_path)]
+    assert texts == ["Who sails?", "text of poems", "Who waits?"]

@@ -40,18 +40,18 @@ Name: Weiss
 def test_a_passage_is_widened_to_its_sentence_or_list_item(within: str, sentence: str) -> None:
     source = SourceText(TEXT)
     start = TEXT.index(within)
-    begin, end, whole = source.sentence(start, start + len(within))
-    assert (TEXT[begin:end], whole) == (sentence, True)
-    assert source.is_whole(begin, end)
+    sentence_start, sentence_end, is_whole = source.find_sentence(start, start + len(within))
+    assert (TEXT[sentence_start:sentence_end], is_whole) == (sentence, True)
+    assert source.is_whole(sentence_start, sentence_end)
 
 
 def test_a_long_sentence_is_quoted_in_part() -> None:
     text = "word " * 1000
-    begin, end, whole = SourceText(text).sentence(2000, 2004)
-    assert begin <= 2000 <= 2004 <= end
-    assert not whole
-    assert end - begin <= MAX_QUOTE_LENGTH
-    assert text[begin:end].split() == ["word"] * len(text[begin:end].split())
+    sentence_start, sentence_end, is_whole = SourceText(text).find_sentence(2000, 2004)
+    assert sentence_start <= 2000 <= 2004 <= sentence_end
+    assert not is_whole
+    assert sentence_end - sentence_start <= MAX_QUOTE_LENGTH
+    assert text[sentence_start:sentence_end].split() == ["word"] * len(text[sentence_start:sentence_end].split())
 
 
 def test_of_several_places_the_nearest_is_found() -> None:
@@ -62,7 +62,7 @@ def test_of_several_places_the_nearest_is_found() -> None:
 
 def test_a_page_is_that_in_which_a_character_is() -> None:
     source = SourceText("one two three", [SourceMark(0, "page 1"), SourceMark(4, "page 2")])
-    assert [source.page(place) for place in (0, 3, 4, 12)] == ["page 1", "page 1", "page 2", "page 2"]
+    assert [source.find_page(position) for position in (0, 3, 4, 12)] == ["page 1", "page 1", "page 2", "page 2"]
 
 
 def test_a_quote_that_is_cut_or_changed_has_a_flaw() -> None:
@@ -87,8 +87,8 @@ def test_every_passage_of_any_text_is_found_in_it(text: str, data: st.DataObject
     source = SourceText(text)
     start = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.integers(start + 1, len(text)))
-    begin, finish, _ = source.sentence(start, end)
-    assert 0 <= begin <= finish <= len(text)
-    quote = text[begin:finish]
+    sentence_start, sentence_end, _ = source.find_sentence(start, end)
+    assert 0 <= sentence_start <= sentence_end <= len(text)
+    quote = text[sentence_start:sentence_end]
     if quote:
-        assert source.find(quote, begin) == (begin, finish)
+        assert source.find(quote, sentence_start) == (sentence_start, sentence_end)

@@ -1,10 +1,10 @@
 """Attention of rows in one sequence, exact and without a mask: only pairs of tokens that see each other are computed.
 
 A token sees those before it in its node and all of its ancestors (`layouts.py`). Both are contiguous parts of the
-sequence, so there are two blocks per node: its own tokens with each other, and all tokens below it with the node. Each
-block gives a part of a softmax, and the parts are combined by the logarithms of their sums. Keys and values are not
-copied, even if many rows share them. Together the blocks have as many pairs as the single rows, minus what shared
-prefixes save. That is on a CPU; elsewhere FlexAttention gets the same mask.
+sequence, so there are two blocks per node: its own tokens with each other, and all tokens below it with the node. The
+attention is computed for each block, and the outputs are combined, weighted by the log-sum-exp of each block's scores.
+Keys and values are not copied, even if many rows share them. Together the blocks have as many pairs as the single rows,
+fewer by the shared prefixes. That is on a CPU; elsewhere FlexAttention gets the same mask.
 
 `NodeMask` connects this to a model of transformers. It is passed as a 4-D attention mask, which models pass unchanged
 to SDPA (5.23, checked by the tests), and SDPA calls the mask's own function: torch's mechanism for masks that are not
@@ -35,7 +35,7 @@ class NodeMask(Tensor):
 
     @cached_property
     def blocks(self) -> BlockMask:
-        """The same for FlexAttention, made once for all layers."""
+        """The FlexAttention mask, built once for all layers."""
         lengths = torch.tensor([node.end - node.start for node in self.nodes])
         ends = torch.tensor([node.subtree_end for node in self.nodes]).repeat_interleave(lengths).to(self.device)
         tokens = len(ends)
@@ -57,7 +57,7 @@ class NodeMask(Tensor):
         """Compute torch's functions for a mask of this class; torch calls it."""
         if func is functional.scaled_dot_product_attention:
             return attend(*args, **(kwargs or {}))
-        if func in _HARMLESS or getattr(func, "__name__", None) == "__get__":
+        if func in _ALLOWED_FUNCTIONS or getattr(func, "__name__", None) == "__get__":
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         raise ValueError(
             f"the model's attention does not pass its mask to SDPA, but calls {getattr(func, '__name__', func)} on it:"
@@ -68,7 +68,7 @@ class NodeMask(Tensor):
         return f"NodeMask({len(self.nodes)} nodes, {self.nodes[-1].end} tokens)"
 
 
-_HARMLESS: frozenset[Any] = frozenset(
+_ALLOWED_FUNCTIONS: frozenset[Any] = frozenset(
     {Tensor.dim, Tensor.size, Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex}
 )
 """The functions that wrappers and models call on any tensor, besides its attributes."""
@@ -114,8 +114,8 @@ def attend(
     if key_width != value_width:  # the kernels need one width
         width = max(key_width, value_width)
         inputs = (functional.pad(tensor, (0, width - tensor.shape[-1])) for tensor in inputs)
-    attended: Tensor = _Blockwise.apply(*inputs, nodes, scale)  # type: ignore[no-untyped-call]
-    return attended[..., :value_width].to(query.dtype)
+    output: Tensor = _BlockwiseAttention.apply(*inputs, nodes, scale)  # type: ignore[no-untyped-call]
+    return output[..., :value_width].to(query.dtype)
 
 
 @cache
@@ -125,39 +125,40 @@ def _compiled_flex() -> Callable[..., Tensor]:
 
 
 _attention: Callable[..., tuple[Tensor, Tensor]] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""Attended values, and for each query the logarithm of the sum that its softmax was divided by."""
+"""The output, and for each query the log-sum-exp of its scores."""
 _attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 )
-"""The gradients of queries, keys and values. Given the results of a whole softmax, a block's are its part of them."""
+"""The gradients of queries, keys and values. Given the output and log-sum-exp over all blocks, one block's gradients
+are what it adds to the sum."""
 
 
-class _Blockwise(torch.autograd.Function):
-    """On a CPU, with SDPA's kernels."""
+class _BlockwiseAttention(torch.autograd.Function):
+    """Attention block by block on a CPU, with SDPA's kernels."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
     ) -> Tensor:
-        """Attend block by block, each combined with those before it."""
+        """Compute the attention block by block, and combine each block with those before it."""
         query, key, value = (_with_contiguous_heads(tensor) for tensor in (query, key, value))
-        attended = _zeros(query)
-        log_sums = attended.new_full(query.shape[:3], -torch.inf)
+        output = _zeros(query)
+        logsumexp = output.new_full(query.shape[:3], -torch.inf)
         for queries, keys, is_causal in _blocks(nodes):
-            part, log_sum = _attention(
+            block_output, block_logsumexp = _attention(
                 query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, is_causal, scale=scale
             )
-            _join(attended[:, :, queries], log_sums[:, :, queries], part, log_sum)
-        attended = attended.to(query.dtype)
-        ctx.save_for_backward(query, key, value, attended, log_sums)
+            _join(output[:, :, queries], logsumexp[:, :, queries], block_output, block_logsumexp)
+        output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, logsumexp)
         ctx.nodes, ctx.scale = nodes, scale
-        return attended
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Go backward block by block; the gradients are summed."""
-        query, key, value, attended, log_sums = ctx.saved_tensors
+        """Compute the gradients block by block, and sum them."""
+        query, key, value, output, logsumexp = ctx.saved_tensors
         gradient = _with_contiguous_heads(gradient)
         query_gradient, key_gradient, value_gradient = (_zeros(tensor) for tensor in (query, key, value))
         for queries, keys, is_causal in _blocks(ctx.nodes):
@@ -166,8 +167,8 @@ class _Blockwise(torch.autograd.Function):
                 query[:, :, queries],
                 key[:, :, keys],
                 value[:, :, keys],
-                attended[:, :, queries],
-                log_sums[:, :, queries],
+                output[:, :, queries],
+                logsumexp[:, :, queries],
                 0.0,
                 is_causal,
                 scale=ctx.scale,
@@ -188,12 +189,12 @@ def _blocks(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice, bool]]:
             yield descendants, tokens, False
 
 
-def _join(attended: Tensor, log_sums: Tensor, part: Tensor, log_sum: Tensor) -> None:
-    """Add a block's part of a softmax to the result of the blocks before it, in place."""
-    total = torch.logaddexp(log_sums, log_sum)
-    attended.mul_((log_sums - total).exp()[..., None])
-    attended.addcmul_(part.to(total.dtype), (log_sum - total).exp()[..., None])
-    log_sums.copy_(total)
+def _join(output: Tensor, logsumexp: Tensor, block_output: Tensor, block_logsumexp: Tensor) -> None:
+    """Combine a block's output with the output of the blocks before it, in place."""
+    total = torch.logaddexp(logsumexp, block_logsumexp)
+    output.mul_((logsumexp - total).exp()[..., None])
+    output.addcmul_(block_output.to(total.dtype), (block_logsumexp - total).exp()[..., None])
+    logsumexp.copy_(total)
 
 
 def _with_contiguous_heads(tensor: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""What no training data may hold: the texts and questions that the policy is measured on, and near-duplicates of them.
+"""Texts that must not be in training data: what the policy is measured on, and near-duplicates of it.
 
-`exclusion.toml` lists them, and `exclusion.bin` holds the hashes of their runs of 13 words, so that data can be made on
-a machine that has none of the texts. A text overlaps if any 13 of its words in a row, without case and punctuation, are
-also 13 words in a row of an excluded text; a short text, such as a question, if all of its words are those of an
-excluded one. Whatever makes data asks here for every text (`Exclusion.overlap`) and drops and counts what overlaps.
+`exclusion.toml` lists them, and `exclusion.bin` holds the hashes of their n-grams of 13 words, so that data can be made
+on a machine that has none of the texts. A text overlaps if it has an n-gram of an excluded text, without case and
+punctuation; a short text, such as a question, if all of its words are those of an excluded one. Whatever makes data
+asks here for every text (`Exclusion.overlap`) and drops and counts what overlaps.
 
     python -m recipes.english.exclusion            # writes exclusion.bin again, after a change of exclusion.toml
 """
@@ -24,11 +24,11 @@ from typing import Any, Final
 
 from memagent_evaluation.demo_document import demo_texts
 from memagent_graph.errors import MemAgentError
-from recipes.english.pinned_texts import read_pins, read_text
+from recipes.english.pinned_texts import PinnedText, read_text
 
-HERE: Final = Path(__file__).parent
-REPOSITORY: Final = HERE.parents[2]
-RUN_WORDS: Final = 13
+FOLDER: Final = Path(__file__).parent
+REPOSITORY: Final = FOLDER.parents[2]
+NGRAM_WORDS: Final = 13
 _WORD: Final = re.compile(r"[^\W_]+")
 
 
@@ -41,18 +41,18 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(re.sub(r"(?<=[a-z])-\n\s*(?=[a-z])", "", text).casefold())
 
 
-def run_hashes(text: str) -> Iterator[int]:
-    """Yield a 64-bit hash of each run of 13 words, or of all words of a text that has fewer."""
+def hash_ngrams(text: str) -> Iterator[int]:
+    """Yield a 64-bit hash of each n-gram of 13 words, or of all words of a text that has fewer."""
     words = split_words(text)
-    for start in range(max(1, len(words) - RUN_WORDS + 1)):
-        run = " ".join(words[start : start + RUN_WORDS])
-        if run:
-            yield int.from_bytes(blake2b(run.encode(), digest_size=8).digest(), "big")
+    for start in range(max(1, len(words) - NGRAM_WORDS + 1)):
+        ngram = " ".join(words[start : start + NGRAM_WORDS])
+        if ngram:
+            yield int.from_bytes(blake2b(ngram.encode(), digest_size=8).digest(), "big")
 
 
 @dataclass(slots=True)
 class Exclusion:
-    """Hashes of excluded runs of words, and excluded names; counts what it finds."""
+    """Hashes of excluded n-grams, and excluded names; counts what it finds."""
 
     hashes: frozenset[int]
     names: frozenset[str] = frozenset()
@@ -61,7 +61,7 @@ class Exclusion:
     """How many texts of each kind overlapped."""
 
     @classmethod
-    def load(cls, folder: Path = HERE) -> Exclusion:
+    def load(cls, folder: Path = FOLDER) -> Exclusion:
         """Read `exclusion.bin` and the names of `exclusion.toml`.
 
         Raises:
@@ -77,8 +77,8 @@ class Exclusion:
         return cls(frozenset(hashes), frozenset(names))
 
     def overlap(self, text: str, kind: str = "text") -> bool:
-        """Return whether a text shares a run of words, or a held-out name, with an excluded one, and count it."""
-        is_excluded = any(run in self.hashes for run in run_hashes(text)) or not self.names.isdisjoint(
+        """Return whether a text shares an n-gram, or a held-out name, with an excluded one, and count it."""
+        is_excluded = any(value in self.hashes for value in hash_ngrams(text)) or not self.names.isdisjoint(
             split_words(text)
         )
         if is_excluded:
@@ -99,7 +99,7 @@ class Exclusion:
                 )
 
 
-def excluded_texts(folder: Path = HERE) -> Iterator[tuple[str, str]]:
+def read_excluded_texts(folder: Path = FOLDER) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of everything that `exclusion.toml` lists."""
     table = tomllib.loads((folder / "exclusion.toml").read_text("utf-8"))
     for name in table["files"]:
@@ -109,11 +109,11 @@ def excluded_texts(folder: Path = HERE) -> Iterator[tuple[str, str]]:
     for name in table["topics"]:
         yield name, pydoc_data.topics.topics[name]
     for name in table["questions"]:
-        path = REPOSITORY / name
-        for text in tomllib.loads(path.read_text("utf-8"))["texts"]:
+        for text in tomllib.loads((REPOSITORY / name).read_text("utf-8"))["texts"]:
             yield from ((name, question["ask"]) for question in text["questions"])
-        if "package" in text:
-            yield from ((source.name, read_text(source)) for source in read_pins(path, "texts"))
+            if "package" in text:
+                source = PinnedText.from_table(text)
+                yield source.name, read_text(source)
     for function in table["documents"]:
         yield from ((function, text) for text in _call(function))
 
@@ -133,21 +133,21 @@ def held_out_names() -> Iterator[str]:
         yield from words(kind, held_out=True)
 
 
-def demonstrations() -> Iterator[str]:
-    """Yield what the seeds say that a demonstration is measured with."""
+def make_demonstrations() -> Iterator[str]:
+    """Yield the texts of the demonstration."""
     yield from demo_texts(range(10), tokens=8_000)
 
 
 def main() -> None:
     """Write `exclusion.bin`."""
     hashes: set[int] = set()
-    for name, text in excluded_texts():
+    for name, text in read_excluded_texts():
         before = len(hashes)
-        hashes.update(run_hashes(text))
+        hashes.update(hash_ngrams(text))
         if len(text) > 200:
-            print(f"{name}: {len(text)} characters, {len(hashes) - before} runs")
-    (HERE / "exclusion.bin").write_bytes(array.array("Q", sorted(hashes)).tobytes())
-    print(f"{len(hashes)} runs of {RUN_WORDS} words")
+            print(f"{name}: {len(text)} characters, {len(hashes) - before} n-grams")
+    (FOLDER / "exclusion.bin").write_bytes(array.array("Q", sorted(hashes)).tobytes())
+    print(f"{len(hashes)} n-grams of {NGRAM_WORDS} words")
 
 
 if __name__ == "__main__":
