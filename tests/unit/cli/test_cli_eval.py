@@ -133,7 +133,7 @@ def section(body: dict[str, Any]) -> str:
 def test_a_limit_stops_it_resumably_and_more_may_be_asked_later_with_the_same_settings(evaluate, server, out) -> None:
     stop = evaluate("-n", 4, "--max-questions", 2, code=5)
     assert "--resume" in stop.stderr
-    assert "2 questions have not been asked" in (out / "report.md").read_text()
+    assert "2 questions not asked yet" in (out / "report.md").read_text()
     assert "--resume" in evaluate("-n", 4, code=7).stderr
     evaluate("-n", 4, "--resume")
     count = len(server.requests)
