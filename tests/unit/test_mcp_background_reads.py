@@ -110,7 +110,7 @@ async def test_a_wait_ends_after_its_seconds_and_says_how_far_the_read_is(tmp_pa
 
 
 async def test_after_the_clients_own_time_out_the_same_read_can_be_waited_for(tmp_path) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.02)
+    policy = ScriptedPolicy(perfect_reader, delay=0.1)
     async with connected(reader_of(policy, tmp_path)) as session:
         with pytest.raises(McpError, match="Timed out"):
             await session.call_tool("read_document", ASK, read_timeout_seconds=timedelta(seconds=0.3))

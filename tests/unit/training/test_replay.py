@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -579,19 +577,6 @@ def test_a_source_that_is_no_log_and_no_export_is_named(tmp_path) -> None:
     (tmp_path / "noise.sqlite").write_text("noise")
     with pytest.raises(RunLogError, match="noise"):
         load_groups(tmp_path / "noise.sqlite")
-
-
-def test_a_shuffled_export_is_refused_with_the_run(tmp_path, log) -> None:
-    for run_id in "ab":
-        write(log, run_id)
-    export_runs(log, tmp_path / "runs.parquet")
-    table = pq.read_table(tmp_path / "runs.parquet")
-    facts = pq.read_metadata(tmp_path / "runs.parquet").metadata
-    table = table.replace_schema_metadata({key: facts[key] for key in facts if not key.startswith(b"ARROW")})
-    reordered = table.take(pa.array([0, 3, 1, 4, 2, 5]))
-    pq.write_table(reordered, tmp_path / "shuffled.parquet")
-    with pytest.raises(ReplayError, match=r"in one piece \(run a\)"):
-        load_groups(tmp_path / "shuffled.parquet")
 
 
 def test_an_edit_of_an_earlier_reading_does_not_count(reader, log) -> None:

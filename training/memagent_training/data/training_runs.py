@@ -149,8 +149,8 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
         chosen: which of a log's runs.
 
     Raises:
-        ReplayError: there is no such file, `chosen` was given for an export, or the export was shuffled.
-        RunLogError: the log cannot be read, or the file is neither a log nor an undamaged export.
+        ReplayError: there is no such file, or `chosen` was given for an export.
+        RunLogError: the log cannot be read, or the file is neither a log nor an undamaged export, or was shuffled.
         MissingExtraError: an export without the extra `export`.
     """
     if isinstance(source, RunLog):
@@ -193,15 +193,7 @@ def _exported_runs(path: Path, file: IO[bytes], chosen: RunFilter | None) -> Ite
             f"{path} is an export, and runs of an export cannot be chosen",
             hint="Choose them when exporting, or pass the log.",
         )
-    seen: set[str] = set()
     for run in parquet.read(path, file):
-        if run.record.run_id in seen:
-            raise ReplayError(
-                f"{path} does not have the run in one piece",
-                run_id=run.record.run_id,
-                hint="Was it sorted or shuffled? Pass the file that was exported.",
-            )
-        seen.add(run.record.run_id)
         yield _training_run(path, run.record, run.conversations, run.events, run.rewards)
 
 
