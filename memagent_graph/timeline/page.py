@@ -162,10 +162,11 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
     values = []
     for index, step in enumerate(steps):
         value = _step(step)
-        usual = anchor = f"chunk-{step.update.chunk_number}"
+        usual = f"chunk-{step.update.chunk_number}"
+        anchor = "merge" if step.update.chunk_index is None else usual
         if step.update.branch:
             anchor += f"-{quote_url(step.update.branch, safe='', errors='replace')}"
-        if step.update.chunk_index is None or anchor in anchors:
+        if anchor in anchors:
             anchor = f"step-{index + 1}"
         anchors.add(anchor)
         if step.sources != ((index - 1,) if index else ()):

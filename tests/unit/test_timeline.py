@@ -268,7 +268,7 @@ def test_the_page_holds_the_memories_of_branches_and_links_to_each() -> None:
     assert rebuild(data["steps"]) == [step.update.memory for step in timeline.steps]
     assert [step["anchor"] for step in data["steps"]] == [
         *(f"chunk-{chunk + 1}-{chunk // 2}" for chunk in range(6)),
-        "step-7",
+        "merge",
     ]
     assert data["steps"][-1]["from"] == [1, 3, 5]
     assert data["lines"][1]["at"] == 4
