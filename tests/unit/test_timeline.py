@@ -338,7 +338,7 @@ def test_a_fork_of_the_trunk_shows_each_branch_against_the_memory_it_left_from()
     assert rebuild(page_data(render_page(timeline))["steps"]) == [step.update.memory for step in timeline.steps]
 
 
-# A page takes the place of an older page, and of nothing else unless it is told to
+# A page replaces an older page; anything else only if that is asked for
 
 PAGE = render_page(build_timeline(run()))
 

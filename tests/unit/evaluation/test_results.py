@@ -155,7 +155,7 @@ def test_a_journal_that_was_made_without_its_first_line_begins_anew(tmp_path) ->
 
 
 def test_the_parquet_file_opens_in_pyarrow_with_settings_in_its_metadata(tmp_path) -> None:
-    """And half a surrogate pair in an answer is no obstacle."""
+    """An answer may have half of a surrogate pair."""
     import pyarrow.parquet
 
     with begin(tmp_path, row(answer="a\ud800b"), failed(index=1)) as journal:

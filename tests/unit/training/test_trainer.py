@@ -88,7 +88,7 @@ def test_a_resumed_run_ends_with_the_same_bits(two_passes, make_trainer, tmp_pat
     assert last == again
 
 
-# Was so: a training of one step kept no log-probs of the first weights: what went on from it had a ratio of 1.
+# Once: a training of one step kept no log-probs of the first weights: what went on from it had a ratio of 1.
 def test_a_training_of_one_step_keeps_what_a_longer_one_goes_on_with(two_passes, make_trainer, tmp_path) -> None:
     make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     short, long = (load_file(folder / "checkpoint-1" / recomputed.FILE_NAME) for folder in (tmp_path, two_passes[1]))
@@ -169,7 +169,7 @@ def test_what_is_logged_is_over_tokens_and_not_over_micro_batches(make_trainer, 
     assert names <= logs[0].keys()
 
 
-# Was so: _log_step clears what TRL's log would have averaged, so that the last step speaks for all, beside a mean loss.
+# Once: _log_step clears what TRL's log would have averaged, so that the last step speaks for all, beside a mean loss.
 def test_metrics_are_means_over_the_steps_between_two_logs(two_passes, make_trainer, tmp_path) -> None:
     alone = logs_of(two_passes[0])[:3]
     together = make_trainer(tmp_path, warmup_steps=2, max_steps=3, logging_steps=3)
@@ -179,7 +179,7 @@ def test_metrics_are_means_over_the_steps_between_two_logs(two_passes, make_trai
         assert logs_of(together)[0][name] == pytest.approx(mean, abs=1e-5)
 
 
-# Was so: compute_row_metrics saw learned rows alone, without truncated ones, while penalties counted all rollouts.
+# Once: compute_row_metrics saw learned rows alone, without truncated ones, while penalties counted all rollouts.
 def test_shares_of_a_step_are_shares_of_all_its_rollouts(world) -> None:
     def truncate_but_for_the_first(group: RolloutGroup) -> RolloutGroup:
         rollouts = [
@@ -197,7 +197,7 @@ def test_shares_of_a_step_are_shares_of_all_its_rollouts(world) -> None:
     assert metrics["completions/clipped_ratio"] > 0
 
 
-# Was so: logged log-probs are those before temperature, and are compared with those after it.
+# Once: logged log-probs are those before temperature, and are compared with those after it.
 def test_the_gap_in_the_log_is_of_equal_temperatures(two_passes, make_trainer, tmp_path) -> None:
     trainer = make_trainer(tmp_path, max_steps=1, temperature=0.5)
     trainer.train()
@@ -322,9 +322,9 @@ def test_the_wrong_base_model_is_noticed_before_the_first_step(make_trainer, tmp
         ({"eval_strategy": "steps"}, "memagent eval"),
         ({"learning_rat": 1e-6}, "learning_rate"),
         ({"muon_learning_rate": -1.0}, "muon_learning_rate must be at least 0, got -1"),
-        # Was so: without an optimizer in it, a checkpoint counts as whole; warm-up and Adam's moments begin anew.
+        # Once: without an optimizer in it, a checkpoint counts as whole; warm-up and Adam's moments begin anew.
         ({"save_only_model": True}, "could not continue"),
-        # Was so: TRL divides its denominator by steps_per_generation.
+        # Once: TRL divides its denominator by steps_per_generation.
         ({"steps_per_generation": 4}, "steps_per_generation=.* is not supported"),
         ({"generation_batch_size": 16}, "generation_batch_size=.* is not supported"),
         ({"scale_rewards": "none"}, "scale_rewards=.* is not supported"),
@@ -343,7 +343,7 @@ def test_log_probs_after_temperature_are_of_use_at_any_temperature(small_setting
     assert small_settings(tmp_path, temperature=1.0).logged_is_sampled
 
 
-# Was so: ranks that read other rewards (a judge, a random function, another copy of the log) train on without a word.
+# Once: ranks that read other rewards (a judge, a random function, another copy of the log) train on without a word.
 def test_ranks_with_other_rewards_are_refused(world, tmp_path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(
@@ -365,7 +365,7 @@ def test_ranks_with_other_rewards_are_refused(world, tmp_path) -> None:
 # What is not finite
 
 
-# Was so: a log-prob of -120 made every weight NaN, and the log said a loss of 0.
+# Once: a log-prob of -120 made every weight NaN, and the log said a loss of 0.
 def test_an_unlikely_logged_token_leaves_the_weights_finite(world, make_trainer, tmp_path) -> None:
     groups = [group for whole in world.groups for group in edit([whole], **first_logprob(whole, -120.0))]
     trainer = make_trainer(
