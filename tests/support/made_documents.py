@@ -339,8 +339,8 @@ def _pdf_files() -> Iterator[Made]:
         ("Page 2", "Page 3"),
         omissions=("2 pages that are images (pages 2-3)",),
     )
-    told = "scan.pdf holds no text but white space; Not in the text: pages that are images (2: pages 1-2)"
-    yield Made("scan.pdf", pdf_of([_SCAN, _SCAN]), (), error=told)
+    refusal = "scan.pdf holds no text but white space; Not in the text: pages that are images (2: pages 1-2)"
+    yield Made("scan.pdf", pdf_of([_SCAN, _SCAN]), (), error=refusal)
 
     def form(name: str, field: str, fact: str, lost: tuple[str, ...] = ()) -> Made:
         widget = f"60:<< /Type /Annot /Subtype /Widget /Rect [72 600 300 620] /P 4 0 R /T (Name) {field} >>"
