@@ -40,11 +40,6 @@ def test_the_answer_is_asked_for_in_the_form_that_is_looked_for() -> None:
     assert plain.extract_answer("  42 \n") == "42"
 
 
-def test_an_empty_memory_is_named() -> None:
-    prompts = load_prompts()
-    assert prompts.empty_memory in prompts.messages("update", "Q?", memory="", chunk="C")[0]["content"]
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
