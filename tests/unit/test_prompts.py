@@ -103,11 +103,6 @@ def test_an_answer_template_cannot_ask_for_the_chunk() -> None:
         Prompts(update=update, answer=update)
 
 
-def test_a_missing_template_file_is_named(tmp_path) -> None:
-    with pytest.raises(PromptError, match=r"nowhere\.txt"):
-        load_prompts(update_template=tmp_path / "nowhere.txt")
-
-
 def test_other_braces_in_a_users_template_are_text(tmp_path) -> None:
     path = tmp_path / "answer.txt"
     path.write_text('<p>{prompt}</p><m>{memory}</m> as JSON: {"answer": ...} in \\boxed{}')
