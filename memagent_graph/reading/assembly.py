@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from memagent_graph.budget import Budget
 from memagent_graph.documents import DocumentStore
@@ -112,8 +113,9 @@ def _sampling(parts: Parts, info: ModelInfo, profile: Profile | None) -> Samplin
 
 
 def _rules(settings: ReadSettings, profile: Profile | None) -> UpdateRules:
-    rules = {"invented": profile.on_invented if profile else None, **settings.group("rules")}
-    return UpdateRules(**{name: UpdateRule(rule) if isinstance(rule, str) else rule for name, rule in rules.items()})
+    rules: dict[str, Any] = {"invented": profile.on_invented if profile else None, **settings.group("rules")}
+    rules |= {name: UpdateRule(rule) for name, rule in rules.items() if isinstance(rule, str)}
+    return UpdateRules(**rules)
 
 
 def _budget(
