@@ -139,7 +139,7 @@ def test_it_is_logged_exactly(finished) -> None:
         comparable(result.trace), key=lambda step: step.id
     )
     conversations = list(log.conversations("r"))
-    assert sorted(conversation.seq for conversation in conversations) == list(range(result.usage.turns))
+    assert len(conversations) == result.usage.turns
     assert sum(conversation.prompt_tokens for conversation in conversations) == result.usage.prompt_tokens
     steps = {conversation.step for conversation in conversations}
     for conversation in conversations:

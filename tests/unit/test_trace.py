@@ -71,7 +71,7 @@ def make_conversation(
         run_id="r", position=reads.index, node="n", branch=branch, role="update", slot=reads.index, writes=writes,
         step=str(number), attempt=0, outcome=Outcome.ACCEPTED, began=float(number), seconds=0.1, policy="p",
         policy_version="", tokenizer="t", template="x", sampling={}, prompt_tokens=1, completion_tokens=1,
-        cached_tokens=0, finish_reason="stop", text=text, parents=tuple(map(str, parents)), reads=(reads,), seq=number,
+        cached_tokens=0, finish_reason="stop", text=text, parents=tuple(map(str, parents)), reads=(reads,), id=number,
     )  # fmt: skip
 
 
