@@ -56,7 +56,6 @@ from memagent_graph.timeline.view import load_run_view
 from memagent_graph.tokenizers.loading import load_tokenizer
 from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger
-from memagent_serve.serve_settings import read_settings_file
 from memagent_training.data.training_runs import read_runs
 from memagent_training.job.job_settings import read_preset
 from memagent_training.rewards.gold_answers import GoldAnswers
@@ -339,10 +338,6 @@ def read_with_policy(folder: Path) -> None:
     reader(folder, profile=folder).close()
 
 
-def read_serve_settings(path: Path) -> Any:
-    return read_settings_file(path, {"max_reads"})
-
-
 def text_of_others(name: str, content: str) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         (folder / name).write_text(content)
@@ -387,8 +382,6 @@ KINDS = (
     Kind("adapter_config.json", policy_of_others, load_adapter),
     Kind("rl.yaml", text_of_others("rl.yaml", "model: [a"), lambda folder: read_preset(folder / "rl.yaml"),
          ("half", "foreign", "deep")),
-    Kind("serve.toml", text_of_others("serve.toml", "max_reads = [1"),
-         lambda folder: read_serve_settings(folder / "serve.toml"), ("half", "foreign", "deep")),
     Kind("keys.toml", text_of_others("keys.toml", "alice = [1"), lambda folder: Keys.load(folder / "keys.toml"),
          ("half", "foreign", "deep")),
     Kind("schema.json", text_of_others("schema.json", '{"type": "object"}'),
@@ -587,8 +580,6 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(file_with("rl.yaml", "a: !!python/object/apply:os.system ['touch ../ran']", read_preset),
                      "rl.yaml", id="preset: code"),
         pytest.param(file_with("rl.yaml", "a: 2021-99-99", read_preset), "rl.yaml", id="preset: date"),
-        pytest.param(file_with("serve.toml", "policy = 'evil:Nice'", read_serve_settings), "unknown settings",
-                     id="settings of serve: code"),
     ],
 )  # fmt: skip
 def test_a_file_from_somebody_else_is_data(folder: Path, attack: Callable[[Path], str], refusal: str | None) -> None:
