@@ -54,7 +54,7 @@ def log(tmp_path: Path) -> Iterator[RunLog]:
 def converts_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert files in this process: one of their own, which tests of its bounds have, takes long to start."""
 
-    def run(task: Any, source: Any, result: Any, bounds: Any, cancellation: Any) -> int:
+    def run(task: Any, source: Any, result: Any, cancellation: Any) -> int:
         with os.fdopen(os.dup(source.fileno()), "rb") as file:
             conversion.conversion_program.convert(task, file, result)
         return 0
