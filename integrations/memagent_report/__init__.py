@@ -57,7 +57,8 @@ async def areport(
         question: the question of the report.
         documents: anything that `Document.of` accepts. A document that cannot be read gets a row of failed cells.
         questions: the questions that every document is read for; a repeated one counts once. If there are none, the
-            policy writes two to six. If it has no prompt for this, every document is read for the report's own question.
+            policy writes two to six. If it has no prompt for this, every document is read for the report's own
+            question.
         extractive: use the cells' answers as sections; otherwise the policy writes them, if it has prompts for this.
         judge: let the policy judge, pair by pair, whether different answers contradict each other. Without it, the
             report lists no contradictions.
