@@ -14,12 +14,15 @@ import json
 import math
 import re
 import unicodedata
+from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import tiktoken
 import tiktoken.model
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from memagent_graph.errors import TokenizerError, load_extra
@@ -37,6 +40,22 @@ _MAX_WORD_CHARACTERS = 1000
 """The maximum `max_input_chars_per_word`, usually 100: WordPiece takes quadratic time in the length of a word."""
 _MAX_ADDED_TOKENS = 50_000
 _composed = functools.partial(unicodedata.normalize, "NFC")
+
+
+class TokenizedText(Protocol):
+    """The tokens of a text."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the text, as `Tokenizer.encode` returns them."""
+        ...
+
+    def prefix_chars(self, n: int) -> int | None:
+        """Return the number of characters that the first `n` tokens cover.
+
+        None if token `n` ends inside a character. All tokens cover all of the text.
+        """
+        ...
 
 
 class Tokenizer(Protocol):
@@ -73,11 +92,8 @@ class Tokenizer(Protocol):
         """Return the number of tokens of `text`."""
         ...
 
-    def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """Return the number of characters of `text` that the first `n` of its `ids` cover.
-
-        None if token `n` ends inside a character. All ids cover all of the text.
-        """
+    def tokenize(self, text: str) -> TokenizedText:
+        """Return the ids of `text` and the places where its tokens end."""
         ...
 
 
@@ -129,16 +145,27 @@ class TiktokenTokenizer:
         """Return the number of tokens of `text`."""
         return len(self.encode(text))
 
-    def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """Return the number of characters of `text` that the first `n` of its `ids` cover; None inside a character."""
-        if n >= len(ids):
-            return len(text)
-        from_start = n <= len(ids) // 2
+    def tokenize(self, text: str) -> TokenizedText:
+        """Return the ids of `text` and the places where its tokens end."""
+        return _TiktokenText(text, self.encode(text), self._encoding)
+
+
+@dataclass(frozen=True, slots=True)
+class _TiktokenText:
+    text: str
+    ids: list[int]
+    encoding: tiktoken.Encoding
+
+    def prefix_chars(self, n: int) -> int | None:
+        """Return the number of characters that the first `n` tokens cover; None inside a character."""
+        if n >= len(self.ids):
+            return len(self.text)
+        from_start = n <= len(self.ids) // 2
         try:
-            characters = len(self._encoding.decode_bytes(ids[:n] if from_start else ids[n:]).decode())
+            characters = len(self.encoding.decode_bytes(self.ids[:n] if from_start else self.ids[n:]).decode())
         except UnicodeDecodeError:
             return None
-        return characters if from_start else len(text) - characters
+        return characters if from_start else len(self.text) - characters
 
 
 class HFTokenizer:
@@ -163,10 +190,10 @@ class HFTokenizer:
             self._rules = {**specification, **replaced}
             self._backend = Backend.from_str(json.dumps(self._rules))
         self._backend.encode_special_tokens = True
-        self._encoded = functools.lru_cache(maxsize=8)(self._encode)
+        self._ids = functools.lru_cache(maxsize=8)(self.encode)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle only the specification, because the cache of encodings cannot be pickled."""
+        """Pickle only the specification, because the cache of ids cannot be pickled."""
         return functools.partial(HFTokenizer, name=self.name), (self._specification,)
 
     @functools.cached_property
@@ -179,22 +206,27 @@ class HFTokenizer:
         text = json.dumps(rules, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
-    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of `text`, and the first and last character of each."""
-        ids: list[int] = []
-        offsets: list[tuple[int, int]] = []
-        base = 0
+    def _encodings(self, text: str) -> Iterator[tuple[int, Encoding]]:
+        """Yield the first character and the encoding of each piece of `text`."""
+        start = 0
         for piece in cut_pieces(without_surrogates(text)):
             with _library_errors(self.name):
-                encoding = self._backend.encode(piece, add_special_tokens=False)
-            ids += encoding.ids
-            offsets += [(base + start, base + end) for start, end in encoding.offsets] if base else encoding.offsets
-            base += len(piece)
-        return ids, offsets
+                yield start, self._backend.encode(piece, add_special_tokens=False)
+            start += len(piece)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
-        return list(self._encoded(text)[0])
+        return [token for _, encoding in self._encodings(text) for token in encoding.ids]
+
+    def tokenize(self, text: str) -> TokenizedText:
+        """Return the ids of `text` and the places where its tokens end."""
+        ids: list[int] = []
+        starts, ends = array("I"), array("I")
+        for base, encoding in self._encodings(text):
+            ids += encoding.ids
+            starts.extend(base + start for start, _ in encoding.offsets)
+            ends.extend(base + end for _, end in encoding.offsets)
+        return _HFText(text, ids, starts, ends, composes=self._backend.normalizer is not None)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
@@ -209,24 +241,33 @@ class HFTokenizer:
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
-        return len(self._encoded(text)[0])
+        return len(self._ids(text))
 
-    def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """Return the number of characters of `text` that the first `n` of its `ids` cover; None inside a character."""
-        if n >= len(ids):
-            return len(text)
+
+@dataclass(frozen=True, slots=True)
+class _HFText:
+    text: str
+    ids: list[int]
+    starts: array[int]
+    ends: array[int]
+    composes: bool
+    """Whether a normalizer may have changed the text."""
+
+    def prefix_chars(self, n: int) -> int | None:
+        """Return the number of characters that the first `n` tokens cover; None inside a character."""
+        if n >= len(self.ids):
+            return len(self.text)
         if n <= 0:
             return 0
-        offsets = self._encoded(text)[1]
-        (start, end), (following, last) = offsets[n - 1], offsets[n]
+        start, end, following, last = self.starts[n - 1], self.ends[n - 1], self.starts[n], self.ends[n]
         if following < end:
             return None
-        if self._backend.normalizer is None or text[start:last].isascii():
+        if not self.composes or self.text[start:last].isascii():
             return end
         # The library reports only the first code point of a composed character. Its marks are in the gap after it.
-        cut = end if text[end:following].isspace() else following
-        parts = _composed(text[start:cut]) + _composed(text[cut:last])
-        return cut if parts == _composed(text[start:last]) else None
+        cut = end if self.text[end:following].isspace() else following
+        parts = _composed(self.text[start:cut]) + _composed(self.text[cut:last])
+        return cut if parts == _composed(self.text[start:last]) else None
 
 
 @contextlib.contextmanager
