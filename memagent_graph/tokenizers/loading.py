@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.resources
+import itertools
 import json
 import math
 import re
@@ -211,7 +212,8 @@ class HFTokenizer:
         start = 0
         for piece in cut_pieces(without_surrogates(text)):
             with _library_errors(self.name):
-                yield start, self._backend.encode(piece, add_special_tokens=False)
+                encoding = self._backend.encode(piece, add_special_tokens=False)
+            yield start, encoding
             start += len(piece)
 
     def encode(self, text: str) -> list[int]:
@@ -221,12 +223,12 @@ class HFTokenizer:
     def tokenize(self, text: str) -> TokenizedText:
         """Return the ids of `text` and the places where its tokens end."""
         ids: list[int] = []
-        starts, ends = array("I"), array("I")
-        for base, encoding in self._encodings(text):
+        offsets = array("I")
+        for first_char, encoding in self._encodings(text):
             ids += encoding.ids
-            starts.extend(base + start for start, _ in encoding.offsets)
-            ends.extend(base + end for _, end in encoding.offsets)
-        return _HFText(text, ids, starts, ends, composes=self._backend.normalizer is not None)
+            places = itertools.chain.from_iterable(encoding.offsets)
+            offsets.extend(places if first_char == 0 else (first_char + place for place in places))
+        return _HFText(text, ids, offsets, composes=self._backend.normalizer is not None)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
@@ -248,8 +250,8 @@ class HFTokenizer:
 class _HFText:
     text: str
     ids: list[int]
-    starts: array[int]
-    ends: array[int]
+    offsets: array[int]
+    """The first character of each token and the one after its last, in turn."""
     composes: bool
     """Whether a normalizer may have changed the text."""
 
@@ -259,7 +261,7 @@ class _HFText:
             return len(self.text)
         if n <= 0:
             return 0
-        start, end, following, last = self.starts[n - 1], self.ends[n - 1], self.starts[n], self.ends[n]
+        start, end, following, last = self.offsets[2 * n - 2 : 2 * n + 2]
         if following < end:
             return None
         if not self.composes or self.text[start:last].isascii():
