@@ -15,7 +15,7 @@ import json
 import math
 import re
 import unicodedata
-from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,12 +44,9 @@ _composed = functools.partial(unicodedata.normalize, "NFC")
 
 
 class TokenizedText(Protocol):
-    """The tokens of a text."""
+    """The tokens of a text. Its length is their number."""
 
-    @property
-    def ids(self) -> list[int]:
-        """The ids of the text, as `Tokenizer.encode` returns them."""
-        ...
+    def __len__(self) -> int: ...
 
     def prefix_chars(self, n: int) -> int | None:
         """Return the number of characters that the first `n` tokens cover.
@@ -94,7 +91,7 @@ class Tokenizer(Protocol):
         ...
 
     def tokenize(self, text: str) -> TokenizedText:
-        """Return the ids of `text` and the places where its tokens end."""
+        """Return the tokens of `text` with their places."""
         ...
 
 
@@ -147,7 +144,7 @@ class TiktokenTokenizer:
         return len(self.encode(text))
 
     def tokenize(self, text: str) -> TokenizedText:
-        """Return the ids of `text` and the places where its tokens end."""
+        """Return the tokens of `text` with their places."""
         return _TiktokenText(text, self.encode(text), self._encoding)
 
 
@@ -156,6 +153,9 @@ class _TiktokenText:
     text: str
     ids: list[int]
     encoding: tiktoken.Encoding
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
     def prefix_chars(self, n: int) -> int | None:
         """Return the number of characters that the first `n` tokens cover; None inside a character."""
@@ -221,14 +221,10 @@ class HFTokenizer:
         return [token for _, encoding in self._encodings(text) for token in encoding.ids]
 
     def tokenize(self, text: str) -> TokenizedText:
-        """Return the ids of `text` and the places where its tokens end."""
-        ids: list[int] = []
-        offsets = array("I")
-        for first_char, encoding in self._encodings(text):
-            ids += encoding.ids
-            places = itertools.chain.from_iterable(encoding.offsets)
-            offsets.extend(places if first_char == 0 else (first_char + place for place in places))
-        return _HFText(text, ids, offsets, composes=self._backend.normalizer is not None)
+        """Return the tokens of `text` with their places."""
+        parts = [*self._encodings(text)]
+        first_tokens = itertools.accumulate((len(encoding) for _, encoding in parts), initial=0)
+        return _HFText(text, parts, [*first_tokens], composes=self._backend.normalizer is not None)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
@@ -249,19 +245,30 @@ class HFTokenizer:
 @dataclass(frozen=True, slots=True)
 class _HFText:
     text: str
-    ids: list[int]
-    offsets: array[int]
-    """The first character of each token and the one after its last, in turn."""
+    parts: list[tuple[int, Encoding]]
+    """The pieces of the text: the first character of each, and the library's encoding."""
+    first_tokens: list[int]
+    """The number of tokens before each piece, and before the end."""
     composes: bool
     """Whether a normalizer may have changed the text."""
 
+    def __len__(self) -> int:
+        return self.first_tokens[-1]
+
+    def _token_chars(self, index: int) -> tuple[int, int]:
+        """Return the first character of a token and the one after its last."""
+        part = bisect_right(self.first_tokens, index) - 1
+        first_char, encoding = self.parts[part]
+        start, end = encoding.token_to_chars(index - self.first_tokens[part])
+        return first_char + start, first_char + end
+
     def prefix_chars(self, n: int) -> int | None:
         """Return the number of characters that the first `n` tokens cover; None inside a character."""
-        if n >= len(self.ids):
+        if n >= len(self):
             return len(self.text)
         if n <= 0:
             return 0
-        start, end, following, last = self.offsets[2 * n - 2 : 2 * n + 2]
+        (start, end), (following, last) = self._token_chars(n - 1), self._token_chars(n)
         if following < end:
             return None
         if not self.composes or self.text[start:last].isascii():
