@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import tiktoken
 import tiktoken.model
@@ -259,7 +259,8 @@ class _HFText:
         """Return the first character of a token and the one after its last."""
         part = bisect_right(self.first_tokens, index) - 1
         first_char, encoding = self.parts[part]
-        start, end = encoding.token_to_chars(index - self.first_tokens[part])
+        # None would be a token of a post-processor, and there is none.
+        start, end = cast("tuple[int, int]", encoding.token_to_chars(index - self.first_tokens[part]))
         return first_char + start, first_char + end
 
     def prefix_chars(self, n: int) -> int | None:
