@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.headings import find_heading_starts, is_markdown
-from memagent_graph.tokenizers import TokenizedText, Tokenizer
+from memagent_graph.tokenizers import TextTokens, Tokenizer
 from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, find_safe_cut
 from memagent_graph.words import (
     find_last_character_end,
@@ -112,7 +112,7 @@ class _Piece:
     start_byte: int
     end_byte: int
     text: str
-    tokens: TokenizedText
+    tokens: TextTokens
     at_end: bool
 
 

@@ -43,7 +43,7 @@ _MAX_ADDED_TOKENS = 50_000
 _composed = functools.partial(unicodedata.normalize, "NFC")
 
 
-class TokenizedText(Protocol):
+class TextTokens(Protocol):
     """The tokens of a text. Its length is their number."""
 
     def __len__(self) -> int: ...
@@ -90,7 +90,7 @@ class Tokenizer(Protocol):
         """Return the number of tokens of `text`."""
         ...
 
-    def tokenize(self, text: str) -> TokenizedText:
+    def tokenize(self, text: str) -> TextTokens:
         """Return the tokens of `text` with their places."""
         ...
 
@@ -143,7 +143,7 @@ class TiktokenTokenizer:
         """Return the number of tokens of `text`."""
         return len(self.encode(text))
 
-    def tokenize(self, text: str) -> TokenizedText:
+    def tokenize(self, text: str) -> TextTokens:
         """Return the tokens of `text` with their places."""
         return _TiktokenText(text, self.encode(text), self._encoding)
 
@@ -220,7 +220,7 @@ class HFTokenizer:
         """Return the ids of `text`."""
         return [token for _, encoding in self._encodings(text) for token in encoding.ids]
 
-    def tokenize(self, text: str) -> TokenizedText:
+    def tokenize(self, text: str) -> TextTokens:
         """Return the tokens of `text` with their places."""
         parts = [*self._encodings(text)]
         first_tokens = itertools.accumulate((len(encoding) for _, encoding in parts), initial=0)
