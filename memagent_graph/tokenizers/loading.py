@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.resources
 import itertools
 import json
 import math
@@ -356,8 +355,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 @functools.cache
 def _embedded() -> Tokenizer:
     """Return the embedded policy's tokenizer, cached because parsing it takes as long as reading a few chunks."""
-    with importlib.resources.as_file(importlib.resources.files("memagent_graph") / "embedded") as folder:
-        return _from_file(folder, EMBEDDED)
+    return _from_file(Path(__file__).parents[1] / "embedded", EMBEDDED)
 
 
 def _tiktoken_name(spec: str) -> str | None:
