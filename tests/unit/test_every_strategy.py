@@ -1,4 +1,4 @@
-"""What every way of reading has without doing anything for it: the suite over those that ship, and two that do not."""
+"""What every way of reading has without doing anything for it: the suite over those that ship, and the example's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from memagent_graph import (
     load_prompts,
     load_tokenizer,
 )
-from memagent_graph.errors import PolicyError, PolicyUnreachableError, RunMismatchError
+from memagent_graph.errors import PolicyError, PolicyUnreachableError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.timeline.model import build_timeline
@@ -139,7 +139,7 @@ def test_it_is_logged_exactly(finished) -> None:
         comparable(result.trace), key=lambda step: step.id
     )
     conversations = list(log.conversations("r"))
-    assert sorted(conversation.seq for conversation in conversations) == list(range(result.usage.turns))
+    assert len(conversations) == result.usage.turns
     assert sum(conversation.prompt_tokens for conversation in conversations) == result.usage.prompt_tokens
     steps = {conversation.step for conversation in conversations}
     for conversation in conversations:
@@ -216,18 +216,6 @@ def test_an_edited_memory_is_read_on_from(agent, log) -> None:
     assert [(update.chunk_index, update.branch, update.memory) for update in trace.updates] == [
         (update.chunk_index, update.branch, update.memory) for update in agent.resume("r").updates
     ]
-
-
-def test_another_way_of_reading_may_not_continue_it(make_reader, tmp_path) -> None:
-    agent, other = (
-        make_reader(strategy=strategy, checkpoints=tmp_path / "c.sqlite") for strategy in ("overwrite", "refine")
-    )
-    agent.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=3))
-    for attempt in (lambda: other.resume("r"), lambda: other.edit_memory("r", 0, "x")):
-        with pytest.raises(RunMismatchError, match="strategy") as error:
-            attempt()
-        assert "--strategy" in error.value.hint
-    assert agent.resume("r").answer == "4711"
 
 
 def test_it_is_shown_in_a_terminal_and_on_a_page(finished) -> None:

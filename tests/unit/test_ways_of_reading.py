@@ -13,7 +13,6 @@ from memagent_graph import (
     FinishReason,
     Limits,
     MemAgent,
-    RunLog,
     ScriptedPolicy,
     StopReason,
     UpdateRules,
@@ -32,13 +31,6 @@ QUESTION = "What is the key of harbor?"
 
 def kinds(result) -> list[str]:
     return [event.kind.value for event in result.events]
-
-
-@pytest.fixture
-def log(tmp_path):
-    log = RunLog(tmp_path / "runs.sqlite")
-    yield log
-    log.close()
 
 
 # Names and options
