@@ -113,7 +113,12 @@ class SourceFile:
             ConversionError: the file is damaged, there is no converter for it, or a package is missing.
         """
         if self.kind not in self.converters:
-            raise ConversionError(f"there is no converter for {self.name}", "Convert it first.", kind="unsupported")
+            raise ConversionError(
+                f"no converter for {self.kind} files is installed, so {self.name} cannot be read",
+                "Install one (memagent_graph.converters says how packages add them), pass your own with --converter, "
+                "or convert the file to text.",
+                kind="unsupported",
+            )
         self.file.seek(0)
         module, _, function = self.converters[self.kind].partition(":")
         try:

@@ -648,7 +648,7 @@ class MemAgent:
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,
-            on_hidden_update=None if is_shown else progress.add,
+            on_hidden_update=None if is_shown else progress.updates,
             previous_steps=done,
             barrier=barrier,
         )
@@ -663,11 +663,9 @@ class MemAgent:
                         values = part
                         continue
                     for change in filter(None, part.values()):
-                        if not is_shown:
-                            progress.add(change)
-                            continue
                         for update in progress.updates(change):
-                            yield update
+                            if is_shown:
+                                yield update
         if not values.get("stop_reason"):
             raise CheckpointError(
                 "the checkpoints hold no state that this reader can continue: no step is next, and the run did not end",

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
@@ -27,51 +26,37 @@ from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedD
 
 T = TypeVar("T")
 
-_MB: Final = 1_000_000
 _MAX_HEADER_BYTES: Final = 1 << 16
 _MAX_CHARACTERS: Final = {"what": 100, "place": 200, "remedy": 300}
 """Maximum characters of a text in an omission."""
-_VARIABLES: Final = {
-    "seconds": ("MEMAGENT_CONVERSION_SECONDS", "120"),
-    "memory_mb": ("MEMAGENT_CONVERSION_MEMORY_MB", "2000"),
-    "text_mb": ("MEMAGENT_CONVERSION_TEXT_MB", "500"),
+_BOUNDS: Final = {
+    "seconds": ("MEMAGENT_CONVERSION_SECONDS", "120", "takes more than {:g} seconds"),
+    "memory": ("MEMAGENT_CONVERSION_MEMORY_MB", "2000", "needs more than {:g} MB of memory"),
+    "text": ("MEMAGENT_CONVERSION_TEXT_MB", "500", "gives more than {:g} MB of text"),
 }
-"""By bound of a conversion: its environment variable and its default."""
+"""By bound of a conversion: its environment variable, its default, and what exceeds it. Plain text is not converted.
+
+The memory is the address space of the process, which the operating system bounds, on Linux; the text is in UTF-8.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionBounds:
-    """Limits for the conversion of one file. Plain text is not converted.
+def _read_bounds() -> dict[str, float]:
+    """Return the bounds: the defaults, or what their environment variables say.
 
-    Attributes:
-        seconds: the time of the conversion.
-        memory_mb: the address space of the conversion process, in megabytes; the operating system enforces it, on
-            Linux.
-        text_mb: the resulting text, in megabytes of UTF-8.
+    Raises:
+        DocumentError: a variable is not a number above 0.
     """
-
-    seconds: float
-    memory_mb: float
-    text_mb: float
-
-    @classmethod
-    def from_environment(cls) -> ConversionBounds:
-        """Return the defaults, changed by `MEMAGENT_CONVERSION_SECONDS`, `_MEMORY_MB` and `_TEXT_MB`.
-
-        Raises:
-            DocumentError: a variable is not a number above 0.
-        """
-        values: dict[str, float] = {}
-        for name, (variable, default) in _VARIABLES.items():
-            text = os.environ.get(variable) or default
-            with contextlib.suppress(ValueError):
-                values[name] = float(text)
-            if not values.get(name, 0) > 0:
-                raise DocumentError(
-                    f"{variable} must be a number above 0, got {text!r}",
-                    hint=f"Set it to a number such as {default}, or leave it unset.",
-                )
-        return cls(**values)
+    bounds: dict[str, float] = {}
+    for name, (variable, default, _) in _BOUNDS.items():
+        text = os.environ.get(variable) or default
+        with contextlib.suppress(ValueError):
+            bounds[name] = float(text)
+        if not bounds.get(name, 0) > 0:
+            raise DocumentError(
+                f"{variable} must be a number above 0, got {text!r}",
+                hint=f"Set it to a number such as {default}, or leave it unset.",
+            )
+    return bounds
 
 
 async def run_in_thread(work: Callable[[Cancellation], T]) -> T:
@@ -119,32 +104,23 @@ def convert_parts(
         converter: the user's own converter: path/to/file.py:function, module:function, or the name of an entry point.
 
     Raises:
-        DocumentError: the file cannot be converted within `ConversionBounds.from_environment()`, lacks some of these
-            pages, or the conversion was cancelled.
+        DocumentError: the file cannot be converted within its bounds, lacks some of these pages, or the conversion was
+            cancelled.
         MissingExtraError: a package that the converter needs is missing.
     """
-    if kind not in converter_kinds() and converter is None:
-        raise UnsupportedDocumentError(
-            f"no converter for {kind} files is installed, so {name} cannot be read",
-            hint="Install one (memagent_graph.converters says how packages add them), pass your own with --converter, "
-            "or convert the file to text.",
-        )
-    bounds = ConversionBounds.from_environment()
     task = {
         "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
         "kind": kind,
         "pages": pages,
         "converter": _converter_location(converter),
         "converters": {kind: location for kind, (location, _) in converter_kinds().items()},
-        "seconds": bounds.seconds,
-        "memory_bytes": int(bounds.memory_mb * _MB),
-        "text_bytes": int(bounds.text_mb * _MB),
+        "bounds": _read_bounds(),
     }
     file.flush()
     with tempfile.TemporaryFile() as result:
-        code = _run(task, file, result, bounds, cancellation)
+        code = _run(task, file, result, cancellation)
         result.seek(0)
-        yield from _parts(task, result, bounds, code)
+        yield from _parts(task, result, code)
 
 
 def _converter_location(converter: str | None) -> str | None:
@@ -155,13 +131,7 @@ def _converter_location(converter: str | None) -> str | None:
     return f"{Path(module).expanduser().resolve()}{colon}{function}" if module.endswith(".py") else converter
 
 
-def _run(
-    task: Mapping[str, Any],
-    source: IO[bytes],
-    result: IO[bytes],
-    bounds: ConversionBounds,
-    cancellation: Cancellation,
-) -> int:
+def _run(task: Mapping[str, Any], source: IO[bytes], result: IO[bytes], cancellation: Cancellation) -> int:
     """Convert in a fresh interpreter, and return its exit code."""
     # Only a user's own module may be imported from the current folder.
     folders = [*filter(None, sys.path), *([str(Path.cwd())] if task["converter"] else [])]
@@ -176,9 +146,9 @@ def _run(
     )
     try:
         with cancellation.watch(process.kill):
-            code = process.wait(bounds.seconds)
+            code = process.wait(task["bounds"]["seconds"])
     except subprocess.TimeoutExpired:
-        raise _bound_exceeded(task, f"takes more than {bounds.seconds:g} seconds", "seconds", bounds) from None
+        raise _bound_exceeded(task, "seconds") from None
     finally:
         process.kill()
         process.wait()
@@ -187,9 +157,9 @@ def _run(
     return code
 
 
-def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds, code: int) -> Parts:
+def _parts(task: Mapping[str, Any], result: IO[bytes], code: int) -> Parts:
     """Yield the output of the process. The file may be hostile, so the output is not trusted."""
-    remaining = int(bounds.text_mb * _MB)
+    remaining = int(task["bounds"]["text"] * conversion_program.MEGABYTE)
     while header := result.readline(_MAX_HEADER_BYTES):
         try:
             part = json.loads(header)
@@ -202,7 +172,7 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds,
         if isinstance(part, dict):
             if not part:
                 return
-            raise _failure(task, part, bounds)
+            raise _failure(task, part)
         match part:
             case [str() | None as label, list() | None as headings, int() as size]:
                 pass
@@ -216,8 +186,8 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds,
         yield Block(text, label, None if headings is None else tuple(map(str, headings)))
     raise DocumentError(
         f"the conversion of the {_describe(task)} failed (exit code {code})",
-        hint=f"The file is damaged, or needs more memory than the {bounds.memory_mb:g} MB that "
-        f"{_VARIABLES['memory_mb'][0]} allows; save it again, or convert it to plain text.",
+        hint=f"The file is damaged, or needs more memory than the {task['bounds']['memory']:g} MB that "
+        f"{_BOUNDS['memory'][0]} allows; save it again, or convert it to plain text.",
     )
 
 
@@ -225,14 +195,10 @@ def _describe(task: Mapping[str, Any]) -> str:
     return f"{str(task['kind']).upper()} file {task['name']}"
 
 
-def _failure(
-    task: Mapping[str, Any], values: dict[str, str], bounds: ConversionBounds
-) -> DocumentError | MissingExtraError:
+def _failure(task: Mapping[str, Any], values: dict[str, str]) -> DocumentError | MissingExtraError:
     match values.get("kind"):
-        case "memory":
-            return _bound_exceeded(task, f"needs more than {bounds.memory_mb:g} MB of memory", "memory_mb", bounds)
-        case "text":
-            return _bound_exceeded(task, f"gives more than {bounds.text_mb:g} MB of text", "text_mb", bounds)
+        case "memory" | "text" as bound:
+            return _bound_exceeded(task, bound)
         case "unsupported":
             return UnsupportedDocumentError(values["message"], hint=values["hint"])
         case "missing" if extra := converter_kinds().get(task["kind"], ("", ""))[1]:
@@ -244,9 +210,10 @@ def _failure(
     return DocumentError(values["message"], hint=values["hint"])
 
 
-def _bound_exceeded(task: Mapping[str, Any], excess: str, bound: str, bounds: ConversionBounds) -> DocumentError:
+def _bound_exceeded(task: Mapping[str, Any], bound: str) -> DocumentError:
+    (variable, _, excess), value = _BOUNDS[bound], task["bounds"][bound]
     return DocumentError(
-        f"the conversion of the {_describe(task)} {excess}",
-        hint=f"If you trust the file, raise the bound: {_VARIABLES[bound][0]}={getattr(bounds, bound) * 4:g}; "
+        f"the conversion of the {_describe(task)} {excess.format(value)}",
+        hint=f"If you trust the file, raise the bound: {variable}={value * 4:g}; "
         "otherwise convert it to plain text first.",
     )

@@ -22,14 +22,15 @@ MAX_HEADINGS: Final = 10
 """Maximum number of headings above a block."""
 MAX_HEADING_CHARACTERS: Final = 120
 """Maximum characters of a label or heading."""
+MEGABYTE: Final = 1_000_000
 _SLACK_BYTES: Final = 1 << 20
 
 
 def main(task: dict[str, Any]) -> None:
-    """Convert standard input. `task` has the fields of `SourceFile` and the limits, and may name a user's converter."""
+    """Convert standard input. `task` has the fields of `SourceFile` and the bounds, and may name a user's converter."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output that a converter prints is not text of the document
-    _bound(task["seconds"], task["memory_bytes"], task["text_bytes"])
+    _bound(**task["bounds"])
     with os.fdopen(os.dup(0), "rb") as file:
         convert(task, file, out)
     out.close()
@@ -41,7 +42,7 @@ def convert(task: dict[str, Any], file: IO[bytes], out: IO[bytes]) -> None:
     try:
         file.seek(0)
         source = SourceFile(task["name"], task["kind"], file, task["pages"], task["converters"])
-        _write(convert_file(source, task["converter"]), out, task["text_bytes"])
+        _write(convert_file(source, task["converter"]), out, int(task["bounds"]["text"] * MEGABYTE))
     except ConversionError as failure:
         end = failure.values
     except MemoryError:
@@ -75,7 +76,7 @@ def convert_file(source: SourceFile, own: str | None) -> Parts:
     yield from source.standard()
 
 
-def _bound(seconds: float, memory_bytes: int, text_bytes: int) -> None:
+def _bound(seconds: float, memory: float, text: float) -> None:
     """Let the operating system enforce the limits, if it can; the parent process checks the time."""
     try:
         import resource  # noqa: PLC0415  not on Windows
@@ -83,8 +84,8 @@ def _bound(seconds: float, memory_bytes: int, text_bytes: int) -> None:
         return
     bounds = {
         resource.RLIMIT_CPU: int(seconds) + 2,  # if the parent process has died
-        resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_FSIZE: text_bytes + text_bytes // 8 + _SLACK_BYTES,
+        resource.RLIMIT_AS: int(memory * MEGABYTE),
+        resource.RLIMIT_FSIZE: int(text * MEGABYTE * 9 / 8) + _SLACK_BYTES,
         resource.RLIMIT_CORE: 0,
     }
     for resource_kind, bound in bounds.items():

@@ -54,7 +54,7 @@ def check_question(question: str, context: ReaderContext) -> None:
         raise MemAgentError("the question is empty", hint="Ask something.")
     budget = context.budget.question_tokens
     text = context.prompts.neutralise(context.question_shown(question))
-    if len(text.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(text)) > budget:
+    if (tokens := context.tokenizer.count(text)) > budget:
         fields = " with the answer's fields" if context.question_shown(question) != question else ""
         raise BudgetError(
             f"the question{fields} has {tokens} tokens and its budget is {budget}",

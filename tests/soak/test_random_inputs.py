@@ -9,6 +9,7 @@ import json
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -20,12 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from support.serving import SMALL, served
+from support.document_files import docx, pdf
+from support.serving import served, small_reader
 
 from memagent_graph import Document, DocumentStore, MemAgent, ScriptedPolicy
 from memagent_graph.documents import find_store
-from memagent_graph.documents.chunking import Chunker
-from memagent_graph.errors import MemAgentError
+from memagent_graph.errors import DocumentError, MemAgentError
 from memagent_graph.policies.replies import BrokenOffError, MalformedReplyError, decode_completion
 from memagent_graph.policy import SamplingParams
 from memagent_graph.run_log import RunLog
@@ -35,7 +36,6 @@ from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import load_run_view
-from memagent_graph.tokenizers.loading import load_tokenizer
 
 SECONDS = int(os.environ.get("MEMAGENT_FUZZ_SECONDS", "3600"))
 BATCH = 20
@@ -124,44 +124,32 @@ def test_a_reply_is_a_completion_or_malformed(size: Size, record_property: Calla
     record_property("inputs", explore(size(0, SECONDS), check_reply, bodies, st.booleans()))
 
 
-TOKENIZER = load_tokenizer("embedded")
-PIECES = [
-    "word and ",
-    "日本語",
-    "😀👩‍👩‍👧",
-    "\n\n",
-    "e\u0301",
-    "    ",
-    "\x00",
-    "नमस्ते ",
-    "a" * 300,
-    "\u1792" * 9,
-    "# 1\n",
-    "\u202e",
-    "\ufeff",
-]
+FILES = {
+    "paper.pdf": pdf("The first page.", "The second one.", "And the last."),
+    "letter.docx": docx("Dear reader,", "this is a letter."),
+    "page.html": b"<!doctype html><html><head><title>T</title></head><body><h1>One</h1><p>Two <b>three</b></p></body>",
+}
 
 
-def test_chunks_are_the_text_within_their_budget(
+def test_a_damaged_file_is_read_or_refused(
     tmp_path: Path, size: Size, record_property: Callable[[str, Any], None]
 ) -> None:
-    store = DocumentStore(tmp_path)
+    store, ends = DocumentStore(tmp_path), Counter[str]()
 
-    def check_chunks(text: str, chunk_tokens: int, boundary: str) -> None:
-        ref = store.add(Document.from_text(text))
-        chunks = list(Chunker(store, ref, TOKENIZER, chunk_tokens, boundary).chunks())
-        assert "".join(chunk.text for chunk in chunks) == text
-        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
-        assert all(TOKENIZER.count(chunk.text) <= max(chunk_tokens, 64) for chunk in chunks)
-        if len(chunks) > 1:
-            rest = Chunker(store, ref, TOKENIZER, chunk_tokens, boundary).chunks(chunks[0].next)
-            assert list(rest) == chunks[1:]
-        store.remove(ref)
+    def check_file(name: str, content: bytes) -> None:
+        try:
+            ref = store.add(Document.from_bytes(content, name))
+        except DocumentError as error:
+            assert name in error.message
+            ends["refused"] += 1
+        else:
+            assert store.read(ref, 0, ref["size"])
+            ends["read"] += 1
 
-    parts = st.one_of(st.sampled_from(PIECES), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-    texts = st.lists(parts, min_size=1, max_size=60).map("".join).filter(str.strip)
-    boundaries = st.sampled_from(["token", "sentence", "paragraph", "line"])
-    record_property("inputs", explore(size(0, SECONDS), check_chunks, texts, st.integers(1, 200), boundaries))
+    inputs = st.one_of(st.tuples(st.just(name), damaged(data)) for name, data in FILES.items())
+    record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_file(*drawn), inputs))
+    record_property("ends", dict(ends))
+    assert len(ends) == 2
 
 
 @pytest.fixture
@@ -176,9 +164,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def reader(folder: Path) -> MemAgent:
-    policy = ScriptedPolicy(lambda prompt: r"\boxed{1904}")
-    places = {"checkpoints": folder / "checkpoints.sqlite", "run_log": folder / "runs.sqlite"}
-    return MemAgent(policy, tokenizer="embedded", budget=SMALL, store=folder / "documents", **places)
+    return small_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"))
 
 
 OF_A_RUN = values("kind", "rule", "path", "store", "key", "name", "size", "step", "text", "memory", "position")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _IMAGE = zlib.compress(b"\x80" * 64)
 
@@ -53,6 +53,15 @@ def pdf(*pages: str) -> bytes:
     return pdf_of([pdf_line(text) for text in pages])
 
 
+def zipped(parts: Mapping[str, str | bytes]) -> bytes:
+    """A zip archive."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
 def docx(*paragraphs: str) -> bytes:
     """A small DOCX file."""
     body = "".join(f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>" for text in paragraphs)
@@ -67,8 +76,4 @@ def docx(*paragraphs: str) -> bytes:
         "word/document.xml": '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">'
         f"<w:body>{body}</w:body></w:document>",
     }
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, text in parts.items():
-            archive.writestr(name, text)
-    return file.getvalue()
+    return zipped(parts)

@@ -7,20 +7,14 @@ import json
 import re
 import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from aiohttp import web
 
-from memagent_graph.tokenizers import EMBEDDED, Tokenizer, load_tokenizer
+from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from support.scripts import perfect_reader
 
 Reply = str | dict[str, Any] | web.Response
-
-
-@cache
-def _embedded() -> Tokenizer:
-    return load_tokenizer(EMBEDDED)
 
 
 class FakeServer:
@@ -48,7 +42,7 @@ class FakeServer:
     ) -> None:
         self.respond = respond or (lambda body, number: perfect_reader(body["messages"][-1]["content"]))
         self.delay = delay
-        self.count = count or _embedded().count
+        self.count = count or load_tokenizer(EMBEDDED).count
         self.model = model
         self.authorization = f"Bearer {key}" if key else authorization
         self.window = window

@@ -17,7 +17,7 @@ from typing import Any
 import openpyxl
 from openpyxl.comments import Comment
 
-from support.document_files import docx, pdf, pdf_line, pdf_of
+from support.document_files import docx, pdf, pdf_line, pdf_of, zipped
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 _OTHER = (
@@ -49,15 +49,6 @@ class Made:
     """The names of its headings, with those that they stand under; nothing is expected if there are none."""
     error: str = ""
     """What its refusal says, if it must be refused."""
-
-
-def zipped(parts: Mapping[str, str | bytes]) -> bytes:
-    """A zip archive."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in parts.items():
-            archive.writestr(name, content)
-    return file.getvalue()
 
 
 def word(body: str, **parts: str | bytes) -> bytes:
@@ -139,6 +130,13 @@ def _note(kind: str, text: str) -> str:
 def _word_files() -> Iterator[Made]:
     two = (("decimal", "%1."), ("decimal", "%1.%2"))
     scripts = f"<w:p>{r('3 × 10')}{r('6', SUPER)}{r(' units, x')}{r('-3', SUPER)}{r(', a')}{r('12', SUB)}</w:p>"
+    yield Made("cut.docx", docx("x")[:-40], (), error="cut.docx is a damaged DOCX file")
+    letter = "Dear reader,\n\nnaïve café & 日本語\n"
+    yield Made("letter.docx", docx("Dear reader,", "naïve café &amp; 日本語"), (letter,))
+    deep = "<w:sdt>" * 20_000 + "</w:sdt>" * 20_000
+    yield Made("deep.docx", word(deep), (), error="nested too deeply")
+    huge = tc("a", '<w:gridSpan w:val="1000000000"/>') * 50
+    yield Made("wide.docx", word(f"<w:tbl><w:tr>{huge}</w:tr></w:tbl>"), ("a",))
     yield Made("scripts.docx", word(scripts), ("10^6 units, x^-3, a_12",))
     row = "<w:tr>{}</w:tr>".format
     table = "<w:tbl>{}</w:tbl>".format
@@ -271,6 +269,15 @@ def _html_files() -> Iterator[Made]:
     yield page("ruby", "<ruby>東<rp>(</rp><rt>とう</rt><rp>)</rp></ruby>", "東(とう)")
     yield page("struck", "<p>It is <del>41</del> 42, Alex&shy;androva", "~~41~~ 42, Alexandrova")
     yield page("deep", "<div>" * 3000 + "inmost", "inmost")
+    yield page("cells", "<table>" + "<tr><td rowspan=65534 colspan=1000>a" * 100, "a")
+    yield Made("stack.html", b"<math>" + b"<mfrac>" * 20_000 + b"x", (), error="nested too deeply")
+    yield Made("empty.html", b"<html><script>x</script></html>", (), error="empty.html holds no text")
+    yield page("pre", "<pre>a<br>b</pre>", "```\na\nb\n```")
+    yield page("odd", "<p>before</p><![ if x><p>after</p>", "before\n\nafter\n")
+    head = "<!doctype html><html><head><title>A title</title><style>p {}</style><script>var hidden = 1;</script></head>"
+    plain = "One **bold** word, 2 * 3 and snake_case."
+    body = "<body><p>One <b>bold</b> word, 2 * 3 and snake_case.<!-- comment -->"
+    yield page("whole", head + body, "A title", plain, lost=("hidden", "comment", "{}", "<"))
     yield page(
         "headings",
         "Before.<h1>A <i>fine</i> report</h1>a<h2>Costs</h2>b<h4>Of <a href='#'>it</a></h4><table><tr><td><h2>No</h2><td>c<tr>"
@@ -314,6 +321,11 @@ _SCAN = "q 612 0 0 792 0 0 cm /I Do Q"
 
 def _pdf_files() -> Iterator[Made]:
     yield Made("text.pdf", pdf("The fact."), ("The fact.",))
+    yield Made("blank.pdf", pdf("", ""), (), error="blank.pdf holds no text")
+    yield Made("broken.pdf", b"%PDF-1.4\nbroken", (), error="cannot be opened")
+    yield Made("plain.pdf", b"plain text", (), error="plain.pdf is a damaged PDF file, or not one")
+    pageless = pdf("One.", "Two.").replace(b"/Kids [4 0 R 6 0 R]", b"/Kids [4 0 R 9 0 R]")
+    yield Made("pageless.pdf", pageless, (), error="page 2 of the PDF file pageless.pdf cannot be read")
     yield Made(
         "mixed.pdf",
         pdf_of([pdf_line("Before."), _SCAN, pdf_line("After.")]),
@@ -327,7 +339,8 @@ def _pdf_files() -> Iterator[Made]:
         ("Page 2", "Page 3"),
         omissions=("2 pages that are images (pages 2-3)",),
     )
-    yield Made("scan.pdf", pdf_of([_SCAN, _SCAN]), (), error="pages that are images (2: pages 1-2)")
+    refusal = "scan.pdf holds no text but white space; Not in the text: pages that are images (2: pages 1-2)"
+    yield Made("scan.pdf", pdf_of([_SCAN, _SCAN]), (), error=refusal)
 
     def form(name: str, field: str, fact: str, lost: tuple[str, ...] = ()) -> Made:
         widget = f"60:<< /Type /Annot /Subtype /Widget /Rect [72 600 300 620] /P 4 0 R /T (Name) {field} >>"
@@ -366,11 +379,6 @@ def _pdf_files() -> Iterator[Made]:
         ("name: umbrella",),
         omissions=("1 XFA forms",),
     )
-    unmapped = "60:<< /Type /Font /Subtype /Type3 /FontBBox [0 0 9 9] /FontMatrix [.1 0 0 .1 0 0] /CharProcs << >> /Encoding << /Differences [1 /g1 /g2 /g3] >> /FirstChar 1 /LastChar 3 /Widths [9 9 9] >>"
-    yield Made(
-        "glyphs.pdf", pdf_of([pdf_line("Fine."), "BT /F2 12 Tf 72 720 Td (\x01\x02\x03\x01\x02\x03) Tj ET"], objects=unmapped, resources="/F2 60 0 R"),
-        ("Fine.",), ("\x01",), omissions=("1 pages whose glyphs have no characters (page 2)",),
-    )  # fmt: skip
     inner = b"The attached fact."
     attached = f"60:<< /Type /Filespec /F (note.txt) /UF (note.txt) /EF << /F 61 0 R >> >>\n\n61:<< /Type /EmbeddedFile /Length {len(inner)} >>\nstream\n{inner.decode()}\nendstream"
     yield Made(
@@ -417,14 +425,15 @@ def _pdf_files() -> Iterator[Made]:
         ("West", "Seven"),
     ]
     yield Made("rows_of_a_table.pdf", pdf_of([_rows(*cells)]), ("South without the sea A thousand and two",))
+    unmapped = "60:<< /Type /Font /Subtype /Type3 /FontBBox [0 0 9 9] /FontMatrix [.1 0 0 .1 0 0] /CharProcs << >> /Encoding << /Differences [1 /g1 /g2 /g3] >> /FirstChar 1 /LastChar 3 /Widths [9 9 9] >>"
     drawn = "q 72 72 m " + " ".join(f"{80 + 9 * at} {100 + at * 37 % 90} l" for at in range(30)) + " S Q"
+    framed = "q 30 30 550 730 re S 30 50 m 580 50 l S Q"  # the page has lines, and nothing that could be read
+    glyphs = "BT /F2 12 Tf 72 720 Td (\x01\x02\x03\x01\x02\x03) Tj ET"
     yield Made(
-        "drawn.pdf",
-        pdf_of([pdf_line("Before."), drawn]),
-        ("Before.",),
-        omissions=("1 pages that are drawn, without characters (page 2)",),
-    )
-    yield Made("framed.pdf", pdf_of([pdf_line("Before."), "q 30 30 550 730 re S 30 50 m 580 50 l S Q"]), ("Before.",))
+        "drawn.pdf", pdf_of([pdf_line("Before."), glyphs, drawn, framed], objects=unmapped, resources="/F2 60 0 R"),
+        ("Before.",), ("\x01",),
+        omissions=("1 pages whose glyphs have no characters (page 2)", "1 pages that are drawn, without characters (page 3)"),
+    )  # fmt: skip
 
 
 def _mail(**changes: Any) -> EmailMessage:
@@ -449,9 +458,6 @@ def _mail_files() -> Iterator[Made]:
     both.set_content("plain umbrella")
     both.add_alternative("<p>html umbrella</p>", subtype="html")
     yield Made("alternative.eml", both.as_bytes(), ("plain umbrella",), ("html umbrella",))
-    html = _mail()
-    html.set_content("<p>10<sup>6</sup></p>", subtype="html")
-    yield Made("html.eml", html.as_bytes(), ("10^6",))
     attached = _mail()
     attached.set_content("See the file.")
     attached.add_attachment(
@@ -460,13 +466,9 @@ def _mail_files() -> Iterator[Made]:
     attached.add_attachment(
         "Schlüssel".encode("cp1252"), maintype="application", subtype="octet-stream", filename="a.txt"
     )
-    yield Made("attached.eml", attached.as_bytes(), ("See the file.", "The attached fact", "Schlüssel"))
-    other = _mail()
-    other.set_content("See the file.")
-    other.add_attachment(b"\x00\x01", maintype="application", subtype="octet-stream", filename="a.bin")
-    yield Made(
-        "unread.eml", other.as_bytes(), ("See the file.",), omissions=("1 files in it that were not read (a.bin",)
-    )
+    attached.add_attachment(b"\x00\x01", maintype="application", subtype="octet-stream", filename="a.bin")
+    facts = ("See the file.", "The attached fact", "Schlüssel")
+    yield Made("attached.eml", attached.as_bytes(), facts, omissions=("1 files in it that were not read (a.bin",))
     outer = _mail(subject="Outer")
     outer.set_content("Look:")
     outer.add_attachment(both)
@@ -478,15 +480,17 @@ def _mail_files() -> Iterator[Made]:
     box = b"From a@b Mon Jan  1 00:00:00 2024\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
     yield Made("two.mbox", box, ("first", "Subject: two", "\nFrom here"), headings=("one", "two"))
     pictured = _mail()
-    pictured.set_content("<p>See <img src='cid:1'>", subtype="html")
+    pictured.set_content("<p>See 10<sup>6</sup> <img src='cid:1'>", subtype="html")
     pictured.add_related(
         b"GIF89a", maintype="image", subtype="gif", cid="<1>", disposition="inline", filename="map.gif"
     )
-    yield Made("pictured.eml", pictured.as_bytes(), ("See",), omissions=("1 pictures (map.gif)",))
+    yield Made("pictured.eml", pictured.as_bytes(), ("See 10^6",), omissions=("1 pictures (map.gif)",))
     stub = _mail()
     stub.set_content("View this message in your browser.")
     stub.add_alternative("<p>The fact is umbrella. " + "And more. " * 30, subtype="html")
     yield Made("stub.eml", stub.as_bytes(), ("umbrella",), ("browser",))
+    inmost = b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx"
+    yield Made("nested.eml", inmost, (), error="nested too deeply")
     related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b--\n"
     yield Made("saved.mhtml", related, ("saved **page**",))
 
@@ -550,6 +554,8 @@ def _office_files() -> Iterator[Made]:
     picture = '<p:pic><p:nvPicPr><p:cNvPr id="1" descr="{}"/></p:nvPicPr></p:pic>'
     auto = "<a:p><a:pPr lvl='{}'><a:buAutoNum type='{}' startAt='{}'/></a:pPr><a:r><a:t>{}</a:t></a:r></a:p>".format
     items = auto(0, "arabicPeriod", 3, "three") + auto(1, "alphaLcPeriod", 1, "in") + auto(0, "arabicPeriod", 3, "four")
+    deep = "<p:grpSp>" * 20_000 + "</p:grpSp>" * 20_000
+    yield Made("deep.pptx", slides(deep), (), error="nested too deeply")
     yield Made(
         "slides.pptx",
         slides(
@@ -568,18 +574,14 @@ def _office_files() -> Iterator[Made]:
         sheets(row + f'<row r="1048576">{_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'),
         ("| Last |  | 7 |",),
     )
+    comments = '<comments xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><commentList><comment ref="A1"><text><t>Checked by Ada</t></text></comment></commentList></comments>'
+    row += f'<row r="2">{_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
     yield Made(
         "formula.xlsx",
-        sheets(row + f'<row r="2">{_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'),
-        ("## Sales", "| EU | 7 | =5+5 |"),
+        sheets(row, more={"xl/comments1.xml": comments}),
+        ("## Sales", "| EU | 7 | =5+5 |", "Checked by Ada"),
         omissions=("1 formulas without a value (sheet Sales)",),
         headings=("Sales",),
-    )
-    comments = '<comments xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><commentList><comment ref="A1"><text><t>Checked by Ada</t></text></comment></commentList></comments>'
-    yield Made(
-        "comment.xlsx",
-        sheets(row + row.replace('r="1"', 'r="2"'), more={"xl/comments1.xml": comments}),
-        ("Checked by Ada",),
     )
     yield Made("excel.xlsx", _by_openpyxl(), (
         "| EU | 12.5% | 4 € | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
@@ -623,55 +625,38 @@ def opened(kind: str, body: str, styles: str = "") -> bytes:
 
 
 def _open_files() -> Iterator[Made]:
+    entities = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</x>'
+    kind = "application/vnd.oasis.opendocument.text"
+    yield Made("entities.odt", zipped({"mimetype": kind, "content.xml": entities}), (), error="declares XML entities")
     raised = '<style:style style:name="T1"><style:text-properties style:text-position="super 58%"/></style:style>'
-    yield Made(
-        "power.odt",
-        opened("text", '<text:p>10<text:span text:style-name="T1">6</text:span></text:p>', raised),
-        ("10^6",),
-    )
-    yield Made(
-        "heading.odt",
-        opened(
-            "text",
-            "".join(map('<text:h text:outline-level="{0}">Terms {0}</text:h>'.format, (1, 2)))
-            + "<text:p>The fact.</text:p>",
-        ),
-        ("## Terms 2", "The fact."),
-        headings=("Terms 1", "Terms 1 > Terms 2"),
-    )
-    levels = '<text:list-style style:name="L"><text:list-level-style-number text:level="1" style:num-suffix="." style:num-format="1"/><text:list-level-style-number text:level="2" style:num-format="1" text:display-levels="2"/></text:list-style>'
+    numbered = '<text:list-style style:name="L"><text:list-level-style-number text:level="1" style:num-suffix="." style:num-format="1"/><text:list-level-style-number text:level="2" style:num-format="1" text:display-levels="2"/></text:list-style>'
+    headings = "".join(map('<text:h text:outline-level="{0}">Terms {0}</text:h>'.format, (1, 2)))
     item = "<text:list-item><text:p>{}</text:p></text:list-item>".format
     nested = f'<text:list text:style-name="L">{item("one")}<text:list-item><text:p>two</text:p><text:list>{item("inner")}</text:list></text:list-item></text:list>'
-    yield Made("list.odt", opened("text", nested, levels), ("1. one", "2. two", "2.1 inner"))
     cell = "<table:table-cell{}><text:p>{}</text:p></table:table-cell>".format
-    span = "<table:table-row>{}{}</table:table-row><table:table-row>{}{}</table:table-row><table:table-row><table:covered-table-cell/>{}</table:table-row>".format(
-        cell("", "Region"),
-        cell("", "Units"),
-        cell(' table:number-rows-spanned="2"', "EU"),
-        cell("", "12"),
-        cell("", "7"),
-    )
-    yield Made("rowspan.odt", opened("text", f"<table:table>{span}</table:table>"), ("| EU | 7 |",))
+    row = "<table:table-row>{}</table:table-row>".format
+    spanned = cell(' table:number-rows-spanned="2"', "EU") + cell("", "12")
+    table = f"<table:table>{row(cell('', 'Region') + cell('', 'Units'))}{row(spanned)}{row('<table:covered-table-cell/>' + cell('', '7'))}</table:table>"
+    power = '<text:p>10<text:span text:style-name="T1">6</text:span></text:p>'
     note = "<text:p>In 1987<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>See Ames.</text:p></text:note-body></text:note></text:p>"
-    yield Made("note.odt", opened("text", note), ("In 1987[^1: See Ames.]",))
+    yield Made(
+        "whole.odt", opened("text", headings + power + nested + table + note, raised + numbered),
+        ("## Terms 2", "10^6", "1. one", "2. two", "2.1 inner", "| EU | 7 |", "In 1987[^1: See Ames.]"),
+        headings=("Terms 1", "Terms 1 > Terms 2"),
+    )  # fmt: skip
+    notes = "<presentation:notes><draw:frame><draw:text-box><text:p>Spoken fact</text:p></draw:text-box></draw:frame></presentation:notes>"
     yield Made(
         "slide.odp",
         opened(
             "presentation",
             "<draw:page><draw:frame presentation:class='title'><draw:text-box><text:p>Plan</text:p></draw:text-box></draw:frame>"
-            "<draw:frame><draw:text-box><text:p>The fact.</text:p></draw:text-box></draw:frame>"
-            "<draw:frame><draw:image/></draw:frame><draw:frame><draw:image/><svg:desc>A map</svg:desc></draw:frame></draw:page>",
+            "<draw:frame><draw:text-box><text:p>The fact.</text:p></draw:text-box></draw:frame><draw:frame><draw:image/></draw:frame>"
+            f"<draw:frame><draw:image/><svg:desc>A map</svg:desc></draw:frame>{notes}</draw:page>",
         ),
-        ("The fact.", "![A map]"),
+        ("The fact.", "![A map]", "Notes:\n\nSpoken fact"),
         omissions=("1 pictures without a description",),
         headings=("Plan",),
-    )
-    notes = "<presentation:notes><draw:frame><draw:text-box><text:p>Spoken fact</text:p></draw:text-box></draw:frame></presentation:notes>"
-    yield Made(
-        "notes.odp",
-        opened("presentation", f"<draw:page><text:p>One</text:p>{notes}</draw:page>"),
-        ("Notes:\n\nSpoken fact",),
-    )
+    )  # fmt: skip
     values = "<table:table table:name='S'><table:table-row><table:table-cell office:value='3'/><table:table-cell><text:p>z</text:p><office:annotation><text:p>seen</text:p></office:annotation></table:table-cell></table:table-row><table:shapes><draw:frame><draw:image/></draw:frame></table:shapes></table:table>"
     yield Made(
         "values.ods", opened("spreadsheet", values), ("3", "z\n\n[Note: seen]"), omissions=("1 pictures without",)
@@ -714,20 +699,20 @@ def _open_files() -> Iterator[Made]:
         ("Arial",),
     )
     yield Made(
-        "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}.}",
-        ("In 1987[Note:  See Ames.] it was 42", "A head"), ("41",),
+        "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}. Seen{\*\annotation by Ada} twice}",
+        ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice"), ("41",),
     )  # fmt: skip
     yield Made("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"inmost", ("inmost",))
-    yield Made("noted.rtf", rb"{\rtf1 Seen{\*\annotation by Ada} twice\par}", ("Seen[Note: by Ada] twice",))
-    yield Made(
-        "emoji.rtf", rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\pict 01}}", ("10^7 😀",), omissions=("1 pictures",)
-    )
-    yield Made(
-        "object.rtf", rb"{\rtf1\ansi Body.{\object{\*\objdata 0102}}}", ("Body.",), omissions=("1 embedded objects",)
-    )
+    emoji = rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\pict 01} Body.{\object{\*\objdata 0102}}}"
+    yield Made("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "1 pictures"))
 
 
 def _charset_files() -> Iterator[Made]:
+    for charset in ("utf-8", "cp1252"):
+        yield Made(f"{charset}.html", f'<meta charset="{charset}"><p>Über'.encode(charset), ("Über",))
+    for charset in ("nonsense", "punycode", "idna", "unicode_escape", "utf-7", "utf-16", "base64"):
+        text = "abc-zzzz9zzzz9 +AGE- \\u0041"  # no browser knows these charsets
+        yield Made(f"{charset}.html", f'<meta charset="{charset}"><p>{text}'.encode(), (text,))
     yield Made("latin.html", b'<meta charset="iso-8859-1"><p>It\x92s \x80 5', ("It’s € 5",))
     yield Made("control.html", b'<meta charset="iso-8859-1"><p>a\x81b', ("a\x81b",))
     yield Made("xsjis.html", '<meta charset="x-sjis"><p>①東京'.encode("cp932"), ("①東京",))

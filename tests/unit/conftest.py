@@ -14,6 +14,7 @@ from support.scripts import perfect_reader
 
 from memagent_graph import Budget, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.documents import conversion
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 # How fast this is, benchmarks measure. Examples differ from run to run, but for CI.
 settings.register_profile("untimed", deadline=None, max_examples=25)
@@ -40,6 +41,21 @@ def certificates_are_read_once() -> Iterator[None]:
 
 
 @pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a model in the local cache of the hub, where nothing can be fetched: it is the embedded one."""
+    from huggingface_hub import constants
+
+    repository = tmp_path / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc123")
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / "abc123").symlink_to(EMBEDDED_FOLDER)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return "some/model"
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> DocumentStore:
     return DocumentStore(tmp_path / "documents")
 
@@ -54,7 +70,7 @@ def log(tmp_path: Path) -> Iterator[RunLog]:
 def converts_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert files in this process: one of their own, which tests of its bounds have, takes long to start."""
 
-    def run(task: Any, source: Any, result: Any, bounds: Any, cancellation: Any) -> int:
+    def run(task: Any, source: Any, result: Any, cancellation: Any) -> int:
         with os.fdopen(os.dup(source.fileno()), "rb") as file:
             conversion.conversion_program.convert(task, file, result)
         return 0

@@ -27,12 +27,23 @@ def prose(characters: int, seed: int = 0) -> str:
     return " ".join(words)[:characters]
 
 
-BOUNDARIES = st.sampled_from(["token", "sentence", "paragraph", "line"])
+BOUNDARIES = st.sampled_from(["token", "sentence", "paragraph", "heading"])
 MIXED = st.lists(
     st.one_of(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
         st.sampled_from(
-            ["word and word ", "日本語漢字", "😀👩‍👩‍👧", "\n\n", "e\u0301 ", "    ", "\x00", "नमस्ते ", "a" * 40]
+            [
+                "word and word ",
+                "日本語漢字",
+                "😀👩‍👩‍👧",
+                "\n\n",
+                "e\u0301 ",
+                "    ",
+                "\x00",
+                "नमस्ते ",
+                "a" * 40,
+                "\n\n# 1\n\n",
+            ]
         ),
     ),
     min_size=1,
@@ -47,37 +58,52 @@ def chunker(store, text, chunk_tokens, boundary="token", tokenizer=TOKENIZER):
     return Chunker(store, store.add(Document.from_text(text)), tokenizer, chunk_tokens, boundary)
 
 
-def check_spans(text, chunks):
-    data = text.encode()
+def cut(store, text, chunk_tokens, boundary="token", tokenizer=TOKENIZER):
+    """The chunks of a text, in which nothing is lost, spans are true, and which are alike from every cursor."""
+    reader = chunker(store, text, chunk_tokens, boundary, tokenizer)
+    chunks, data = list(reader.chunks()), text.encode()
     assert "".join(chunk.text for chunk in chunks) == text
     char = byte = 0
     for index, chunk in enumerate(chunks):
         assert (chunk.index, chunk.start_char, chunk.start_byte) == (index, char, byte)
         assert text[chunk.start_char : chunk.end_char] == chunk.text
         assert data[chunk.start_byte : chunk.end_byte].decode() == chunk.text
+        assert chunk.tokens <= chunk_tokens + 3
         assert chunk.last == (index == len(chunks) - 1)
         char, byte = chunk.end_char, chunk.end_byte
+    for chunk, following in [*itertools.pairwise(chunks)][:: 1 + len(chunks) // 40]:
+        assert next(chunker(store, text, chunk_tokens, boundary, tokenizer).chunks(chunk.next)) == following
+    assert reader.next_chunk(chunks[-1].next) is None
+    return chunks
 
 
+def word_piece():
+    vocabulary = {
+        "[UNK]": 0,
+        **{word: number for number, word in enumerate(["the", "reader", "##s", "a", "new", "."], 1)},
+    }
+    backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return HFTokenizer(json.loads(backend.to_str()), name="word piece")
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, word_piece()], ids=["embedded", "one that drops and changes text"])
 @settings(max_examples=60)
 @given(text=MIXED.filter(str.strip), chunk_tokens=st.integers(1, 60), boundary=BOUNDARIES)
-def test_any_text_is_cut_without_loss_and_alike_from_every_cursor(text, chunk_tokens, boundary, tmp_path_factory):
+def test_any_text_is_cut_without_loss_and_alike_from_every_cursor(
+    tokenizer, text, chunk_tokens, boundary, tmp_path_factory
+):
     store = DocumentStore(tmp_path_factory.mktemp("store"))
-    reader = chunker(store, text, chunk_tokens, boundary)
-    chunks = list(reader.chunks())
-    check_spans(text, chunks)
-    assert sum(chunk.tokens for chunk in chunks) == TOKENIZER.count(text)
-    for chunk, following in itertools.pairwise(chunks):
-        assert next(chunker(store, text, chunk_tokens, boundary).chunks(chunk.next)) == following
-    assert reader.next_chunk(chunks[-1].next) is None
+    chunks = cut(store, text, chunk_tokens, boundary, tokenizer)
+    assert sum(chunk.tokens for chunk in chunks) == tokenizer.count(text)
 
 
 @pytest.mark.parametrize("chunk_tokens", [7, 1000, 5000, 40_000])
 def test_chunks_over_many_pieces_have_exactly_the_tokens_of_the_whole_text(chunk_tokens, store):
     text = prose(200_000)
     assert len(text.encode()) > 10 * PIECE_BYTES
-    chunks = list(chunker(store, text, chunk_tokens).chunks())
-    check_spans(text, chunks)
+    chunks = cut(store, text, chunk_tokens)
     ids = TOKENIZER._backend.encode(text, add_special_tokens=False).ids
     at = 0
     for chunk in chunks:
@@ -114,8 +140,7 @@ def test_a_safe_cut_changes_no_token(text):
 @pytest.mark.parametrize("unit", ["a", "\n", "語", "e\u0301", "ab "])
 def test_much_text_without_borders_is_cut_without_loss(unit, store):
     text = (unit * 300_000)[: 300_000 // len(unit.encode())] + "."
-    chunks = list(chunker(store, text, 5000).chunks())
-    check_spans(text, chunks)
+    chunks = cut(store, text, 5000)
     assert all(4997 <= chunk.tokens <= 5000 for chunk in chunks[:-1])
     assert "".join(cut_pieces(text)) == text
     assert max(len(piece) for piece in cut_pieces(text)) <= MAX_PIECE_BYTES
@@ -123,65 +148,55 @@ def test_much_text_without_borders_is_cut_without_loss(unit, store):
 
 def test_sentence_ends_are_preferred_when_near_and_only_then(store):
     text = "This is one short sentence of prose. " * 3000
-    chunks = list(chunker(store, text, 500, "sentence").chunks())
-    check_spans(text, chunks)
+    chunks = cut(store, text, 500, "sentence")
     assert all(chunk.text.endswith("prose.") for chunk in chunks[:-1])
     assert all(chunk.tokens > 500 * 0.85 - 1 for chunk in chunks[:-1])
     endless = "words without any end " * 3000
-    assert all(chunk.tokens == 500 for chunk in list(chunker(store, endless, 500, "sentence").chunks())[:-1])
+    assert all(chunk.tokens == 500 for chunk in cut(store, endless, 500, "sentence")[:-1])
 
 
 def test_paragraph_ends_are_preferred_to_sentence_ends(store):
     text = "A line. And more of it.\n\nNext paragraph starts. It goes on. And on. And on.\n\n" * 800
-    chunks = list(chunker(store, text, 400, "paragraph").chunks())
-    check_spans(text, chunks)
+    chunks = cut(store, text, 400, "paragraph")
     assert all(chunk.text.endswith("\n\n") for chunk in chunks[:-1])
 
 
-def test_the_same_piece_is_tokenised_once_for_many_readers(store):
-    text = prose(100_000, seed=9)
-    calls = []
+def test_headings_are_preferred_when_near_and_otherwise_paragraph_ends(store):
+    words = "The quick brown fox jumps over the lazy dog and is not seen. "
+    text = "\n\n".join(f"## 4.{number} Part\n\n{words * (5 + number % 3)}" for number in range(1, 41))
+    chunks = cut(store, text, 250, "heading")
+    assert all(chunk.text.startswith("## 4.") for chunk in chunks[1:])
+    assert sum(chunk.text.startswith("## 4.") for chunk in cut(store, text, 250, "paragraph")) < len(chunks) - 1
+    text = "\n\n".join([words] * 100)
+    assert cut(store, text, 100, "heading") == cut(store, text, 100, "paragraph")
 
-    class Counting(HFTokenizer):
-        fingerprint = "counting"
 
-        def encode(self, piece):
-            calls.append(len(piece))
-            return super().encode(piece)
+@pytest.mark.parametrize(("documents", "readers"), [(1, 5), (12, 1)])
+def test_a_piece_is_tokenised_once_however_many_reads_are_under_way(documents, readers, store, monkeypatch):
+    class Counting:
+        """The library, with the lengths of the texts that it encodes."""
 
-    tokenizer = Counting(TOKENIZER._specification, name="counting")
-    readers = [chunker(store, text, 700, tokenizer=tokenizer) for _ in range(5)]
-    for chunks in zip(*(reader.chunks() for reader in readers), strict=True):
-        assert len({chunk.text for chunk in chunks}) == 1
-    assert sum(calls) == len(text)
+        def __init__(self, library):
+            self.library, self.lengths = library, []
+            self.normalizer = library.normalizer
+
+        def encode(self, text, **options):
+            self.lengths.append(len(text))
+            return self.library.encode(text, **options)
+
+    tokenizer = HFTokenizer(TOKENIZER._specification, name="counting")
+    library = Counting(tokenizer._backend)
+    monkeypatch.setattr(tokenizer, "_backend", library)
+    monkeypatch.setattr(HFTokenizer, "fingerprint", f"counting {documents}")
+    texts = [prose(40_000, seed=seed) for seed in range(documents)]
+    reads = [chunker(store, text, 700, tokenizer=tokenizer).chunks() for text in texts * readers]
+    assert sum(len(chunks) for chunks in zip(*reads, strict=False)) > 10 * documents * readers
+    assert sum(library.lengths) == sum(map(len, texts))
 
 
 def test_chunks_of_no_tokens_are_refused(store):
     with pytest.raises(ValueError, match="at least 1"):
         chunker(store, "text", 0)
-
-
-def word_piece():
-    vocabulary = {
-        "[UNK]": 0,
-        **{word: number for number, word in enumerate(["the", "reader", "##s", "a", "new", "."], 1)},
-    }
-    backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return HFTokenizer(json.loads(backend.to_str()), name="word piece")
-
-
-@settings(max_examples=40)
-@given(text=MIXED.filter(str.strip), chunk_tokens=st.integers(1, 30))
-def test_a_tokenizer_that_drops_and_changes_text_is_cut_without_loss_too(text, chunk_tokens, tmp_path_factory):
-    store = DocumentStore(tmp_path_factory.mktemp("store"))
-    tokenizer = word_piece()
-    chunks = list(chunker(store, text, chunk_tokens, tokenizer=tokenizer).chunks())
-    check_spans(text, chunks)
-    assert sum(chunk.tokens for chunk in chunks) == tokenizer.count(text)
-    for chunk, following in itertools.pairwise(chunks):
-        assert next(chunker(store, text, chunk_tokens, tokenizer=tokenizer).chunks(chunk.next)) == following
 
 
 def bytes_with(*tokens: bytes) -> HFTokenizer:
@@ -213,11 +228,7 @@ def unigram_of_bytes() -> HFTokenizer:
 @pytest.mark.parametrize(("chunk_tokens", "characters"), [(1, 300), (7, 600), (300, 3000)])
 def test_no_chunk_grows_where_no_token_ends_a_character(tokenizer, chunk_tokens, characters, store):
     text = "a" + "\u1792" * characters + "a"
-    chunks = list(chunker(store, text, chunk_tokens, tokenizer=tokenizer).chunks())
-    check_spans(text, chunks)
-    for chunk, following in itertools.pairwise(chunks[:20]):
-        assert chunk.tokens <= chunk_tokens + 3
-        assert next(chunker(store, text, chunk_tokens, tokenizer=tokenizer).chunks(chunk.next)) == following
+    chunks = cut(store, text, chunk_tokens, tokenizer=tokenizer)
     assert not any(chunk.splits for chunk in chunks), "each is a character of its own"
 
 
@@ -225,8 +236,7 @@ def test_no_chunk_grows_where_no_token_ends_a_character(tokenizer, chunk_tokens,
 def test_a_character_is_split_only_if_it_is_longer_than_64_tokens_or_a_chunk(tokenizer, store):
     short, long = "e" + "\u0301" * 20, "o" + "\u0301" * 200
     text = (short + "x") * 50 + long + (short + " ") * 20
-    chunks = list(chunker(store, text, 70, tokenizer=tokenizer).chunks())
-    check_spans(text, chunks)
+    chunks = cut(store, text, 70, tokenizer=tokenizer)
     assert all(chunk.tokens <= 70 for chunk in chunks)
     place = text.index(long)
     split = [chunk.end_char for chunk in chunks if not is_character_end(text, chunk.end_char)]
@@ -235,16 +245,14 @@ def test_a_character_is_split_only_if_it_is_longer_than_64_tokens_or_a_chunk(tok
 
 
 def test_text_without_any_token_is_still_read(store):
-    text = "the reader " + "\u200b" * 50_000
-    chunks = list(chunker(store, text, 5, tokenizer=word_piece()).chunks())
-    check_spans(text, chunks)
+    assert cut(store, "the reader " + "\u200b" * 50_000, 5, tokenizer=word_piece())
 
 
 def test_sentences_are_whole_in_short_chunks_with_a_long_tail(store):
     sentences = [f"{'The grey heron waits ' * (1 + number % 4)}by pond number {number}." for number in range(60)]
     reference = store.add(Document.from_text(" ".join(sentences)))
-    chunks = [chunk.text for chunk in Chunker(store, reference, TOKENIZER, 80, "sentence", tail_percent=50).chunks()]
-    assert "".join(chunks) == " ".join(sentences)
-    assert all(any(sentence in chunk for chunk in chunks) for sentence in sentences)
-    cut = [chunk.text for chunk in Chunker(store, reference, TOKENIZER, 80, "sentence").chunks()]
-    assert not all(any(sentence in chunk for chunk in cut) for sentence in sentences)
+    for percent in (50, None):
+        reader = Chunker(store, reference, TOKENIZER, 80, "sentence", tail_percent=percent)
+        chunks = [chunk.text for chunk in reader.chunks()]
+        assert "".join(chunks) == " ".join(sentences)
+        assert all(any(sentence in chunk for chunk in chunks) for sentence in sentences) == (percent == 50)

@@ -42,15 +42,6 @@ def test_a_lock_that_stays_is_an_error_after_the_time_out(tmp_path, monkeypatch)
         assert time.monotonic() - began >= 0.1
 
 
-def test_what_is_no_database_is_an_error_at_once(tmp_path) -> None:
-    (tmp_path / "letter.txt").write_text("Dear reader, " * 400)
-    with (
-        closing(sqlite3.connect(tmp_path / "letter.txt")) as connection,
-        pytest.raises(sqlite3.DatabaseError, match="not a database"),
-    ):
-        use_write_ahead_log(connection)
-
-
 async def test_checkpoints_open_while_another_holds_the_new_file(tmp_path) -> None:
     with exclusive_lock(tmp_path / "checkpoints.sqlite") as other:
         asyncio.get_running_loop().call_later(0.3, other.execute, "ROLLBACK")

@@ -114,24 +114,28 @@ def test_what_a_text_has_of_a_line_is_quoted_in_the_texts_own_words(line: str, t
     assert [text[start:end] for start, end in find_quotes(line, text)] == quotes
 
 
-def test_a_line_keeps_the_chunk_that_first_wrote_it_through_rewordings() -> None:
-    memories = [
-        "Ilse Thornbury built the lighthouse at Verity",
-        "Ilse Thornbury built the lighthouse at Verity",
-        "Ilse Thornbury built the lighthouse at Verity in 1743",
-    ]
-    (line,) = traced(memories).lines
-    assert (line.update, line.reworded) == (0, (2,))
+ILSE, MARTA, JONAS = "Ilse built the lighthouse", "Marta sold the granary", "Jonas keeps the ferry"
 
 
-def test_other_punctuation_is_no_rewording() -> None:
-    (line,) = traced(["Ilse built the lighthouse", "- Ilse built the lighthouse."]).lines
-    assert (line.line, line.update, line.reworded) == ("- Ilse built the lighthouse.", 0, ())
-
-
-def test_a_like_fact_beside_one_that_stays_is_a_new_line() -> None:
-    result = traced(["The code of Anna is 17", "The code of Anna is 17\nThe code of Anna is 18"])
-    assert [line.update for line in result.lines] == [0, 1]
+@pytest.mark.parametrize(
+    ("memories", "origins", "lost"),
+    [
+        pytest.param([ILSE, ILSE, f"{ILSE} in 1743"], [(0, (2,))], [], id="a rewording keeps its origin"),
+        pytest.param([ILSE, f"- {ILSE}."], [(0, ())], [], id="other punctuation is no rewording"),
+        pytest.param(
+            ["The code of Anna is 17", "The code of Anna is 17\nThe code of Anna is 18"], [(0, ()), (1, ())], [],
+            id="a like fact beside one that stays is new",
+        ),
+        pytest.param([MARTA, MARTA, JONAS], [(2, ())], [(MARTA, 0, 2)], id="lost at the chunk that dropped it"),
+        pytest.param([f"{ILSE}\n{MARTA}", f"{ILSE}; {MARTA}"], [(0, (1,))], [], id="what is merged is not lost"),
+        pytest.param([MARTA, JONAS, MARTA], [(2, ())], [(JONAS, 1, 2)], id="what is written again is not lost"),
+        *(([nothing, JONAS], [(1, ())], []) for nothing in ("(empty)", "none", "Not stated.")),
+    ],
+)  # fmt: skip
+def test_a_line_has_its_origin_and_what_nobody_carries_on_is_lost(memories, origins, lost) -> None:
+    result = traced(memories)
+    assert [(line.update, line.reworded) for line in result.lines] == origins
+    assert [(line.line, line.update, line.gone) for line in result.lost] == lost
 
 
 def test_quotes_come_from_the_chunks_that_brought_the_words() -> None:
@@ -161,28 +165,6 @@ def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
     result = find_provenance(made_of(["Ilse built it"], ["gone"]), lambda _: None)
     assert [line.update for line in result.lines] == [0]
     assert result.evidence == ()
-
-
-def test_a_line_that_nobody_carries_on_is_lost_at_the_chunk_that_dropped_it() -> None:
-    result = traced(["Marta sold the granary", "Marta sold the granary", "Jonas keeps the ferry"])
-    assert [(lost.line, lost.update, lost.gone) for lost in result.lost] == [("Marta sold the granary", 0, 2)]
-
-
-def test_a_line_merged_into_another_or_written_again_is_not_lost() -> None:
-    merged = traced(
-        ["Ilse built the lighthouse\nMarta sold the granary", "Ilse built the lighthouse; Marta sold the granary"]
-    )
-    assert merged.lost == ()
-    assert (
-        traced(["Marta sold the granary", "Jonas keeps the ferry", "Marta sold the granary"])
-        .lost[0]
-        .line.startswith("Jonas")
-    )
-
-
-@pytest.mark.parametrize("nothing", ["(empty)", "none", "Not stated."])
-def test_a_memory_that_says_nothing_is_not_lost(nothing: str) -> None:
-    assert traced([nothing, "Jonas keeps the ferry"]).lost == ()
 
 
 def test_what_a_person_wrote_is_said_to_be_so_unless_the_chunk_has_it() -> None:

@@ -3,7 +3,7 @@
 Two tables of attacks: every kind of file, cut off, of another kind, nested too deeply or replaced by a pipe; and what a
 file may say to make its reader do something. A run's key and server, when it is resumed, are in
 `cli/test_runs_of_others.py`; the inputs of a corpus are in `corpus/test_corpus_inputs.py`, files that are converted in
-`test_conversion.py` and `soak/test_mutated_files.py`, other versions of SQLite files in `test_database.py`.
+`test_conversion.py` and `soak/test_random_inputs.py`, other versions of SQLite files in `test_database.py`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ from memagent_graph.timeline.view import load_run_view
 from memagent_graph.tokenizers.loading import load_tokenizer
 from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger
-from memagent_serve.serve_settings import read_settings_file
 from memagent_training.data.training_runs import read_runs
 from memagent_training.job.job_settings import read_preset
 from memagent_training.rewards.gold_answers import GoldAnswers
@@ -339,27 +338,15 @@ def read_with_policy(folder: Path) -> None:
     reader(folder, profile=folder).close()
 
 
-def read_serve_settings(path: Path) -> Any:
-    return read_settings_file(path, {"max_reads"})
-
-
-def text_of_others(name: str, content: str) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        (folder / name).write_text(content)
-        return folder
-
-    return write
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of file."""
 
     name: str
-    make: Callable[[Path], Path]
-    """Writes one, and returns its folder."""
+    make: Callable[[Path], Path | None] | str
+    """Writes one, and returns its folder if that is another; or its text."""
     use: Callable[[Path], Any]
-    """Is given that folder."""
+    """Is given the file."""
     damages: tuple[str, ...] = ("half", "foreign", "deep", "pipe")
 
 
@@ -367,34 +354,27 @@ def itself(folder: Path) -> Path:
     return folder
 
 
+SQLITE, TEXT = ("half", "foreign"), ("half", "foreign", "deep")
 KINDS = (
-    Kind("runs.sqlite", itself, show_them, ("half", "foreign")),
-    Kind("checkpoints.sqlite", itself, resume_them, ("half", "foreign")),
-    Kind("runs.parquet", export_of_others, import_them, ("half", "foreign", "pipe")),
-    Kind("runs.parquet", export_of_others, lambda folder: list(read_runs(folder / "runs.parquet")), ("pipe",)),
-    Kind("rows.jsonl", text_of_others("rows.jsonl", "{}"), lambda folder: open_rows([folder / "rows.jsonl"]),
-         ("pipe",)),
-    Kind("_manifest.json", table_of_others, lambda folder: TableFolder(str(folder)).manifest()),
-    Kind("part-000000.parquet", table_of_others, lambda folder: list(TableFolder(str(folder)).rows())),
-    Kind("ledger.sqlite", lambda folder: CorpusLedger(folder / "ledger.sqlite").close() or folder,
-         lambda folder: CorpusLedger(folder / "ledger.sqlite").close(), ("half", "foreign")),
-    Kind("reads.sqlite", lambda folder: Ledger(folder / "reads.sqlite").close() or folder,
-         lambda folder: Ledger(folder / "reads.sqlite").close(), ("half", "foreign")),
-    Kind(JOURNAL, results_of_others, load_results, ("foreign", "deep")),
-    Kind("memagent.json", policy_of_others, read_with_policy),
-    Kind("templates/update.txt", policy_of_others, read_with_policy),
-    Kind("tokenizer.json", policy_of_others, load_tokenizer),
-    Kind("adapter_config.json", policy_of_others, load_adapter),
-    Kind("rl.yaml", text_of_others("rl.yaml", "model: [a"), lambda folder: read_preset(folder / "rl.yaml"),
-         ("half", "foreign", "deep")),
-    Kind("serve.toml", text_of_others("serve.toml", "max_reads = [1"),
-         lambda folder: read_serve_settings(folder / "serve.toml"), ("half", "foreign", "deep")),
-    Kind("keys.toml", text_of_others("keys.toml", "alice = [1"), lambda folder: Keys.load(folder / "keys.toml"),
-         ("half", "foreign", "deep")),
-    Kind("schema.json", text_of_others("schema.json", '{"type": "object"}'),
-         lambda folder: ResponseFormat.load(str(folder / "schema.json")), ("half", "foreign", "deep")),
-    Kind("state.json", text_of_others("state.json", '{"_data_files": []}'), DatasetRows),
-)  # fmt: skip
+    Kind("runs.sqlite", itself, lambda path: show_them(path.parent), SQLITE),
+    Kind("checkpoints.sqlite", itself, lambda path: resume_them(path.parent), SQLITE),
+    Kind("runs.parquet", export_of_others, lambda path: import_them(path.parent), ("half", "foreign", "pipe")),
+    Kind("runs.parquet", export_of_others, lambda path: list(read_runs(path)), ("pipe",)),
+    Kind("rows.jsonl", "{}", lambda path: open_rows([path]), ("pipe",)),
+    Kind("_manifest.json", table_of_others, lambda path: TableFolder(str(path.parent)).manifest()),
+    Kind("part-000000.parquet", table_of_others, lambda path: list(TableFolder(str(path.parent)).rows())),
+    Kind("ledger.sqlite", lambda folder: CorpusLedger(folder / "ledger.sqlite").close(), CorpusLedger, SQLITE),
+    Kind("reads.sqlite", lambda folder: Ledger(folder / "reads.sqlite").close(), Ledger, SQLITE),
+    Kind(JOURNAL, results_of_others, lambda path: load_results(path.parent), ("foreign", "deep")),
+    Kind("memagent.json", policy_of_others, lambda path: read_with_policy(path.parent)),
+    Kind("templates/update.txt", policy_of_others, lambda path: read_with_policy(path.parents[1])),
+    Kind("tokenizer.json", policy_of_others, lambda path: load_tokenizer(path.parent)),
+    Kind("adapter_config.json", policy_of_others, lambda path: load_adapter(path.parent)),
+    Kind("rl.yaml", "model: [a", read_preset, TEXT),
+    Kind("keys.toml", "alice = [1", Keys.load, TEXT),
+    Kind("schema.json", '{"type": "object"}', lambda path: ResponseFormat.load(str(path)), TEXT),
+    Kind("state.json", '{"_data_files": []}', lambda path: DatasetRows(path.parent)),
+)
 
 
 @pytest.mark.parametrize(
@@ -402,17 +382,17 @@ KINDS = (
     [pytest.param(kind, damage, id=f"{kind.name}: {damage}") for kind in KINDS for damage in kind.damages],
 )
 def test_a_file_that_is_damaged_or_foreign_is_an_error_that_names_it(folder: Path, kind: Kind, damage: str) -> None:
-    place = kind.make(folder)
+    place = folder if isinstance(kind.make, str) else kind.make(folder) or folder
     path = place / kind.name
-    content = path.read_bytes()
-    path.unlink()
+    content = kind.make.encode() if isinstance(kind.make, str) else path.read_bytes()
+    path.unlink(missing_ok=True)
     if damage == "pipe":
         os.mkfifo(path)
     else:
         damages = {"half": content[: len(content) // 2], "foreign": b"\x7fELF\xff\x00" * 999, "deep": b"[" * 100_000}
         path.write_bytes(damages[damage])
     with pytest.raises(MemAgentError) as error:
-        kind.use(place)
+        kind.use(path)
     assert path.name in str(error.value) or place.name in str(error.value)
     assert error.value.hint
 
@@ -587,8 +567,6 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(file_with("rl.yaml", "a: !!python/object/apply:os.system ['touch ../ran']", read_preset),
                      "rl.yaml", id="preset: code"),
         pytest.param(file_with("rl.yaml", "a: 2021-99-99", read_preset), "rl.yaml", id="preset: date"),
-        pytest.param(file_with("serve.toml", "policy = 'evil:Nice'", read_serve_settings), "unknown settings",
-                     id="settings of serve: code"),
     ],
 )  # fmt: skip
 def test_a_file_from_somebody_else_is_data(folder: Path, attack: Callable[[Path], str], refusal: str | None) -> None:

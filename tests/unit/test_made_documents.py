@@ -16,11 +16,14 @@ from memagent_graph.errors import DocumentError
 def test_a_documents_fact_is_in_its_text_and_its_losses_are_told(made: Made, store):
     document = Document.from_bytes(made.data, name=made.name)
     if made.error:
-        with pytest.raises(DocumentError, match=re.escape(made.error)):
+        with pytest.raises(DocumentError, match=re.escape(made.error)) as error:
             store.add(document)
+        assert error.value.hint
         return
     ref = store.add(document)
     text = store.read(ref, 0, ref["size"])
+    assert ref["media_type"] == document.media_type
+    assert ref["size"] < 1_000_000, "a small file may claim much space"
     assert [fact for fact in made.facts if fact not in text] == [], text
     assert [lost for lost in made.lost if lost in text] == [], text
     omissions = [

@@ -8,7 +8,7 @@ from support.made_documents import made_documents
 from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.documents.omissions import list_document_events, load_omissions, summarize_omissions
-from memagent_graph.errors import DocumentError, EmptyDocumentError, IncompleteDocumentError, UnsupportedDocumentError
+from memagent_graph.errors import DocumentError, IncompleteDocumentError, UnsupportedDocumentError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reader import MemAgent
@@ -20,12 +20,11 @@ from memagent_mcp.tool_results import format_run
 from memagent_serve.chat_replies import read_details
 
 MIXED = next(made for made in made_documents() if made.name == "mixed.pdf")
-SCAN = next(made for made in made_documents() if made.name == "scan.pdf")
 IMAGE = "pages that are images (1: page 2)"
 
 
-def document(made=MIXED):
-    return Document.from_bytes(made.data, name=made.name)
+def document():
+    return Document.from_bytes(MIXED.data, name=MIXED.name)
 
 
 def reader(**choices):
@@ -59,12 +58,6 @@ def test_a_read_stops_before_it_where_it_should():
         with pytest.raises(IncompleteDocumentError):
             agent.read(agent.store.add(document()), "What?")
         assert agent.read(Document.from_text("All of it is text."), "What?").is_whole
-
-
-@pytest.mark.usefixtures("converts_here")
-def test_what_has_no_text_at_all_is_an_error_that_says_what_it_has(store):
-    with pytest.raises(EmptyDocumentError, match=r"holds no text.*pages that are images \(2: pages 1-2\).*converter"):
-        store.add(document(SCAN))
 
 
 OWN = """

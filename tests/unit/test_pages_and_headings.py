@@ -10,8 +10,7 @@ from pyarrow import parquet
 from support.document_files import docx, pdf
 from support.scripts import perfect_reader
 
-from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_tokenizer
-from memagent_graph.documents.chunking import Boundary, Chunker
+from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy
 from memagent_graph.documents.headings import find_headings
 from memagent_graph.documents.sources import SourceMark, normalise_pages
 from memagent_graph.errors import DocumentError, EmptyDocumentError, UnsupportedDocumentError
@@ -82,8 +81,7 @@ class TestPagesThatAreChosen:
         with pytest.raises(DocumentError, match=r"does not name pages.*1-3,7"):
             normalise_pages(pages)
 
-    def test_are_all_that_is_stored(self, tmp_path) -> None:
-        store = DocumentStore(tmp_path / "store")
+    def test_are_all_that_is_stored(self, store, tmp_path) -> None:
         ref = store.add(Document.from_path(report(tmp_path)).only("2-3,6"))
         assert ref["pages"] == "2-3,6"
         assert store.read(ref, 0, 10_000) == "\n\n".join((PAGES[1], PAGES[2], PAGES[5]))
@@ -91,8 +89,7 @@ class TestPagesThatAreChosen:
         from_bytes = Document.from_bytes(report(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
         assert store.add(from_bytes)["key"] == ref["key"]
 
-    async def test_are_taken_again_when_a_lost_document_is_given_again(self, tmp_path) -> None:
-        store = DocumentStore(tmp_path / "store")
+    async def test_are_taken_again_when_a_lost_document_is_given_again(self, store, tmp_path) -> None:
         path = report(tmp_path)
         ref = store.add(Document.from_path(path).only("4"))
         store.remove(ref)
@@ -107,20 +104,19 @@ class TestPagesThatAreChosen:
             ("9-", "9- was asked"),
         ],
     )
-    def test_beyond_the_end_are_an_error_with_the_remedy(self, tmp_path, pages, words) -> None:
+    def test_beyond_the_end_are_an_error_with_the_remedy(self, store, tmp_path, pages, words) -> None:
         with pytest.raises(DocumentError, match=words):
-            DocumentStore(tmp_path / "store").add(Document.from_path(report(tmp_path)).only(pages))
+            store.add(Document.from_path(report(tmp_path)).only(pages))
 
-    def test_without_text_are_named(self, tmp_path) -> None:
+    def test_without_text_are_named(self, store, tmp_path) -> None:
         path = report(tmp_path, "Some text.", "")
         with pytest.raises(EmptyDocumentError, match="holds no text"):
-            DocumentStore(tmp_path / "store").add(Document.from_path(path).only("2"))
+            store.add(Document.from_path(path).only("2"))
 
-    def test_of_what_has_no_pages_are_an_error_with_the_remedy(self, tmp_path) -> None:
+    def test_of_what_has_no_pages_are_an_error_with_the_remedy(self, store, tmp_path) -> None:
         (tmp_path / "notes.txt").write_text("text")
         (tmp_path / "notes.md").write_text("# text")
         (tmp_path / "notes.docx").write_bytes(docx("text"))
-        store = DocumentStore(tmp_path / "store")
         sources: list[Any] = [tmp_path / name for name in ("notes.txt", "notes.md", "notes.docx")]
         for source in [*sources, "text", b"text", iter(["text"])]:
             with pytest.raises(UnsupportedDocumentError, match=r"has no pages to choose.*Leave out the pages"):
@@ -181,16 +177,15 @@ class TestHeadings:
     def test_are_looked_for_in_linear_time(self, text) -> None:
         assert len(find_headings([text], "text/plain")) <= 1
 
-    def test_are_kept_beside_the_text(self, tmp_path) -> None:
-        store = DocumentStore(tmp_path)
+    def test_are_kept_beside_the_text(self, store) -> None:
         ref = store.add(CONTRACT)
         first = store.headings(ref)
-        [kept] = [path for path in (tmp_path / "sections").iterdir() if path.name.endswith("-text.json")]
+        [kept] = [path for path in (store.root / "sections").iterdir() if path.name.endswith("-text.json")]
         assert store.headings(ref) == first
         kept.write_text("{damaged")
         assert store.headings(ref) == first
         store.remove(ref)
-        assert not list((tmp_path / "sections").iterdir())
+        assert not list((store.root / "sections").iterdir())
 
     @pytest.mark.parametrize(
         ("name", "data", "expected"),
@@ -201,48 +196,12 @@ class TestHeadings:
         ],
     )
     def test_are_guessed_from_the_text_only_where_a_converter_gives_no_more_than_a_title(
-        self, name: str, data: bytes, expected: list[str], tmp_path: Path
+        self, name: str, data: bytes, expected: list[str], store: DocumentStore
     ) -> None:
-        store = DocumentStore(tmp_path)
         ref = store.add(Document.from_bytes(data, name))
         assert [mark.label for mark in store.headings(ref)] == expected
         store.remove(ref)
-        assert not list((tmp_path / "sections").iterdir())
-
-
-class TestChunksThatEndBeforeHeadings:
-    def chunks(self, text: str, tokens: int, boundary: Boundary, folder: Path) -> list[str]:
-        store = DocumentStore(folder / "store")
-        ref = store.add(Document.from_bytes(text.encode(), "a.md"))
-        return [chunk.text for chunk in Chunker(store, ref, load_tokenizer("embedded"), tokens, boundary).chunks()]
-
-    def text(self, sections: int) -> str:
-        words = "The quick brown fox jumps over the lazy dog and is not seen. "
-        return "\n\n".join(
-            f"## 4.{number} Part {number}\n\n{words * (5 + number % 3)}" for number in range(1, sections + 1)
-        )
-
-    def test_do_so_wherever_one_is_near(self, tmp_path) -> None:
-        text = self.text(40)
-        chunks = self.chunks(text, 250, "heading", tmp_path)
-        assert "".join(chunks) == text
-        at_headings = [item for item in chunks[1:] if item.startswith("## 4.")]
-        assert len(at_headings) == len(chunks) - 1
-        assert sum(chunk.startswith("## 4.") for chunk in self.chunks(text, 250, "paragraph", tmp_path)) < len(
-            at_headings
-        )
-
-    def test_otherwise_end_as_paragraphs_do(self, tmp_path) -> None:
-        text = "\n\n".join("The quick brown fox jumps over the lazy dog." for _ in range(100))
-        assert self.chunks(text, 100, "heading", tmp_path) == self.chunks(text, 100, "paragraph", tmp_path)
-
-    def test_resume_from_a_cursor(self, tmp_path) -> None:
-        store = DocumentStore(tmp_path / "store")
-        ref = store.add(Document.from_bytes(self.text(30).encode(), "a.md"))
-        chunker = Chunker(store, ref, load_tokenizer("embedded"), 120, "heading")
-        whole = list(chunker.chunks())
-        again = Chunker(store, ref, load_tokenizer("embedded"), 120, "heading")
-        assert list(again.chunks(whole[2].next)) == whole[3:]
+        assert not list((store.root / "sections").iterdir())
 
 
 class TestEvidence:

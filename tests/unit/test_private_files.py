@@ -21,8 +21,6 @@ from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.exchange.logged_run import load_run
 from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.paths import data_folder, default_checkpoints, default_run_log, default_store
-from memagent_graph.storage.private_files import create_private_file, create_private_folder
-from memagent_serve.keys import load_secret
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no modes here")
 
@@ -46,31 +44,15 @@ def test_all_that_a_read_leaves_is_its_owners_alone() -> None:
     assert mode(data_folder()) == mode(default_store()) == 0o700
 
 
-def test_a_folder_that_the_user_named_keeps_its_mode(tmp_path, monkeypatch) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    monkeypatch.setenv("MEMAGENT_HOME", str(shared))
-    RunLog(default_run_log()).close()
-    RunLog(default_run_log()).close()
-    assert (mode(shared), mode(default_run_log())) == (0o1777, 0o600)
-
-
-def test_a_file_elsewhere_keeps_the_mode_that_someone_gave_it(tmp_path) -> None:
+def test_a_folder_and_a_file_keep_the_modes_that_somebody_gave_them(tmp_path) -> None:
     path = tmp_path / "shared" / "runs.sqlite"
+    path.parent.mkdir()
+    path.parent.chmod(0o1777)
     RunLog(path).close()
-    assert mode(path) == 0o600
+    assert (mode(path.parent), mode(path)) == (0o1777, 0o600)
     path.chmod(0o660)
     RunLog(path).close()
-    assert mode(path) == 0o660
-
-
-def test_a_folder_is_made_with_those_above_it(tmp_path) -> None:
-    create_private_folder(tmp_path / "a" / "b")
-    assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(NotADirectoryError):
-        create_private_file(tmp_path / "file" / "runs.sqlite")
+    assert (mode(path.parent), mode(path)) == (0o1777, 0o660)
 
 
 def read_once() -> None:
@@ -127,7 +109,6 @@ USES = [
         lambda: lease(default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
         "CheckpointError.*keep checkpoints elsewhere",
     ),
-    (lambda: load_secret(data_folder()), "MemAgentError.*secret cannot be written.*MEMAGENT_HOME"),
 ]
 LOG_IN_USE = (lambda: open_log(None), r"RunLogError.*runs\.sqlite cannot be used.*run_log")
 

@@ -4,8 +4,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memagent_graph import (
     ANSWER,
@@ -83,15 +81,6 @@ def test_document_text_cannot_leave_its_part_of_the_prompt(attack: str, layout: 
         assert tag.findall(prompt) == tag.findall(harmless)
         assert "<|im_end|>" not in prompt
         assert "<|im_start|>" not in prompt
-
-
-@given(st.text(alphabet="<>/|\\sectionimd_ ", max_size=60))
-def test_neutralised_text_holds_no_tag_and_differs_only_by_backslashes(text: str) -> None:
-    prompts = load_prompts(control_tokens=["<|im_end|>"])
-    neutral = prompts.neutralise(text)
-    assert neutral.replace("\\", "") == text.replace("\\", "")
-    assert not re.search(r"<\s*/?\s*section\b", neutral)
-    assert "<|im_end|>" not in neutral
 
 
 def test_fields_inside_a_document_stay_as_they_are() -> None:

@@ -13,13 +13,15 @@ from memagent_graph.storage.journal import open_journal, read_journal
 from memagent_graph.storage.private_files import open_atomically, write_atomically
 
 
-def test_a_file_is_replaced_and_only_its_owner_can_open_it(tmp_path: Path) -> None:
-    path = tmp_path / "page"
-    path.write_text("old")
-    write_atomically(path, "new: é")
-    assert path.read_text("utf-8") == "new: é"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [file.name for file in tmp_path.iterdir()] == ["page"]
+def test_a_file_or_link_is_replaced_and_only_its_owner_can_open_it(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for name in ("link", "link", "new"):
+        write_atomically(tmp_path / name, "new: é")
+        assert (tmp_path / name).read_text("utf-8") == "new: é"
+        assert stat.S_IMODE((tmp_path / name).lstat().st_mode) == 0o600
+    assert (tmp_path / "target").read_text() == "old"
+    assert {file.name for file in tmp_path.iterdir()} == {"link", "new", "target"}
 
 
 def test_an_error_while_writing_changes_nothing(tmp_path: Path) -> None:
@@ -30,14 +32,6 @@ def test_an_error_while_writing_changes_nothing(tmp_path: Path) -> None:
         raise KeyError
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["page"]
-
-
-def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "target").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    write_atomically(tmp_path / "link", b"new")
-    assert (tmp_path / "target").read_text() == "old"
-    assert not (tmp_path / "link").is_symlink()
 
 
 def test_rows_are_in_the_file_when_append_returns(tmp_path: Path) -> None:
