@@ -252,10 +252,10 @@ class ReaderContext:
 
     def first_tokens(self, text: str, tokens: int) -> str:
         """Return a text's first tokens, a few fewer if the last one would end inside a character."""
-        ids = self.tokenizer.encode(text)
-        if len(ids) <= tokens:
+        tokenized = self.tokenizer.tokenize(text)
+        if len(tokenized) <= tokens:
             return text
-        lengths = (self.tokenizer.prefix_chars(text, ids, count) for count in range(tokens, 0, -1))
+        lengths = (tokenized.prefix_chars(count) for count in range(tokens, 0, -1))
         ends = (length for length in lengths if length is not None and is_character_end(text, length))
         return text[: next(ends, 0)].rstrip()
 

@@ -292,7 +292,7 @@ def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_p
     """The parent asks for no durability of its own, so LangGraph's default would apply: "async"."""
     tokenizer = load_tokenizer("embedded")
     text = document_with({0.2: "The key of harbor is 4711."}, words=3_000)
-    text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), CHUNKS * 40)]
+    text = text[: tokenizer.tokenize(text).prefix_chars(CHUNKS * 40)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "parent.py").write_text(PARENT)
     with FakeServer(lambda body, number: perfect_reader(body["messages"][0]["content"])) as server:
