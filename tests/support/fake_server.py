@@ -11,9 +11,12 @@ from typing import Any
 
 from aiohttp import web
 
+from memagent_graph import Completion, OpenAICompatiblePolicy, SamplingParams
+from memagent_graph.policy import Message
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from support.scripts import perfect_reader
 
+HELLO = [Message(role="user", content="hello there")]
 Reply = str | dict[str, Any] | web.Response
 
 
@@ -74,6 +77,14 @@ class FakeServer:
     def __exit__(self, *exception: object) -> None:
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def ask(self, sampling: SamplingParams | None = None, **options: Any) -> Completion:
+        """Return the completion of a policy on this server that has these options, and close the policy."""
+        policy = OpenAICompatiblePolicy(**{"model": self.model, "base_url": self.base_url, **options})
+        try:
+            return await policy.complete(HELLO, sampling or SamplingParams())
+        finally:
+            await policy.aclose()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

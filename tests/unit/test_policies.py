@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from support.fake_server import FakeServer
+from support.fake_server import HELLO, FakeServer
 
 from memagent_graph import (
     Completion,
@@ -20,9 +20,7 @@ from memagent_graph.errors import (
     PolicyRequestError,
     PolicyUnreachableError,
 )
-from memagent_graph.policy import Message, Policy, TokenUsage
-
-HELLO = [Message(role="user", content="hello there")]
+from memagent_graph.policy import Policy, TokenUsage
 
 
 def says(text: str):
@@ -35,9 +33,7 @@ async def ask(policy: Policy, **sampling) -> Completion:
 
 async def test_a_completion_carries_text_usage_and_the_reason_it_ended() -> None:
     with FakeServer(says("one two three"), count=lambda text: 2) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
-        completion = await ask(policy, max_tokens=7, temperature=0.5, seed=3, stop=("END",))
-        await policy.aclose()
+        completion = await server.ask(SamplingParams(max_tokens=7, temperature=0.5, seed=3, stop=("END",)))
     assert completion.text == "one two three"
     assert completion.finish_reason is FinishReason.STOP
     assert completion.usage == TokenUsage(prompt_tokens=2, completion_tokens=3)
@@ -50,9 +46,7 @@ async def test_a_completion_carries_text_usage_and_the_reason_it_ended() -> None
 async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_ids() -> None:
     for vllm in (True, False):
         with FakeServer(says("a b"), vllm=vllm, count=lambda text: 2) as server:
-            policy = OpenAICompatiblePolicy(base_url=server.base_url)
-            completion = await ask(policy, logprobs=True)
-            await policy.aclose()
+            completion = await server.ask(SamplingParams(logprobs=True))
         assert list(completion.logprobs) == [-0.5, -0.5]
         ids = completion.token_ids, completion.prompt_token_ids
         assert [row and list(row) for row in ids] == ([[0, 1], [0, 1]] if vllm else [None, None])
@@ -61,16 +55,14 @@ async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_i
 
 async def test_a_wrong_key_and_a_wrong_model_are_named() -> None:
     with FakeServer(key="right") as server:
-        wrong = OpenAICompatiblePolicy("fake", base_url=server.base_url, api_key="wrong")
         with pytest.raises(PolicyAuthenticationError, match="OPENAI_API_KEY"):
-            await ask(wrong)
+            await server.ask(api_key="wrong")
         right = OpenAICompatiblePolicy("other", base_url=server.base_url, api_key="right")
         with pytest.raises(PolicyRequestError, match="`other` does not exist"):
             await ask(right)
         await right.describe()
         with pytest.raises(PolicyRequestError, match="it serves fake"):
             await ask(right)
-        await wrong.aclose()
         await right.aclose()
 
 
@@ -104,7 +96,7 @@ async def test_the_document_s_key_is_in_the_header_that_is_named_and_in_no_other
         await ask(policy, session="sha256:12")
         await ask(policy)
         await policy.aclose()
-        await ask(OpenAICompatiblePolicy("fake", base_url=server.base_url), session="sha256:12")
+        await server.ask(SamplingParams(session="sha256:12"))
     assert [header.get("X-Session-Id") for header in server.headers] == ["sha256:12", None, None]
     assert all("sha256:12" not in str(body) for body in server.requests)
 
@@ -120,11 +112,9 @@ async def test_an_unreachable_server_and_a_silent_one_are_told_apart() -> None:
     with pytest.raises(PolicyUnreachableError, match="no connection to"):
         await ask(closed)
     await closed.aclose()
-    with FakeServer(says("late"), delay=1.0) as server:
-        slow = OpenAICompatiblePolicy("fake", base_url=server.base_url, read_timeout=0.2, max_retries=0)
-        with pytest.raises(PolicyUnreachableError, match="did not answer in time"):
-            await ask(slow)
-        await slow.aclose()
+    silent = FakeServer(says("late"), delay=1.0)
+    with silent, pytest.raises(PolicyUnreachableError, match="did not answer in time"):
+        await silent.ask(read_timeout=0.2, max_retries=0)
 
 
 async def test_requests_in_flight_are_bounded() -> None:
@@ -155,9 +145,7 @@ async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) ->
     with FakeServer(says("by proxy")) as proxy:
         monkeypatch.setenv("http_proxy", proxy.base_url.removesuffix("/v1"))
         monkeypatch.setenv("OPENAI_ORG_ID", "an-organisation")
-        policy = OpenAICompatiblePolicy("fake", base_url="http://far.example/v1", api_key="a-key")
-        assert (await ask(policy)).text == "by proxy"
-        await policy.aclose()
+        assert (await proxy.ask(base_url="http://far.example/v1", api_key="a-key")).text == "by proxy"
     (headers,) = proxy.headers
     names = ("Host", "Authorization", "OpenAI-Organization")
     assert [headers[name] for name in names] == ["far.example", "Bearer a-key", "an-organisation"]
@@ -186,8 +174,6 @@ with FakeServer(lambda body, number: "x", vllm=True) as server:
 
 
 async def test_an_address_without_the_api_s_path_is_told() -> None:
-    with FakeServer() as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url.removesuffix("/v1"))
-        with pytest.raises(PolicyRequestError, match=rf"Most end in /v1: base_url {server.base_url}$"):
-            await policy.complete([Message(role="user", content="?")], SamplingParams())
-        await policy.aclose()
+    with FakeServer() as server, pytest.raises(PolicyRequestError) as refusal:
+        await server.ask(base_url=server.base_url.removesuffix("/v1"))
+    assert str(refusal.value).endswith(f"Most end in /v1: base_url {server.base_url}")

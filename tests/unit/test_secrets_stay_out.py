@@ -21,14 +21,13 @@ from aiohttp import web
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from pydantic import SecretStr
-from support.fake_server import FakeServer
+from support.fake_server import HELLO, FakeServer
 from support.programs import answers, run_program
 from support.scripts import document_with
 
 from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.errors import PolicyAuthenticationError, PolicyError, PolicyRequestError, PolicyResponseError
 from memagent_graph.policies.redaction import HIDDEN, SecretRedaction
-from memagent_graph.policy import Message
 
 KEY = 'sk-proj-4f"9a/b7&c1+d2=e3'
 PASSWORD = "tr0ub4dor&3/é"
@@ -129,17 +128,10 @@ def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(own_hom
 async def test_credentials_in_an_address_go_before_a_key_and_a_wrong_one_is_refused_with_the_way_to_write_it() -> None:
     with FakeServer(lambda body, number: "x", authorization=f"Basic {BASIC}") as server:
         address = server.base_url.replace("//", f"//reader:{quote(PASSWORD, '')}@")
-        right = OpenAICompatiblePolicy(base_url=address, api_key=KEY)
-        assert (await right.complete(HELLO, SamplingParams())).text == "x"
-        assert right.base_url == server.base_url
-        wrong = OpenAICompatiblePolicy("fake", base_url=server.base_url.replace("//", "//reader:pw@"))
+        assert (await server.ask(base_url=address, api_key=KEY)).text == "x"
+        assert OpenAICompatiblePolicy(base_url=address).base_url == server.base_url
         with pytest.raises(PolicyAuthenticationError, match="http://USER:PASSWORD@HOST"):
-            await wrong.complete(HELLO, SamplingParams())
-        await right.aclose()
-        await wrong.aclose()
-
-
-HELLO = [Message(role="user", content="hello")]
+            await server.ask(base_url=server.base_url.replace("//", "//reader:pw@"))
 
 
 @pytest.mark.parametrize(
@@ -167,9 +159,7 @@ def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(key) -> Non
 
 async def test_a_line_break_behind_a_key_does_not_count() -> None:
     with FakeServer(lambda body, number: "x", key="sk-1") as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, api_key="sk-1\n")
-        assert (await policy.complete(HELLO, SamplingParams())).text == "x"
-        await policy.aclose()
+        assert (await server.ask(api_key="sk-1\n")).text == "x"
 
 
 class Tracer(BaseCallbackHandler):
@@ -201,11 +191,9 @@ async def test_no_trace_has_a_key_nor_has_anything_that_the_error_came_from(word
 async def test_a_damaged_reply_that_repeats_the_key_does_not_bring_it_into_the_error() -> None:
     replies = [f"{'x' * 190}{KEY}", json.dumps({"error": KEY}), f"{KEY} " * 20]
     for reply in replies:
-        with FakeServer(lambda body, number, reply=reply: web.Response(text=reply)) as server:
-            policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, api_key=KEY, max_retries=0)
-            with pytest.raises(PolicyResponseError) as caught:
-                await policy.complete(HELLO, SamplingParams())
-            await policy.aclose()
+        server = FakeServer(lambda body, number, reply=reply: web.Response(text=reply))
+        with server, pytest.raises(PolicyResponseError) as caught:
+            await server.ask(api_key=KEY, max_retries=0)
         shown = "".join(traceback.format_exception(caught.value))
         assert not any(KEY[:length] in shown for length in range(9, len(KEY) + 1))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from aiohttp import web
-from support.fake_server import FakeServer
+from support.fake_server import HELLO, FakeServer
 from support.server_faults import BUSY, ELSEWHERE, EMPTY, FINAL, MALFORMED, TOO_LONG
 
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams, UpdateRule
@@ -22,9 +22,7 @@ from memagent_graph.errors import (
     PolicyResponseError,
 )
 from memagent_graph.events import EventKind
-from memagent_graph.policy import Completion, Message
 
-HELLO = [Message(role="user", content="hello there")]
 TEXT = "The key of harbor is 4711. " + "and then some words " * 60
 QUESTION = "What is the key of harbor?"
 RETRIES = 2
@@ -36,22 +34,14 @@ def nobody_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memagent_graph.policies.sending.asyncio.sleep", lambda seconds: sleep(0))
 
 
-async def ask(server: FakeServer, **options) -> Completion:
-    policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=RETRIES, **options)
-    try:
-        return await policy.complete(HELLO, SamplingParams())
-    finally:
-        await policy.aclose()
-
-
 @pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
 async def test_what_a_repetition_can_help_is_repeated_and_what_none_helped_is_an_error_that_says_so(name) -> None:
     fault, faults = (MALFORMED | TOO_LONG | BUSY)[name], 2 * RETRIES + 1
     with FakeServer(lambda body, number: fault() if number < faults else "at last") as server:
         with pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as caught:
-            await ask(server)
+            await server.ask(max_retries=RETRIES)
         assert len(server.requests) == RETRIES + 1
-        completion = await ask(server)
+        completion = await server.ask(max_retries=RETRIES)
     assert (completion.text, completion.retries) == ("at last", RETRIES)
     assert caught.value.hint
     assert len(str(caught.value)) < 1200
@@ -69,7 +59,7 @@ async def test_what_stays_as_it_is_is_asked_for_once(name) -> None:
         FakeServer(lambda body, number: FINAL[name]()) as server,
         pytest.raises((PolicyRequestError, PolicyResponseError, PolicyAuthenticationError)) as caught,
     ):
-        await ask(server)
+        await server.ask(max_retries=RETRIES)
     assert caught.value.hint
     assert len(server.requests) == (6 if name == "307 to itself" else 1)
     if "another" in name:
@@ -90,7 +80,7 @@ async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_
                 FakeServer(lambda body, number, reply=reply: web.Response(status=307, headers=reply)) as server,
                 pytest.raises(PolicyResponseError, match="another server") as caught,
             ):
-                await ask(server)
+                await server.ask(max_retries=RETRIES)
             assert "secret" not in str(caught.value)
         with FakeServer() as server:
             server.models = lambda: web.Response(status=307, headers={"Location": f"{other.base_url}/models"})
@@ -105,7 +95,7 @@ async def test_a_redirect_within_the_server_is_followed_with_the_whole_request(s
         return web.Response(status=status, headers={"Location": "completions?again"}) if number == 0 else "there"
 
     with FakeServer(respond, key="right") as server:
-        completion = await ask(server, api_key="right")
+        completion = await server.ask(api_key="right")
     assert (completion.text, completion.retries) == ("there", 0)
     assert server.requests[0] == server.requests[1]
 

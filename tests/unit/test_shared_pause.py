@@ -11,15 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
-from support.fake_server import FakeServer
+from support.fake_server import HELLO, FakeServer
 
 from memagent_graph import OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.errors import PolicyOverloadedError
 from memagent_graph.policies import sending
 from memagent_graph.policies.sending import SharedPause
-from memagent_graph.policy import Message
-
-HELLO = [Message(role="user", content="hello")]
 
 
 class Clock:
@@ -53,11 +50,9 @@ async def test_retry_after_may_be_a_date_and_one_that_is_too_far_off_is_not_wait
         when = format_datetime(datetime.now(UTC) + timedelta(seconds=600 if number == 0 else 3600), usegmt=True)
         return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": when})
 
-    with FakeServer(respond) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, read_timeout=700)
-        with pytest.raises(PolicyOverloadedError, match=r"asks to wait for 3\d\d\d s: full"):
-            await policy.complete(HELLO, SamplingParams())
-        await policy.aclose()
+    server = FakeServer(respond)
+    with server, pytest.raises(PolicyOverloadedError, match=r"asks to wait for 3\d\d\d s: full"):
+        await server.ask(read_timeout=700)
     assert len(server.requests) == 2
     assert 1300 < clock.now <= 1660
 
