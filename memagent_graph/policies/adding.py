@@ -271,7 +271,7 @@ def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> 
     import transformers  # noqa: PLC0415  an optional dependency
 
     options: dict[str, Any] = {"gguf_file": file.name}
-    with _no_progress_bars(transformers.utils.logging):
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars
         try:
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(file.parent, **options)
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
@@ -330,19 +330,6 @@ def _write_gguf(base: Path, model: Path, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-@contextlib.contextmanager
-def _no_progress_bars(logging: Any) -> Iterator[None]:
-    """Turn off the progress bars of transformers and of its converter."""
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()
 
 
 @contextlib.contextmanager

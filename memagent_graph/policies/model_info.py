@@ -77,16 +77,14 @@ def find_model_info(name: str, root: str, window: int | None) -> ModelInfo:
     folder = Path(root or name)
     local = folder.is_dir()
     tokenizer, missing = _find_tokenizer(name, root)
-    all_known = local and tokenizer is not None
     return ModelInfo(
         context_window=window,
         tokenizer=tokenizer,
         missing=missing,
-        shape=ModelShape.from_config(folder) if local else None,
+        shape=ModelShape.from_config(folder),
         profile=load_profile(folder) if local else None,
-        control_tokens=(tokenizer.special_tokens if tokenizer else frozenset())
-        | (folder_markers(folder) if local else frozenset()),
-        knows_control_tokens=all_known,
+        control_tokens=(tokenizer.special_tokens if tokenizer else frozenset()) | folder_markers(folder),
+        knows_control_tokens=local and tokenizer is not None,
     )
 
 
