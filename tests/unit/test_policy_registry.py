@@ -1,4 +1,4 @@
-"""Policies by name: those that come with the package, and those that installed packages add."""
+"""Policies by name: those of the package, those that installed packages add, and models in folders and on the hub."""
 
 from __future__ import annotations
 
@@ -87,6 +87,24 @@ def test_the_policies_that_come_with_the_package_are_in_the_same_registry(added,
     assert isinstance(make_policy(ReadSettings(model="x")), OpenAICompatiblePolicy)
     with pytest.raises(PolicyError, match=r"float16 was asked for, but a server.*leave out dtype"):
         make_policy(ReadSettings(policy="server", model="x", base_url=URL, dtype="float16"))
+
+
+async def test_a_model_of_the_hub_runs_in_this_process_with_its_own_tokenizer_and_profile(cached: str) -> None:
+    policy = make_policy(ReadSettings(model=cached))
+    assert isinstance(policy, LocalPolicy)
+    assert policy.name == cached
+    info = await policy.describe()
+    assert info.tokenizer is not None and info.profile is not None and info.shape is not None
+    replies = [await asked.complete([700, 701], SamplingParams(4)) for asked in (policy, LocalPolicy.embedded())]
+    assert replies[0].text == replies[1].text
+    with pytest.raises(PolicyError, match=r"some/other cannot be downloaded from the hub.*hf download"):
+        make_policy(ReadSettings(model="some/other"))
+
+
+@pytest.mark.parametrize("name", ["./rl-polcy", "../x/y", "/no/such/folder", "~/no-such-folder", "a/b/c"])
+def test_a_folder_misspelt_is_no_request_to_a_server(name: str) -> None:
+    with pytest.raises(PolicyError, match=r"there is no folder.*hub id"):
+        make_policy(ReadSettings(model=name))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from support.strategies import EXAMPLE, reads_perfectly
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Overwrite, ScriptedPolicy, UpdateRules, load_tokenizer
 from memagent_graph.budget import Budget
-from memagent_graph.errors import PolicyError, ProfileError, PromptError, TokenizerError
+from memagent_graph.errors import MissingExtraError, PolicyError, ProfileError, PromptError, TokenizerError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import (
@@ -26,6 +26,7 @@ from memagent_graph.policies.profile import (
     save_profile,
 )
 from memagent_graph.prompts import load_prompts
+from memagent_graph.reading.assembly import assemble
 from memagent_graph.strategies import load_strategy
 
 LEFT_OUT = ("model.safetensors", "CARD.md")
@@ -110,6 +111,12 @@ async def test_a_profile_alone_brings_no_tokenizer(policy, tmp_path: Path) -> No
         with pytest.raises(TokenizerError, match="which tokenizer"):
             await reader.aprepare()
         await reader.aclose()
+
+
+def test_a_tokenizer_that_needs_an_extra_says_so_instead_of_being_unknown() -> None:
+    missing = MissingExtraError("hub", "the tokenizer of some/model")
+    with pytest.raises(MissingExtraError, match="the tokenizer of some/model"):
+        assemble(MemAgent(ScriptedPolicy([]), run_log=False)._parts, ModelInfo(missing=missing))
 
 
 async def test_the_profile_of_english_comes_with_the_package(policy, tmp_path: Path) -> None:
