@@ -137,7 +137,15 @@ def test_organisation_and_project_go_only_where_a_key_goes(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"ca_file": "nowhere.pem"}, {"proxy": "proxy"}, {"unsupported": ["model"]}, {"default_headers": {"X": "a\nb"}}],
+    [
+        *(
+            {"ca_file": "nowhere.pem"},
+            {"proxy": "proxy"},
+            {"unsupported": ["model"]},
+            {"default_headers": {"X": "a\nb"}},
+        ),
+        *({"session_header": name} for name in ("", "two words", "Authorization", "content-type", "X:Y", "Host")),
+    ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_sent(wrong: dict) -> None:
     with pytest.raises(PolicyRequestError):
