@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from datetime import date
 from typing import Any
@@ -182,15 +181,15 @@ def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
         "$defs": {f"a{level}": {"allOf": [{"$ref": f"#/$defs/a{level + 1}"}] * 2} for level in range(16)},
         "$ref": "#/$defs/a0",
     }
-    bomb["$defs"]["a16"] = {"type": "integer"}
+    bomb["$defs"]["a16"] = {"type": ["integer", "array"]}
     endless = {"$defs": {"n": {"anyOf": [{"$ref": "#/$defs/n"}]}}, "$ref": "#/$defs/n"}
     for schema in (bomb, endless):
         complaint = ResponseFormat.of(schema).parse("3")
         assert isinstance(complaint, str)
         assert "too many steps" in complaint
-        begin = time.process_time()
-        assert isinstance(ResponseFormat.of(schema).parse("[3] and " * 64), str)
-        assert time.process_time() - begin < 5, "the steps are a reply's, not each candidate's"
+    for_arrays = ResponseFormat.of({"$defs": bomb["$defs"], "if": {"type": "array"}, "then": {"$ref": "#/$defs/a0"}})
+    assert isinstance(for_arrays.parse('{"a": 1} and 3'), StructuredAnswer)
+    assert isinstance(for_arrays.parse('{"a": 1} and [3]'), str), "the steps are a reply's, not each candidate's"
     slow = ResponseFormat.of({"type": "string", "pattern": "^(a+)+$"})
     assert isinstance(slow.parse(f'"{"a" * 60}!"'), str)
     assert isinstance(slow.parse('"aaa"'), StructuredAnswer)
