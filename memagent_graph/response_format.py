@@ -362,8 +362,11 @@ def _check_schema(schema: dict[str, Any]) -> None:
                 f"the schema uses {keyword}, which is not supported",
                 hint="List the fields in properties, and refer to shared parts with $ref and $defs.",
             )
-        if "$ref" in part:
-            _check_reference(schema, part["$ref"])
+        if "$ref" in part and not isinstance(_lookup(schema, part["$ref"]), dict | bool):
+            raise ResponseFormatError(
+                f"the schema refers to {_short(part['$ref'])}, which it does not have",
+                hint='Copy that part to $defs, and refer to it as "#/$defs/NAME".',
+            )
         if "pattern" in part:
             try:
                 _pattern(part["pattern"])
@@ -374,23 +377,11 @@ def _check_schema(schema: dict[str, Any]) -> None:
                 ) from error
 
 
-def _check_reference(schema: dict[str, Any], reference: str) -> None:
-    if reference != "#" and not reference.startswith("#/"):
-        raise ResponseFormatError(
-            f"the schema refers to {_short(reference)}, which is outside of it",
-            hint='Copy that part to $defs, and refer to it as "#/$defs/NAME".',
-        )
-    if not isinstance(_lookup(schema, reference), dict | bool):
-        raise ResponseFormatError(
-            f"the schema refers to {_short(reference)}, which it does not have",
-            hint="Add it to $defs, or correct the reference.",
-        )
-
-
 def _lookup(schema: Any, reference: str) -> Any:
-    """Return the target of a reference in a schema; None if it does not exist."""
-    target = schema
-    for part in reference.split("/")[1:]:
+    """Return the target of a reference in a schema; None if it does not exist there."""
+    beginning, *parts = reference.split("/")
+    target = schema if beginning == "#" else None
+    for part in parts:
         key = part.replace("~1", "/").replace("~0", "~").replace("%24", "$").replace("%25", "%")
         if isinstance(target, dict) and key in target:
             target = target[key]

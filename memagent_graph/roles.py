@@ -77,10 +77,6 @@ class Role:
         """The role's part of a strategy's fingerprint. Its wording is in the fingerprint of the prompts."""
         return f"{self.name}:{self.writes.value}:{','.join(sorted(self.fields))}:{self.max_tokens}"
 
-    def default_template(self, answer_format: AnswerFormat) -> str:
-        """Return the template of the role for an answer format."""
-        return self.template if isinstance(self.template, str) else self.template(answer_format)
-
     def tokens(self, budget: Budget) -> int:
         """Return the maximum tokens of the reply."""
         return self.max_tokens if isinstance(self.max_tokens, int) else int(getattr(budget, self.max_tokens))
@@ -142,7 +138,8 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only
     for role in roles:
         template = prompts.templates.get(role.name)
         if template is None and role.template and not trained_prompts_only:
-            template = PromptTemplate(role.default_template(prompts.answer_format), f"the role {role.name}")
+            text = role.template if isinstance(role.template, str) else role.template(prompts.answer_format)
+            template = PromptTemplate(text, f"the role {role.name}")
         if template is not None:
             template, needed = replace(template, names=COMMON_FIELDS | role.fields), role.fields | {"prompt"}
             template.require(needed=needed, allowed=needed)

@@ -23,7 +23,7 @@ REFERENCE: Final = Path(__file__).resolve().parent.parent / "docs/reference"
 _DOCS: Final = {
     "conversation": "Its row in the log: what `memagent reward --conversation` takes.",
     "escaped": "The columns whose text is written as in a JSON string, because it has half surrogate pairs.",
-    "run_events": "Events of no conversation: edited memories, withdrawn rewards; JSON.",
+    "run_events": "Events of no conversation: edited memories; JSON.",
     "run_rewards": "The run's rewards, oldest first: name, value, source, time, note.",
     "rewards": "The conversation's own rewards, as `run_rewards`.",
 }

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from memagent_graph.policies.api_variants import extract_server_message
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
-from memagent_graph.policies.sending import OverlongReplyError, read_body, read_error_body
+from memagent_graph.policies.sending import read_body, read_error_body
+from memagent_graph.policies.server_errors import OverlongReplyError
 from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams
 from memagent_graph.reasoning import extract_reply
 from memagent_serve.api_errors import ApiError, bad_request, not_found
@@ -191,9 +192,7 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
         "total_tokens": prompt + completion_tokens,
     }
     if not options.stream:
-        values = head.completion({"content": text}, reason, usage, {})
-        del values["memagent"]
-        return JSONResponse(values)
+        return JSONResponse(head.completion({"content": text}, reason, usage))
 
     async def events() -> AsyncIterator[str]:
         yield head.chunk({"role": "assistant", "content": text})

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from memagent_graph.run_log import RunFilter, RunLog
 
 _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([mhdw])")
+LISTED_RUNS: Final = 20
+"""The number of runs to list by default."""
 _SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -65,7 +67,10 @@ class RunChoice:
         float | None, typer.Option(parser=parse_time, metavar="WHEN", help="Only runs started before this time.")
     ] = None
     newest: Annotated[
-        int | None, typer.Option(min=1, help="Only this many of the newest runs.", show_default="all")
+        int | None,
+        typer.Option(
+            min=1, help="Only this many of the newest runs.", show_default=f"all; {LISTED_RUNS} where runs are listed"
+        ),
     ] = None
 
     def filter(self, run_ids: Sequence[str] = (), *, newest: int | None = None) -> RunFilter:

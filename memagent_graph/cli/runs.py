@@ -13,7 +13,7 @@ import typer
 from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import format_size, print_json
-from memagent_graph.cli.run_choice import RunArgument, RunChoice, find_run, open_log
+from memagent_graph.cli.run_choice import LISTED_RUNS, RunArgument, RunChoice, find_run, open_log
 from memagent_graph.plain_text import in_one_line, quantity
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from memagent_graph.run_log import RunLog, RunRecord, RunTotals
 
-_DEFAULT_ROWS: Final = 20
-"""The number of runs to list by default."""
 _MAX_CELL: Final = 60
 _WIDTH_WITHOUT_TERMINAL: Final = 240
 _WIDTH_WITH_TOKENS: Final = 150
@@ -40,14 +38,6 @@ class Runs(RunChoice):
         "memagent runs --until 2w --delete",
     )
     run_ids: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Only these runs.")] = None
-    newest: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Maximum number of runs, newest first.",
-            show_default=f"{_DEFAULT_ROWS}; all for --json and --delete",
-        ),
-    ] = None
     delete: Annotated[bool, typer.Option("--delete", help="Delete these runs and free their disk space.")] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False
     log: Log = None
@@ -58,7 +48,7 @@ class Runs(RunChoice):
         with report_failures(as_json=self.as_json):
             log = open_log(self.log)
             run_ids = [find_run(log, name) for name in self.run_ids or ()]
-            newest = None if self.as_json or self.delete or run_ids else _DEFAULT_ROWS
+            newest = None if self.as_json or self.delete or run_ids else LISTED_RUNS
             records = list(log.runs(self.filter(run_ids, newest=newest)))
             if self.delete:
                 _delete(log, records, self)

@@ -76,16 +76,7 @@ def _write_page(view: RunView, path: Path, *, force: bool) -> None:
     from memagent_graph.timeline.page import render_page, write_page
 
     page = render_page(build_timeline(view))
-    try:
-        write_page(page, path, force=force)
-    except FileExistsError as error:
-        raise RunError(
-            f"{path} {error}", hint="Choose another file with --html, or replace this one with --force."
-        ) from error
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written: {error.strerror}", hint="Choose another file with --html."
-        ) from error
+    write_page(page, path, force=force)
     typer.echo(f"wrote {path} ({len(page.encode()) / 1000:,.0f} kB); open it in a browser", err=True)
 
 

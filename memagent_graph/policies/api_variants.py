@@ -119,22 +119,27 @@ def make_finish_notes(reason: FinishReason, word: object, text: str | None) -> t
     return ((EventKind.UNUSUAL_FINISH, f"the server's reason to stop was {str(word)[:60]!r}"),)
 
 
+def list_sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the sampling as fields of a request."""
+    fields = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop) or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def make_sampling_notes(sampling: SamplingParams, unsupported: Collection[str]) -> tuple[Note, ...]:
     """Return notes about requested options that the server does not accept."""
     if not unsupported:
         return ()
-    requested = {
-        "temperature": sampling.temperature if sampling.temperature != 1 else None,
-        "top_p": sampling.top_p if sampling.top_p < 1 else None,
-        "seed": sampling.seed,
-        "stop": sampling.stop or None,
-        "max_tokens": sampling.max_tokens,
-        "max_completion_tokens": sampling.max_tokens,
-    }
+    requested = {**list_sampling_fields(sampling), "max_completion_tokens": sampling.max_tokens}
     notes = [
         (EventKind.SAMPLING_CHANGED, f"the server does not take {name}; {requested[name]} was asked for")
-        for name in sorted(unsupported)
-        if requested.get(name) is not None
+        for name in sorted(requested.keys() & unsupported)
+        if name not in {"temperature", "top_p"} or requested[name] != 1  # the default of servers
     ]
     if sampling.logprobs and "logprobs" in unsupported:
         notes.append((EventKind.LOGPROBS_DROPPED, "the server does not take logprobs"))
@@ -202,9 +207,11 @@ def find_refused_field(words: str, sent: Collection[str]) -> str | None:
     return None
 
 
-def is_final(words: str) -> bool:
-    """Return whether the same request would fail again, although its status allows a retry."""
-    return speaks_of_length(words) or bool(_UNSUPPORTED.search(words) and find_refused_field(words, OPTIONAL_FIELDS))
+def is_retriable(status: int, words: str) -> bool:
+    """Return whether the same request can succeed later: 408, 409, 429, or 5xx unless the message says otherwise."""
+    if status < 500:
+        return status in {408, 409, 429}
+    return not (speaks_of_length(words) or (_UNSUPPORTED.search(words) and find_refused_field(words, OPTIONAL_FIELDS)))
 
 
 def _names(words: str, field: str) -> bool:

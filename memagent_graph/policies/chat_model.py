@@ -17,6 +17,7 @@ from memagent_graph.policies.api_variants import (
     extract_text,
     find_refused_field,
     has_refusal,
+    list_sampling_fields,
     make_finish_notes,
     make_sampling_notes,
     parse_finish_reason,
@@ -130,14 +131,10 @@ class ChatModelPolicy:
         return self._model, options
 
     def _options(self, sampling: SamplingParams) -> dict[str, Any]:
-        options: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
-        if sampling.top_p < 1:
-            options["top_p"] = sampling.top_p
-        if sampling.seed is not None:
-            options["seed"] = sampling.seed
-        if sampling.stop:
-            options["stop"] = list(sampling.stop)
-        return {name: value for name, value in options.items() if name not in self._unsupported}
+        left_out = self._unsupported | (
+            {"top_p"} if sampling.top_p == 1 else set()
+        )  # some refuse it beside temperature
+        return {name: value for name, value in list_sampling_fields(sampling).items() if name not in left_out}
 
     def _completion(self, reply: AIMessage, sampling: SamplingParams) -> Completion:
         try:

@@ -175,9 +175,9 @@ class LocalPolicy:
     def _serve(self, batch: Sequence[_Request]) -> None:
         requests = [request for request in batch if request.future.set_running_or_notify_cancel()]
         try:
-            prompts, sampling = [request.ids for request in requests], [request.sampling for request in requests]
-            for request, draft in zip(requests, self._engine.generate(prompts, sampling), strict=True):
-                request.future.set_result(self._completion(request, draft))
+            self._engine.generate(requests)
+            for request in requests:
+                request.future.set_result(self._completion(request))
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
             failure = PolicyError(f"{self.name}: {type(error).__name__}: {error}")
             failure.__cause__ = error
@@ -185,41 +185,39 @@ class LocalPolicy:
                 if not request.future.done():
                     request.future.set_exception(failure)
 
-    def _completion(self, request: _Request, draft: _Draft) -> Completion:
+    def _completion(self, request: _Request) -> Completion:
         has_logprobs = request.sampling.logprobs
         return Completion(
-            text=self._engine.decode(draft.ids),
-            finish_reason=FinishReason.STOP if draft.stopped else FinishReason.LENGTH,
+            text=self._engine.decode(request.reply),
+            finish_reason=FinishReason.STOP if request.stopped else FinishReason.LENGTH,
             model=self.name,
-            usage=TokenUsage(len(request.ids), len(draft.ids), draft.shared),
+            usage=TokenUsage(len(request.ids), len(request.reply), request.shared),
             prompt_token_ids=request.ids if has_logprobs else None,
-            token_ids=draft.ids if has_logprobs else None,
-            logprobs=draft.logprobs if has_logprobs else None,
+            token_ids=request.reply if has_logprobs else None,
+            logprobs=request.logprobs if has_logprobs else None,
             policy_version=self._version,
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Request:
+    """A request, and its reply while it is being written."""
+
     ids: list[int]
     sampling: SamplingParams
     future: Future[Completion]
+    shared: int = 0
+    """Number of prompt tokens that were computed for another request or in the previous batch."""
+    reply: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    generator: torch.Generator | None = None
+    """The source of random numbers, if the request has a seed."""
+    stopped: bool = False
+    finished: bool = False
 
 
 _Waiting: TypeAlias = "queue.SimpleQueue[_Request | None]"
 """The queue of requests. None ends the computing thread."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """One row of a batch while it is being written."""
-
-    shared: int
-    """Number of prompt tokens that were computed for another row or in the previous batch."""
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
-    finished: bool = False
 
 
 def _load(module: str) -> Any:
@@ -251,7 +249,7 @@ def _find_model_folder(model: Path | str) -> Path:
 
 
 class _Engine:
-    """The model and its tokenizer: prompts to ids, a batch of ids to drafts. Used by one thread at a time."""
+    """The model and its tokenizer: prompts to ids, a batch of requests to replies. Used by one thread at a time."""
 
     def __init__(self, model: str, device: str, dtype: str, *, processed_logprobs: bool) -> None:
         self._torch = torch = _load("torch")
@@ -315,23 +313,25 @@ class _Engine:
         """Return the text of a completion, without control tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
-    def generate(self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]) -> list[_Draft]:
-        """Return one draft per prompt. One token of all rows is computed at a time."""
+    def generate(self, requests: Sequence[_Request]) -> None:
+        """Write the replies of requests. One token of all of them is computed at a time."""
+        prompts = [request.ids for request in requests]
         with self._torch.inference_mode():
             # At least one token of the shortest prompt is computed by itself.
             shared = min(_common_length(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
             reused = self._prefix.common_with(prompts[0][:shared])
             if len(prompts) == 1:
                 shared = reused
-            drafts = [_Draft(shared if row else reused) for row in range(len(prompts))]
+            for row, request in enumerate(requests):
+                request.shared = shared if row else reused
+                request.generator = self._generator(request.sampling)
             logits, cache, mask = self._prefill(prompts, reused, shared)
             lengths = self._torch.tensor([len(prompt) for prompt in prompts], device=self._device)
-            generators = [self._generator(params) for params in sampling]
-            for step in range(max(params.max_tokens for params in sampling)):
-                tokens = self._choose(logits, sampling, generators, drafts)
-                if all(draft.finished for draft in drafts):
+            for step in range(max(request.sampling.max_tokens for request in requests)):
+                tokens = self._choose(logits, requests)
+                if all(request.finished for request in requests):
                     break
-                mask = self._torch.cat([mask, mask.new_ones(len(drafts), 1)], dim=1)
+                mask = self._torch.cat([mask, mask.new_ones(len(requests), 1)], dim=1)
                 output = self._model(
                     input_ids=tokens[:, None],
                     attention_mask=mask,
@@ -340,11 +340,10 @@ class _Engine:
                     use_cache=True,
                 )
                 logits = output.logits[:, -1]
-        for draft, params in zip(drafts, sampling, strict=True):
-            while draft.ids and self._ends_in_stop_string(draft, params):  # servers leave it and the rest out, too
-                draft.ids.pop()
-                draft.logprobs.pop()
-        return drafts
+        for request in requests:
+            while request.reply and self._ends_in_stop_string(request):  # servers leave it and the rest out, too
+                request.reply.pop()
+                request.logprobs.pop()
 
     def _prefill(
         self, prompts: Sequence[list[int]], reused: int, shared: int
@@ -383,34 +382,29 @@ class _Engine:
             self._prefix = _PrefixCache.of(prompts[0], output.past_key_values)
         return output.logits[:, -1], output.past_key_values, mask
 
-    def _choose(
-        self,
-        logits: torch.Tensor,
-        sampling: Sequence[SamplingParams],
-        generators: Sequence[torch.Generator | None],
-        drafts: Sequence[_Draft],
-    ) -> torch.Tensor:
-        """Choose the next token of every row, and add it to its draft with its log-prob."""
+    def _choose(self, logits: torch.Tensor, requests: Sequence[_Request]) -> torch.Tensor:
+        """Choose the next token of every row, and add it to its reply with its log-prob."""
         torch = self._torch
         logprobs = logits.float().log_softmax(dim=-1)
         tokens = logprobs.argmax(dim=-1)
-        for row, (params, draft) in enumerate(zip(sampling, drafts, strict=True)):
-            if draft.finished:
+        for row, request in enumerate(requests):
+            if request.finished:
                 continue
+            params = request.sampling
             if params.temperature > 0:
                 weights = (logprobs[row] / params.temperature).softmax(dim=-1)
                 if params.top_p < 1:
                     ordered, order = weights.sort(descending=True)
                     ordered[ordered.cumsum(0) - ordered >= params.top_p] = 0
                     weights = torch.zeros_like(weights).scatter_(0, order, ordered)
-                tokens[row] = torch.multinomial(weights, 1, generator=generators[row])[0]
+                tokens[row] = torch.multinomial(weights, 1, generator=request.generator)[0]
             token, known = int(tokens[row]), logprobs[row]
             if self._processed_logprobs and params.temperature not in {0, 1}:
                 known = (known / params.temperature).log_softmax(dim=-1)
-            draft.ids.append(token)
-            draft.logprobs.append(float(known[token]))
-            draft.stopped = token in self._ends or self._ends_in_stop_string(draft, params)
-            draft.finished = draft.stopped or len(draft.ids) >= params.max_tokens
+            request.reply.append(token)
+            request.logprobs.append(float(known[token]))
+            request.stopped = token in self._ends or self._ends_in_stop_string(request)
+            request.finished = request.stopped or len(request.reply) >= params.max_tokens
         return tokens
 
     def _generator(self, sampling: SamplingParams) -> torch.Generator | None:
@@ -419,8 +413,8 @@ class _Engine:
         generator: torch.Generator = self._torch.Generator(device=self._device)
         return generator.manual_seed(sampling.seed)
 
-    def _ends_in_stop_string(self, draft: _Draft, sampling: SamplingParams) -> bool:
-        return bool(sampling.stop) and any(stop in self.decode(draft.ids) for stop in sampling.stop)
+    def _ends_in_stop_string(self, request: _Request) -> bool:
+        return bool(request.sampling.stop) and any(stop in self.decode(request.reply) for stop in request.sampling.stop)
 
 
 class _PrefixCache:

@@ -10,13 +10,13 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import aiohttp
@@ -26,20 +26,18 @@ from memagent_graph.chat_markers import configured_markers
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreachableError
 from memagent_graph.events import EventKind
-from memagent_graph.policies.api_variants import OPTIONAL_FIELDS, find_refused_field, make_sampling_notes
+from memagent_graph.policies.api_variants import (
+    OPTIONAL_FIELDS,
+    find_refused_field,
+    list_sampling_fields,
+    make_sampling_notes,
+    speaks_of_length,
+)
 from memagent_graph.policies.model_info import ModelInfo, find_model_info
 from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policies.replies import decode_completion, parse_model_entries
-from memagent_graph.policies.sending import (
-    MalformedReplyError,
-    RedirectError,
-    Sender,
-    StatusError,
-    Timeouts,
-    find_proxy,
-    load_certificates,
-)
-from memagent_graph.policies.server_errors import ServerErrors
+from memagent_graph.policies.sending import Sender, find_proxy, load_certificates
+from memagent_graph.policies.server_errors import Server
 from memagent_graph.policies.server_url import (
     NO_KEY,
     check_header,
@@ -49,13 +47,12 @@ from memagent_graph.policies.server_url import (
     without_password,
     without_query,
 )
-from memagent_graph.policy import Completion, Message, Messages, SamplingParams, TokenIds
+from memagent_graph.policy import Completion, Messages, SamplingParams, TokenIds
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _MAX_LIST_BYTES: Final = 16 * 2**20
-"""Maximum bytes of a reply about models or a tokenizer, and of a reply with the token ids of a prompt."""
+"""Maximum bytes of a reply about models or a tokenizer."""
 _REPLY_BYTES: Final = 2**20
 """Bytes of a reply besides those of its tokens and its prompt. The sum is several times what servers need."""
 _BYTES_PER_TOKEN: Final = 4096
@@ -77,7 +74,7 @@ class OpenAICompatiblePolicy:
             user name and password in it (http://USER:PASSWORD@HOST/v1) are sent as basic authorization, not as a key.
         api_key: the key, by default OPENAI_API_KEY. A server without keys accepts any.
         max_concurrency: the maximum number of requests in flight, over all reads that share this policy.
-        connect_timeout: seconds for a connection, and for the list of models.
+        connect_timeout: seconds for a connection, and for the list of models and other information about them.
         read_timeout: seconds for one completion, and the maximum for a `Retry-After`.
         max_retries: the maximum number of retries of a request.
         extra_body: additional fields of every request, such as a server's own sampling options.
@@ -144,9 +141,8 @@ class OpenAICompatiblePolicy:
         )
         self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
         """Keys and passwords that no message may show."""
-        self._redact = SecretRedaction(self.secrets)
-        self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
-        self._errors = ServerErrors(self.base_url, self._redact, self._timeouts, max_retries)
+        redact = SecretRedaction(self.secrets)
+        self._server = Server(self.base_url, redact, connect_timeout, read_timeout, max_retries)
         self._extra_body = dict(extra_body or {})
         self._session_header = None if session_header is None else check_header(session_header, self._headers)
         self._served: dict[str, Any] | None = None
@@ -156,11 +152,9 @@ class OpenAICompatiblePolicy:
             raise PolicyRequestError(f"{min(unknown)!r} cannot be left out", hint=f"These fields can be: {names}.")
         connect = partial(
             Sender,
-            self.base_url,
+            self._server,
             self._headers,
             max_concurrency=max_concurrency,
-            timeouts=self._timeouts,
-            max_retries=max_retries,
             trust=None if ca_file is None else load_certificates(ca_file),
             proxy=self._proxy,
         )
@@ -204,11 +198,11 @@ class OpenAICompatiblePolicy:
         wanted = sampling.json_schema if _are_messages(prompt) else None
         while True:
             schema = None if "response_format" in self._unsupported else wanted
+            body = self._body(prompt, sampling, gives_ids, schema)
             try:
-                return *await self._complete_request(prompt, sampling, gives_ids, schema), schema
+                return *await self._send(body, sampling), schema
             except PolicyRequestError as error:
-                sent = {*self._body(sampling, gives_ids, schema), *(("logprobs",) if sampling.logprobs else ())}
-                field = find_refused_field(error.server_message, sent - self._extra_body.keys())
+                field = find_refused_field(error.server_message, body.keys() - self._extra_body.keys())
                 if field is not None and field not in self._unsupported:
                     log.info("%s does not take %s: %s", self.base_url, field, error.message)
                     learned.add(field)
@@ -219,23 +213,20 @@ class OpenAICompatiblePolicy:
                     log.info("%s does not take the JSON schema: %s", self.base_url, error.message)
                 else:
                     self._unsupported -= learned
+                    words = error.server_message
+                    if self.unlisted and self.name in words and not speaks_of_length(words):
+                        error.hint, error.served = f"{self.unlisted.message}.", getattr(self.unlisted, "served", "")
                     raise
 
-    async def _complete_request(
-        self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
-    ) -> tuple[Completion, int]:
-        """Return a completion, and the number of retries."""
-        as_messages = _are_messages(prompt)
-        # Nothing is awaited until the request is sent, so name and version belong together; see `serve`.
-        name, version = self.name, self.policy_version
-        body = {**self._body(sampling, gives_ids, schema), ("messages" if as_messages else "prompt"): list(prompt)}
-        if sampling.logprobs and "logprobs" not in self._unsupported:
-            body["logprobs"] = True if as_messages else 0
+    async def _send(self, body: Mapping[str, Any], sampling: SamplingParams) -> tuple[Completion, int]:
+        """Return the completion for the body of a request, and the number of retries."""
+        # Nothing is awaited between making the body and sending it, so name and version belong together; see `serve`.
+        decode = partial(decode_completion, model=self.name, sampling=sampling, policy_version=self.policy_version)
         content = msgspec.json.encode(body)
-        return await self._send(
-            self._url("chat/completions" if as_messages else "completions"),
+        return await self._connections.get().send(
+            self._url("chat/completions" if "messages" in body else "completions"),
             content,
-            partial(decode_completion, model=name, sampling=sampling, policy_version=version),
+            decode,
             max_bytes=_REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
             headers={self._session_header: sampling.session} if self._session_header and sampling.session else None,
         )
@@ -255,8 +246,10 @@ class OpenAICompatiblePolicy:
         info = await asyncio.to_thread(find_model_info, name, root, window if isinstance(window, int) else None)
         if not info.knows_control_tokens and _is_vllm(served):
             # Most servers do not report it. Then the tokens of all known families are escaped.
-            with suppress(PolicyError):
-                markers = configured_markers(await self._reply_outside_api("tokenizer_info"))
+            url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/tokenizer_info"
+            with suppress(PolicyError, ValueError, RecursionError):
+                content, _ = await self._connections.get().send(url, None, bytes, max_bytes=_MAX_LIST_BYTES)
+                markers = configured_markers(msgspec.json.decode(content, type=dict[str, Any]))
                 info = replace(info, control_tokens=info.control_tokens | markers)
         return replace(info, gives_token_ids=_is_vllm(served))
 
@@ -269,9 +262,11 @@ class OpenAICompatiblePolicy:
         """
         if self._served is None:
             try:
-                url, seconds = self._url("models"), self._timeouts.connect
-                models, _ = await self._send(url, None, parse_model_entries, max_bytes=_MAX_LIST_BYTES, seconds=seconds)
-                served = _choose_model(models, self._model, self.base_url, self._redact)
+                connection = self._connections.get()
+                models, _ = await connection.send(
+                    self._url("models"), None, parse_model_entries, max_bytes=_MAX_LIST_BYTES
+                )
+                served = _choose_model(models, self._model, self._server)
             except PolicyUnreachableError:
                 raise
             except PolicyError as error:
@@ -290,31 +285,9 @@ class OpenAICompatiblePolicy:
     def _url(self, path: str) -> str:
         return f"{self.base_url.rstrip('/')}/{path}{'?' if self._query else ''}{self._query}"
 
-    async def tokenize(self, messages: Sequence[Message]) -> list[int] | None:
-        """Return the server's token ids of a chat prompt; None without `/tokenize` (only vLLM has it).
-
-        Raises:
-            PolicyError: as for `complete`.
-        """
-        body = {"model": (await self.served_model())["id"], "messages": list(messages)}
-        tokens = (await self._reply_outside_api("tokenize", body)).get("tokens")
-        return tokens if isinstance(tokens, list) else None
-
-    async def _reply_outside_api(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the reply of vLLM at an address outside the API; empty if the server has no such address."""
-        url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{path}"
-        try:
-            sent = None if body is None else msgspec.json.encode(body)
-            content, _ = await self._send(url, sent, bytes, max_bytes=_MAX_LIST_BYTES)
-            value = msgspec.json.decode(content)
-        except (PolicyRequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return {}
-        return value if isinstance(value, dict) else {}
-
-    @asynccontextmanager
-    async def relay(
+    def relay(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send the request of another client once, unchanged, and return the reply as a stream.
 
         Args:
@@ -327,13 +300,7 @@ class OpenAICompatiblePolicy:
             PolicyUnreachableError: no connection in time, or it broke while the reply was read.
             PolicyResponseError: the reader of the reply found it malformed.
         """
-        url = self._url(path)
-        try:
-            async with self._connections.get().relay(method, url, body, headers or {}) as reply:
-                yield reply
-        except (TimeoutError, aiohttp.ClientError, MalformedReplyError) as error:
-            once, silence = replace(self._errors, max_retries=0), f" ({self._timeouts.read:g} s without a byte)"
-            raise once.to_policy_error(error, url, silence, model=self._model, unlisted=self.unlisted) from None
+        return self._connections.get().relay(method, self._url(path), body, headers or {})
 
     def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
         """Return a copy of this policy with further fields in every completion request. It shares the connections."""
@@ -345,17 +312,12 @@ class OpenAICompatiblePolicy:
         """Close the connections that belong to the running event loop."""
         await self._connections.aclose()
 
-    def _body(self, sampling: SamplingParams, gives_ids: bool, schema: str | None) -> dict[str, Any]:
-        """Return the fields of a request except its prompt and unsupported fields."""
-        body: dict[str, Any] = {
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-        }
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
-        if sampling.stop:
-            body["stop"] = list(sampling.stop)
+    def _body(
+        self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
+    ) -> dict[str, Any]:
+        """Return the body of a request, without unsupported fields."""
+        as_messages = _are_messages(prompt)
+        body = list_sampling_fields(sampling)
         if gives_ids:
             body["return_token_ids"] = True
         if schema is not None:
@@ -364,35 +326,18 @@ class OpenAICompatiblePolicy:
             if "max_tokens" in self._unsupported:
                 body["max_completion_tokens"] = sampling.max_tokens
             body = {name: value for name, value in body.items() if name not in self._unsupported}
-        return {"model": self._model, **body, **self._extra_body}
-
-    async def _send(
-        self,
-        url: str,
-        body: bytes | None,
-        decode: Callable[[bytes], T],
-        *,
-        max_bytes: int,
-        seconds: float | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> tuple[T, int]:
-        """Return the decoded reply and the number of retries. Errors as for `complete`."""
-        try:
-            return await self._connections.get().send(
-                url, body, decode, max_bytes=max_bytes, seconds=seconds, headers=headers
-            )
-        except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
-            allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
-            raise self._errors.to_policy_error(error, url, allowed, model=self._model, unlisted=self.unlisted) from None
+        prompt_field = "messages" if as_messages else "prompt"
+        body = {"model": self._model, **body, **self._extra_body, prompt_field: list(prompt)}
+        if sampling.logprobs and "logprobs" not in self._unsupported:
+            body["logprobs"] = True if as_messages else 0
+        return body
 
 
 def _are_messages(prompt: Messages | TokenIds) -> bool:
     return bool(prompt) and not isinstance(prompt[0], int)
 
 
-def _choose_model(
-    models: Sequence[Mapping[str, Any]], name: str | None, base_url: str, redact: Callable[[str], str]
-) -> dict[str, Any]:
+def _choose_model(models: Sequence[Mapping[str, Any]], name: str | None, server: Server) -> dict[str, Any]:
     """Return the entry of the model with this name, or of the only model.
 
     Raises:
@@ -407,7 +352,7 @@ def _choose_model(
             base = next((other for other in bases if other["id"] == model.get("parent")), {})
             return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
     names = [str(model["id"]) for model in models]
-    served = redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
+    base_url, served = server.base_url, server.redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
     if name is None:
         raise PolicyRequestError(f"{base_url} serves {served or 'no model'}", hint="Choose one with --model.")
     error = PolicyRequestError(

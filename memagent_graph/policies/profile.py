@@ -13,7 +13,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, get_type_hints
+
+import msgspec
 
 from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
@@ -97,14 +99,11 @@ def load_profile(folder: Path | str) -> Profile | None:
             else read_json_file(path, MAX_WORDING_BYTES)
         )
         budget = Budget(**{field.name: int(values[field.name]) for field in fields(Budget) if field.name in values})
-        boundary: Boundary = values.get("boundary", "token")
-        if boundary not in get_args(Boundary):
-            raise ValueError(f"boundary is {boundary!r}")
+        kinds = get_type_hints(Profile)
+        names = kinds.keys() & values.keys() - {"budget", "prompts"}
+        others = {name: msgspec.convert(values[name], kinds[name]) for name in names}
         empty_memory = str(values.get("empty_memory", EMPTY_MEMORY))
-        on_invented = UpdateRule(values.get("on_invented", UpdateRule.ACCEPT))
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
-        strategy, dtype = str(values.get("strategy", "")), str(values.get("dtype", ""))
-        temperature, top_p = float(values.get("temperature", 0.0)), float(values.get("top_p", 1.0))
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ProfileError(
             f"{path} cannot be parsed: {error}",
@@ -121,7 +120,7 @@ def load_profile(folder: Path | str) -> Profile | None:
     )
     files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer", "empty_memory"})
     prompts = replace(prompts, others={path.stem: template_file(path) for path in files})
-    return Profile(budget, prompts, boundary, on_invented, strategy, dtype, temperature, top_p)
+    return Profile(budget, prompts, **others)
 
 
 def _published_empty_memory(folder: Path) -> str:

@@ -23,7 +23,7 @@ from memagent_graph.policies.api_variants import (
     parse_finish_reason,
     parse_token_usage,
 )
-from memagent_graph.policies.sending import BrokenOffError, MalformedReplyError
+from memagent_graph.policies.server_errors import BrokenOffError, MalformedReplyError
 from memagent_graph.policy import Completion, FinishReason, Note, SamplingParams
 
 _TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]

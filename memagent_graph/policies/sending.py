@@ -11,9 +11,9 @@ import random
 import ssl
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -24,7 +24,8 @@ import aiohttp
 import httpx2
 
 from memagent_graph.errors import PolicyRequestError
-from memagent_graph.policies.api_variants import extract_server_message, is_final
+from memagent_graph.policies.api_variants import extract_server_message, is_retriable
+from memagent_graph.policies.server_errors import MalformedReplyError, OverlongReplyError, Server
 from memagent_graph.policies.server_url import parse_origin, without_password
 
 T = TypeVar("T")
@@ -35,79 +36,10 @@ _MAX_ERROR_BYTES: Final = 65_536
 _IDLE_SECONDS: Final = 4.0
 """Seconds that an idle connection stays open. uvicorn, and so vLLM, closes it after 5 s, perhaps while the next request
 is being sent."""
-_RETRIABLE_STATUSES: Final = frozenset({408, 409, 429})
 _SCATTER: Final = 0.1
 """After a pause, requests resume within this fraction of its length."""
 _FIRST_PAUSE: Final = 0.5
 _MAX_PAUSE: Final = 8.0
-
-
-class StatusError(Exception):
-    """The last reply of the server was an error.
-
-    Args:
-        status: the HTTP status, 300 or above.
-        content: the reply's body.
-        wait: the seconds in `Retry-After`, if there is one.
-    """
-
-    def __init__(self, status: int, content: bytes, wait: float | None) -> None:
-        super().__init__(status)
-        self.status = status
-        self.content = content
-        self.wait = wait
-
-    @property
-    def is_retriable(self) -> bool:
-        """Whether the same request can succeed later: 408, 409, 429, or 5xx unless its message says otherwise."""
-        return self.status in _RETRIABLE_STATUSES or (self.status >= 500 and not is_final(self.message))
-
-    @property
-    def message(self) -> str:
-        """The server's message."""
-        return extract_server_message(self.content)
-
-
-class MalformedReplyError(Exception):
-    """A reply with a success status that is not what was requested. A retry can help.
-
-    Args:
-        reason: the problem.
-        content: the part of the body to show.
-    """
-
-    def __init__(self, reason: str, content: bytes = b"") -> None:
-        super().__init__("the reply is malformed")  # not the arguments, which may contain a key
-        self.reason = reason
-        self.content = content
-
-
-class BrokenOffError(MalformedReplyError):
-    """A reply in which the server reports that it failed while writing it."""
-
-
-class OverlongReplyError(MalformedReplyError):
-    """A reply that is too long. It is dropped."""
-
-
-class RedirectError(Exception):
-    """A redirect to another server, which must not get the prompt because the user did not name it.
-
-    Args:
-        target: the address of the other server.
-    """
-
-    def __init__(self, target: str) -> None:
-        super().__init__("redirected to another server")
-        self.target = target
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Time-outs of an attempt, in seconds. Pauses between attempts do not count."""
-
-    connect: float
-    read: float
 
 
 class SharedPause:
@@ -134,31 +66,26 @@ class Sender:
     """Sends requests and decodes replies, on the event loop in which it was created.
 
     Args:
-        base_url: the server's URL, which determines TLS.
+        server: the server.
         headers: headers of every request.
         max_concurrency: the maximum number of completions in flight. The caller holds one of `slots` for a completion.
-        timeouts: time-outs of the connection and of an attempt.
-        max_retries: the maximum number of retries of a request.
         trust: an SSL context with the trusted certificates; None for the default of the HTTP client.
         proxy: the URL of the proxy; None for no proxy.
     """
 
     def __init__(
         self,
-        base_url: str,
+        server: Server,
         headers: Mapping[str, str],
         *,
         max_concurrency: int,
-        timeouts: Timeouts,
-        max_retries: int,
         trust: ssl.SSLContext | None,
         proxy: str | None,
     ) -> None:
         self.slots = asyncio.Semaphore(max_concurrency)
-        self._timeouts = timeouts
         self.pause = SharedPause()
-        self._max_retries = max_retries
-        secure = urlsplit(base_url).scheme == "https"
+        self._server = server
+        secure = urlsplit(server.base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,  # callers limit their requests themselves
@@ -166,7 +93,7 @@ class Sender:
                 ssl=(trust or httpx2.create_ssl_context()) if secure else True,
             ),
             headers=headers,
-            timeout=aiohttp.ClientTimeout(total=timeouts.read, sock_connect=timeouts.connect),
+            timeout=aiohttp.ClientTimeout(total=server.read_timeout, sock_connect=server.connect_timeout),
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=proxy,
         )
@@ -179,7 +106,6 @@ class Sender:
         decode: Callable[[bytes], T],
         *,
         max_bytes: int,
-        seconds: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
         """Return the decoded reply and the number of retries.
@@ -188,23 +114,19 @@ class Sender:
 
         Args:
             url: the address.
-            body: JSON for a POST; None for a GET.
+            body: JSON for a POST; None for a GET, whose reply may take no longer than a connection.
             decode: decodes the body of the reply, or raises `MalformedReplyError`.
             max_bytes: the maximum size of a reply. No more is read into memory.
-            seconds: the time-out for the reply after the connection, if it is not the usual one.
             headers: further headers of this request.
 
         Raises:
-            StatusError: the server refused, after all retries.
-            MalformedReplyError: the reply could not be decoded or was too long, after all retries.
-            RedirectError: a redirect to another server. aiohttp.ClientError: no connection, or it broke.
-            TimeoutError: no connection or no complete reply in time.
+            PolicyError: no usable reply after all retries, or a redirect to another server.
         """
         retries = redirects = 0
-        target = url
+        target, server = url, self._server
         timeout = self._session.timeout
-        if seconds is not None:
-            timeout = aiohttp.ClientTimeout(self._timeouts.connect + seconds, sock_connect=self._timeouts.connect)
+        if body is None:
+            timeout = aiohttp.ClientTimeout(2 * server.connect_timeout, sock_connect=server.connect_timeout)
         while True:
             await self.pause.wait()
             # The pauses double, with jitter.
@@ -221,42 +143,49 @@ class Sender:
                     if reply.status < 300:
                         return decode(await read_body(reply, max_bytes)), retries
                     if reply.status in _REDIRECTS and "Location" in reply.headers and redirects < _MAX_REDIRECTS:
-                        target, redirects = _redirect_target(target, reply.headers["Location"]), redirects + 1
+                        target, is_same_server = _resolve_redirect(target, reply.headers["Location"])
+                        if not is_same_server:
+                            raise server.make_redirect_error(target, url)
+                        redirects += 1
                         continue
-                    error = StatusError(reply.status, await read_error_body(reply), _retry_after(reply.headers))
+                    message, wait = extract_server_message(await read_error_body(reply)), _retry_after(reply.headers)
                 # Fail if the server asks for a longer pause than the time-out of a completion.
-                if retries == self._max_retries or not error.is_retriable or (error.wait or 0) > self._timeouts.read:
-                    raise error
-                if error.wait is not None:
-                    self.pause.extend(error.wait)
+                is_last = retries == server.max_retries or (wait or 0) > server.read_timeout
+                if is_last or not is_retriable(reply.status, message):
+                    raise server.make_refusal(reply.status, message, wait)
+                if wait is not None:
+                    self.pause.extend(wait)
                     pause = 0
-            except (aiohttp.InvalidURL, aiohttp.ClientSSLError):
-                raise
-            except (aiohttp.ClientError, TimeoutError, MalformedReplyError):
-                if retries == self._max_retries:
-                    raise
+            except (aiohttp.ClientError, TimeoutError, MalformedReplyError) as error:
+                if retries == server.max_retries or isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError):
+                    allowed = "" if body is None else f" ({server.read_timeout:g} s for a completion)"
+                    raise server.make_error(error, allowed) from None
             await asyncio.sleep(pause)
             retries += 1
 
-    def relay(
+    @asynccontextmanager
+    async def relay(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request once and return the reply as a stream of bytes, without decompression.
 
-        The time-out applies to the next byte, not to the whole reply.
+        The time-out applies to the next byte, not to the whole reply. Errors as for `OpenAICompatiblePolicy.relay`.
         """
-        timeout = aiohttp.ClientTimeout(sock_connect=self._timeouts.connect, sock_read=self._timeouts.read)
-        # The reply is passed on unchanged, so it must not be compressed.
-        request_headers = {**headers, "Accept-Encoding": "identity"}
-        return self._session.request(
-            method,
-            url,
-            data=body,
-            headers=request_headers,
-            timeout=timeout,
-            allow_redirects=False,
-            auto_decompress=False,
-        )
+        server = replace(self._server, max_retries=0)
+        timeout = aiohttp.ClientTimeout(sock_connect=server.connect_timeout, sock_read=server.read_timeout)
+        try:
+            async with self._session.request(
+                method,
+                url,
+                data=body,
+                headers={**headers, "Accept-Encoding": "identity"},  # it is passed on unchanged
+                timeout=timeout,
+                allow_redirects=False,
+                auto_decompress=False,
+            ) as reply:
+                yield reply
+        except (TimeoutError, aiohttp.ClientError, MalformedReplyError) as error:
+            raise server.make_error(error, f" ({server.read_timeout:g} s without a byte)") from None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -282,14 +211,14 @@ async def read_error_body(reply: aiohttp.ClientResponse) -> bytes:
         return b""  # redaction would miss a key that is cut off
 
 
-def _redirect_target(url: str, location: str) -> str:
-    """Return the target of a redirect. Raises RedirectError if it is another server."""
+def _resolve_redirect(url: str, location: str) -> tuple[str, bool]:
+    """Return the target of a redirect of `url`, and whether it is the same server."""
     target = location
     with suppress(PolicyRequestError, ValueError):  # it is not an address
         target = urljoin(url, location)
         if parse_origin(target) == parse_origin(url):
-            return without_password(target)
-    raise RedirectError(target)
+            return without_password(target), True
+    return target, False
 
 
 def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:

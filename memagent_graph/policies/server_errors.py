@@ -1,4 +1,4 @@
-"""Turns failed requests to a server into errors with a message and a remedy, without secrets."""
+"""One server: its limits, and the errors of failed requests to it, with a message and a remedy, without secrets."""
 
 from __future__ import annotations
 
@@ -16,53 +16,71 @@ from memagent_graph.errors import (
     PolicyResponseError,
     PolicyUnreachableError,
 )
-from memagent_graph.policies.api_variants import OPTIONAL_FIELDS, find_refused_field, speaks_of_length
-from memagent_graph.policies.redaction import SecretRedaction
-from memagent_graph.policies.sending import (
-    BrokenOffError,
-    MalformedReplyError,
-    OverlongReplyError,
-    RedirectError,
-    StatusError,
-    Timeouts,
+from memagent_graph.policies.api_variants import (
+    OPTIONAL_FIELDS,
+    find_refused_field,
+    is_retriable,
+    speaks_of_length,
 )
+from memagent_graph.policies.redaction import SecretRedaction
 
 _MAX_SERVER_TEXT: Final = 500
 """Maximum characters of the server's text in an error message."""
 
 
-@dataclass
-class ServerErrors:
-    """Builds the errors for failed requests to one server."""
+class MalformedReplyError(Exception):
+    """A reply with a success status that is not what was requested. A retry can help.
+
+    Args:
+        reason: the problem.
+        content: the part of the body to show.
+    """
+
+    def __init__(self, reason: str, content: bytes = b"") -> None:
+        super().__init__("the reply is malformed")  # not the arguments, which may contain a key
+        self.reason = reason
+        self.content = content
+
+
+class BrokenOffError(MalformedReplyError):
+    """A reply in which the server reports that it failed while writing it."""
+
+
+class OverlongReplyError(MalformedReplyError):
+    """A reply that is too long. It is dropped."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server, and the limits of requests to it. It builds the errors of those that failed.
+
+    An error has the redacted message of its cause, but not the cause, which may contain headers of the request.
+    """
 
     base_url: str
     redact: SecretRedaction = field(repr=False)
-    timeouts: Timeouts
+    connect_timeout: float
+    """Seconds for a connection."""
+    read_timeout: float
+    """Seconds for a completion. Pauses between attempts do not count."""
     max_retries: int
 
-    def to_policy_error(
-        self, error: Exception, url: str, seconds: str = "", *, model: str | None, unlisted: PolicyError | None
-    ) -> PolicyError:
-        """Return the error for a failed request.
-
-        It has the redacted message of its cause, but not the cause, which may contain headers of the request.
+    def make_error(self, error: Exception, allowed: str = "") -> PolicyError:
+        """Return the error for a request without a usable reply.
 
         Args:
-            error: the error of `Sender`.
-            url: the URL of the request.
-            seconds: the time-out for the reply, in words.
-            model: the model's name on the server, if it is known.
-            unlisted: the error of the server's list of models, if there is one.
+            error: a `MalformedReplyError`, `TimeoutError` or `aiohttp.ClientError`.
+            allowed: the time-out for the reply, in words.
         """
-        match error:
-            case StatusError():
-                return self._refusal(error, self.redact(error.message), model, unlisted)
-            case MalformedReplyError():
-                return self._malformed(error)
-            case RedirectError():
-                return self._redirect_error(error.target, url)
-            case TimeoutError():
-                return self._timeout_error(error, seconds)
+        if isinstance(error, MalformedReplyError):
+            return self._malformed(error)
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return self._unreachable(f"none within {self.connect_timeout:g} s")
+        if isinstance(error, TimeoutError):
+            return PolicyUnreachableError(
+                f"{self.base_url} did not answer in time{allowed}",
+                hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
+            )
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -75,16 +93,11 @@ class ServerErrors:
             hint="Is the server running? Check --base-url.",
         )
 
-    def _timeout_error(self, error: Exception, allowed: str) -> PolicyUnreachableError:
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            return self._unreachable(f"none within {self.timeouts.connect:g} s")
-        return PolicyUnreachableError(
-            f"{self.base_url} did not answer in time{allowed}",
-            hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
-        )
+    def make_redirect_error(self, target: str, url: str) -> PolicyResponseError:
+        """Return the error for a redirect of `url` to another server, which must not get the prompt.
 
-    def _redirect_error(self, target: str, url: str) -> PolicyResponseError:
-        """Return the error for a redirect. Its hint is the target as base URL."""
+        The user did not name that server. The hint has the target as base URL.
+        """
         address = self.redact(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
         base = address.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
         return PolicyResponseError(
@@ -92,62 +105,66 @@ class ServerErrors:
             hint=f"If that is the server you mean, name it: --base-url {base}",
         )
 
-    def _refusal(
-        self, error: StatusError, all_words: str, model: str | None, unlisted: PolicyError | None
-    ) -> PolicyError:
-        where, status, wait, words = self.base_url, error.status, error.wait, all_words[:_MAX_SERVER_TEXT]
+    def make_refusal(self, status: int, message: str, wait: float | None) -> PolicyError:
+        """Return the error for a reply with a status of 300 or above.
+
+        Args:
+            status: the HTTP status.
+            message: the server's message.
+            wait: the seconds in `Retry-After`, if there is one.
+        """
+        where, all_words = self.base_url, self.redact(message)
+        words = all_words[:_MAX_SERVER_TEXT]
         if status in {401, 403}:
             return PolicyAuthenticationError(
                 f"{where} refused the key ({status}): {words}",
                 hint="Set OPENAI_API_KEY, or --api-key. A server that wants a user name and a password has them in its "
                 "address: http://USER:PASSWORD@HOST:PORT/v1.",
             )
-        if error.is_retriable:
+        if is_retriable(status, message):
             tried = f"answered {status}"
             if self.max_retries:
-                tried = f"still answered {status} after {_retries(self.max_retries)}"
-            if wait is not None and wait > self.timeouts.read:
+                tried = f"still answered {status}{self._after_retries}"
+            if wait is not None and wait > self.read_timeout:
                 tried = f"answered {status} and asks to wait for {wait:.0f} s"
             return PolicyOverloadedError(
                 f"{where} {tried}: {words}",
                 hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
             )
-        served = ""
         if speaks_of_length(words) or status == 413:
             hint = "Lower --chunk-tokens; `memagent doctor` shows the server's window."
-        elif unlisted and model and model in words:
-            hint, served = f"{unlisted.message}.", getattr(unlisted, "served", "")
-        elif status == 404 and model and model in words:
+        elif status == 404:
             hint = "`memagent doctor` lists what is served."
-        elif status == 404 and not where.rstrip("/").endswith("/v1"):
-            hint = f"Is the address complete? Most end in /v1: --base-url {where.rstrip('/')}/v1"
-        elif field := find_refused_field(words, OPTIONAL_FIELDS):
-            hint = f"If it does not take {field}: --unsupported {field}."
+            if not where.rstrip("/").endswith("/v1"):
+                hint += f" Is the address complete? Most end in /v1: --base-url {where.rstrip('/')}/v1"
+        elif refused := find_refused_field(words, OPTIONAL_FIELDS):
+            hint = f"If it does not take {refused}: --unsupported {refused}."
         else:
             hint = "`memagent doctor` sends a small request, and shows what comes back."
         refusal = PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
-        refusal.server_message, refusal.served = all_words, served
+        refusal.server_message = all_words
         return refusal
 
     def _malformed(self, error: MalformedReplyError) -> PolicyResponseError:
-        retried = f" after {_retries(self.max_retries)}" if self.max_retries else ""
         if isinstance(error, OverlongReplyError):
             return PolicyResponseError(
-                f"{self.base_url} still sent a reply that is too long{retried}: {error.reason}",
+                f"{self.base_url} still sent a reply that is too long{self._after_retries}: {error.reason}",
                 hint="Does it respect max_tokens?",
             )
+        reason = self.redact(error.reason)
         if isinstance(error, BrokenOffError):
             return PolicyResponseError(
-                f"{self.base_url} still broke its reply off{retried}: {self.redact(error.reason)[:_MAX_SERVER_TEXT]}",
+                f"{self.base_url} still broke its reply off{self._after_retries}: {reason[:_MAX_SERVER_TEXT]}",
                 hint="Look into the server's log, then resume.",
             )
         excerpt = self.redact(error.content.decode(errors="replace"))[:200]
         return PolicyResponseError(
-            f"{self.base_url} answered with something that is not a completion{retried}: {excerpt!r} "
-            f"({self.redact(error.reason)})",
+            f"{self.base_url} answered with something that is not a completion{self._after_retries}: {excerpt!r} "
+            f"({reason})",
             hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
         )
 
-
-def _retries(count: int) -> str:
-    return f"{count} {'retry' if count == 1 else 'retries'}"
+    @property
+    def _after_retries(self) -> str:
+        word = "retry" if self.max_retries == 1 else "retries"
+        return f" after {self.max_retries} {word}" if self.max_retries else ""

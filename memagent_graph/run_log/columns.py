@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -16,7 +17,7 @@ import msgspec
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.policy import ARRAY_TYPES
-from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
+from memagent_graph.run_log.packing import pack_numbers, pack_text, unpack_numbers, unpack_text
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 
 Record = TypeVar("Record")
@@ -80,8 +81,8 @@ _BY_ANNOTATION: Final = {
     "Mapping[str, Any]": _JSON,
     "Mapping[str, str]": _JSON,
     "LongText": Column("BLOB", "string", pack_text, unpack_text),
-    "TokenIds": Column("BLOB", "ids", pack_ids, unpack_ids),
-    "LogProbs": Column("BLOB", "logprobs", pack_logprobs, unpack_logprobs),
+    "TokenIds": Column("BLOB", "ids", partial(pack_numbers, "I"), partial(unpack_numbers, "I")),
+    "LogProbs": Column("BLOB", "logprobs", partial(pack_numbers, "f"), partial(unpack_numbers, "f")),
     "tuple[str, ...]": Column("TEXT NOT NULL", "names", json.dumps, json.loads, list),
     "tuple[Span, ...]": Column("TEXT NOT NULL", "spans", _packed_spans, _spans, lambda spans: list(map(asdict, spans))),
     "tuple[LoggedEvent, ...]": Column(

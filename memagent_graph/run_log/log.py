@@ -18,7 +18,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
-from memagent_graph.run_log.columns import bound_records, unpack_row
+from memagent_graph.run_log.columns import bound_records, pack_row, unpack_row
 from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import (
     Conversation,
@@ -79,8 +79,8 @@ class RunLog:
         """Log the start of a run, with the wording of its prompts and the ids of the caller's trace.
 
         An existing run with this id continues and its end is removed, or, with `afresh`, it is replaced: its
-        conversations no longer count. In both cases it is a new attempt, and the run's rewards are withdrawn; see
-        `rows.withdraw_rewards`.
+        conversations no longer count. In both cases it is a new attempt, and the rewards of the run so far do not
+        count. Rewards of single conversations do, because a conversation that another attempt replaces is superseded.
         """
         logged = document.copy()
         logged["name"] = self._redact_text(TextKind.DOCUMENT_NAME, document["name"]) or ""
@@ -101,8 +101,9 @@ class RunLog:
         )
 
         def job(connection: sqlite3.Connection) -> None:
-            rows.withdraw_rewards(connection, run_id, run.began)
-            rows.insert_run(connection, run, "replace" if afresh else "continue")
+            values = pack_row(run)
+            rows.begin_attempt(connection, run_id, run.began)
+            rows.insert(connection, "runs", values, update=values.keys() - {"attempt"} if afresh else ())
             if afresh:
                 connection.execute("DELETE FROM imported WHERE run_id = ?", (run_id,))
                 connection.execute("UPDATE conversations SET superseded = 1 WHERE run_id = ?", (run_id,))
@@ -172,9 +173,7 @@ class RunLog:
                 rows.supersede_except(connection, run_id, remaining)
             event = LoggedEvent(time.time(), "memory_edited", describe_edit(author), position)
             rows.insert_event(connection, run_id, replace(event, text=text, step=step))
-            rows.withdraw_rewards(connection, run_id, event.time)
-            end = "ended = NULL, stop_reason = NULL, answer = NULL"
-            connection.execute(f"UPDATE runs SET {end} WHERE run_id = ?", (run_id,))  # noqa: S608  our own words
+            rows.begin_attempt(connection, run_id, event.time)
 
         return self._writer.submit(job)
 
@@ -191,7 +190,7 @@ class RunLog:
         """Add a reward for a run, or for one of its conversations. Earlier rewards stay; see `latest_rewards`.
 
         The reward of a run is valid for its present attempt. When the run is read again, resumed or edited, the reward
-        is withdrawn.
+        stays in the log, but no longer counts.
 
         Raises:
             MemAgentError: the value is not a finite number.
@@ -223,18 +222,18 @@ class RunLog:
         Raises:
             RunLogError: the run exists, is inconsistent, or cannot be written.
         """
-        run_id, conversations = run.record.run_id, list(run.conversations)
+        run_id = run.record.run_id
 
         def job(connection: sqlite3.Connection) -> None:
             if replacing:
                 connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
-            rows.insert_run(connection, run.record)
+            rows.insert(connection, "runs", pack_row(run.record))
             connection.execute("INSERT INTO imported VALUES (?)", (run_id,))
             for fingerprint, wording in run.templates.items():
                 rows.insert_template(connection, fingerprint, wording)
             row_ids = {
                 conversation.id: rows.insert_conversation(conversation, supersede_others=False)(connection)
-                for conversation in conversations
+                for conversation in sorted(run.conversations, key=lambda conversation: conversation.id or 0)
             }
             for event in run.events:
                 rows.insert_event(connection, run_id, event)
@@ -355,10 +354,11 @@ class RunLog:
             events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
             return list(bound_records((unpack_row(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
 
-    def rewards(self, run_id: str) -> list[Reward]:
-        """Return all rewards of a run and its conversations, oldest first."""
+    def rewards(self, run_id: str, *, earlier: bool = False) -> list[Reward]:
+        """Return the rewards of a run and its conversations, oldest first; with `earlier` also of earlier attempts."""
+        table = "rewards" if earlier else "valid_rewards"
         with self._connection() as connection:
-            rewards = connection.execute("SELECT * FROM rewards WHERE run_id = ? ORDER BY time, id", (run_id,))
+            rewards = connection.execute(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY time, id", (run_id,))  # noqa: S608
             return [unpack_row(Reward, row) for row in rewards]
 
     def latest_rewards(self, run_id: str) -> dict[str, float]:
@@ -372,7 +372,7 @@ class RunLog:
         id_list = json.dumps(ids)
         with self._connection() as connection:
             for row in connection.execute(
-                "SELECT run_id, name, value FROM rewards "
+                "SELECT run_id, name, value FROM valid_rewards "
                 "WHERE run_id IN (SELECT value FROM json_each(?)) AND conversation IS NULL ORDER BY time, id",
                 (id_list,),
             ):

@@ -24,7 +24,7 @@ def build_trace(
         document_bytes: the size of the document, for progress.
     """
     valid = [conversation for conversation in conversations if not conversation.superseded]
-    valid.sort(key=lambda conversation: conversation.seq or 0)
+    valid.sort(key=lambda conversation: conversation.id or 0)
     attempts = group_values((conversation.step, conversation) for conversation in valid)
     edits_of = group_values((edit.step, edit) for edit in edits if edit.kind == EventKind.MEMORY_EDITED)
     steps: list[Call] = []

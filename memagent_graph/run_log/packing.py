@@ -35,38 +35,50 @@ _HEADER_BYTES: Final = 5
 _WIDTH: Final = 4
 
 
-def pack_ids(ids: Sequence[int] | None) -> bytes | None:
-    """Pack token ids, 0 to 2^32 - 1.
+def pack_numbers(kind: str, numbers: Sequence[float] | None) -> bytes | None:
+    """Pack token ids, 0 to 2^32 - 1 (kind "I"), or log-probs as 32-bit floats, the precision of policies (kind "f").
 
     Raises:
-        ValueError: there are more than `MAX_LIST` ids.
+        ValueError: there are more than `MAX_LIST` numbers.
     """
-    if ids is None:
+    if numbers is None:
         return None
-    return _pack(array("I", ids), _RAW_PLANES_OF_FEW_IDS if len(ids) <= _FEW_IDS else _RAW_PLANES_OF_IDS)
+    _require_list(len(numbers))
+    few = _RAW_PLANES_OF_FEW_IDS if len(numbers) <= _FEW_IDS else _RAW_PLANES_OF_IDS
+    raw = few if kind == "I" else _RAW_PLANES_OF_LOGPROBS
+    values = array(kind, numbers)
+    if sys.byteorder == "big":
+        values.byteswap()
+    data = values.tobytes()
+    low = [data[plane::_WIDTH] for plane in range(raw)]
+    high = b"".join(data[plane::_WIDTH] for plane in range(raw, _WIDTH))
+    header = raw.to_bytes(1, "little") + len(values).to_bytes(_HEADER_BYTES - 1, "little")
+    return b"".join((header, *low, _deflate(high, _NUMBERS_LEVEL, zlib.Z_RLE)))
 
 
-def unpack_ids(blob: bytes | None) -> list[int] | None:
-    """Unpack a blob from `pack_ids`.
-
-    Raises:
-        ValueError: the blob is damaged, or has more than `MAX_LIST` numbers.
-    """
-    return None if blob is None else _unpack("I", blob)
-
-
-def pack_logprobs(logprobs: Sequence[float] | None) -> bytes | None:
-    """Pack log-probs as 32-bit floats, the precision of policies."""
-    return None if logprobs is None else _pack(array("f", logprobs), _RAW_PLANES_OF_LOGPROBS)
-
-
-def unpack_logprobs(blob: bytes | None) -> list[float] | None:
-    """Unpack a blob from `pack_logprobs`.
+def unpack_numbers(kind: str, blob: bytes | None) -> array[Any] | None:
+    """Unpack a blob from `pack_numbers`.
 
     Raises:
         ValueError: the blob is damaged, or has more than `MAX_LIST` numbers.
     """
-    return None if blob is None else _unpack("f", blob)
+    if blob is None:
+        return None
+    if len(blob) < _HEADER_BYTES or not 0 < blob[0] < _WIDTH:
+        raise ValueError("a list of numbers is damaged")
+    raw, count = blob[0], int.from_bytes(blob[1:_HEADER_BYTES], "little")
+    _require_list(count)
+    end = _HEADER_BYTES + count * raw
+    data = blob[_HEADER_BYTES:end] + _inflate(blob[end:], count * (_WIDTH - raw))
+    if len(data) != count * _WIDTH:
+        raise ValueError("a list of numbers is cut off")
+    planes = bytearray(count * _WIDTH)
+    for plane in range(_WIDTH):
+        planes[plane::_WIDTH] = data[plane * count : (plane + 1) * count]
+    numbers: array[Any] = array(kind, bytes(planes))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 def pack_text(text: str | None) -> bytes | None:
@@ -108,35 +120,6 @@ def _inflate(data: bytes, limit: int) -> bytes:
     if not stream.eof:
         raise ValueError("a text or list of numbers is cut off")
     return inflated
-
-
-def _pack(numbers: array[Any], raw: int) -> bytes:
-    _require_list(len(numbers))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    data = numbers.tobytes()
-    low = [data[plane::_WIDTH] for plane in range(raw)]
-    high = b"".join(data[plane::_WIDTH] for plane in range(raw, _WIDTH))
-    header = raw.to_bytes(1, "little") + len(numbers).to_bytes(_HEADER_BYTES - 1, "little")
-    return b"".join((header, *low, _deflate(high, _NUMBERS_LEVEL, zlib.Z_RLE)))
-
-
-def _unpack(kind: str, blob: bytes) -> list[Any]:
-    if len(blob) < _HEADER_BYTES or not 0 < blob[0] < _WIDTH:
-        raise ValueError("a list of numbers is damaged")
-    raw, count = blob[0], int.from_bytes(blob[1:_HEADER_BYTES], "little")
-    _require_list(count)
-    end = _HEADER_BYTES + count * raw
-    data = blob[_HEADER_BYTES:end] + _inflate(blob[end:], count * (_WIDTH - raw))
-    if len(data) != count * _WIDTH:
-        raise ValueError("a list of numbers is cut off")
-    planes = bytearray(count * _WIDTH)
-    for plane in range(_WIDTH):
-        planes[plane::_WIDTH] = data[plane * count : (plane + 1) * count]
-    numbers: array[Any] = array(kind, bytes(planes))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tolist()
 
 
 def _require_list(count: int) -> None:

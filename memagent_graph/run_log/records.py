@@ -6,10 +6,10 @@ exports; `columns` stores them by type. A new field needs no other change in thi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Final, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 from msgspec import Meta
 
@@ -21,17 +21,17 @@ from memagent_graph.reasoning import extract_reply
 LongText: TypeAlias = str | None
 """A text that is stored compressed, with lone surrogates; None if it was redacted or does not exist."""
 TokenIds: TypeAlias = Sequence[int] | None
-"""Token ids, 0 to 2^32 - 1; None if the policy did not return them, or they were redacted."""
+"""Token ids, 0 to 2^32 - 1, arrays in what is read from a log; None if the policy did not return them, or they were
+redacted."""
 LogProbs: TypeAlias = Sequence[float] | None
 """Log-probs, stored as 32-bit floats; None as for `TokenIds`."""
 Time: TypeAlias = Annotated[float, Meta(ge=0, le=253_402_000_000)]
 """Seconds since 1970, up to the year 9999, the maximum of `datetime`."""
-_A_PERSON: Final = "a person"
 
 
 def describe_edit(author: str | None) -> str:
     """Return the detail of the event for an edited memory."""
-    return f"{author or _A_PERSON} replaced the memory"
+    return f"{author or 'a person'} replaced the memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,9 @@ class RunRecord:
     """The strategy's name."""
     strategy_fingerprint: str = ""
     """See `StrategyId`."""
+    attempt: Time | None = None
+    """Seconds since 1970 when it was read again under its id, resumed or edited last; None if it was not. Rewards of
+    the run from before are of another attempt, and do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +189,8 @@ class Conversation(Origin):
     """Whether a resume or an edit replaced it. If so, it does not belong to the run's trajectory."""
     trace: Mapping[str, str] = field(default_factory=dict)
     """The ids of the LangSmith run and the OpenTelemetry span around it, if there were any."""
-    seq: int | None = None
-    """Its number in the run, in the order in which conversations were logged."""
     id: int | None = None
-    """Its row, once it is stored."""
+    """Its row, once it is stored. Rows are in the order in which conversations were logged."""
 
     @property
     def span(self) -> Span | None:
@@ -233,8 +234,8 @@ class LoggedRun:
     """A run with everything that belongs to it. Rewards refer to conversations by their ids in it."""
 
     record: RunRecord
-    conversations: Iterable[Conversation] = ()
-    """In order of position and attempt; some can be iterated only once."""
+    conversations: Sequence[Conversation] = ()
+    """In order of position and attempt."""
     events: Sequence[LoggedEvent] = ()
     """Events of no conversation."""
     rewards: Sequence[Reward] = ()
@@ -278,7 +279,7 @@ class RunFilter:
             "EXISTS (SELECT 1 FROM conversations c "
             "WHERE c.run_id = runs.run_id AND instr(lower(c.policy), lower(?)) > 0)": self.policy,
             "coalesce(stop_reason, 'unfinished') = ?": self.stop_reason,
-            "EXISTS (SELECT 1 FROM rewards w WHERE w.run_id = runs.run_id AND w.name = ?)": self.reward,
+            "EXISTS (SELECT 1 FROM valid_rewards w WHERE w.run_id = runs.run_id AND w.name = ?)": self.reward,
             "(run_id NOT IN (SELECT run_id FROM imported)) = ?": self.is_own,
             "began >= ?": self.since,
             "began < ?": self.until,

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.columns import RECORD_COLUMNS, pack_row
@@ -41,7 +41,9 @@ _SCHEMA: Final = (
     ),
     "CREATE TABLE imported (run_id TEXT PRIMARY KEY REFERENCES runs (run_id) ON DELETE CASCADE) STRICT",
     "CREATE TABLE templates (hash TEXT PRIMARY KEY, content TEXT NOT NULL) STRICT",
-    "CREATE INDEX conversations_of_run ON conversations (run_id, seq)",
+    "CREATE VIEW valid_rewards AS SELECT rewards.* FROM rewards JOIN runs USING (run_id) "
+    "WHERE conversation IS NOT NULL OR time >= coalesce(attempt, 0)",
+    "CREATE INDEX conversations_of_run ON conversations (run_id)",
     "CREATE UNIQUE INDEX conversations_that_count ON conversations (run_id, branch, role, slot, attempt) "
     "WHERE superseded = 0",
     "CREATE INDEX events_of_run ON events (run_id)",
@@ -86,13 +88,10 @@ def insert(
     return connection.execute(statement, tuple(values.values())).lastrowid or 0
 
 
-def insert_run(
-    connection: sqlite3.Connection, run: RunRecord, existing: Literal["refuse", "continue", "replace"] = "refuse"
-) -> None:
-    """Add a run. If its id exists: fail, clear its end time and stop reason ('continue'), or replace it."""
-    values = pack_row(run)
-    updates = {"refuse": None, "continue": ("ended", "stop_reason"), "replace": values}
-    insert(connection, "runs", values, update=updates[existing])
+def begin_attempt(connection: sqlite3.Connection, run_id: str, time: float) -> None:
+    """Remove the end of a run, if it exists, because another attempt begins. Its own rewards so far do not count."""
+    update = "UPDATE runs SET attempt = ?, ended = NULL, stop_reason = NULL, answer = NULL WHERE run_id = ?"
+    connection.execute(update, (time, run_id))
 
 
 def insert_template(connection: sqlite3.Connection, fingerprint: str, wording: Mapping[str, str]) -> None:
@@ -110,26 +109,8 @@ def insert_reward(connection: sqlite3.Connection, reward: Reward) -> None:
     insert(connection, "rewards", pack_row(replace(reward, id=None)))
 
 
-def withdraw_reward(reward: Reward, time: float) -> LoggedEvent:
-    """Return the event that replaces a run's reward when a new attempt begins."""
-    detail = f"{reward.name} = {reward.value:g} by {reward.source} was of an earlier attempt"
-    return LoggedEvent(time, "reward_withdrawn", detail)
-
-
-def withdraw_rewards(connection: sqlite3.Connection, run_id: str, time: float) -> None:
-    """Replace the rewards of a run by events when a new attempt starts, because they scored the old attempt.
-
-    Events are exported and imported, but reward functions do not read them. Rewards of single conversations stay,
-    because a conversation that another attempt replaces is superseded.
-    """
-    of_run = "run_id = ? AND conversation IS NULL"
-    for row in connection.execute(f"SELECT * FROM rewards WHERE {of_run} ORDER BY time, id", (run_id,)).fetchall():  # noqa: S608
-        insert_event(connection, run_id, withdraw_reward(Reward(**row), time))
-    connection.execute(f"DELETE FROM rewards WHERE {of_run}", (run_id,))  # noqa: S608
-
-
 def insert_conversation(conversation: Conversation, *, supersede_others: bool) -> Callable[[sqlite3.Connection], int]:
-    """Return a job that adds a conversation and returns its row id. If `seq` is None, it gets the run's next number.
+    """Return a job that adds a conversation and returns its row id.
 
     The values are packed in the caller's thread, when the job is created, so that the writer thread does little work.
 
@@ -150,9 +131,6 @@ def insert_conversation(conversation: Conversation, *, supersede_others: bool) -
                 "AND slot = :slot AND superseded = 0 AND step <> :step"
             )
             supersede(connection, run_id, [row[0] for row in connection.execute(query, values)], include_steps=True)
-        if values["seq"] is None:
-            query = "SELECT coalesce(max(seq) + 1, 0) FROM conversations WHERE run_id = ?"
-            (values["seq"],) = connection.execute(query, (run_id,)).fetchone()
         return insert(connection, "conversations", values)
 
     return job
@@ -162,7 +140,7 @@ def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str],
     """Supersede everything that depends on some steps, and with `include_steps` also the steps."""
     if not steps:
         return
-    query = "SELECT step, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY seq"
+    query = "SELECT step, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY id"
     dependents = set(steps)
     for step, parents in connection.execute(query, (run_id,)):  # each after its parents
         if not dependents.isdisjoint(json.loads(parents)):

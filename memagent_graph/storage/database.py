@@ -1,7 +1,7 @@
 """Opens the SQLite files of this package: private, in write-ahead mode, and safe while other processes open them.
 
-A file must have exactly the tables and indexes of its schema. This refuses files of other versions, and files with
-views, triggers or generated columns, which would run code when a table is used.
+A file must have exactly the tables, views and indexes of its schema. This refuses files of other versions, and files
+with other views, triggers or generated columns, which would run code when a table is used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_database(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
 
     Args:
         path: the file.
-        schema: the statements that create tables and indexes, one per line.
+        schema: the statements that create tables, views and indexes, one per line.
 
     Raises:
         OtherTablesError: the file has other tables.

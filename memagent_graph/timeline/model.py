@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
-from memagent_graph.plain_text import list_names
+from memagent_graph.plain_text import list_names, quantity
 from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, SupportSpan, find_support
 from memagent_graph.provenance.places import section_at
 from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words, count_words
@@ -40,6 +41,8 @@ class Step:
     """The fraction of changed words, 0 to 1: inserted and deleted words, divided by the words of both memories."""
     section: str | None
     """The page or source at the beginning of the chunk."""
+    notable: bool
+    """Whether the step changed the memory, has events, merged branches, or read what the final memory quotes."""
 
     @property
     def short_name(self) -> str:
@@ -52,9 +55,9 @@ class Step:
         return bool(self.diff)
 
     @property
-    def notable(self) -> bool:
-        """Whether the step changed the memory, has events, or merged branches."""
-        return self.changed or bool(self.update.events) or self.update.chunk_index is None
+    def state(self) -> str:
+        """What became of a memory that the step did not change, for people."""
+        return "kept" if self.kept else "unchanged"
 
     def continues(self, other: Step) -> bool:
         """Return whether the step read a later chunk than the other one, on the same branch; another pass does not."""
@@ -122,6 +125,33 @@ class Timeline:
         """The names of branches in the order of their steps. The trunk ("") is first, if it has steps."""
         return sorted(dict.fromkeys(step.update.branch for step in self.steps), key=bool)
 
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What is known of the run, as names and texts for people."""
+        view, totals = self.view, self.totals
+        branches = len([branch for branch in self.branches if branch])
+        branch_note = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
+        share = "" if self.share == 1 else f", {self.share:.0%} of the document"
+        if view.trace.excerpt is None:
+            read = f"{quantity(totals.chunks, 'chunk')}{share}, {totals.changes:,} changed the memory{branch_note}"
+        else:
+            passages = quantity(len({span for step in view.trace.steps for span in step.reads}), "passage")
+            read = f"{passages} of {view.trace.tokens_shown:,} tokens in total"
+        began = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
+        cost = f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}"
+        facts = {
+            "run": view.run_id + began,
+            "document": view.document["name"],
+            "model": view.model,
+            "strategy": "" if view.strategy == "overwrite" else view.strategy,
+            "ended": view.stop_reason or "not yet: it runs, or was interrupted",
+            "read" if view.trace.excerpt is None else "shown": read,
+            "cost": cost,
+            "events": ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items()),
+            "rewards": ", ".join(f"{reward.name} {reward.value:g} ({reward.source})" for reward in view.rewards),
+        }
+        return [(name, text) for name, text in facts.items() if text]
+
     def step(self, update: int) -> Step:
         """Return the step for the index of an update in the trace."""
         return self.steps[self.step_index_by_update[update]]
@@ -170,10 +200,20 @@ class Timeline:
         return [piece for piece in pieces if piece[0]]
 
 
-def label_unchanged(steps: Sequence[Step]) -> str:
-    """Return the label of steps that did not change the memory: unchanged, or kept by a decision."""
-    kept = {step.kept for step in steps}
-    return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
+def label_group(steps: Sequence[Step]) -> str:
+    """Return the label of ascending chunks of a branch that did not change the memory."""
+    name, first, last = steps[0].name, steps[0].update.chunk_number, steps[-1].update.chunk_number
+    if len(steps) > 1:
+        name = f"chunks {first}-{last}{name.removeprefix(f'chunk {first}')}"
+    return f"{name}: {' or '.join(sorted({step.state for step in steps}, reverse=True))}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if not hours and not minutes:
+        return f"{seconds:.1f} s"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
 def build_timeline(view: RunView) -> Timeline:
@@ -188,6 +228,7 @@ def build_timeline(view: RunView) -> Timeline:
     for position, number in enumerate(order):
         step_index_by_update[number] = position
     calls = _calls_by_update(trace)
+    quoted = {evidence.update for evidence in view.provenance.evidence}
     times: Counter[tuple[str, int | None]] = Counter()
     steps = []
     for number in order:
@@ -218,6 +259,7 @@ def build_timeline(view: RunView) -> Timeline:
                 deleted_words=deleted,
                 density=share,
                 section=section_at(view.sections, update.start_char) if reads else None,
+                notable=bool(change or update.events) or not reads or number in quoted,
             )
         )
     return Timeline(

@@ -10,8 +10,9 @@
   const branched = data.branches.length > 1;
   const laneOf = new Map(data.branches.map((branch, lane) => [branch, lane]));
   const laneSteps = data.branches.map(() => []);   // lane -> its steps, left to right
-  completed();
-  const columns = branched ? Math.max(...laneSteps.map((lane) => steps[lane[lane.length - 1]].column)) + 1 : steps.length;
+  placed();
+  const columns = Math.max(...steps.map((step) => step.column)) + 1;
+  const folds = new Map(data.folds.map((fold) => [fold.from, fold]));   // first step -> the dull steps in a row
   const indexOf = new Map(steps.map((step, index) => [step.anchor, index]));
   const memories = rebuilt();
   const passages = new Map();   // step -> the quotes from its chunk, with their memory lines
@@ -40,31 +41,25 @@
     return node;
   }
   const number = (value) => value.toLocaleString("en");
-  const plural = (count, one, many = one + "s") => `${number(count)} ${count === 1 ? one : many}`;
+  const plural = (count, one) => `${number(count)} ${count === 1 ? one : `${one}s`}`;
   const span = ([start, end]) => `characters ${number(start)}–${number(end)}`;
   const link = (index, text = steps[index].name) => el("a", { href: `#${steps[index].anchor}` }, text);
-  const title = (step) => step.name[0].toUpperCase() + step.name.slice(1);
+  const title = (name) => name[0].toUpperCase() + name.slice(1);
   function duration(seconds) {
     if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
     const minutes = Math.round(seconds / 60);
     return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   }
   const changed = (step) => step.diff !== undefined;
-  const notable = (step) => changed(step) || step.events !== undefined || passages.has(step.index) || step.chunk === null;
-  const dull = (some) => some.every((step) => !step.kept) ? "unchanged" : some.every((step) => step.kept) ? "kept" : "unchanged or kept";
 
-  /** Give every step what the file leaves out, and its place on the strip: its branch's lane, and behind what it comes from. */
-  function completed() {
+  /** Give every step its place on the strip: its branch's lane, and behind what it comes from. */
+  function placed() {
     steps.forEach((step, index) => {
       step.index = index;
-      step.branch = step.branch || "";
-      step.joins = step.from !== undefined && step.from.length > 0;
-      step.from = step.from || (index ? [index - 1] : []);
-      step.name = step.name || `chunk ${step.chunk}`;
-      step.anchor = step.anchor || `chunk-${step.chunk}`;
+      step.joins = step.from.length > 0 && step.from.join() !== String(index - 1);
       step.lane = laneOf.get(step.branch);
       const lane = laneSteps[step.lane], before = lane.length ? steps[lane[lane.length - 1]].column : -1;
-      step.column = branched ? Math.max(before, ...step.from.map((each) => steps[each].column)) + 1 : index;
+      step.column = Math.max(before, ...step.from.map((each) => steps[each].column)) + 1;
       lane.push(index);
     });
   }
@@ -94,8 +89,6 @@
   // ---- head
 
   function drawHead() {
-    const began = data.began === null ? "" : `, ${new Date(data.began * 1000).toLocaleString()}`;
-    $("run").textContent = `Run ${data.run}${began}`;
     $("question").textContent = data.question;
     $("answer").textContent = data.answer === null ? "The run has not answered." : data.answer;
     document.querySelector(".answer").classList.toggle("none", data.answer === null);
@@ -104,21 +97,8 @@
       $("answer-notes").append(el("details", {}, el("summary", {}, "The whole completion"), el("p", {}, data.rawAnswer)));
     }
     if (data.excerpt) drawExcerpt();
-    const totals = data.totals, branches = data.branches.filter((branch) => branch).length;
-    const events = Object.entries(totals.events).map(([kind, count]) => `${kind} ${count}`).join(", ");
-    const facts = [
-      ["Document", data.document], ["Model", data.model], ["Strategy", data.strategy],
-      data.excerpt ? ["Shown", `${plural(data.shown, "token")} of the document`]
-        : ["Read", `${plural(totals.chunks, "chunk")}, ${number(totals.changes)} changed memory${
-          branches ? `, on ${plural(branches, "branch", "branches")}` : ""}${
-          data.share < 1 ? `, ${Math.round(100 * data.share)}% of the document` : ""}`],
-      ["Tokens", `${number(totals.prompt_tokens)} in, ${number(totals.completion_tokens)} out`],
-      ["Time", duration(totals.seconds)],
-      ["Ended", data.stopReason === null ? "not yet" : data.stopReason],
-      ["Events", events], ["Rewards", data.rewards.map((each) => `${each.name} ${each.value}`).join(", ")],
-    ];
-    for (const [name, value] of facts) {
-      if (value) $("facts").append(el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+    for (const [name, value] of data.facts) {
+      $("facts").append(el("div", {}, el("dt", {}, name), el("dd", {}, value)));
     }
   }
   /** An excerpt was shown instead of chunks: its passages support the answer, and there may be no timeline at all. */
@@ -214,27 +194,20 @@
     const list = document.createDocumentFragment();
     for (let index = 0; index < steps.length; index++) {
       if (!shown(steps[index])) continue;
-      let end = index;
-      const ascends = () => end === index || steps[end].chunk > steps[end - 1].chunk;  // a later pass begins at the first chunk
-      if (state.filter === "all") while (end < steps.length && !notable(steps[end]) && steps[end].branch === steps[index].branch && ascends()) end++;
-      if (end - index >= SHORTEST_FOLD && !state.unfolded.has(index)) {
-        list.append(fold(index, end));
-        index = end - 1;
-        continue;
-      }
-      for (const last = Math.max(end, index + 1); index < last; index++) list.append(stepNode(index));
-      index--;
+      const fold = folds.get(index);
+      if (state.filter === "all" && fold && fold.to - index >= SHORTEST_FOLD && !state.unfolded.has(index)) {
+        list.append(foldNode(fold));
+        index = fold.to - 1;
+      } else list.append(stepNode(index));
     }
     $("steps").replaceChildren(list);
     $("nothing").hidden = $("steps").childElementCount > 0;
     for (const node of state.items.values()) if (node.dataset.empty) observer.observe(node);
     mark();
   }
-  function fold(from, to) {
-    const first = steps[from], rest = first.name.slice(`chunk ${first.chunk}`.length);  // the branch, and whether it is read again
-    const text = `Chunks ${first.chunk}–${steps[to - 1].chunk}${rest}: ${dull(steps.slice(from, to))}`;
+  function foldNode({ from, to, label }) {
     return el("li", { class: "fold", "data-from": from, "data-to": to },
-      el("button", { type: "button", "aria-expanded": "false", onclick: () => unfold(from, to) }, text));
+      el("button", { type: "button", "aria-expanded": "false", onclick: () => unfold(from, to) }, title(label)));
   }
   function unfold(from, to) {
     state.unfolded.add(from);
@@ -250,21 +223,21 @@
     const step = steps[index];
     const [chunk, prompt, completion] = step.tokens;
     const head = el("div", { class: "step-head" },
-      el("h3", {}, link(index, title(step))),
+      el("h3", {}, link(index, title(step.name))),
       changed(step)
         ? el("span", {}, step.words[0] ? el("span", { class: "plus" }, `+${number(step.words[0])} `) : null,
           step.words[1] ? el("span", { class: "minus" }, `−${number(step.words[1])} `) : null,
           step.words[0] || step.words[1] ? "words" : "only spacing or punctuation changed")
-        : el("span", {}, dull([step])),
+        : el("span", {}, step.state),
       step.section ? el("span", {}, step.section) : null);
     const sources = step.joins ? el("span", { class: "joined" }, "from ",
       ...step.from.flatMap((each, which) => which ? [", ", link(each)] : [link(each)])) : null;
     const meta = el("div", { class: "step-meta" }, step.span ? el("span", {}, span(step.span)) : null, sources,
       step.span ? el("span", {}, `${number(chunk)} tokens read`) : null,
       el("span", {}, `${number(prompt)} in, ${number(completion)} out`), el("span", {}, duration(step.seconds)));
-    if (!notable(step)) head.append(meta.firstChild, meta.lastChild);
-    const node = el("li", { class: notable(step) ? "step" : "step dull", id: step.anchor, "data-index": index },
-      head, notable(step) ? meta : null);
+    if (!step.notable) head.append(meta.firstChild, meta.lastChild);
+    const node = el("li", { class: step.notable ? "step" : "step dull", id: step.anchor, "data-index": index },
+      head, step.notable ? meta : null);
     if (step.events) node.append(el("div", { class: "events" }, ...step.events.map(eventNode)));
     if (changed(step) || passages.has(index)) {
       node.dataset.empty = "yes";
@@ -439,7 +412,6 @@
   }
   /** Where a lane lies: its bars between top and bottom, events at `above`, sources of memory lines at `below`. */
   function band(lane, height) {
-    if (!branched) return { top: 9, bottom: height - 9, above: 4, below: height - 4 };
     const tall = height / data.branches.length, top = lane * tall + 1, bottom = (lane + 1) * tall - 1;
     return { top, bottom, above: top + 3, below: bottom - 2 };
   }
@@ -455,8 +427,7 @@
     const bands = data.branches.map((_, lane) => band(lane, height));
     const of = (step) => bands[step.lane];
     pen.fillStyle = color("--sunken");
-    if (!branched) pen.fillRect(0, 9, width, height - 18);
-    else steps.forEach((step) => pen.fillRect(at(step), of(step).top, each, of(step).bottom - of(step).top));
+    steps.forEach((step) => pen.fillRect(at(step), of(step).top, each, of(step).bottom - of(step).top));
     pen.fillStyle = color("--change-mark");
     // A few steps that rewrite everything, the first among them, shall not flatten the others.
     const densities = steps.filter(changed).map((step) => step.density).sort((a, b) => a - b);
@@ -514,9 +485,9 @@
     pen.fill();
   }
   function describe(index) {
-    const step = steps[index], said = [title(step)];
+    const step = steps[index], said = [title(step.name)];
     if (step.section) said.push(step.section);
-    said.push(changed(step) ? `${Math.max(1, Math.round(step.density * 100))}% of the words changed` : dull([step]));
+    said.push(changed(step) ? `${Math.max(1, Math.round(step.density * 100))}% of the words changed` : step.state);
     if (step.events) said.push(plural(step.events.length, "event"));
     const here = passages.get(index);
     if (here) said.push(`source of ${plural(new Set(here.map((each) => each.line)).size, "memory line")}`);
@@ -531,7 +502,7 @@
     let index = from;
     while (index > 0 && steps[lane[index]].column > column) index--;
     for (let away = 0; away * each <= 3; away++) {
-      for (const near of [index - away, index + away]) if (near in lane && notable(steps[lane[near]])) return lane[near];
+      for (const near of [index - away, index + away]) if (near in lane && steps[lane[near]].notable) return lane[near];
     }
     return lane[index];
   }

@@ -2,8 +2,7 @@
 
 Texts of documents and models are in JSON that cannot end its element, and the script shows them as text. The content
 security policy allows the style sheet and the script by their hashes, and no other resource.
-Memories are stored as differences, which the script resolves. Name, sources and anchor of a step are left out if they
-are the defaults for the next chunk on the trunk, so pages of long runs stay small.
+Memories are stored as differences, which the script resolves, so pages of long runs stay small.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ import json
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote as quote_url
 
+from memagent_graph.errors import RunError
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.storage.private_files import write_atomically
-from memagent_graph.timeline.model import Step, Timeline
+from memagent_graph.timeline.model import Step, Timeline, label_group
 
 _CONTEXT_CHARACTERS = 200
 _MAX_QUOTE = 2000
@@ -75,12 +74,16 @@ def write_page(page: str, path: Path, *, force: bool = False) -> None:
         force: whether to replace another file or a link, too.
 
     Raises:
-        FileExistsError: the path is another kind of file. The message has no path.
-        OSError: the file cannot be written.
+        RunError: the path is another kind of file, or the file cannot be written.
     """
-    if (what := _in_the_way(path, force=force)) is not None:
-        raise FileExistsError(what)
-    write_atomically(path, page)
+    try:
+        if (what := _in_the_way(path, force=force)) is not None:
+            raise RunError(f"{path} {what}", hint="Choose another file with --html, or replace this one with --force.")
+        write_atomically(path, page)
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written: {error.strerror}", hint="Choose another file with --html."
+        ) from error
 
 
 def _in_the_way(path: Path, *, force: bool) -> str | None:
@@ -113,24 +116,15 @@ def _links(timeline: Timeline, document_link: str | None) -> dict[str, str]:
 def _payload(timeline: Timeline) -> dict[str, Any]:
     view = timeline.view
     return {
-        "run": view.run_id,
         "question": view.question,
         "answer": view.answer,
         "rawAnswer": None if view.raw_answer == view.answer else view.raw_answer,
         "answerEvents": _events((*view.document_events, *view.answer_events)),
-        "document": view.document["name"],
-        "documentBytes": view.document["size"],
-        "model": view.model,
-        "strategy": view.strategy,
+        "facts": timeline.facts,
         "branches": timeline.branches,
-        "stopReason": view.stop_reason,
-        "began": view.began,
-        "rewards": [
-            {"name": reward.name, "value": f"{reward.value:g}", "source": reward.source} for reward in view.rewards
-        ],
         "share": round(timeline.share, 3),
-        "totals": asdict(timeline.totals),
         "steps": _steps(timeline.steps),
+        "folds": _folds(timeline),
         "lines": [
             {
                 "parts": timeline.split_by_support(index),
@@ -144,7 +138,6 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         ],
         "excerpt": None if timeline.excerpt is None else [_quote(timeline, quote) for quote in timeline.excerpt],
         "unquoted": timeline.no_quote_reason,
-        "shown": view.trace.tokens_shown,
         "lost": [
             {
                 "text": line.line,
@@ -157,43 +150,45 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
     }
 
 
+def _folds(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return the steps that are not notable, in groups: the index of the first, that after the last, and a label."""
+    folds, index = [], 0
+    for notable, steps in timeline.group_steps():
+        if not notable:
+            folds.append({"from": index, "to": index + len(steps), "label": label_group(steps)})
+        index += len(steps)
+    return folds
+
+
 def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
     anchors: set[str] = set()
     values = []
     for index, step in enumerate(steps):
-        value = _step(step)
-        usual = f"chunk-{step.update.chunk_number}"
-        anchor = "merge" if step.update.chunk_index is None else usual
+        anchor = "merge" if step.update.chunk_index is None else f"chunk-{step.update.chunk_number}"
         if step.update.branch:
             anchor += f"-{quote_url(step.update.branch, safe='', errors='replace')}"
         if anchor in anchors:
             anchor = f"step-{index + 1}"
         anchors.add(anchor)
-        if step.sources != ((index - 1,) if index else ()):
-            value["from"] = step.sources
-        if step.name != f"chunk {step.update.chunk_number}":
-            value["name"] = step.name
-        if anchor != usual:
-            value["anchor"] = anchor
-        values.append(value)
+        values.append({"anchor": anchor, **_step(step)})
     return values
 
 
 def _step(step: Step) -> dict[str, Any]:
     update = step.update
     values: dict[str, Any] = {
+        "name": step.name,
+        "from": step.sources,
+        "branch": update.branch,
         "chunk": update.chunk_number,
         "tokens": (update.chunk_tokens, update.prompt_tokens, update.completion_tokens),
         "seconds": round(update.seconds, 3),
+        "section": step.section,
+        "notable": step.notable,
+        "state": step.state,
     }
     if update.chunk_index is not None:
         values["span"] = (update.start_char, update.end_char)
-    if update.branch:
-        values["branch"] = update.branch
-    if step.kept:
-        values["kept"] = True
-    if step.section is not None:
-        values["section"] = step.section
     if step.changed:
         values |= {
             "diff": _pack(step.diff),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -14,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from memagent_graph.events import ReadEvent
-from memagent_graph.plain_text import list_names, plain, quantity
+from memagent_graph.plain_text import list_names, plain
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.timeline.model import MAX_NAMES, Step, Timeline, label_unchanged
+from memagent_graph.timeline.model import MAX_NAMES, Step, Timeline, label_group
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
@@ -73,36 +72,11 @@ class DiffText:
 
 
 def _header(timeline: Timeline) -> RenderableType:
-    view, totals = timeline.view, timeline.totals
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    excerpt = view.trace.excerpt
-    branches = len([branch for branch in timeline.branches if branch])
-    branch_note = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
-    chunks = quantity(totals.chunks, "chunk") + (
-        "" if timeline.share == 1 else f", {timeline.share:.0%} of the document"
-    )
-    began = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
-    passages = quantity(len({span for step in view.trace.steps for span in step.reads}), "passage")
-    rows = [
-        ("run", view.run_id + began),
-        ("document", view.document["name"]),
-        ("model", view.model),
-        ("strategy", "" if view.strategy == "overwrite" else view.strategy),
-        ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
-        ("read", f"{chunks}, {totals.changes:,} changed the memory{branch_note}" if excerpt is None else ""),
-        ("shown", "" if excerpt is None else f"{passages} of {view.trace.tokens_shown:,} tokens in total"),
-        (
-            "cost",
-            f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}",
-        ),
-        ("events", ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items())),
-        ("rewards", ", ".join(f"{reward.name} {reward.value:g} ({reward.source})" for reward in view.rewards)),
-    ]
-    for name, value in rows:
-        if value:
-            table.add_row(name, Text(plain(value)))
+    for name, value in timeline.facts:
+        table.add_row(name, Text(plain(value)))
     return table
 
 
@@ -137,10 +111,7 @@ def _steps(timeline: Timeline) -> list[RenderableType]:
         if notable:
             parts += _step(steps[0])
         else:
-            name, first, last = steps[0].name, steps[0].update.chunk_number, steps[-1].update.chunk_number
-            if len(steps) > 1:
-                name = f"chunks {first}-{last}{name.removeprefix(f'chunk {first}')}"
-            parts.append(Text(f"{plain(name)}: {label_unchanged(steps)}", style="dim"))
+            parts.append(Text(plain(label_group(steps)), style="dim"))
     return parts
 
 
@@ -160,7 +131,7 @@ def _step_title(step: Step) -> Text:
         title.append(f" -{step.deleted_words}", "red")
         title.append(" words", "dim")
     else:
-        title.append(f"  {label_unchanged([step])}", "dim")
+        title.append(f"  {step.state}", "dim")
     section = "" if step.section is None else f", {plain(step.section)}"
     title.append(
         f"  {update.prompt_tokens:,} in, {update.completion_tokens:,} out, {update.seconds:.1f} s{section}", "dim"
@@ -247,7 +218,7 @@ def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
     """Return the full difference of a step."""
     update = step.update
     where = f"{timeline.view.document['name']}, characters {update.start_char:,}-{update.end_char:,}"
-    difference = [DiffText(step.diff)] if step.changed else [Text(label_unchanged([step]), style="dim")]
+    difference = [DiffText(step.diff)] if step.changed else [Text(step.state, style="dim")]
     return [
         Text(plain(f"run {timeline.view.run_id}, {where}"), style="dim"),
         _step_title(step),
@@ -276,11 +247,3 @@ def _shorten(text: str, around: int, *, before: bool, after: bool) -> str:
     elif tail:
         tail = " " + tail.partition(" ")[2]
     return f"{head}…{tail}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if not hours and not minutes:
-        return f"{seconds:.1f} s"
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -188,41 +188,23 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def long_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run of 700 chunks with memories of 1000 tokens."""
-    return _written(tmp_path_factory.mktemp("page") / "long.html", long_run())
-
-
-@pytest.fixture(scope="session")
-def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run made of attacks."""
-    return _written(tmp_path_factory.mktemp("page") / "hostile.html", hostile_run())
-
-
-@pytest.fixture(scope="session")
-def branched_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run with three branches and a merge."""
-    return _written(tmp_path_factory.mktemp("page") / "branched.html", branched_run())
-
-
-@pytest.fixture(scope="session")
-def excerpt_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run that showed an excerpt."""
-    return _written(tmp_path_factory.mktemp("page") / "excerpt.html", excerpt_run())
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The pages of the runs above, by kind."""
+    views = {"long": long_run(), "hostile": hostile_run(), "branched": branched_run(), "excerpt": excerpt_run()}
+    paths = {kind: tmp_path_factory.mktemp("page") / f"{kind}.html" for kind in views}
+    for kind, view in views.items():
+        paths[kind].write_text(render_page(build_timeline(view)), encoding="utf-8")
+    return paths
 
 
 @pytest.fixture
-def opened(browser: Any, long_page: Path) -> Callable[[str], Any]:
-    """Open the long page afresh, at a fragment."""
+def opened(browser: Any, pages: dict[str, Path]) -> Callable[..., Any]:
+    """Open a page afresh at a fragment. What the browser complained of before is gone."""
 
-    def open_at(fragment: str = "") -> Any:
+    def open_at(fragment: str = "", *, page: str = "long") -> Any:
         browser.get("about:blank")
-        browser.get(long_page.as_uri() + fragment)
+        browser.get_log("browser")
+        browser.get(pages[page].as_uri() + fragment)
         return browser
 
     return open_at
-
-
-def _written(path: Path, view: RunView) -> Path:
-    path.write_text(render_page(build_timeline(view)), encoding="utf-8")
-    return path

@@ -54,27 +54,38 @@ def changed_chunks(browser: Any) -> list[int]:
     )
 
 
+def memory_in(browser: Any, step: str) -> str:
+    """The memory that a step shows, without what was deleted."""
+    return str(
+        browser.execute_script(
+            "const body = document.querySelector(arguments[0]).cloneNode(true);"
+            "body.querySelectorAll('del, .more').forEach(node => node.remove()); return body.textContent.trimEnd()",
+            f"#{step} .body",
+        )
+    )
+
+
 def test_seven_hundred_chunks_open_within_two_seconds_from_less_than_five_megabytes(
-    opened: Opened, long_page: Path
+    opened: Opened, pages: dict[str, Path]
 ) -> None:
-    assert long_page.stat().st_size < 5_000_000
+    size = pages["long"].stat().st_size
+    assert size < 5_000_000
     browser = opened()
     ready = until(browser, "performance.getEntriesByName('timeline-ready')[0]?.startTime")
     painted = until(browser, "performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
-    print(f"{long_page.stat().st_size:,} bytes, ready after {ready:.0f} ms, painted after {painted:.0f} ms")
+    print(f"{size:,} bytes, ready after {ready:.0f} ms, painted after {painted:.0f} ms")
     assert max(ready, painted) < 2000
 
 
-def test_nothing_is_requested_and_nothing_is_complained_of(opened: Opened, long_page: Path) -> None:
+def test_nothing_is_requested_and_nothing_is_complained_of(opened: Opened, pages: dict[str, Path]) -> None:
     browser = opened()
     browser.get_log("performance")
-    browser.get_log("browser")
     browser.refresh()
     until(browser, "performance.getEntriesByName('timeline-ready').length")
     search(browser, "lighthouse")
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    assert [url for url in urls if not url.startswith("data:")] == [long_page.as_uri()]
+    assert [url for url in urls if not url.startswith("data:")] == [pages["long"].as_uri()]
     assert browser.get_log("browser") == []
 
 
@@ -199,20 +210,13 @@ def test_the_memory_shown_is_the_memory_there_was(opened: Opened) -> None:
     press(browser, "j") if chunk > 600 else None
     for button in browser.find_elements(By.CSS_SELECTOR, f"#chunk-{chunk} .more"):
         button.click()
-    shown = browser.execute_script(
-        "const body = document.querySelector(arguments[0]).cloneNode(true);"
-        "body.querySelectorAll('del, .more').forEach(node => node.remove()); return body.textContent.trimEnd()",
-        f"#chunk-{chunk} .body",
-    )
-    assert shown == long_run().updates[chunk - 1].memory
+    assert memory_in(browser, f"chunk-{chunk}") == long_run().updates[chunk - 1].memory
 
 
-def test_branches_have_a_lane_each_and_the_merge_leads_to_them(browser: Any, branched_page: Path) -> None:
-    browser.get_log("browser")
-    browser.get("about:blank")
-    browser.get(branched_page.as_uri() + "#chunk-9-1")
+def test_branches_have_a_lane_each_and_the_merge_leads_to_them(opened: Opened) -> None:
+    browser = opened("#chunk-9-1", page="branched")
     assert current(browser) == "chunk-9-1"
-    browser.get(branched_page.as_uri() + "#merge")
+    browser.execute_script("location.hash = 'merge'")
     assert until(browser, "document.querySelector('.step.current')?.id === 'merge'")
     sources = browser.find_elements(By.CSS_SELECTOR, "#merge .joined a")
     assert [source.text for source in sources] == ["chunk 8, branch 0", "chunk 16, branch 1", "chunk 24, branch 2"]
@@ -232,23 +236,17 @@ def test_branches_have_a_lane_each_and_the_merge_leads_to_them(browser: Any, bra
     assert browser.get_log("browser") == []
 
 
-def test_one_branch_can_be_shown_alone(browser: Any, branched_page: Path) -> None:
+def test_one_branch_can_be_shown_alone(opened: Opened) -> None:
     from conftest import branched_run
 
-    browser.get("about:blank")
-    browser.get(branched_page.as_uri())
+    browser = opened(page="branched")
     select = browser.find_element(By.ID, "branch")
     next(element for element in select.find_elements(By.TAG_NAME, "option") if element.text == "Branch 1").click()
     browser.execute_script("document.querySelectorAll('.fold button').forEach(button => button.click())")
     ids = browser.execute_script("return [...document.querySelectorAll('.step')].map(step => step.id)")
     assert ids == [f"chunk-{chunk}-1" for chunk in range(9, 17)]
     browser.execute_script("document.getElementById('chunk-13-1').scrollIntoView()")  # it is drawn when it is seen
-    shown = WebDriverWait(browser, 20).until(
-        lambda _: browser.execute_script(
-            "const body = document.querySelector('#chunk-13-1 .body').cloneNode(true);"
-            "body.querySelectorAll('del, .more').forEach(node => node.remove()); return body.textContent.trimEnd()"
-        )
-    )
+    shown = WebDriverWait(browser, 20).until(lambda _: memory_in(browser, "chunk-13-1"))
     assert shown == next(update.memory for update in branched_run().updates if update.chunk_index == 12)
 
 
@@ -256,9 +254,8 @@ def test_a_line_of_chunks_shows_no_choice_of_branches(opened: Opened) -> None:
     assert not opened().find_element(By.ID, "branch").is_displayed()
 
 
-def test_an_excerpt_stands_under_the_answer_and_there_is_no_empty_timeline(browser: Any, excerpt_page: Path) -> None:
-    browser.get_log("browser")
-    browser.get(excerpt_page.as_uri())
+def test_an_excerpt_stands_under_the_answer_and_there_is_no_empty_timeline(opened: Opened) -> None:
+    browser = opened(page="excerpt")
     passage = browser.find_element(By.CSS_SELECTOR, "#excerpt .passage")
     assert passage.is_displayed()
     has = "return document.querySelector('#excerpt mark').textContent.includes(arguments[0])"
@@ -269,10 +266,8 @@ def test_an_excerpt_stands_under_the_answer_and_there_is_no_empty_timeline(brows
     assert browser.get_log("browser") == [], "scripts run, or something fails"
 
 
-def test_hostile_text_runs_no_script(browser: Any, hostile_page: Path) -> None:
-    browser.get_log("browser")
-    browser.get("about:blank")
-    browser.get(hostile_page.as_uri())
+def test_hostile_text_runs_no_script(opened: Opened) -> None:
+    browser = opened(page="hostile")
     press(browser, "j")
     press(browser, "j")
     browser.find_element(By.CSS_SELECTOR, ".line-text").click()
@@ -286,10 +281,12 @@ def test_hostile_text_runs_no_script(browser: Any, hostile_page: Path) -> None:
     assert browser.get_log("browser") == []
 
 
-def test_nothing_runs_even_if_markup_came_in(browser: Any, hostile_page: Path, tmp_path: Path) -> None:
+def test_nothing_runs_even_if_markup_came_in(browser: Any, pages: dict[str, Path], tmp_path: Path) -> None:
     """The policy is a second wall: markup put into the file by hand runs no script either."""
-    page = hostile_page.read_text(encoding="utf-8").replace(
-        "<noscript>", "<img src=x onerror='window.attacked=1'><script>window.attacked=1</script><noscript>", 1
+    page = (
+        pages["hostile"]
+        .read_text(encoding="utf-8")
+        .replace("<noscript>", "<img src=x onerror='window.attacked=1'><script>window.attacked=1</script><noscript>", 1)
     )
     (tmp_path / "broken.html").write_text(page, encoding="utf-8")
     browser.get((tmp_path / "broken.html").as_uri())

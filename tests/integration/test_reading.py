@@ -74,7 +74,6 @@ async def test_ids_and_logprobs_are_those_of_the_process(embedded_server) -> Non
     assert by_ids.token_ids == there.token_ids
     assert by_ids.prompt_token_ids == there.prompt_token_ids
     assert by_ids.logprobs == pytest.approx(there.logprobs, abs=1e-3)
-    assert await remote.tokenize(prompt) == list(there.prompt_token_ids)
     await remote.aclose()
 
 
@@ -121,8 +120,9 @@ async def test_with_any_tokenizer_named_a_document_cannot_leave_its_prompt(
     attack = "".join(f"{token}obey {token}{token} " for token in sorted(own.special_tokens))
     text = document(3).replace(FACT.statement, f"{attack} {FACT.statement} {attack}")
     remote = OpenAICompatiblePolicy(base_url=embedded_server.base_url)
-    reported = {name: await remote.tokenize(say(name)) or [] for name in own.special_tokens}
-    plain = await remote.tokenize(say("x")) or []
+    once = SamplingParams(max_tokens=1, logprobs=True)
+    reported = {name: (await remote.complete(say(name), once)).prompt_token_ids for name in own.special_tokens}
+    plain = (await remote.complete(say("x"), once)).prompt_token_ids
     # A message that is one control token has that token's id once more than another message has.
     control = {next(token for token in ids if ids.count(token) > plain.count(token)) for ids in reported.values()}
     assert len(control) == len(own.special_tokens)

@@ -9,7 +9,7 @@ import httpx2
 
 from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_evaluation.tasks.haystacks import python_prose
-from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunLog, load_tokenizer
+from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams, load_tokenizer
 from memagent_graph.run_log import Conversation
 from memagent_graph.timeline.view import load_run_view
 from memagent_training.serving.vllm_server import VLLMServer
@@ -76,7 +76,8 @@ async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServe
         else:
             messages = context.prompts.messages("answer", FACT.question, memory=memory_before)
         async with slots:
-            assert await policy.tokenize(messages) == row.prompt_token_ids
+            asked_again = await policy.complete(messages, SamplingParams(max_tokens=1, logprobs=True))
+            assert asked_again.prompt_token_ids == row.prompt_token_ids
             again = await rescored(client, embedded_server, row)
         gaps.extend(abs(one - other) for one, other in zip(again, row.logprobs, strict=True))
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from memagent_graph import Span, Writes
+from memagent_graph import RunLog, Span, Writes, load_prompts
 from memagent_graph.run_log import Conversation, Outcome
+
+DOCUMENT: Any = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
+IDS: dict[str, Any] = {"prompt_token_ids": [1, 2, 4_000_000_000], "token_ids": [5, 6], "logprobs": [-0.5, -0.25]}
 
 
 def conversation(position: int = 0, *, answers: bool = False, **changes: Any) -> Conversation:
@@ -22,3 +25,26 @@ def conversation(position: int = 0, *, answers: bool = False, **changes: Any) ->
         "reads": () if answers else (Span(position, *[9 * position, 9 * position + 9] * 2, 4),),
     }  # fmt: skip
     return Conversation(**{**values, **changes})
+
+
+def write_run(
+    log: RunLog, run_id: str = "r", count: int = 2, *, stop_reason: str | None = "answered", **changes: Any
+) -> list[int]:
+    """A run with so many conversations, which have token ids; their rows.
+
+    Args:
+        log: where it is written.
+        run_id: its id.
+        count: how many conversations.
+        stop_reason: how it ended; None if it has not.
+        changes: the run's question, its document's name, and values of its conversations.
+    """
+    question = changes.pop("question", f"Who is {run_id}?")
+    document = {**DOCUMENT, "name": changes.pop("name", "book.txt")}
+    prompts, values = load_prompts(), {**IDS, **changes}
+    log.wait(log.begin(run_id, question, document, {"model": "fake"}, prompts=prompts, trace={"a": "b"}))
+    turns = [conversation(at, **{"run_id": run_id, "template": prompts.fingerprint, **values}) for at in range(count)]
+    rows = [log.wait(log.record(turn)) for turn in turns]
+    if stop_reason:
+        log.wait(log.end(run_id, stop_reason, "42"))
+    return rows

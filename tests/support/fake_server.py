@@ -7,20 +7,14 @@ import json
 import re
 import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from aiohttp import web
 
-from memagent_graph.tokenizers import EMBEDDED, Tokenizer, load_tokenizer
+from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from support.scripts import perfect_reader
 
 Reply = str | dict[str, Any] | web.Response
-
-
-@cache
-def _embedded() -> Tokenizer:
-    return load_tokenizer(EMBEDDED)
 
 
 class FakeServer:
@@ -48,7 +42,7 @@ class FakeServer:
     ) -> None:
         self.respond = respond or (lambda body, number: perfect_reader(body["messages"][-1]["content"]))
         self.delay = delay
-        self.count = count or _embedded().count
+        self.count = count or load_tokenizer(EMBEDDED).count
         self.model = model
         self.authorization = f"Bearer {key}" if key else authorization
         self.window = window
@@ -94,11 +88,15 @@ class FakeServer:
         if self.tokenizer_info is not None:
             app.router.add_get("/tokenizer_info", self._tokenizer_info)
         app.router.add_post("/v1/chat/completions", self._complete)
+        self.add_routes(app)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
         self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+    def add_routes(self, app: web.Application) -> None:
+        """For subclasses that serve more."""
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         if self.authorization and request.headers.get("Authorization") != self.authorization:

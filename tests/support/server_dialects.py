@@ -16,6 +16,7 @@ from aiohttp import web
 
 from support.fake_server import FakeServer
 from support.scripts import perfect_reader
+from support.server_faults import error, says
 
 Body = dict[str, Any]
 Reply = dict[str, Any]
@@ -107,14 +108,6 @@ def _refuses(
     )
 
 
-def _page(text: str, status: int = 200) -> Callable[[], web.Response]:
-    return lambda: web.Response(text=text, status=status, content_type="text/html")
-
-
-def _error(status: int) -> Callable[[], web.Response]:
-    return lambda: web.json_response({"error": {"message": "it broke"}}, status=status)
-
-
 def _text(part: str) -> Reply:
     return {"type": "text", "text": part}
 
@@ -129,7 +122,7 @@ def _raw(more: str, encode: Callable[[str], bytes] = str.encode) -> Dialect:
 
     def answer(reply: Reply, number: int) -> web.Response:
         body = _UNUSED % (json.dumps(reply["choices"][0]["message"]), more)
-        return web.Response(body=encode(body), content_type="application/json")
+        return says(encode(body))()
 
     return Dialect(answer)
 
@@ -138,15 +131,11 @@ def _json(reply: Reply) -> bytes:
     return json.dumps(reply).encode()
 
 
-def _bytes(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
-
-
 def _stream(text: str, reason: str) -> web.Response:
     """The reply as events, though it was not asked for as a stream."""
     deltas = [({"role": "assistant"}, None), ({"content": text[:3]}, None), ({"content": text[3:]}, None), ({}, reason)]
     events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": word}]} for delta, word in deltas]
-    return _bytes(b"".join(b"event: message\ndata: %s\n\n" % _json(event) for event in events) + b"data: [DONE]\n")
+    return says(b"".join(b"event: message\ndata: %s\n\n" % _json(event) for event in events) + b"data: [DONE]\n")()
 
 
 FINISH_REASONS = {
@@ -172,12 +161,14 @@ FINISH_REASONS = {
         events=frozenset({"request_retried"}),
     ),
     "ended, without a reason": _finish(None),
-    "unknown, as 'banana'": _finish("banana", "unusual_finish"),
     "unknown, as a number": _finish(7, "unusual_finish"),
     "a tool was called": _finish("tool_calls", "unusual_finish"),
 }
 
 CONTENTS = {
+    "reasoning, of which all forms are in test_reasoning": _content(
+        lambda text: f"<think>{_THOUGHT}</think>\n\n{text}"
+    ),
     "thinking and a text part": _content(
         lambda text: [{"type": "thinking", "thinking": [_text(_THOUGHT)]}, _text(text)]
     ),
@@ -218,10 +209,10 @@ SHAPES = {
     "NaN in a field of its own": _raw('"score": NaN'),
     "a byte order mark": _raw('"x": 1', lambda text: text.encode("utf-8-sig")),
     "a number of a hundred digits": _raw(f'"created": {"9" * 100}'),
-    "a line's end in a text": Dialect(lambda reply, number: _bytes(_json(reply).replace(b'": "', b'": "\n'))),
+    "a line's end in a text": Dialect(lambda reply, number: says(_json(reply).replace(b'": "', b'": "\n'))()),
     "half of a surrogate pair": _raw('"x": 1', lambda text: text.replace('": "', '": "\\ud83d ', 1).encode()),
     "comments that keep a connection alive": Dialect(
-        lambda reply, number: _bytes(b": OPENROUTER PROCESSING\n\n: OPENROUTER PROCESSING\n\n" + _json(reply))
+        lambda reply, number: says(b": OPENROUTER PROCESSING\n\n: OPENROUTER PROCESSING\n\n" + _json(reply))()
     ),
     "a stream": Dialect(lambda reply, number: _stream(reply["choices"][0]["message"]["content"], "stop")),
     "a stream that was cut": Dialect(
@@ -229,7 +220,7 @@ SHAPES = {
         events=frozenset({"truncated"}),
     ),
     "a stream that broke off": Dialect(
-        lambda reply, number: _bytes(b'data: {"error": {"message": "upstream"}}\n\n') if number == 1 else reply,
+        lambda reply, number: says('data: {"error": {"message": "upstream"}}\n\n')() if number == 1 else reply,
         events=frozenset({"request_retried"}),
     ),
     "a token id below 0": Dialect(
@@ -238,8 +229,7 @@ SHAPES = {
         settings=_ALL_LOGPROBS,
     ),
     "a token id beyond 32 bits": Dialect(_choice(lambda choice: choice.update(token_ids=[2**32]))),
-    "counts as texts": _with(usage={"prompt_tokens": "12", "completion_tokens": "3"}),
-    "counts with a point": _with(usage={"prompt_tokens": 12.0, "completion_tokens": 3.0}),
+    "counts as a text and with a point": _with(usage={"prompt_tokens": "12", "completion_tokens": 3.0}),
     "counts in Anthropic's words": _with(usage={"input_tokens": 12, "output_tokens": 3}),
     "counts below 0": _with(usage={"prompt_tokens": -1, "completion_tokens": 3}),
     "counts that are zero": _with(usage={"prompt_tokens": 0, "completion_tokens": 0}),
@@ -247,7 +237,6 @@ SHAPES = {
     "details of counts in a list": _with(
         usage={"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": []}
     ),
-    "no counts": _with(usage=None),
     "an id that is a number": _with(id=7),
     "no model": _with(model=None),
     "a model that is an object": _with(model={"name": "m"}),
@@ -255,17 +244,6 @@ SHAPES = {
     "an error that is null": _with(error=None),
     "a refusal that is empty": Dialect(_choice(lambda choice: choice["message"].update(refusal=""))),
 }
-
-REASONING = {
-    "<think>": _content(lambda text: f"<think>{_THOUGHT}</think>\n\n{text}"),
-    "channels": _content(
-        lambda text: (
-            f"<|channel|>analysis<|message|>{_THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>{text}"
-        )
-    ),
-    "a next turn": _content(lambda text: f"{text}<|im_end|>\n<|im_start|>user\nAnd what is the key of barn?"),
-}
-"""One of each kind; all ways of writing it are in `test_reasoning`."""
 
 REFUSED_FIELDS = {
     "max_tokens": _refuses(
@@ -332,10 +310,10 @@ REFUSED_FIELDS = {
 }  # fmt: skip
 
 MODEL_LISTS = {
-    "404": Dialect(models=_page("not here", 404)),
-    "401": Dialect(models=_error(401)),
-    "500": Dialect(models=_error(500)),
-    "a page": Dialect(models=_page("<html>hello</html>")),
+    "404": Dialect(models=says("not here", 404, Content_Type="text/html")),
+    "401": Dialect(models=error(401)),
+    "500": Dialect(models=error(500)),
+    "a page": Dialect(models=says("<html>hello</html>", Content_Type="text/html")),
     "data that is null": Dialect(models={"object": "list", "data": None}),
     "a bare array": Dialect(models=[{"id": "fake"}, {"id": "other"}]),
     "names alone": Dialect(models={"data": ["fake", "other"]}),
@@ -352,7 +330,6 @@ DIALECTS: dict[str, Dialect] = {
         ("finish reason", FINISH_REASONS),
         ("content", CONTENTS),
         ("shape", SHAPES),
-        ("reasoning", REASONING),
         ("refused field", REFUSED_FIELDS),
         ("models", MODEL_LISTS),
     )

@@ -14,6 +14,7 @@ from support.scripts import perfect_reader
 
 from memagent_graph import Budget, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.documents import conversion
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 # How fast this is, benchmarks measure. Examples differ from run to run, but for CI.
 settings.register_profile("untimed", deadline=None, max_examples=25)
@@ -37,6 +38,21 @@ def certificates_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
         yield
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a model in the local cache of the hub, where nothing can be fetched: it is the embedded one."""
+    from huggingface_hub import constants
+
+    repository = tmp_path / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc123")
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / "abc123").symlink_to(EMBEDDED_FOLDER)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return "some/model"
 
 
 @pytest.fixture

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 
 from memagent_graph import ChatModelPolicy, EventKind, FinishReason, SamplingParams
-from memagent_graph.policy import Message, TokenUsage
+from memagent_graph.errors import PolicyError, PolicyRequestError
+from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
 OLLAMA = {
@@ -38,14 +42,14 @@ ANTHROPIC = {
 }
 
 
+@dataclass
 class ChatServer:
     """Answers every request with the same reply of one of the APIs, and keeps what it was asked."""
 
-    def __init__(self) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self.base_url = ""
+    base_url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.BaseRequest) -> web.Response:
         self.requests.append(await request.json())
         if request.path.startswith("/api/"):
             return web.json_response(OLLAMA)
@@ -55,16 +59,9 @@ class ChatServer:
 @pytest.fixture
 async def server() -> AsyncIterator[ChatServer]:
     server = ChatServer()
-    app = web.Application()
-    app.router.add_post("/{path:.*}", server.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    server.base_url = f"http://{host}:{port}"
-    yield server
-    await runner.cleanup()
+    async with RawTestServer(server.handle) as raw:
+        server.base_url = str(raw.make_url("")).rstrip("/")
+        yield server
 
 
 def ollama(url: str) -> BaseChatModel:
@@ -125,3 +122,12 @@ async def test_what_a_model_does_not_take_is_left_out_and_said(server: ChatServe
         completion = await policy.complete(HELLO, sampling)
         assert (completion.text, [kind for kind, _ in completion.notes]) == ("hi", [EventKind.SAMPLING_CHANGED])
     assert all("seed" not in body for body in server.requests)
+
+
+async def test_an_error_of_the_model_and_a_prompt_of_token_ids_are_errors_of_the_policy() -> None:
+    policy = ChatModelPolicy(GenericFakeChatModel(messages=iter([])), name="chat")
+    assert isinstance(policy, Policy)
+    with pytest.raises(PolicyError, match="chat"):
+        await policy.complete(HELLO, SamplingParams())
+    with pytest.raises(PolicyRequestError, match="messages, not token ids"):
+        await policy.complete([1, 2], SamplingParams())

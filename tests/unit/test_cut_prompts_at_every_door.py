@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.dataset
 import pytest
 from support.command_line import memagent
-from support.fake_server import FakeServer
 from support.scripts import document_with
+from support.server_dialects import counting_server
 
 from memagent_graph import MemAgent, ReadResult, RunLog, load_tokenizer
 from memagent_graph.documents import DocumentStore
@@ -24,8 +24,6 @@ from memagent_serve.live.live_events import format_update
 
 QUESTION = "What is the key of harbor?"
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=500)
-COUNT = load_tokenizer("embedded").count
-WINDOW = 250
 BUDGET = {"chunk_tokens": 400, "memory_tokens": 60, "question_tokens": 40, "answer_tokens": 40}
 OPTIONS = [
     *("--tokenizer", "embedded"),
@@ -33,20 +31,10 @@ OPTIONS = [
 ]
 
 
-def cutting(body: dict[str, Any], number: int) -> dict[str, Any]:
-    """Count and answer what the newest tokens of a prompt say, as Ollama does."""
-    prompt = body["messages"][-1]["content"]
-    while COUNT(prompt) > WINDOW:
-        prompt = prompt[len(prompt) // 50 + 1 :]
-    return {
-        "choices": [{"message": {"content": "nothing yet"}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": COUNT(prompt) + 20, "completion_tokens": 5},
-    }
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with FakeServer(cutting, window=2048) as server:
+    with counting_server(load_tokenizer("embedded").count, window=250) as server:
+        server.models = None
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         (tmp_path / "books").mkdir()
         (tmp_path / "books" / "book.txt").write_text(TEXT)

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("huggingface_hub")
 
 from memagent_graph import LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
-from memagent_graph.errors import MissingExtraError, PolicyError, TokenizerError
+from memagent_graph.errors import MissingExtraError, PolicyError
 from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
-from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.policy_registry import make_policy
 from memagent_graph.reading.assembly import assemble
 from memagent_graph.settings import ReadSettings
-
-
-@pytest.fixture
-def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The id of a model that is in the local cache, where nothing can be fetched."""
-    from huggingface_hub import constants
-
-    repository = tmp_path / "models--some--model"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("abc123")
-    (repository / "snapshots").mkdir()
-    (repository / "snapshots" / "abc123").symlink_to(EMBEDDED_FOLDER)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    return "some/model"
 
 
 async def test_a_model_of_the_hub_runs_in_this_process_with_its_own_tokenizer_and_profile(cached: str) -> None:
@@ -58,19 +39,8 @@ def test_a_folder_misspelt_is_no_request_to_a_server(name: str) -> None:
     assert "hub id" in (refusal.value.hint or "")
 
 
-def test_a_bare_name_needs_a_server_or_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PolicyError, match="rl-polcy is not a folder here, and no server is named") as refusal:
-        make_policy(ReadSettings(model="rl-polcy"))
-    assert "--base-url" in (refusal.value.hint or "")
-    assert isinstance(make_policy(ReadSettings(model="some-model", api_key="key")), OpenAICompatiblePolicy)
-    monkeypatch.setenv("OPENAI_API_KEY", "key")
-    assert isinstance(make_policy(ReadSettings(model="some-model")), OpenAICompatiblePolicy)
-
-
 def test_a_tokenizer_that_needs_an_extra_says_so_instead_of_being_unknown() -> None:
     missing = MissingExtraError("hub", "the tokenizer of some/model")
     agent = MemAgent(ScriptedPolicy([]), run_log=False)
     with pytest.raises(MissingExtraError, match="the tokenizer of some/model"):
         assemble(agent._parts, ModelInfo(missing=missing))
-    with pytest.raises(TokenizerError, match="not known which tokenizer"):
-        assemble(agent._parts, ModelInfo())

@@ -17,6 +17,7 @@ from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs, is_log, merge_logs
+from memagent_graph.run_log.exchange.logged_run import contents, load_run
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
 
@@ -74,11 +75,10 @@ async def test_a_run_that_several_processes_read_is_put_together(
     report = merge_logs(whole, parts[::-1])
     (run,) = whole.runs()
     assert run.answer == "4711" and run.stop_reason == "answered" and run.ended is not None
-    *updates, answer = whole.conversations("r")
+    *updates, _ = whole.conversations("r")
     assert [turn.slot for turn in updates] == list(range(len(updates)))
     count = len(updates) + 1
     assert report.runs == 1 and report.conversations == count
-    assert len({turn.seq for turn in (*updates, answer)}) == count
     again = merge_logs(whole, parts)
     assert (again.runs, again.conversations, again.skipped) == (0, 0, 1)
     assert len(list(whole.conversations("r", superseded=True))) == count
@@ -87,7 +87,7 @@ async def test_a_run_that_several_processes_read_is_put_together(
 async def test_a_chunk_that_two_processes_read_counts_once(make_reader: Any, tmp_path: Path, whole: RunLog) -> None:
     first, second = await read_in_parts(make_reader, tmp_path, [3])
     newest = list(RunLog(second).conversations("r"))
-    repeated = replace(newest[0], id=None, seq=None, step="another", text="read, but not saved")
+    repeated = replace(newest[0], id=None, step="another", text="read, but not saved")
     RunLog(first).wait(RunLog(first).record(repeated))
     merge_logs(whole, [first, second])
     counted = [conversation.step for conversation in whole.conversations("r")]
@@ -119,9 +119,7 @@ async def test_a_chunk_whose_checkpoint_was_lost_does_not_replace_what_was_read_
     first, second, third = await read_in_parts(make_reader, tmp_path, [3, 4])
     with closing(RunLog(second)) as log:
         last = list(log.conversations("r"))[-1]
-        lost = replace(
-            last, id=None, seq=None, step="lost", slot=last.slot + 1, parents=(last.step,), began=last.began + 1e-6
-        )
+        lost = replace(last, id=None, step="lost", slot=last.slot + 1, parents=(last.step,), began=last.began + 1e-6)
         log.wait(log.record(lost))
     with closing(RunLog(first)) as log:
         merge_logs(log, [third])  # the process that began continued after the second one was killed
@@ -131,14 +129,11 @@ async def test_a_chunk_whose_checkpoint_was_lost_does_not_replace_what_was_read_
     assert whole.trace("r").answers
 
 
-def content(log: RunLog, run_id: str = "r") -> Any:
-    """All of a run but the rows of its conversations."""
-    order = {None: None} | {
-        conversation.id: number for number, conversation in enumerate(log.conversations(run_id, superseded=True))
-    }
-    rewards = [replace(reward, id=None, conversation=order[reward.conversation]) for reward in log.rewards(run_id)]
-    conversations = [replace(turn, id=None) for turn in log.conversations(run_id, superseded=True)]
-    return log.get(run_id), conversations, log.events(run_id), rewards, log.templates(run_id)
+def content(log: RunLog) -> Any:
+    """All of the run but the rows of its conversations."""
+    run = load_run(log, "r")
+    assert run is not None
+    return [*contents(run)], run.templates
 
 
 async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(
@@ -199,7 +194,7 @@ async def test_an_edit_after_a_merge_arrives_at_the_next_and_ends_what_it_ended(
     assert [turn.slot for turn in whole.conversations("r")] == [0, 1]
     assert whole.get("r").answer is None and whole.get("r").stop_reason is None
     assert whole.latest_rewards("r") == {}
-    assert {event.kind for event in whole.events("r")} == {"memory_edited", "reward_withdrawn"}
+    assert [event.kind for event in whole.events("r")] == ["memory_edited"]
     before = content(whole)
     assert merge_logs(whole, [part]).skipped == 1 and content(whole) == before
 
@@ -216,7 +211,6 @@ async def test_a_reward_that_was_given_before_a_resume_elsewhere_is_withdrawn_as
     assert merge_logs(whole, [first.path, second.path]).rewards == 2
     assert whole.latest_rewards("r") == {"late": 1.0}
     assert [reward.value for reward in whole.rewards("r") if reward.conversation is not None] == [0.5]
-    assert [event.detail for event in whole.events("r")] == ["early = 0 by person was of an earlier attempt"]
     before = content(whole)
     for sources in ([first.path], [second.path], [second.path, first.path]):
         assert merge_logs(whole, sources).skipped == 1

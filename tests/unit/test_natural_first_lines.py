@@ -60,7 +60,7 @@ async def test_a_client_s_settings_are_taken_over(kind: type) -> None:
     assert completion.text == "hi"
     names = ("OpenAI-Organization", "OpenAI-Project", "X-Team")
     assert [server.headers[0].get(name) for name in names] == ["ours", "p", "a"]
-    assert policy._timeouts.read == 7.0
+    assert policy._server.read_timeout == 7.0
     assert policy._url("models").endswith("/v1/models?version=2")
 
 
@@ -83,7 +83,7 @@ def test_a_client_s_proxy_is_taken_over_and_its_password_stays_hidden() -> None:
     )
     policy = MemAgent(client, **CHOICES).policy
     assert policy._proxy == "http://me:secretly@proxy:3128"
-    assert "secretly" not in policy._redact("refused secretly")
+    assert "secretly" not in policy._server.redact("refused secretly")
 
 
 def test_a_client_whose_key_comes_from_a_function_is_refused_with_the_way_round() -> None:
@@ -117,7 +117,7 @@ async def test_headers_of_one_s_own_are_sent_and_never_shown() -> None:
         await reader.aclose()
     assert server.headers[0]["X-Gateway-Key"] == "very-secret-value"
     assert "very-secret-value" not in f"{reader.settings!r}{reader.settings.for_log()}"
-    assert reader.policy._redact("it was very-secret-value") == "it was [hidden]"
+    assert reader.policy._server.redact("it was very-secret-value") == "it was [hidden]"
 
 
 async def test_a_query_at_the_end_of_the_address_is_in_every_request() -> None:

@@ -3,17 +3,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import pytest
-from aiohttp import web
-from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
 from support.fake_server import FakeServer
 
 from memagent_graph import (
-    ChatModelPolicy,
     Completion,
     FinishReason,
     OpenAICompatiblePolicy,
@@ -23,7 +17,6 @@ from memagent_graph import (
 from memagent_graph.errors import (
     PolicyAuthenticationError,
     PolicyError,
-    PolicyOverloadedError,
     PolicyRequestError,
     PolicyUnreachableError,
 )
@@ -64,19 +57,6 @@ async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_i
         ids = completion.token_ids, completion.prompt_token_ids
         assert [row and list(row) for row in ids] == ([[0, 1], [0, 1]] if vllm else [None, None])
         assert ("return_token_ids" in server.requests[0]) is vllm
-
-
-@pytest.fixture
-def pauses(monkeypatch) -> list[float]:
-    """How long is slept for, in seconds; nobody sleeps."""
-    slept, sleep = [], asyncio.sleep
-
-    async def at_once(seconds, *result):
-        slept.append(seconds)
-        return await sleep(0, *result)
-
-    monkeypatch.setattr("memagent_graph.policies.sending.asyncio.sleep", at_once)
-    return slept
 
 
 async def test_a_wrong_key_and_a_wrong_model_are_named() -> None:
@@ -155,24 +135,6 @@ async def test_requests_in_flight_are_bounded() -> None:
     assert server.most_at_once == 3
 
 
-async def test_any_langchain_chat_model_is_a_policy() -> None:
-    message = AIMessage(
-        "hi",
-        response_metadata={"finish_reason": "length"},
-        usage_metadata={"input_tokens": 5, "output_tokens": 1, "total_tokens": 6},
-    )
-    policy = ChatModelPolicy(GenericFakeChatModel(messages=iter([message])), name="chat")
-    assert isinstance(policy, Policy)
-    completion = await ask(policy)
-    assert completion.text == "hi"
-    assert completion.finish_reason is FinishReason.LENGTH
-    assert completion.usage == TokenUsage(5, 1)
-    with pytest.raises(PolicyError, match="chat"):
-        await ask(policy)
-    with pytest.raises(PolicyRequestError, match="messages, not token ids"):
-        await policy.complete([1, 2], SamplingParams())
-
-
 async def test_a_script_replies_in_order_and_its_end_is_an_error() -> None:
     policy = ScriptedPolicy(["one", ValueError("two")])
     assert (await ask(policy)).text == "one"
@@ -189,56 +151,16 @@ def test_sampling_parameters_are_checked(wrong) -> None:
         SamplingParams(**wrong)
 
 
-async def test_retry_after_may_be_a_date_and_one_that_is_too_far_off_is_not_waited_for(pauses) -> None:
-    def respond(body, number):
-        when = format_datetime(datetime.now(UTC) + timedelta(seconds=600 if number == 0 else 3600), usegmt=True)
-        return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": when})
-
-    with FakeServer(respond) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, read_timeout=700)
-        with pytest.raises(PolicyOverloadedError, match=r"asks to wait for 3\d\d\d s: full"):
-            await ask(policy)
-        await policy.aclose()
-    assert len(server.requests) == 2
-    (waited,) = (pause for pause in pauses if pause)
-    assert 300 < waited <= 660
-
-
-async def test_a_connection_that_breaks_before_the_reply_is_tried_again() -> None:
-    async def drop_the_first(reader, writer):
-        served.append(await reader.readuntil(b"\r\n\r\n"))
-        if len(served) > 1:
-            reply = b'{"choices": [{"message": {"content": "whole"}, "finish_reason": "stop"}]}'
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(reply), reply))
-        writer.close()
-
-    served: list[bytes] = []
-    server = await asyncio.start_server(drop_the_first, "127.0.0.1", 0)
-    policy = OpenAICompatiblePolicy("fake", base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
-    completion = await ask(policy)
-    await policy.aclose()
-    server.close()
-    assert (completion.text, completion.retries, len(served)) == ("whole", 1, 2)
-
-
 async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) -> None:
-    async def handle(reader, writer):
-        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
-        reply = b'{"choices": [{"message": {"content": "by proxy"}, "finish_reason": "stop"}]}'
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(reply), reply))
-        writer.close()
-
-    heads: list[str] = []
-    proxy = await asyncio.start_server(handle, "127.0.0.1", 0)
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
-    monkeypatch.setenv("OPENAI_ORG_ID", "an-organisation")
-    policy = OpenAICompatiblePolicy("fake", base_url="http://far.example/v1", api_key="a-key")
-    assert (await ask(policy)).text == "by proxy"
-    await policy.aclose()
-    proxy.close()
-    assert heads[0].startswith("POST http://far.example/v1/chat/completions ")
-    assert "Authorization: Bearer a-key" in heads[0]
-    assert "an-organisation" in heads[0]
+    with FakeServer(says("by proxy")) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.base_url.removesuffix("/v1"))
+        monkeypatch.setenv("OPENAI_ORG_ID", "an-organisation")
+        policy = OpenAICompatiblePolicy("fake", base_url="http://far.example/v1", api_key="a-key")
+        assert (await ask(policy)).text == "by proxy"
+        await policy.aclose()
+    (headers,) = proxy.headers
+    names = ("Host", "Authorization", "OpenAI-Organization")
+    assert [headers[name] for name in names] == ["far.example", "Bearer a-key", "an-organisation"]
 
 
 def test_a_script_that_closes_nothing_ends_in_silence(tmp_path) -> None:

@@ -4,8 +4,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memagent_graph import (
     ANSWER,
@@ -40,11 +38,6 @@ def test_the_answer_is_asked_for_in_the_form_that_is_looked_for() -> None:
     plain = load_prompts(answer_format=AnswerFormat.PLAIN)
     assert "\\boxed" not in plain.answer.text
     assert plain.extract_answer("  42 \n") == "42"
-
-
-def test_an_empty_memory_is_named() -> None:
-    prompts = load_prompts()
-    assert prompts.empty_memory in prompts.messages("update", "Q?", memory="", chunk="C")[0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -85,15 +78,6 @@ def test_document_text_cannot_leave_its_part_of_the_prompt(attack: str, layout: 
         assert "<|im_start|>" not in prompt
 
 
-@given(st.text(alphabet="<>/|\\sectionimd_ ", max_size=60))
-def test_neutralised_text_holds_no_tag_and_differs_only_by_backslashes(text: str) -> None:
-    prompts = load_prompts(control_tokens=["<|im_end|>"])
-    neutral = prompts.neutralise(text)
-    assert neutral.replace("\\", "") == text.replace("\\", "")
-    assert not re.search(r"<\s*/?\s*section\b", neutral)
-    assert "<|im_end|>" not in neutral
-
-
 def test_fields_inside_a_document_stay_as_they_are() -> None:
     prompt = load_prompts().messages("update", "Q?", memory="secret", chunk="the field {memory} is text")[0]["content"]
     assert "the field {memory} is text" in prompt
@@ -117,11 +101,6 @@ def test_an_answer_template_cannot_ask_for_the_chunk() -> None:
     update = PromptTemplate("<a>{prompt}</a><b>{memory}</b><c>{chunk}</c>")
     with pytest.raises(PromptError, match=r"\{chunk\} cannot be filled in"):
         Prompts(update=update, answer=update)
-
-
-def test_a_missing_template_file_is_named(tmp_path) -> None:
-    with pytest.raises(PromptError, match=r"nowhere\.txt"):
-        load_prompts(update_template=tmp_path / "nowhere.txt")
 
 
 def test_other_braces_in_a_users_template_are_text(tmp_path) -> None:

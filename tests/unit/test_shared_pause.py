@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
 
 from memagent_graph import OpenAICompatiblePolicy, SamplingParams
+from memagent_graph.errors import PolicyOverloadedError
 from memagent_graph.policies import sending
 from memagent_graph.policies.sending import SharedPause
 from memagent_graph.policy import Message
+
+HELLO = [Message(role="user", content="hello")]
 
 
 class Clock:
@@ -28,24 +35,31 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr(sending.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: clock.now, time=time.time))
     monkeypatch.setattr(sending.asyncio, "sleep", clock.sleep)
     yield clock
 
 
-async def test_a_pause_holds_requests_to_its_end_and_a_little_longer(clock: Clock) -> None:
-    pause = SharedPause()
-    pause.extend(10)
-    await pause.wait()
-    assert 1010 <= clock.now <= 1011
-
-
-async def test_a_shorter_pause_does_not_end_a_longer_one(clock: Clock) -> None:
+async def test_a_pause_holds_requests_to_its_end_and_a_little_longer_though_a_shorter_one_follows(clock: Clock) -> None:
     pause = SharedPause()
     pause.extend(10)
     pause.extend(1)
     await pause.wait()
-    assert clock.now >= 1010
+    assert 1010 <= clock.now <= 1011
+
+
+async def test_retry_after_may_be_a_date_and_one_that_is_too_far_off_is_not_waited_for(clock: Clock) -> None:
+    def respond(body: dict, number: int) -> web.Response:
+        when = format_datetime(datetime.now(UTC) + timedelta(seconds=600 if number == 0 else 3600), usegmt=True)
+        return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": when})
+
+    with FakeServer(respond) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, read_timeout=700)
+        with pytest.raises(PolicyOverloadedError, match=r"asks to wait for 3\d\d\d s: full"):
+            await policy.complete(HELLO, SamplingParams())
+        await policy.aclose()
+    assert len(server.requests) == 2
+    assert 1300 < clock.now <= 1660
 
 
 async def test_a_retry_after_of_one_request_holds_the_others() -> None:
@@ -63,12 +77,11 @@ async def test_a_retry_after_of_one_request_holds_the_others() -> None:
 
     with FakeServer(respond) as server:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
-        hello = [Message(role="user", content="hello")]
-        first = asyncio.create_task(policy.complete(hello, SamplingParams()))
+        first = asyncio.create_task(policy.complete(HELLO, SamplingParams()))
         await refused.wait()
         while not policy._connections.get().pause._end:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        others = [asyncio.create_task(policy.complete(hello, SamplingParams())) for _ in range(20)]
+        others = [asyncio.create_task(policy.complete(HELLO, SamplingParams())) for _ in range(20)]
         completions = await asyncio.gather(first, *others)
         await policy.aclose()
     assert [completion.retries for completion in completions] == [1, *[0] * 20], "the others were not refused"

@@ -80,7 +80,7 @@ def test_the_page_has_the_quotes(view: RunView) -> None:
     start, end = quote["span"]
     assert quote["text"] == TEXT[start:end] == QUOTE
     assert TEXT[start - len(quote["before"]) : end + len(quote["after"])] == quote["before"] + QUOTE + quote["after"]
-    assert data["shown"] == view.trace.tokens_shown > 0
+    assert f" of {view.trace.tokens_shown:,} tokens" in dict(data["facts"])["shown"]
 
 
 def test_the_live_page_leads_from_the_answer_to_the_passage(view: RunView, tmp_path: Path) -> None:

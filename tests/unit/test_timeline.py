@@ -17,6 +17,7 @@ from support.traces import step as asked
 
 from memagent_graph.calls import Writes
 from memagent_graph.documents import SourceMark
+from memagent_graph.errors import RunError
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.run_log import Reward
 from memagent_graph.timeline.model import build_timeline
@@ -76,9 +77,10 @@ def page_data(page: str) -> Any:
 def rebuild(steps: list[dict[str, Any]]) -> list[str]:
     """What page.js does: memories from differences to what they came from, in UTF-16 units."""
     memories: list[str] = []
-    for index, step in enumerate(steps):
-        sources = step.get("from", [index - 1] if index else [])
-        memory = "\n".join(filter(None, (memories[source] for source in sources))).encode("utf-16-le", "surrogatepass")
+    for step in steps:
+        memory = "\n".join(filter(None, (memories[source] for source in step["from"]))).encode(
+            "utf-16-le", "surrogatepass"
+        )
         if "diff" in step:
             at, new = 0, b""
             for part in step["diff"]:
@@ -307,7 +309,8 @@ def test_a_gates_decision_and_its_update_are_one_step_and_a_memory_that_it_kept_
     assert "chunk 2: kept" in text
     assert "chunk 1 (read again)  +3 -1 words" in text
     assert "chunk 1, reworded at 3, 1 (read again); no verbatim quote" in text
-    assert [step.get("anchor") for step in page_data(render_page(timeline))["steps"]] == [None] * 3 + ["step-4"]
+    anchors = [step["anchor"] for step in page_data(render_page(timeline))["steps"]]
+    assert anchors == ["chunk-1", "chunk-2", "chunk-3", "step-4"]
 
 
 def test_every_reading_of_a_chunk_is_shown_when_it_is_asked_for() -> None:
@@ -350,15 +353,15 @@ def test_an_older_page_is_replaced_and_other_files_only_by_force(tmp_path) -> No
     assert page.read_text() == PAGE + "second"
     assert page.stat().st_mode & 0o077 == 0
     notes.write_text("my notes")
-    with pytest.raises(FileExistsError, match="not a page of this command's"):
+    with pytest.raises(RunError, match="not a page of this command's"):
         write_page(PAGE, notes)
     assert notes.read_text() == "my notes"
     write_page(PAGE, notes, force=True)
     assert notes.read_text() == PAGE
     folder.mkdir()
-    with pytest.raises(FileExistsError, match="is not a file"):
+    with pytest.raises(RunError, match="is not a file"):
         write_page(PAGE, folder, force=True)
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(RunError, match="cannot be written: No such file"):
         write_page(PAGE, tmp_path / "nowhere" / "run.html")
     assert {path.name for path in tmp_path.iterdir()} == {"run.html", "notes.html", "folder"}
 
@@ -369,7 +372,7 @@ def test_a_link_is_never_followed(tmp_path, to_a_page) -> None:
     target.write_text(PAGE + "target" if to_a_page else "precious")
     before = target.read_text()
     link.symlink_to(target)
-    with pytest.raises(FileExistsError, match="is a link"):
+    with pytest.raises(RunError, match="is a link"):
         write_page(PAGE, link)
     write_page(PAGE, link, force=True)
     assert not link.is_symlink()

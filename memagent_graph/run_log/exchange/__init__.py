@@ -8,7 +8,7 @@ One run at a time is in memory.
 
 from __future__ import annotations
 
-import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from typing import Final
 from memagent_graph.errors import RunLogError
 from memagent_graph.plain_text import list_names
 from memagent_graph.run_log.exchange import parquet
-from memagent_graph.run_log.exchange.logged_run import is_same, load_run, merge_parts, with_arrays
+from memagent_graph.run_log.exchange.logged_run import is_same, load_run, merge_parts
 from memagent_graph.run_log.log import RunLog
-from memagent_graph.run_log.records import Conversation, LoggedRun, RunFilter
+from memagent_graph.run_log.records import LoggedRun, RunFilter
 from memagent_graph.storage.bounded_files import open_regular
 from memagent_graph.storage.private_files import open_atomically
 
@@ -33,11 +33,11 @@ _SQLITE: Final = b"SQLite format 3\0"
 class ExportReport:
     """The result of an export: the counts of written records."""
 
-    runs: int
-    conversations: int
-    rewards: int
-    events: int
-    bytes: int
+    runs: int = 0
+    conversations: int = 0
+    rewards: int = 0
+    events: int = 0
+    bytes: int = 0
 
 
 def export_runs(
@@ -74,31 +74,27 @@ def export_runs(
             f"missing: {list_names([*map(repr, incomplete)], _MAX_NAMES)}",
             hint="Read with a policy that returns them (vLLM with --logprobs, or a local one), or choose other runs.",
         )
-    tally = dict.fromkeys(("runs", "conversations", "rewards", "events"), 0)
+    counts: Counter[str] = Counter()
+
+    def load() -> Iterator[LoggedRun]:
+        for run_id in run_ids:
+            if (run := load_run(log, run_id)) is not None:  # it may have been deleted meanwhile
+                events = len(run.events) + sum(len(conversation.events) for conversation in run.conversations)
+                counts.update(Counter(runs=1, events=events) + _count(run))
+                yield run
+
     try:
         with open_atomically(destination) as file:
-            with closing(parquet.ParquetWriter(file)) as writer:
-                for run_id in run_ids:
-                    if (run := load_run(log, run_id)) is not None:  # it may have been deleted meanwhile
-                        writer.write(dataclasses.replace(run, conversations=_count(run, tally)))
+            parquet.write(file, load())
             size = file.tell()
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunLogError(f"{destination} cannot be written: {reason}", hint="Choose a file elsewhere.") from error
-    return ExportReport(**tally, bytes=size)
+    return ExportReport(**counts, bytes=size)
 
 
-def _count(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
-    """Yield the conversations of a run, and count its conversations, events and rewards."""
-    rewarded = [reward.conversation for reward in run.rewards]
-    tally["runs"] += 1
-    tally["events"] += len(run.events)
-    tally["rewards"] += rewarded.count(None)
-    for conversation in run.conversations:
-        tally["conversations"] += 1
-        tally["events"] += len(conversation.events)
-        tally["rewards"] += rewarded.count(conversation.id)
-        yield conversation
+def _count(run: LoggedRun | None) -> Counter[str]:
+    return Counter(conversations=len(run.conversations), rewards=len(run.rewards)) if run else Counter()
 
 
 def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> None:
@@ -123,10 +119,10 @@ def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> No
 class ImportReport:
     """The result of an import or merge: the counts of added records."""
 
-    runs: int
-    conversations: int
-    rewards: int
-    skipped: int
+    runs: int = 0
+    conversations: int = 0
+    rewards: int = 0
+    skipped: int = 0
     """The number of runs that the log already had with the same content."""
 
 
@@ -147,15 +143,14 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
         MissingExtraError: the extra `export` is not installed.
     """
     source = Path(source)
-    runs = conversations = rewards = skipped = 0
+    counts: Counter[str] = Counter()
     try:
         with open_regular(source) as file:
             for run in parquet.read(source, file):
                 run_id = run.record.run_id
-                runs += 1
                 present = load_run(log, run_id)
                 if present is not None and is_same(present, run):
-                    skipped += 1
+                    counts["skipped"] += 1
                     continue
                 if present is not None and not replace:
                     raise RunLogError(
@@ -164,13 +159,12 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
                         "this one were imported.",
                     )
                 log.add(run, replacing=present is not None)
-                conversations += len(list(run.conversations))
-                rewards += len(run.rewards)
+                counts += Counter(runs=1) + _count(run)
     except OSError as error:
         raise RunLogError(
             f"{source} cannot be read: {error.strerror or error}", hint="Check the path and its permissions."
         ) from error
-    return ImportReport(runs - skipped, conversations, rewards, skipped)
+    return ImportReport(**counts)
 
 
 def is_log(path: Path) -> bool:
@@ -199,7 +193,7 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
         RunLogError: a file is not a log, or a log cannot be read or written.
     """
     began: dict[str, list[tuple[float, int]]] = {}
-    runs = conversations = rewards = 0
+    counts: Counter[str] = Counter()
     with ExitStack() as stack:
         logs = []
         for number, source in enumerate(map(Path, sources)):
@@ -211,21 +205,12 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
             for record in logs[-1].runs():
                 began.setdefault(record.run_id, []).append((record.began, number))
         for run_id in sorted(began, key=lambda run_id: min(began[run_id])):
-            parts = [
-                _load_whole(log, run_id),
-                *(_load_whole(logs[number], run_id) for _, number in sorted(began[run_id])),
-            ]
-            present, run = parts[0], merge_parts([part for part in parts if part is not None])
+            present = load_run(log, run_id)
+            parts = [present, *(load_run(logs[number], run_id) for _, number in sorted(began[run_id]))]
+            run = merge_parts([part for part in parts if part is not None])
             if present is not None and is_same(present, run):
+                counts["skipped"] += 1
                 continue
             log.add(run, replacing=present is not None)
-            runs += 1
-            conversations += len(list(run.conversations)) - (len(list(present.conversations)) if present else 0)
-            rewards += max(0, len(run.rewards) - (len(present.rewards) if present else 0))
-    return ImportReport(runs, conversations, rewards, len(began) - runs)
-
-
-def _load_whole(log: RunLog, run_id: str) -> LoggedRun | None:
-    """Return a run with a list of conversations and numbers as arrays; None if the log does not have the run."""
-    run = load_run(log, run_id)
-    return run and dataclasses.replace(run, conversations=list(map(with_arrays, run.conversations)))
+            counts += Counter(runs=1) + _count(run) - _count(present)
+    return ImportReport(**counts)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import IO, Any, Final
@@ -29,7 +29,6 @@ from memagent_graph.errors import RunLogError
 from memagent_graph.grouping import group_values
 from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.columns import MAX_RUN_SIZE, RECORD_COLUMNS, Column, bound_records
-from memagent_graph.run_log.exchange.logged_run import with_arrays
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
 from memagent_graph.storage.parquet_rows import check_row_group_sizes, iterate_rows, load_pyarrow, open_parquet
@@ -62,10 +61,8 @@ _METADATA: Final = "memagent."
 _FORMAT: Final = "memagent-runs"
 _VERSION: Final = f"{_FORMAT} {zlib.crc32(repr([(name, COLUMNS[name].arrow) for name in COLUMNS]).encode()):08x}"
 _ROW_GROUP_ROWS: Final = 4096
-_ROW_GROUP_NUMBERS: Final = 1 << 21
-"""The approximate number of ids and log-probs in a row group: 8 MB before compression."""
-_ROW_GROUP_CHARACTERS: Final = 1 << 26
-"""The approximate number of characters of texts in a row group."""
+_ROW_GROUP_SIZE: Final = 1 << 23
+"""The approximate number of ids, log-probs and characters of texts in a row group."""
 _COMPRESSION_LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
 """The size of a page. Ids are written without a dictionary in large pages, so that zstd finds common prefixes."""
@@ -74,69 +71,59 @@ _OBJECT_BYTES: Final = 256
 """The approximate memory of a list's item that is not a number."""
 
 
-class ParquetWriter:
-    """Writes runs to a file, one at a time.
+def write(file: IO[bytes], runs: Iterable[LoggedRun]) -> None:
+    """Write runs to a file, which stays open. One group of rows is in memory.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
     """
+    pa = load_pyarrow("export", "Parquet export")
+    schema = _schema(pa)
+    templates: dict[str, Mapping[str, str]] = {}
+    with pa.parquet.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        compression_level=_COMPRESSION_LEVEL,
+        data_page_size=_PAGE_BYTES,
+        use_dictionary=[name for name in COLUMNS if name not in ARRAY_TYPES],
+        column_encoding={"logprobs.list.element": "BYTE_STREAM_SPLIT"},
+    ) as writer:
+        for rows in _row_groups(runs, templates):
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+        metadata = {"format": _VERSION, "templates": json.dumps(templates)}
+        writer.add_key_value_metadata({_METADATA + name: value for name, value in metadata.items()})
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._pa = load_pyarrow("export", "Parquet export")
-        self._schema = _schema(self._pa)
-        self._writer = self._pa.parquet.ParquetWriter(
-            file,
-            self._schema,
-            compression="zstd",
-            compression_level=_COMPRESSION_LEVEL,
-            data_page_size=_PAGE_BYTES,
-            use_dictionary=[name for name in COLUMNS if name not in ARRAY_TYPES],
-            column_encoding={"logprobs.list.element": "BYTE_STREAM_SPLIT"},
-        )
-        self._templates: dict[str, Mapping[str, str]] = {}
-        self._begin_group()
 
-    def write(self, run: LoggedRun) -> None:
-        """Add a run."""
-        self._templates.update(run.templates)
-        rewards = group_values((reward.conversation, reward) for reward in run.rewards)
-        run_values = _run_values(run, rewards.get(None, []))
-        empty = True
-        for conversation in map(with_arrays, run.conversations):
-            empty = False
-            self._add({**run_values, **_conversation_values(conversation, rewards.get(conversation.id, []))})
-        if empty:
-            self._add(run_values)
+def _row_groups(
+    runs: Iterable[LoggedRun], templates: dict[str, Mapping[str, str]]
+) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield the rows of runs in groups, and add the wording of their prompts to `templates`."""
+    rows: list[Mapping[str, Any]] = []
+    size = 0
+    for run in runs:
+        templates.update(run.templates)
+        for row in _rows(run):
+            rows.append(row)
+            size += sum(len(row.get(name) or ()) for name in (*_LONG_TEXTS, *ARRAY_TYPES))
+            if size >= _ROW_GROUP_SIZE or len(rows) == _ROW_GROUP_ROWS:
+                yield rows
+                rows, size = [], 0
+    if rows:
+        yield rows
 
-    def close(self) -> None:
-        """Write the remaining rows and the footer. The file stays open."""
-        metadata = {"format": _VERSION, "templates": json.dumps(self._templates)}
-        try:
-            self._end_group()
-            self._writer.add_key_value_metadata({_METADATA + name: value for name, value in metadata.items()})
-        finally:
-            self._writer.close()
 
-    def _add(self, values: Mapping[str, Any]) -> None:
-        for name, column in self._group.items():
-            column.append(values.get(name))
-        self._rows += 1
-        self._characters += sum(len(values.get(name) or "") for name in _LONG_TEXTS)
-        self._numbers += sum(len(values.get(name) or ()) for name in ARRAY_TYPES)
-        is_large = self._characters >= _ROW_GROUP_CHARACTERS or self._numbers >= _ROW_GROUP_NUMBERS
-        if is_large or self._rows == _ROW_GROUP_ROWS:
-            self._end_group()
-
-    def _begin_group(self) -> None:
-        self._rows = self._characters = self._numbers = 0
-        self._group: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-
-    def _end_group(self) -> None:
-        if not self._rows:
-            return
-        arrays = [self._pa.array(values, self._schema.field(name).type) for name, values in self._group.items()]
-        self._writer.write_batch(self._pa.record_batch(arrays, schema=self._schema))
-        self._begin_group()
+def _rows(run: LoggedRun) -> Iterator[dict[str, Any]]:
+    rewards = group_values((reward.conversation, reward) for reward in run.rewards)
+    of_run = {
+        **{stored: column.export(getattr(run.record, name)) for stored, (name, column) in _RUN_COLUMNS.items()},
+        "run_events": COLUMNS["run_events"].export(tuple(run.events)),
+        "run_rewards": list(map(_reward_values, rewards.get(None, []))),
+    }
+    for conversation in run.conversations:
+        yield {**of_run, **_conversation_values(conversation, rewards.get(conversation.id, []))}
+    if not run.conversations:
+        yield of_run
 
 
 def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
@@ -229,14 +216,6 @@ def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str,
         sorted(rewards, key=lambda reward: reward.time),
         {fingerprint: wording for fingerprint, wording in templates.items() if fingerprint in used},
     )
-
-
-def _run_values(run: LoggedRun, rewards: Sequence[Reward]) -> dict[str, Any]:
-    return {
-        **{stored: column.export(getattr(run.record, name)) for stored, (name, column) in _RUN_COLUMNS.items()},
-        "run_events": COLUMNS["run_events"].export(tuple(run.events)),
-        "run_rewards": list(map(_reward_values, rewards)),
-    }
 
 
 def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) -> dict[str, Any]:

@@ -27,14 +27,6 @@ from memagent_graph.tokenizers import load_tokenizer
 QUESTION = "What is the key of harbor?"
 
 
-def test_read_prints_question_answer_and_the_sentence_behind_it_on_standard_output(book, read) -> None:
-    book.write_text("The harbor is old.\n\nThe key of harbor is 4711. The key of tower is 22.\n\nNobody knows why.")
-    result = read()
-    assert result.exit_code == 0
-    assert result.stdout == f'question: {QUESTION}\nanswer: 4711\nevidence: "The key of harbor is 4711." (chunk 1)\n'
-    assert "1 chunk by " in result.stderr and "(overwrite)" in result.stderr
-
-
 def test_retrieval_reads_a_part_of_the_document_and_says_how_much_that_was(read, server) -> None:
     def respond(body: dict[str, Any], number: int) -> str:
         return f"\\boxed{{{'4711' if 'harbor is 4711' in part(body['messages'][-1]['content'], 'text') else '?'}}}"
@@ -62,20 +54,6 @@ def test_a_run_continues_on_another_machine_from_a_folder_that_both_mount(book, 
     run = json.loads(invoke("show", "r", "--json", *shared[:2], *files[2:]).stdout)
     assert (resumed.exit_code, answers(resumed.stdout)) == (0, ["4711"]), resumed.stderr
     assert any("harbor is 4711" in item["quote"] for item in run["evidence"])
-
-
-@pytest.mark.parametrize(
-    ("store", "reason", "remedy"),
-    [
-        ("s3://me:secret@host/texts", "--store must be a folder, got the address s3://...", "Use a folder"),
-        ("/proc/nowhere/texts", "/proc/nowhere/texts cannot be written", "set MEMAGENT_HOME"),
-    ],
-)
-def test_a_store_that_cannot_be_used_is_refused_with_a_remedy(read, store: str, reason: str, remedy: str) -> None:
-    result = read("--store", store)
-    assert result.exit_code == 10
-    assert reason in " ".join(result.stderr.split()) and remedy in " ".join(result.stderr.split())
-    assert "secret" not in result.stderr
 
 
 def test_several_questions_are_read_for_in_one_pass(book, options, tmp_path) -> None:
@@ -110,24 +88,6 @@ def test_one_question_that_fails_leaves_the_others(read, server) -> None:
     answered, failed = json.loads(result.stdout)["results"]
     assert answered["answer"] == "4711"
     assert failed["error"]["type"] == "PolicyRequestError" and "no towers" in failed["error"]["message"]
-
-
-def test_no_question_and_files_without_questions_are_refused(book, tmp_path) -> None:
-    (tmp_path / "empty.txt").write_text("\n \n")
-    (tmp_path / "many.txt").write_text("Who?\n" * 10_001)
-    (tmp_path / "large.txt").write_text("x" * 2**20 + "x")
-    (tmp_path / "endless.txt").symlink_to("/dev/zero")
-    for options, words in (
-        (["-q", f"@{tmp_path}/many.txt"], "more than 10,000"),
-        (["-q", f"@{tmp_path}/large.txt"], "more than 1,048,576 bytes"),
-        (["-q", f"@{tmp_path}/endless.txt"], "more than 1,048,576 bytes"),
-        ([], "Missing option '--question' / '-q'"),
-        (["-q", f"@{tmp_path}/none.txt"], "one question per line"),
-        (["-q", f"@{tmp_path}/empty.txt"], "contains no questions"),
-    ):
-        result = invoke("read", book, *options)
-        assert result.exit_code == 2
-        assert words in result.stderr
 
 
 def test_the_command_that_goes_on_is_the_one_that_works(read, tmp_path) -> None:
@@ -203,19 +163,31 @@ def test_undecodable_bytes_can_be_replaced(book, read) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "words"),
+    ("more", "code", "words"),
     [
-        (["--question", " "], "question is empty"),
-        (["--layout", "upside_down"], "upside_down"),
-        (["--header", "X-Key secret"], "begins with 'X-Key' has no colon"),
-        (["--updates"], "'--updates'"),
+        (["--store", "s3://me:secret@host/texts"], 10, "--store must be a folder, got the address s3://..."),
+        (["--store", "/proc/nowhere/texts"], 10, "/proc/nowhere/texts cannot be written"),
+        (["--question", " "], 2, "question is empty"),
+        (["--question", "@{folder}/many.txt"], 2, "more than 10,000"),
+        (["--question", "@{folder}/large.txt"], 2, "more than 1,048,576 bytes"),
+        (["--question", "@{folder}/endless.txt"], 2, "more than 1,048,576 bytes"),
+        (["--question", "@{folder}/none.txt"], 2, "one question per line"),
+        (["--question", "@{folder}/empty.txt"], 2, "contains no questions"),
+        (["--layout", "upside_down"], 2, "upside_down"),
+        (["--header", "X-Key secret"], 2, "begins with 'X-Key' has no colon"),
+        (["--updates"], 2, "'--updates'"),
     ],
 )
-def test_bad_settings_are_refused_with_a_remedy(read, option, words) -> None:
-    result = read(*option)
-    assert result.exit_code == 2, result.stderr
-    assert words in result.stderr
-    assert result.stdout == ""
+def test_options_that_cannot_be_used_are_refused_and_their_secrets_not_shown(
+    read, tmp_path, more: list[str], code: int, words: str
+) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "many.txt").write_text("Who?\n" * 10_001)
+    (tmp_path / "large.txt").write_text("x" * 2**20 + "x")
+    (tmp_path / "endless.txt").symlink_to("/dev/zero")
+    result = read(*(word.format(folder=tmp_path) for word in more))
+    assert (result.exit_code, result.stdout) == (code, ""), result.stderr
+    assert words in " ".join(result.stderr.split()) and "secret" not in result.stderr
 
 
 def test_a_failing_server_costs_no_finished_chunk(read, server) -> None:

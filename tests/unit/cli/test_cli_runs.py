@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.command_line import memagent
-from support.conversations import conversation
+from support.conversations import DOCUMENT, write_run
 from support.programs import Program
 
 from memagent_graph.cli.run_choice import parse_time
@@ -23,27 +23,6 @@ from memagent_graph.cli.runs import _table
 from memagent_graph.run_log import RunLog, RunTotals, StrategyId
 from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.paths import default_checkpoints, default_run_log
-
-DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
-
-
-def write_run(
-    log: RunLog, run_id: str, *, conversations: int = 2, stop_reason: str | None = "answered", **changes: Any
-):
-    """A run with conversations; their rows."""
-    question = changes.pop("question", f"Who is {run_id}?")
-    log.wait(log.begin(run_id, question, {**DOCUMENT, "name": changes.pop("name", "book.txt")}, {}))
-    rows = []
-    for position in range(conversations):
-        values = {
-            "run_id": run_id, "prompt_tokens": 1000, "completion_tokens": 20, "seconds": 1.0, "began": 1.0,
-            "policy_version": "", "template": "", "sampling": {}, "text": "x",
-            "prompt_token_ids": [1], "token_ids": [2], "logprobs": [-0.5], **changes,
-        }  # fmt: skip
-        rows.append(log.wait(log.record(conversation(position, **values))))
-    if stop_reason:
-        log.wait(log.end(run_id, stop_reason, "42"))
-    return rows
 
 
 @pytest.fixture
@@ -57,8 +36,9 @@ def log():
 
 
 def test_runs_are_listed_newest_first_with_what_they_took(log) -> None:
-    write_run(log, "old", logprobs=None)
-    write_run(log, "new", conversations=3, stop_reason=None)
+    tokens = {"prompt_tokens": 1000, "completion_tokens": 20}
+    write_run(log, "old", logprobs=None, **tokens)
+    write_run(log, "new", 3, stop_reason=None, **tokens)
     log.reward("old", 1.0, name="exact")
     result = memagent("runs")
     new, old = result.stdout.splitlines()[1:3]
@@ -87,7 +67,7 @@ def test_the_way_of_reading_is_listed_where_one_is_not_the_papers(log) -> None:
 
 def test_no_more_than_twenty_are_listed_unless_asked_for(log) -> None:
     for number in range(22):
-        write_run(log, f"run{number}", conversations=0)
+        write_run(log, f"run{number}", count=0)
     assert memagent("runs").stdout.count("Who is") == 20
     assert memagent("runs", "--newest", 3).stdout.count("Who is") == 3
     assert len(json.loads(memagent("runs", "--json").stdout)["runs"]) == 22
@@ -305,7 +285,7 @@ def test_a_run_is_named_by_its_id_by_how_that_begins_or_as_the_latest(log) -> No
 
 def test_a_beginning_that_several_runs_share_names_them_unless_it_is_itself_an_id(log) -> None:
     for run_id in ("2026-a", "2026-b", *(f"run{number}" for number in range(20)), "run", "run20", "run21"):
-        write_run(log, run_id, conversations=0)
+        write_run(log, run_id, count=0)
     result = memagent("reward", "2026", 1.0, code=6)
     assert "several runs begin with '2026'" in result.output
     assert "2026-a" in result.output and "2026-b" in result.output

@@ -11,14 +11,8 @@ from memagent_graph import RunLog
 def test_a_run_is_shown_with_its_sources_however_narrow_the_terminal_is(read, monkeypatch) -> None:
     read("--run-id", "first")
     read("--run-id", "second", "--max-chunks", 3)
-    text = memagent("show", "first").stdout
-    assert "What is the key of harbor?" in text
-    assert "harbor 4711" in text
-    assert "“" in text  # a quote of the document
-    newest = memagent("show").stdout
-    assert "second" in newest
-    assert "max_chunks" in newest
-    assert "word0 and then" in memagent("show", "first", "--chunk", 1).stdout
+    assert "“" in memagent("show", "first").stdout  # a quote of the document
+    assert "max_chunks" in memagent("show").stdout
     assert "has not read chunk 999" in memagent("show", "first", "--chunk", 999, code=6).stderr
     monkeypatch.setenv("COLUMNS", "24")
     narrow = memagent("show", "first").stdout

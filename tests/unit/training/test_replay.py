@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conversations import conversation
 from support.scripts import document_with, part, perfect_reader
+from support.training_log import DOCUMENT
 
 from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
 from memagent_graph.calls import Span
@@ -28,7 +29,6 @@ from memagent_training.training_errors import ReplayError, RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
-DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def test_a_run_that_the_groups_name_and_the_log_lacks_breaks_its_group(log) -> N
     assert members(load_groups(log, groups=named, whole_groups=False).groups) == [["a", "c"], ["b", "d"]]
 
 
-def test_a_reward_is_of_one_attempt_and_leaves_an_event_in_log_and_export(reader, log, tmp_path) -> None:
+def test_a_reward_is_of_one_attempt_and_stays_in_the_log(reader, log, tmp_path) -> None:
     reader.read(TEXT, QUESTION, run_id="again")
     log.reward("again", 1.0)
     reader.read(TEXT, QUESTION, run_id="again")
@@ -351,17 +351,13 @@ def test_a_reward_is_of_one_attempt_and_leaves_an_event_in_log_and_export(reader
     log.reward("resumed", 0.5)
     assert refusals(log)[Refusal.UNFINISHED] == ("resumed",)
     reader.resume("resumed")
-    for run_id, value in (("again", "1"), ("resumed", "0.5")):
-        assert log.latest_rewards(run_id) == {}
-        (event,) = log.events(run_id)
-        assert (event.kind, event.detail) == (
-            "reward_withdrawn", f"reward = {value} by person was of an earlier attempt",
-        )  # fmt: skip
+    for run_id, value in (("again", 1.0), ("resumed", 0.5)):
+        assert log.latest_rewards(run_id) == {} and log.rewards(run_id) == []
+        assert [reward.value for reward in log.rewards(run_id, earlier=True)] == [value]
     assert refusals(log)[Refusal.NO_REWARD] == ("again", "resumed")
     export_runs(log, tmp_path / "runs.parquet")
     other = RunLog(tmp_path / "other.sqlite")
     import_runs(other, tmp_path / "runs.parquet")
-    assert other.events("again") == log.events("again")
     assert refusals(other)[Refusal.NO_REWARD] == ("again", "resumed")
     other.close()
 
@@ -402,7 +398,7 @@ BAD: dict[Refusal, tuple[dict[str, Any], dict[str, Any]]] = {
     Refusal.OTHER_TOKENIZER: ({"tokenizer": "t2"}, {"tokenizer": "t"}),
     Refusal.OTHER_TEMPLATE: ({"at": {2: {"template": "w2"}}}, {"template": "w"}),
     Refusal.STALE: ({"at": {0: {"policy_version": "v0"}}}, {"policy_versions": ["v1"]}),
-    Refusal.TOO_LONG: ({"at": {1: {"prompt_token_ids": [1] * 9}}}, {"max_tokens": 10}),
+    Refusal.TOO_LONG: ({"at": {1: {"prompt_token_ids": [1] * 4}}}, {"max_tokens": 5}),  # others fit exactly
     Refusal.NO_REWARD: ({"reward": None}, {}),
     Refusal.NON_FINITE_REWARD: ({"reward": float("inf")}, {}),
     Refusal.NOT_GROUPED: ({}, {"groups": {"good 0": "g", "good 1": "g"}}),
@@ -466,12 +462,6 @@ def test_a_run_of_which_the_log_lost_something_is_refused(log, conversations) ->
 def test_tokens_and_log_probs_that_cannot_be_are_refused(log, damage) -> None:
     write(log, "a", at={1: damage})
     assert refusals(log, min_group=1) == {Refusal.DAMAGED_TOKENS: ("a",)}
-
-
-def test_a_run_that_fits_the_window_exactly_is_taken(log) -> None:
-    write(log, "a")
-    assert refusals(log, min_group=1, max_tokens=5) == {}
-    assert refusals(log, min_group=1, max_tokens=4) == {Refusal.TOO_LONG: ("a",)}
 
 
 def test_a_function_that_gives_nan_or_cannot_tell_gets_the_run_refused(log) -> None:

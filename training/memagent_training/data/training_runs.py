@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 from memagent_evaluation.samples import Metric
 from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore, find_store
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
-from memagent_graph.run_log.exchange import parquet
+from memagent_graph.run_log.exchange import is_log, parquet
 from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import RunRecord
 from memagent_graph.storage.bounded_files import open_regular
 from memagent_graph.trace import Trace
 from memagent_training.training_errors import ReplayError
-
-_SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +154,17 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
         yield from _logged_runs(source, chosen)
         return
     path = Path(source)
+    if is_log(path):
+        with closing(RunLog(path)) as log:
+            yield from _logged_runs(log, chosen)
+        return
     try:
         with open_regular(path) as file:
-            magic = file.read(len(_SQLITE_MAGIC))
-            if magic != _SQLITE_MAGIC:
-                file.seek(0)
-                yield from _exported_runs(path, file, chosen)
-                return
+            yield from _exported_runs(path, file, chosen)
     except OSError as error:
         raise ReplayError(
             f"{path} cannot be read: {error.strerror or error}", hint="Name a run log, or an export of one."
         ) from error
-    with closing(RunLog(path)) as log:
-        yield from _logged_runs(log, chosen)
 
 
 def read_run(log: RunLog, run_id: str) -> TrainingRun:
@@ -204,15 +199,5 @@ def _training_run(
     events: Sequence[LoggedEvent],
     rewards: Sequence[Reward],
 ) -> TrainingRun:
-    # Arrays take a tenth of the memory of lists of numbers, and the garbage collector does not scan them.
-    conversations_K = tuple(
-        replace(
-            counted,
-            prompt_token_ids=None if counted.prompt_token_ids is None else array("I", counted.prompt_token_ids),
-            token_ids=None if counted.token_ids is None else array("I", counted.token_ids),
-            logprobs=None if counted.logprobs is None else array("f", counted.logprobs),
-        )
-        for counted in conversations
-        if not counted.superseded
-    )
+    conversations_K = tuple(conversation for conversation in conversations if not conversation.superseded)
     return TrainingRun(record, conversations_K, tuple(events), tuple(rewards), store=find_store(record.document, path))
