@@ -153,6 +153,12 @@ class DocumentStore:
                 hint="Use the spans of chunks.",
             ) from error
 
+    def pieces(self, ref: DocumentRef) -> Iterator[str]:
+        """Yield the text, a megabyte at a time. Raises DocumentError if it is no longer here."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        for start in range(0, ref["size"], READ_BYTES):
+            yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
+
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Return the starts of the document's pages or sources, in order; empty if it has none."""
         return self._marks(ref.get("sections"))
@@ -173,7 +179,7 @@ class DocumentStore:
         try:
             marks = [SourceMark(*values) for values in read_json_file(stored)]
         except (FileNotFoundError, ValueError):
-            marks = find_headings(self._decode(ref), ref["media_type"])
+            marks = find_headings(self.pieces(ref), ref["media_type"])
             # If the store is read-only, they are found again the next time.
             with contextlib.suppress(OSError):
                 write_atomically(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
@@ -196,11 +202,6 @@ class DocumentStore:
 
     def _headings_path(self, ref: DocumentRef, kind: str) -> Path:
         return self._sections / f"{_text_digest(ref)}-{kind}.json"
-
-    def _decode(self, ref: DocumentRef) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        for start in range(0, ref["size"], READ_BYTES):
-            yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
 
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text, also for other references to the same text."""
