@@ -292,6 +292,11 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             raise MemAgentError(f"there is no setting {unknown!r}", hint=hint)
         return replaced(self, **values | changes)
 
+    def group(self, name: str) -> dict[str, Any]:
+        """Return the fields of a group that are set, by their names in the group's class."""
+        values = {part: getattr(self, field_name) for field_name, part in _GROUPS[name].items()}
+        return {part: value for part, value in values.items() if value is not None}
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
         """Return the settings in variables named MEMAGENT_ plus a field's name. Empty variables count as unset.

@@ -173,6 +173,7 @@ class Replayed:
     """Builds the updates from the steps, one step at a time."""
 
     document_bytes: int | None = None
+    steps: list[Call] = field(default_factory=list)
     updates: list[MemoryUpdate] = field(default_factory=list)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By step: the last steps of the updates that its memory is based on."""
@@ -200,14 +201,15 @@ class Replayed:
             filter(None, (self.updates[index].memory for index in ([max(own_branch)] if own_branch else indices)))
         )
 
-    def add(self, step: Call) -> MemoryUpdate | None:
-        """Add the next step, and return the update that it started or changed, if any."""
+    def add(self, step: Call) -> None:
+        """Add the next step, which may start or change an update."""
+        self.steps.append(step)
         after = [self._after.get(parent, ()) for parent in step.parents]
         before = after[0] if len(after) == 1 else tuple(dict.fromkeys(chain.from_iterable(after)))
         self.sources[step.id] = before
         self._after[step.id] = before
         if step.writes is Writes.ANSWER or not (step.reads or step.writes is Writes.MEMORY):
-            return None
+            return
         index = self._newest.get(step.branch)
         if index is not None and step.reads and self.updates[index].chunk_index == step.chunk_index:
             # For earlier steps of the same chunk, the memory is the one from before the chunk.
@@ -220,7 +222,6 @@ class Replayed:
         self._newest[step.branch] = index
         self.update_index[step.id] = index
         self._after[step.id] = (step.id,)
-        return self.updates[index]
 
     def _start_update(self, step: Call, before: tuple[str, ...]) -> MemoryUpdate:
         """Return the update that begins with a step."""

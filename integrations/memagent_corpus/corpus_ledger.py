@@ -275,7 +275,7 @@ def _add_part(connection: sqlite3.Connection, part: TablePart, *, stale: bool = 
 
 
 def _make_part(row: sqlite3.Row) -> TablePart:
-    return TablePart.numbered(row["number"], row["rows"], row["failed"], row["bytes"], row["sha256"])
+    return TablePart(row["number"], row["rows"], row["failed"], row["bytes"], row["sha256"])
 
 
 def _digest(question: str) -> str:

@@ -181,24 +181,13 @@ def encode_row(row: CorpusRow) -> bytes:
     try:
         return _ENCODER.encode(row)
     except UnicodeEncodeError:
-        return _ENCODER.encode(_replace_surrogates(msgspec.to_builtins(row)))
+        text = json.dumps(msgspec.to_builtins(row), ensure_ascii=False).encode("utf-8", "replace")
+        return _ENCODER.encode(json.loads(text))
 
 
 def decode_row(data: bytes) -> CorpusRow:
     """Decode a row from JSON."""
     return _DECODER.decode(data)
-
-
-def _replace_surrogates(value: Any) -> Any:
-    match value:
-        case str():
-            return value.encode("utf-8", "replace").decode()
-        case dict():
-            return {_replace_surrogates(key): _replace_surrogates(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_replace_surrogates(item) for item in value]
-        case _:
-            return value
 
 
 def list_column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[str, Any]:

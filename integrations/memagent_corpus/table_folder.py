@@ -44,7 +44,7 @@ MANIFEST: Final = "_manifest.json"
 WORK: Final = "_work"
 _FORMAT: Final = "memagent-corpus"
 _VERSION: Final = 1
-_PART: Final = re.compile(r"part-(\d{6,})\.parquet")
+_PART: Final = re.compile(r"part-\d{6,}\.parquet")
 _UNFINISHED: Final = (".part-", f".{MANIFEST}-")
 """Beginnings of the names of files that a killed process left unfinished."""
 _BATCH_ROWS: Final = 1024
@@ -57,28 +57,16 @@ _MAX_VALUE_LENGTH: Final = 160
 class TablePart:
     """One part in the manifest."""
 
-    name: str
+    number: int
     rows: int
     failed: int
     bytes: int
     sha256: str
 
-    @classmethod
-    def numbered(cls, number: int, rows: int, failed: int, size: int, sha256: str) -> TablePart:
-        """Return the part with this number; `size` is in bytes."""
-        return cls(f"part-{number:06d}.parquet", rows, failed, size, sha256)
-
     @property
-    def number(self) -> int:
-        """The part's number.
-
-        Raises:
-            ValueError: the name is not that of a part.
-        """
-        match = _PART.fullmatch(self.name)
-        if match is None:
-            raise ValueError(f"{self.name!r} is not the name of a part")
-        return int(match[1])
+    def name(self) -> str:
+        """The name of its file."""
+        return f"part-{self.number:06d}.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +81,6 @@ class TableManifest:
     """The id of the run that last started to write."""
     format: str = _FORMAT
     version: int = _VERSION
-
-    @property
-    def rows(self) -> int:
-        """The number of rows in all parts."""
-        return sum(part.rows for part in self.parts)
 
 
 @dataclass
@@ -156,8 +139,7 @@ class TableFolder:
             return None
         try:
             manifest = msgspec.json.decode(content, type=TableManifest)
-            sorted(part.number for part in manifest.parts)  # raises ValueError if a name leads elsewhere
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CorpusError(
                 f"the manifest of {self.display_name} cannot be read: {error}",
                 hint="Use another folder with --out, or restore the manifest.",
@@ -283,7 +265,7 @@ class TableFolder:
         batch = list(itertools.islice(source, _BATCH_ROWS))
         if not batch:
             return None
-        with self._as_corpus_error(), self._new_file(TablePart.numbered(number, 0, 0, 0, "").name) as file:
+        with self._as_corpus_error(), self._new_file(TablePart(number, 0, 0, 0, "").name) as file:
             with arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
                 while batch:
                     writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
@@ -294,7 +276,7 @@ class TableFolder:
             file.seek(0)
             digest = hashlib.file_digest(cast("io.BufferedRandom", file), "sha256").hexdigest()
         arrow.default_memory_pool().release_unused()  # otherwise the pool keeps the memory of the largest part
-        return TablePart.numbered(number, count, failed, size, digest)
+        return TablePart(number, count, failed, size, digest)
 
     def publish(self, parts: Sequence[TablePart]) -> None:
         """Write the manifest with exactly these parts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import re
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -22,6 +22,7 @@ from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.tokenizers.pieces import shorten_text
+from memagent_graph.words import without_surrogates
 from memagent_mcp.active_reads import ActiveRead
 
 MAX_QUOTES = 20
@@ -33,7 +34,6 @@ _MAX_LINE_LENGTH = 120
 _TEXT_WIDTH = 120
 _MAX_RUN_TEXT = 20_000
 """The maximum number of characters of a run's text."""
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class ToolResult(BaseModel):
@@ -249,11 +249,7 @@ def replace_surrogates(value: Any) -> Any:
 
     Names of files that are not UTF-8 have such halves.
     """
-    if isinstance(value, str):
-        return _SURROGATES.sub("\ufffd", value)
-    if isinstance(value, dict):
-        return {name: replace_surrogates(item) for name, item in value.items()}
-    return [replace_surrogates(item) for item in value] if isinstance(value, list | tuple) else value
+    return json.loads(without_surrogates(json.dumps(value, ensure_ascii=False)))
 
 
 def shorten_line(text: str, longest: int = _MAX_LINE_LENGTH) -> str:

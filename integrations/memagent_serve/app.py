@@ -30,7 +30,7 @@ from memagent_serve.bodies import BodyQuota, limit_body
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
 from memagent_serve.guard import Guard
-from memagent_serve.keys import Owner, load_secret
+from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, Ledger
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
@@ -62,9 +62,7 @@ class ServerResources:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.settings.folder / "reads.sqlite")
         settings = self.settings
-        needs_salts = len(settings.keys) > 1 and isinstance(self.reader.policy, OpenAICompatiblePolicy)
-        secret = load_secret(settings.folder) if needs_salts else None
-        self.manager = ReadManager(self.reader, self.ledger, settings, self.metrics, secret=secret)
+        self.manager = ReadManager(self.reader, self.ledger, settings, self.metrics)
         self.uploads = Uploads(
             settings.folder / "files",
             self.ledger,
@@ -253,7 +251,7 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 
 def _read_object(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
-    values = {name: value for name, value in asdict(entry).items() if name not in {"owner", "request"}}
+    values = {name: value for name, value in asdict(entry).items() if name not in {"owner", "request", "read_request"}}
     if read is not None:
         values["chunks"] = read.chunks
         values["progress"] = read.update.progress if read.update else None

@@ -101,14 +101,17 @@ def limit_body(
     return receive_part
 
 
-async def read_body(request: Request, receive: Receive, max_bytes: int, reserve: Callable[[int], None]) -> bytes:
-    """Return the body of a JSON request. A size that the client declares is checked before anything arrives.
+async def read_body(
+    request: Request,
+    max_bytes: int,
+    idle_seconds: float,
+    total_seconds: float,
+    *,
+    reserve: Callable[[int], None] = lambda size: None,
+) -> bytes:
+    """Return the body of a JSON request within the limits of `limit_body`.
 
-    Args:
-        request: the request.
-        receive: from `limit_body`.
-        max_bytes: the maximum size in bytes.
-        reserve: from `BodyQuota.reservation`.
+    A size that the client declares is checked before anything arrives.
 
     Raises:
         ApiError: 415, it is not plain JSON; or an error of `limit_body`.
@@ -118,6 +121,7 @@ async def read_body(request: Request, receive: Receive, max_bytes: int, reserve:
     if length.isdecimal():
         require_size(int(length), max_bytes)
         reserve(int(length))
+    receive = limit_body(request.receive, max_bytes, idle_seconds, total_seconds, reserve=reserve)
     return await Request(request.scope, receive).body()
 
 

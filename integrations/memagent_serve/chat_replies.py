@@ -33,7 +33,7 @@ class ReplyHead:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def completion(
-        self, message: dict[str, Any], finish_reason: str, usage: dict[str, Any], details: dict[str, Any]
+        self, message: dict[str, Any], finish_reason: str, usage: dict[str, Any], **fields: Any
     ) -> dict[str, Any]:
         """Return a whole reply."""
         return {
@@ -47,7 +47,7 @@ class ReplyHead:
                 }
             ],
             "usage": usage,
-            "memagent": details,
+            **fields,
         }
 
     def chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **fields: Any) -> str:

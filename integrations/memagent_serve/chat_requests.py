@@ -116,6 +116,14 @@ class MessagePart:
     """The part as raw JSON; None if the message's content is one text."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class PartPosition:
+    """The position of a part: the index of its message, and its index in the message."""
+
+    message: int
+    part: int
+
+
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message. `fields` has all its fields, `parts` the parts of its content."""
@@ -154,14 +162,23 @@ class ChatRequest:
         return name in self.fields and not _is_one_of(self.fields[name], _EMPTY_VALUES)
 
     @property
+    def parts(self) -> dict[PartPosition, MessagePart]:
+        """The parts of all messages, in order."""
+        return {
+            PartPosition(index, part_index): part
+            for index, message in enumerate(self.messages)
+            for part_index, part in enumerate(message.parts)
+        }
+
+    @property
     def has_files(self) -> bool:
         """Whether a file is attached."""
-        return any(part.kind == "file" for message in self.messages for part in message.parts)
+        return any(part.kind == "file" for part in self.parts.values())
 
     @property
     def unreadable(self) -> str | None:
         """The kind of the first part that cannot be read as text, if there is one."""
-        kinds = (part.kind for message in self.messages for part in message.parts)
+        kinds = (part.kind for part in self.parts.values())
         return next((kind for kind in kinds if kind not in {"text", "file", "refusal"}), None)
 
 

@@ -25,7 +25,7 @@ from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shorten_text
 from memagent_serve.api_errors import ApiError, bad_request
-from memagent_serve.bodies import LARGE_BYTES, BodyQuota, limit_body, read_body
+from memagent_serve.bodies import LARGE_BYTES, BodyQuota, read_body
 from memagent_serve.chat_replies import (
     DONE,
     HEARTBEAT_SECONDS,
@@ -50,7 +50,6 @@ from memagent_serve.chat_requests import (
 from memagent_serve.keys import Owner
 from memagent_serve.long_parts import (
     MEDIA,
-    PartPosition,
     ReadingPlan,
     compose_question,
     count_part_tokens,
@@ -163,10 +162,7 @@ class ChatCompletions:
         max_bytes = min(owner.max_bytes or settings.max_body, settings.max_body)
         async with AsyncExitStack() as stack:
             reserve = stack.enter_context(self.memory.reservation(owner))
-            receive = limit_body(
-                request.receive, max_bytes, settings.idle_seconds, settings.body_seconds, reserve=reserve
-            )
-            body = await read_body(request, receive, max_bytes, reserve)
+            body = await read_body(request, max_bytes, settings.idle_seconds, settings.body_seconds, reserve=reserve)
             is_large = len(body) > LARGE_BYTES
             locks = (self._parse_locks[owner.name], self._parsing) if is_large else (nullcontext(), nullcontext())
             try:
@@ -235,7 +231,8 @@ class ChatCompletions:
             require_possible(chat, self.reader.policy)
         question, short_request = await asyncio.to_thread(_compose_questions, chat, plan, context, continues)
         self.manager.require_capacity(owner, question)
-        files = await self._store_files(chat, owner)
+        attached = {position: part.file for position, part in chat.parts.items() if part.file is not None}
+        files = {position: await self._store_file(file, owner) for position, file in attached.items()}
         sources = list_sources(chat, plan, files, self.reader.store)
         options = chat.options
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
@@ -252,22 +249,12 @@ class ChatCompletions:
                 sampling=options.sampling(context.sampling),
                 answer_tokens=requested_tokens if lowers_budget else None,
             ),
-            continuation=Continuation(chat, plan, names, short_request) if continues else None,
+            continuation=Continuation(chat, plan, short_request) if continues else None,
         )
-
-    async def _store_files(self, chat: ChatRequest, owner: Owner) -> dict[PartPosition, DocumentRef]:
-        files = {}
-        for index, message in enumerate(chat.messages):
-            for part_index, part in enumerate(message.parts):
-                if part.file is not None:
-                    files[PartPosition(index, part_index)] = await self._store_file(part.file, owner)
-        return files
 
     async def _store_file(self, file: FileContent, owner: Owner) -> DocumentRef:
         if file.file_id is not None:
-            upload = self.uploads.get(owner, file.file_id)
-            with self.uploads.content(owner, upload.id).open("rb") as content:
-                return await self.uploads.add_text(owner, Document.from_file(content, upload.filename))
+            return await self.uploads.read_text(owner, file.file_id)
         data = JsonText.of(file.file_data)
         if data is None:
             raise bad_request("a file part has neither file_id nor file_data", "messages")
@@ -291,11 +278,13 @@ class ChatCompletions:
         head = ReplyHead(result.run_id, self.reader.policy.name)
         message = {"content": text, "annotations": annotations}
         details = read_details(result, long_request.names)
-        return JSONResponse(head.completion(message, finish_reason(result), sum_usage(result.usage), details))
+        return JSONResponse(head.completion(message, finish_reason(result), sum_usage(result.usage), memagent=details))
 
     async def _continue(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
-        response = await pass_on(self._server, "POST", "chat/completions", continuation.make_body(result))
+        response = await pass_on(
+            self._server, "POST", "chat/completions", continuation.make_body(result, long_request.names)
+        )
         annotations = await asyncio.to_thread(build_annotations, result, "")
         with bad_gateway_on_error("reply"):
             reply = msgspec.json.decode(response.body)
@@ -347,7 +336,9 @@ class ChatCompletions:
         yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        async with self._server.relay("POST", "chat/completions", continuation.make_body(result), headers) as relayed:
+        async with self._server.relay(
+            "POST", "chat/completions", continuation.make_body(result, long_request.names), headers
+        ) as relayed:
             if get_media_type(relayed) != EVENTS:
                 raise await make_gateway_error(relayed)
             async for event in iter_events(relayed):

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
-import os
 import re
-import secrets
-import stat
 import tomllib
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import MemAgentError
-from memagent_graph.storage.private_files import create_private_folder, write_atomically
-
-log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _MIN_KEY_LENGTH: Final = 16
-_SECRET_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +86,11 @@ class Keys:
                 raise MemAgentError("the list of keys has an entry without a name", hint="Write it as name:key,...")
             pairs.append((Owner(name.strip()), key.strip()))
         if file is not None:
-            pairs += [_parse_entry(file, name, value) for name, value in read_toml(file, "keys", _EXAMPLE).items()]
+            try:
+                entries = tomllib.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError) as error:
+                raise MemAgentError(f"the keys file {file} cannot be read: {error}", hint=_EXAMPLE) from error
+            pairs += [_parse_entry(file, name, value) for name, value in entries.items()]
         return cls(pairs)
 
     def find_owner(self, authorization: str | None) -> Owner | None:
@@ -128,49 +123,5 @@ def _parse_entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
     return Owner(name, **limits), table["key"]
 
 
-def read_toml(path: Path, what: str, hint: str) -> dict[str, Any]:
-    """Return the values in a TOML file.
-
-    Raises:
-        MemAgentError: the file cannot be read.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise MemAgentError(f"the {what} file {path} cannot be read: {error}", hint=hint) from error
-
-
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
-
-
-def load_secret(folder: Path) -> bytes:
-    """Return the secret of this data folder, made at first use; another one if others could read it.
-
-    Only salts of the model server's prefix cache depend on it: with another secret, the cache is filled again.
-
-    Raises:
-        MemAgentError: the secret cannot be written.
-    """
-    path = folder / "secret"
-    with suppress(OSError):
-        mode = path.stat().st_mode
-        if stat.S_ISREG(mode) and not mode & 0o077 and len(secret := path.read_bytes()) == _SECRET_BYTES:
-            return secret
-    if os.path.lexists(path):
-        log.warning("%s is incomplete, or other users can read it; it is replaced by a new secret", path)
-    secret = secrets.token_bytes(_SECRET_BYTES)
-    try:
-        create_private_folder(folder)
-        write_atomically(path, secret)
-    except OSError as error:
-        raise MemAgentError(
-            f"the secret {path} cannot be written: {error.strerror}",
-            hint="Get write access to its folder, or set MEMAGENT_HOME to another data folder.",
-        ) from error
-    return secret
-
-
-def derive_salt(owner: Owner, secret: bytes) -> str:
-    """Return a key's salt, which nobody without the secret can guess."""
-    return hmac.new(secret, owner.name.encode(), hashlib.sha256).hexdigest()

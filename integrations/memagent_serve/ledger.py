@@ -57,16 +57,18 @@ class Entry:
     error: str | None = None
     edited: bool = False
     """Whether a person changed it; the same request then gets another read."""
+    read_request: str = ""
+    """What is read, as JSON, so that another process can continue the read (`ReadRequest.of_entry`)."""
 
 
 _SCHEMA: Final = (
     "CREATE TABLE reads (run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, request TEXT NOT NULL, question TEXT "
     "NOT NULL, document TEXT NOT NULL, began REAL NOT NULL, ended REAL, state TEXT NOT NULL, error TEXT, "
-    "edited INTEGER NOT NULL DEFAULT 0)",
+    "edited INTEGER NOT NULL DEFAULT 0, read_request TEXT NOT NULL)",
     "CREATE TABLE files (owner TEXT NOT NULL, id TEXT PRIMARY KEY, bytes INTEGER NOT NULL, created_at INTEGER"
     " NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL)",
     "CREATE TABLE texts (owner TEXT NOT NULL, key TEXT NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL, "
-    "ref TEXT NOT NULL, PRIMARY KEY (owner, key))",
+    "ref TEXT NOT NULL, file TEXT, PRIMARY KEY (owner, key))",
     "CREATE INDEX files_of_owners ON files (owner, created_at)",
     "CREATE INDEX reads_of_requests ON reads (owner, request, began)",
     "CREATE INDEX reads_of_owners ON reads (owner, began)",
@@ -96,7 +98,7 @@ class Ledger:
 
     def begin(self, entry: Entry) -> None:
         """Add a read."""
-        self.run("INSERT INTO reads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(entry))
+        self.run("INSERT INTO reads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(entry))
 
     def mark(self, run_id: str, state: ReadState, error: str | None = None) -> None:
         """Record the state of a read."""

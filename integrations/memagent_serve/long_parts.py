@@ -7,13 +7,13 @@ conversation is read too. The user's latest request is never left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, MessagePart
+from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, MessagePart, PartPosition
 
 MESSAGE_TOKENS: Final = 8
 """Tokens reserved for what a chat template adds to each message."""
@@ -34,14 +34,6 @@ _DEFAULT_QUESTION: Final = "What does the text say? Name what matters in it: who
 _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PartPosition:
-    """The position of a part: the index of its message, and its index in the message."""
-
-    message: int
-    part: int
-
-
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
     """The parts of a request that are read."""
@@ -59,11 +51,11 @@ class ReadingPlan:
         return not self.history and not self.positions
 
 
-Sizes = Sequence[Sequence[int]]
-"""Tokens of each part of each message."""
+Sizes = Mapping[PartPosition, int]
+"""Tokens of each part."""
 
 
-def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
+def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> Sizes:
     """Return the tokens of each part; files count as 0, because they are always read.
 
     A part of another type, such as a tool's result with parts of its own, counts with its JSON.
@@ -81,7 +73,7 @@ def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> list[list[i
         exact = len(content) <= _EXACT_BYTES
         return tokenizer.count(content.decode(errors="replace")) if exact else len(content) // _BYTES_PER_TOKEN
 
-    return [[count_tokens(part) for part in message.parts] for message in request.messages]
+    return {position: count_tokens(part) for position, part in request.parts.items()}
 
 
 def count_prompt_tokens(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
@@ -89,7 +81,7 @@ def count_prompt_tokens(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer
     tools = [request.fields[name] for name in ("tools", "functions") if name in request.fields]
     tools += [message.fields[name] for message in request.messages for name in _CALLS if name in message.fields]
     tool_tokens = sum(tokenizer.count(bytes(raw).decode(errors="replace")) for raw in tools)
-    return tool_tokens + sum(map(sum, sizes)) + MESSAGE_TOKENS * len(request.messages)
+    return tool_tokens + sum(sizes.values()) + MESSAGE_TOKENS * len(request.messages)
 
 
 _CALLS: Final = ("tool_calls", "function_call")
@@ -107,44 +99,37 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     """
     messages = request.messages
     latest = find_latest_request(messages)
-    parts = {
-        PartPosition(index, part_index): part
-        for index, message in enumerate(messages)
-        for part_index, part in enumerate(message.parts)
-    }
-    files = [position for position, part in parts.items() if part.kind == "file"]
+    files = [position for position, part in request.parts.items() if part.kind == "file"]
     if total <= room and not files:
         return ReadingPlan(0, (), latest)
     room -= findings
-    if total + _STUB_TOKENS * len(files) <= room:
-        return ReadingPlan(0, tuple(files), latest)
-    min_tokens = max(findings // 2, _STUB_TOKENS)
-    large_parts = [
-        position
-        for position, part in parts.items()
-        if part.text is not None and sizes[position.message][position.part] > min_tokens
-    ]
-    largest, remaining_tokens = _choose_largest(large_parts, sizes, total + _STUB_TOKENS * len(files), room)
+
+    def find_texts(longer_than: int) -> list[PartPosition]:
+        texts = (position for position, part in request.parts.items() if part.text is not None)
+        return [position for position in texts if sizes[position] > longer_than]
+
+    large = find_texts(max(findings // 2, _STUB_TOKENS))
+    largest, remaining_tokens = _choose_largest(large, sizes, total + _STUB_TOKENS * len(files), room)
     if remaining_tokens <= room:
         return ReadingPlan(0, tuple(sorted([*files, *largest])), latest)
-    for history in range(1, len(messages)):
-        if messages[history].role in {"tool", "function"}:
-            continue  # a tool's result must follow the call, or model servers refuse it
-        remaining_indices = [index for index in range(len(messages)) if _remains(messages, index, history, latest)]
-        rest = sum(sum(sizes[index]) + MESSAGE_TOKENS for index in remaining_indices)
+    history, remaining_indices = 0, set(range(len(messages)))
+    # A tool's result must follow the call, or model servers refuse it.
+    for history in (index for index in range(1, len(messages)) if messages[index].role not in {"tool", "function"}):
+        remaining_indices = {
+            index
+            for index, message in enumerate(messages)
+            if index >= history or message.role in _SYSTEM or index == latest
+        }
+        rest = sum(size for position, size in sizes.items() if position.message in remaining_indices)
+        rest += MESSAGE_TOKENS * len(remaining_indices)
         large = [position for position in largest if position.message in remaining_indices]
-        rest -= sum(_count_saved_tokens(sizes, position) for position in large)
-        if rest <= room:
-            return _add_files(history, large, files, remaining_indices, latest)
-    # Not even the last message fits with the system message: everything is read.
-    history = max((n for n, message in enumerate(messages) if message.role not in {"tool", "function"}), default=0)
-    remaining_indices = [index for index in range(len(messages)) if _remains(messages, index, history, latest)]
-    everything = [
-        position
-        for position, part in parts.items()
-        if part.text is not None and position.message in remaining_indices and _count_saved_tokens(sizes, position) > 0
-    ]
-    return _add_files(history, everything, files, remaining_indices, latest)
+        if rest - sum(_count_saved_tokens(sizes, position) for position in large) <= room:
+            break
+    else:  # Not even the last message fits with the system message: everything is read.
+        large = [position for position in find_texts(_STUB_TOKENS) if position.message in remaining_indices]
+    # Files of older messages are read with the transcript.
+    files = [file for file in files if file.message in remaining_indices]
+    return ReadingPlan(history, tuple(sorted({*large, *files})), latest)
 
 
 def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
@@ -272,7 +257,7 @@ def _choose_largest(
         the chosen parts, and the tokens of the rest.
     """
     chosen: list[PartPosition] = []
-    for position in sorted(positions, key=lambda position: -sizes[position.message][position.part]):
+    for position in sorted(positions, key=lambda position: -sizes[position]):
         if total <= room:
             break
         chosen.append(position)
@@ -281,20 +266,4 @@ def _choose_largest(
 
 
 def _count_saved_tokens(sizes: Sizes, position: PartPosition) -> int:
-    return sizes[position.message][position.part] - _STUB_TOKENS
-
-
-def _remains(messages: Sequence[ChatMessage], index: int, history: int, latest: int | None) -> bool:
-    return index >= history or messages[index].role in _SYSTEM or index == latest
-
-
-def _add_files(
-    history: int,
-    positions: Sequence[PartPosition],
-    files: Sequence[PartPosition],
-    remaining_indices: Sequence[int],
-    latest: int | None,
-) -> ReadingPlan:
-    """Return the plan with the files of later messages; files of older messages are read with the transcript."""
-    files = [file for file in files if file.message in remaining_indices]
-    return ReadingPlan(history, tuple(sorted({*positions, *files})), latest)
+    return sizes[position] - _STUB_TOKENS

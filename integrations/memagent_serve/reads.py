@@ -11,11 +11,14 @@ import asyncio
 import hashlib
 import json
 import logging
+import secrets
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
+
+import msgspec
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
@@ -27,7 +30,7 @@ from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 from memagent_serve.api_errors import ApiError, api_error, too_busy
-from memagent_serve.keys import Owner, derive_salt
+from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
 from memagent_serve.serve_settings import ServeSettings
@@ -55,6 +58,11 @@ class ReadRequest:
         """Return a hash that identifies the request; `settings` is the fingerprint of the reader's settings."""
         values = [self.owner.name, self.document["key"], self.question, asdict(self.sampling), self.answer_tokens]
         return hashlib.sha256(json.dumps([*values, settings, model], sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def of_entry(cls, entry: Entry, owner: Owner) -> ReadRequest:
+        """Return the request of a read in the ledger, with the limits that its owner has now."""
+        return replace(msgspec.json.decode(entry.read_request, type=cls), owner=owner)
 
 
 @dataclass(eq=False)
@@ -109,14 +117,14 @@ class ReadManager:
     settings: ServeSettings
     """The numbers of reads, and the limits of each."""
     metrics: Metrics
-    secret: bytes | None = None
-    """Makes the salts with which each key has its own part of the policy server's prefix cache; None for no salts."""
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.settings.max_reads)
         self._lock = asyncio.Lock()
         self._reads: dict[str, ServedRead] = {}
         self._readers: OrderedDict[tuple[str, SamplingParams, int | None], MemAgent] = OrderedDict()
+        self._salts: defaultdict[str, str] = defaultdict(lambda: secrets.token_hex(32))
+        """By key: gives its reads a part of the policy server's prefix cache that no other key can ask about."""
         self._fingerprint: str | None = None
         self._mean_seconds = _DEFAULT_SECONDS
         self._refused: deque[float] = deque()
@@ -161,29 +169,24 @@ class ReadManager:
                     read_request.question,
                     read_request.document["name"],
                     read.began,
+                    read_request=msgspec.json.encode(read_request).decode(),
                 )
                 await asyncio.to_thread(self.ledger.begin, entry)
             self._launch(read, kind)
         return read, kind
 
-    async def resume(self, read_request: ReadRequest, entry: Entry) -> ServedRead:
-        """Continue one read where it stopped, independent of other requests.
-
-        Args:
-            read_request: its request.
-            entry: its entry in the ledger.
+    async def resume(self, owner: Owner, entry: Entry) -> None:
+        """Continue one read of a key where it stopped, independent of other requests; one that is running goes on.
 
         Raises:
             ApiError: 429; too many reads are running.
         """
         async with self._lock:
-            if (known := self._reads.get(entry.run_id)) is not None:
-                return known
-            self.require_capacity(read_request.owner)
+            if entry.run_id in self._reads:
+                return
+            self.require_capacity(owner)
             request = "" if entry.edited else entry.request
-            read = ServedRead(entry.run_id, read_request, request, entry.began)
-            self._launch(read, "resumed")
-        return read
+            self._launch(ServedRead(entry.run_id, ReadRequest.of_entry(entry, owner), request, entry.began), "resumed")
 
     def _launch(self, read: ServedRead, kind: str) -> None:
         self.metrics.reads.labels(kind).inc()
@@ -332,7 +335,7 @@ class ReadManager:
 
     async def get_reader(self, read_request: ReadRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""
-        salt = "" if self.secret is None else derive_salt(read_request.owner, self.secret)
+        salt = self._salts[read_request.owner.name] if len(self.settings.keys) > 1 else ""
         key = (salt, read_request.sampling, read_request.answer_tokens)
         if key not in self._readers:
             policy = self.reader.policy

@@ -19,8 +19,8 @@ from memagent_graph.plain_text import in_one_line
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
-from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, find_latest_request, name_speaker
+from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart, PartPosition
+from memagent_serve.long_parts import MESSAGE_TOKENS, ReadingPlan, find_latest_request, name_speaker
 
 _READ_BYTES: Final = 1 << 20
 _MAX_NAME_LENGTH: Final = 120
@@ -46,16 +46,13 @@ class Source:
 
 def list_sources(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
     """Return the texts that a plan reads, in order."""
-    sources = []
+    sources, parts = [], request.parts
     if plan.history:
         sources.append(Source("the earlier conversation", lambda: _iter_transcript(request, plan, files, store)))
     for position in plan.positions:
-        message = request.messages[position.message]
-        part = message.parts[position.part]
         reference = files.get(position)
-        sources.append(
-            Source(_name_source(request, message, position, reference), _make_pieces(part, reference, store), reference)
-        )
+        pieces = _make_pieces(parts[position], reference, store)
+        sources.append(Source(_name_source(request, position, reference), pieces, reference))
     return sources
 
 
@@ -124,9 +121,8 @@ def _iter_transcript(request: ChatRequest, plan: ReadingPlan, files: Files, stor
         yield Block(_BREAK)
 
 
-def _name_source(
-    request: ChatRequest, message: ChatMessage, position: PartPosition, reference: DocumentRef | None
-) -> str:
+def _name_source(request: ChatRequest, position: PartPosition, reference: DocumentRef | None) -> str:
+    message = request.messages[position.message]
     if reference is not None:
         return in_one_line(reference["name"], _MAX_NAME_LENGTH)
     if message.role in {"tool", "function"}:
@@ -199,15 +195,18 @@ class Continuation:
 
     request: ChatRequest
     plan: ReadingPlan
-    names: tuple[str, ...]
-    """The names of the texts that are read."""
     shortened_request: str
     """The text that replaces the user's latest request if the request itself was read."""
 
-    def make_body(self, result: ReadResult) -> bytes:
-        """Return the body that is passed on to the model: the request's body with the findings of a read."""
+    def make_body(self, result: ReadResult, names: Sequence[str]) -> bytes:
+        """Return the body that is passed on to the model: the request's body with the findings of a read.
+
+        Args:
+            result: the read.
+            names: the names of the texts that were read.
+        """
         reading = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
-        report = f"[{', '.join(self.names)}: {reading}]\n\n{result.findings()}"
+        report = f"[{', '.join(names)}: {reading}]\n\n{result.findings()}"
         report_position = None if self.plan.history else self.plan.positions[-1]
         messages: list[dict[str, Any]] = []
         is_reported = False

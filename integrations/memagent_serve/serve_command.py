@@ -28,23 +28,12 @@ _SECONDS_TO_ASK: Final = 5
 """How long to wait for the policy server's description of its model before requests are accepted without it."""
 
 
-def _load_settings_file(context: typer.Context, path: Path | None) -> Path | None:
-    """Use the settings of a file as defaults; flags and the environment override them."""
-    if path is not None:
-        from memagent_serve.serve_settings import read_settings_file  # noqa: PLC0415
-
-        with report_failures():
-            names = {str(option.name) for option in context.command.params}
-            context.default_map = {**(context.default_map or {}), **read_settings_file(path, names)}
-    return path
-
-
 @dataclass(frozen=True, kw_only=True)
 class Serve(ReaderOptions):
     """Serve the OpenAI API in front of a policy: requests that fit its window are passed on, longer ones are read.
 
-    Every option can also be set in the environment, as MEMAGENT_SERVE_MAX_READS for --max-reads, or in a TOML file
-    named by --config, as max_reads. A flag overrides the environment, and the environment overrides the file.
+    Every option can also be set in the environment, as MEMAGENT_SERVE_MAX_READS for --max-reads. A flag overrides the
+    environment.
     """
 
     environment: ClassVar[str] = "MEMAGENT_SERVE"
@@ -54,12 +43,6 @@ class Serve(ReaderOptions):
         "memagent serve --host 0.0.0.0 --keys keys.toml --server-name reader.example.org",
     )
 
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            is_eager=True, callback=_load_settings_file, help="A TOML file with settings.", show_default="none"
-        ),
-    ] = None
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = 8080
     keys: Annotated[

@@ -1,16 +1,15 @@
-"""A server's settings: addresses, access and limits. From flags, the environment, or a file."""
+"""A server's settings: addresses, access and limits. From flags or the environment."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from memagent_graph.addresses import client_host_names, is_local
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
-from memagent_serve.keys import Keys, read_toml
+from memagent_serve.keys import Keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,19 +69,3 @@ def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool)
             f"{host} means all addresses of this machine, and no host name is set for clients",
             hint="Add --server-name with the host's name or address; requests with another one are refused.",
         )
-
-
-def read_settings_file(path: Path, option_names: Collection[str]) -> dict[str, Any]:
-    """Return the settings in a TOML file, by the names of the options.
-
-    Raises:
-        MemAgentError: the file cannot be read, or has an unknown setting.
-    """
-    values = read_toml(path, "settings", "The file must be TOML.")
-    settings = {name.replace("-", "_"): value for name, value in values.items()}
-    if unknown := sorted(settings.keys() - set(option_names)):
-        raise MemAgentError(
-            f"the settings file {path} has unknown settings: {', '.join(unknown)}",
-            hint="Settings are named like the options of `memagent serve`: --max-reads is max_reads.",
-        )
-    return settings

@@ -192,9 +192,7 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
         "total_tokens": prompt + completion_tokens,
     }
     if not options.stream:
-        values = head.completion({"content": text}, reason, usage, {})
-        del values["memagent"]
-        return JSONResponse(values)
+        return JSONResponse(head.completion({"content": text}, reason, usage))
 
     async def events() -> AsyncIterator[str]:
         yield head.chunk({"role": "assistant", "content": text})

@@ -99,10 +99,26 @@ class Uploads:
             raise
         return file
 
-    async def add_text(self, owner: Owner, document: Document) -> DocumentRef:
+    async def read_text(self, owner: Owner, file_id: str) -> DocumentRef:
+        """Return the text of a file, which is converted if its text is not stored. Raises like `get` and `add_text`."""
+        path, values = self.content(owner, file_id), (time.time(), owner.name, file_id)
+        query = "UPDATE texts SET used = ? WHERE owner = ? AND file = ? RETURNING ref"
+        for row in self.ledger.run(query, values):
+            ref: DocumentRef = json.loads(row["ref"])
+            return ref
+        with path.open("rb") as content:
+            document = Document.from_file(content, self.get(owner, file_id).filename)
+            return await self.add_text(owner, document, file_id)
+
+    async def add_text(self, owner: Owner, document: Document, file_id: str | None = None) -> DocumentRef:
         """Store the text of a document for a key: plain text, Markdown, HTML, PDF, DOCX.
 
         If the key's or all keys' texts would exceed their limit, the oldest that no read uses are removed.
+
+        Args:
+            owner: the key.
+            document: the document.
+            file_id: the file that it is, for `read_text`.
 
         Raises:
             DocumentError: the document cannot be converted to text within the limits of `documents.conversion`.
@@ -111,17 +127,13 @@ class Uploads:
         async with self._conversions[owner.name]:
             await asyncio.to_thread(self._free_space, owner, 1)  # before a conversion takes minutes and memory
             ref = await self.store.add_async(document)
-            await asyncio.to_thread(self._count_text, owner, ref)
+            await asyncio.to_thread(self._count_text, owner, ref, file_id)
         return ref
 
-    def has_text(self, owner: Owner, ref: DocumentRef) -> bool:
-        """Return whether a key's text is still stored."""
-        return bool(self.ledger.run("SELECT 1 FROM texts WHERE owner = ? AND key = ?", (owner.name, ref["key"])))
-
-    def _count_text(self, owner: Owner, ref: DocumentRef) -> None:
+    def _count_text(self, owner: Owner, ref: DocumentRef, file_id: str | None) -> None:
         with self.ledger.lock:
-            values = (owner.name, ref["key"], ref["size"], time.time(), json.dumps(ref))
-            self.ledger.run("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", values)
+            values = (owner.name, ref["key"], ref["size"], time.time(), json.dumps(ref), file_id)
+            self.ledger.run("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", values)
             try:
                 self._free_space(owner, 0, ref["key"])
             except ApiError:

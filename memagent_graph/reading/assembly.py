@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from memagent_graph.budget import Budget
 from memagent_graph.documents import DocumentStore
@@ -43,7 +44,7 @@ class Parts:
     @property
     def is_sufficient(self) -> bool:
         """Whether a read can begin without a request to the policy."""
-        has_wording = self.settings.prompts is not None and len(_budget_changes(self.settings)) == len(fields(Budget))
+        has_wording = self.settings.prompts is not None and len(self.settings.group("budget")) == len(fields(Budget))
         return self.tokenizer is not None and (self.profile is not None or has_wording)
 
 
@@ -105,39 +106,23 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
 
 def _sampling(parts: Parts, info: ModelInfo, profile: Profile | None) -> SamplingParams:
     """Return the sampling. For logged runs it requests token ids and log-probs if the policy can return them."""
-    settings, logprobs = parts.settings, parts.settings.logprobs
     usual = profile or SamplingParams()
-    return SamplingParams(
-        temperature=usual.temperature if settings.temperature is None else settings.temperature,
-        top_p=usual.top_p if settings.top_p is None else settings.top_p,
-        seed=settings.seed,
-        stop=settings.stop_texts,
-        logprobs=parts.run_log is not None and info.gives_token_ids if logprobs is None else logprobs,
-    )
+    logprobs = parts.run_log is not None and info.gives_token_ids
+    sampling = SamplingParams(temperature=usual.temperature, top_p=usual.top_p, logprobs=logprobs)
+    return replace(sampling, **parts.settings.group("sampling"))
 
 
 def _rules(settings: ReadSettings, profile: Profile | None) -> UpdateRules:
-    invented = settings.on_invented or (profile.on_invented if profile else None)
-    return UpdateRules(
-        truncated=UpdateRule(settings.on_truncated),
-        empty=UpdateRule(settings.on_empty),
-        refused=UpdateRule(settings.on_refused),
-        invented=UpdateRule(invented) if invented else None,
-        malformed=UpdateRule(settings.on_malformed),
-        retries=settings.update_retries,
-    )
-
-
-def _budget_changes(settings: ReadSettings) -> dict[str, int]:
-    values = {field.name: getattr(settings, field.name) for field in fields(Budget)}
-    return {name: value for name, value in values.items() if value is not None}
+    rules: dict[str, Any] = {"invented": profile.on_invented if profile else None, **settings.group("rules")}
+    rules |= {name: UpdateRule(rule) for name, rule in rules.items() if isinstance(rule, str)}
+    return UpdateRules(**rules)
 
 
 def _budget(
     settings: ReadSettings, window: int | None, profile: Profile | None, tokenizer: Tokenizer, prompts: Prompts
 ) -> Budget:
     budget = profile.budget if profile else Budget(context_window=window or Budget().context_window)
-    budget = replace(budget, **_budget_changes(settings))
+    budget = replace(budget, **settings.group("budget"))
     if window is not None and window < budget.context_window:
         budget = replace(budget, context_window=window)
     require_room((UPDATE, ANSWER), prompts, budget, tokenizer.count)

@@ -19,10 +19,9 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import RunLogError
 from memagent_graph.events import StopReason
-from memagent_graph.prompts import Prompts
-from memagent_graph.reading.state import Counters, Limits, ReaderContext, zero_counters
+from memagent_graph.reading.state import Counters, Limits, ReaderContext
 from memagent_graph.run_log.log import RunLog, log_error
-from memagent_graph.run_log.records import Conversation, StrategyId
+from memagent_graph.run_log.records import Conversation
 
 _MAX_TURNS: Final = 8
 """Maximum number of reads that run at once. With 1, the event loop would be idle while a checkpoint is written."""
@@ -78,8 +77,8 @@ class Branches:
         self._failure: Exception | None = None
 
     @asynccontextmanager
-    async def one(self, concurrency: int) -> AsyncIterator[None]:
-        """Run one branch when fewer than `concurrency` others are running.
+    async def one(self, concurrency: int) -> AsyncIterator[Turn]:
+        """Run one branch, with a turn of its own, when fewer than `concurrency` others are running.
 
         Raises:
             Exception: the error of this branch, or of another branch that failed before this one began.
@@ -89,12 +88,14 @@ class Branches:
             if self._failure is None:
                 self._running += 1
                 self._idle.clear()
+                turn = Turn()
                 try:
-                    yield
+                    yield turn
                     return
                 except Exception as error:  # noqa: BLE001  any error waits for the others
                     self._failure = self._failure or error
                 finally:
+                    turn.end()
                     self._running -= 1
                     if not self._running:
                         self._idle.set()
@@ -111,8 +112,6 @@ class Recording:
     """
 
     log: RunLog
-    settings: Mapping[str, Any]
-    strategy: StrategyId
     checkpointed: bool = True
     """Whether steps have checkpoints. If so, a step is committed only after its conversation is in the log, so a
     resumed run has no gap. Without checkpoints, a step is written while the next step waits for the policy."""
@@ -131,21 +130,13 @@ class Recording:
         """Mark the read as failed. The next `settle` waits for all entries."""
         self._ended = True
 
-    def begin(
-        self,
-        run_id: str,
-        question: str,
-        document: DocumentRef,
-        prompts: Prompts,
-        trace: Mapping[str, str],
-        *,
-        afresh: bool = False,
-    ) -> None:
+    def begin(self, step: StepExecution, *, afresh: bool = False) -> None:
         """Log the start of the run, once per call of the graph. `afresh` means that the run does not continue."""
         if not self._begun:
             self._begun = True
-            run = run_id, question, document, self.settings, self.strategy
-            self._submit(lambda: self.log.begin(*run, prompts=prompts, trace=trace, afresh=afresh))
+            state, context = step.state, step.context
+            run = state["run_id"], state["question"], state["document"], context.log_settings, context.strategy
+            self._submit(lambda: self.log.begin(*run, prompts=context.prompts, trace=step.trace, afresh=afresh))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
         """Log a conversation. Only the first one of a branch and role supersedes earlier executions."""
@@ -208,18 +199,10 @@ class Execution:
     """The index of a chunk that an earlier call of the graph chose and did not read. This call reads it first."""
     chunk_texts: dict[int, tuple[Span, str]] = field(default_factory=dict, repr=False)
     """The texts of chunks that were chosen and not yet read, by chunk index."""
-    calls: list[Call] = field(default_factory=list, repr=False)
-    """The policy calls so far, for strategies that look back."""
+    changes: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """The changes so far with calls of the policy, for strategies that look back."""
     _chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
-
-    @classmethod
-    def of(cls, context: ReaderContext, *, checkpointed: bool) -> Execution:
-        """Return an execution for a new call of a graph, with a recording if runs are logged."""
-        if context.run_log is None:
-            return cls(context)
-        recording = Recording(context.run_log, context.log_settings, context.strategy, checkpointed=checkpointed)
-        return cls(context, recording)
 
     def limit_reached(self, limits: Limits) -> StopReason | None:
         """Return the first limit that is reached; None if there is none."""
@@ -240,15 +223,20 @@ class Execution:
 
 
 @dataclass(slots=True)
-class StepAccounts:
-    """The accounts of one execution of a step, for the node around it."""
+class StepExecution:
+    """One execution of a step: its state and context, and its accounts for the node around it."""
 
-    node: str
+    state: Any
+    context: ReaderContext
+    """Policy, tokenizer, store, prompts and budgets."""
+    execution: Execution
+    """The call of the graph."""
+    node: str = ""
     turn: Turn = field(default_factory=Turn, repr=False)
     trace: Mapping[str, str] = field(default_factory=dict)
     """The ids of the caller's trace, for the log."""
     calls: list[Call] = field(default_factory=list)
-    cost: Counters = field(default_factory=zero_counters)
+    cost: Counters = field(default_factory=Counters)
     chunks: int = 0
     """The number of chunks that the step read."""
     tips: dict[str, str] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from langgraph.types import Checkpointer, Durability
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents.omissions import check_complete
 from memagent_graph.errors import MemAgentError
-from memagent_graph.reading.execution import Execution
+from memagent_graph.reading.execution import Execution, Recording
 from memagent_graph.reading.inputs import check_question, store_document
 from memagent_graph.reading.langgraph_internals import (
     CHECKPOINTER,
@@ -61,6 +61,8 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         Raises:
             ResponseFormatError, MissingExtraError, BudgetError: as `reading.structured.with_response_format`.
         """
+        if response_format is None:
+            return self
         other = copy(self)
         other.reader_context = with_response_format(self.reader_context, response_format)
         return other
@@ -140,10 +142,11 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         checkpointed = bool(self.checkpointer or config_entry(config, CHECKPOINTER))
         if checkpointed and not config_entry(config, DURABILITY):
             durability = durability or "sync"
-        reader_context = context if isinstance(context, ReaderContext) else self.reader_context
+        context = context if isinstance(context, ReaderContext) else self.reader_context
+        recording = Recording(context.run_log, checkpointed) if context.run_log else None
         return {
             "config": {**(config or {}), "recursion_limit": _RECURSION_LIMIT},
-            "context": Execution.of(reader_context, checkpointed=checkpointed),
+            "context": Execution(context, recording),
             "durability": durability,
         }
 
@@ -167,14 +170,6 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     if context.may_shrink and (excess := count_excess_tokens(strategy.roles, prompts, budget, count)) > 0:
         budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))
     require_room(strategy.roles, prompts, budget, count)
-    if strategy.loop is not None:
-        graph.run_as_loop(strategy.loop)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
-    context = replace(
-        context,
-        prompts=prompts,
-        budget=budget,
-        strategy=identity,
-        uses_previous_calls=strategy.uses_previous_calls,
-    )
+    context = replace(context, prompts=prompts, budget=budget, strategy=identity)
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))

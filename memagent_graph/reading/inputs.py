@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from langchain_core.runnables import RunnableConfig
 
+from memagent_graph.concurrency.shared_pass import Barrier
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError
 from memagent_graph.plain_text import did_you_mean
@@ -32,6 +33,8 @@ class ReadOptions(TypedDict, total=False):
     """Bounds for each question's run in this call, instead of the reader's own."""
     config: RunnableConfig | None
     """A LangChain config. Its callbacks, tags, metadata and run name are used."""
+    barrier: Barrier | None
+    """Keeps the read at the same chunk as other reads of the document; see `concurrency.shared_pass`."""
 
 
 def check_options(options: ReadOptions) -> None:
@@ -54,7 +57,7 @@ def check_question(question: str, context: ReaderContext) -> None:
         raise MemAgentError("the question is empty", hint="Ask something.")
     budget = context.budget.question_tokens
     text = context.prompts.neutralise(context.question_shown(question))
-    if len(text.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(text)) > budget:
+    if (tokens := context.tokenizer.count(text)) > budget:
         fields = " with the answer's fields" if context.question_shown(question) != question else ""
         raise BudgetError(
             f"the question{fields} has {tokens} tokens and its budget is {budget}",

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
+from langgraph.channels import BinaryOperatorAggregate
 from langgraph.runtime import Runtime, get_runtime
 
-from memagent_graph.calls import Call, Writes, load_calls, pack_call
+from memagent_graph.calls import Call, Writes, pack_call
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
-from memagent_graph.reading.execution import Execution, StepAccounts, Turn
+from memagent_graph.reading.execution import Execution, StepExecution, Turn
 from memagent_graph.reading.langgraph_internals import CHECKPOINTER, config_entry
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.reading.tracing import observe, trace_ids
@@ -45,36 +47,24 @@ class StepNode(Runnable[Any, Change]):
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(Execution)
-        changed = self._run_step(input, runtime.context, config)
-        change, calls = run_sync(changed, runtime.context.cancellation)
-        _report(change, calls, input, runtime.stream_writer)
-        return change
+        return run_sync(self.run(input, runtime, config), runtime.context.cancellation)
 
     async def run(self, state: Any, runtime: Runtime[Execution], config: RunnableConfig | None) -> Change:
         """Run the step and report its calls."""
-        change, calls = await self._run_step(state, runtime.context, config)
+        execution = runtime.context
+        trunk, branches = nullcontext(execution.turn), execution.branches
+        async with branches.one(execution.context.concurrency) if state.get("branch") else trunk as turn:
+            change, calls = await self._account(state, execution, config, turn)
         _report(change, calls, state, runtime.stream_writer)
         return change
-
-    async def _run_step(
-        self, state: Any, execution: Execution, config: RunnableConfig | None
-    ) -> tuple[Change, Sequence[Call]]:
-        """Run the step; return its change and its calls of the policy."""
-        if not state.get("branch"):
-            return await self._account(state, execution, config, execution.turn)
-        async with execution.branches.one(execution.context.concurrency):
-            turn = Turn()
-            try:
-                return await self._account(state, execution, config, turn)
-            finally:
-                turn.end()
 
     async def _account(
         self, state: Any, execution: Execution, config: RunnableConfig | None, turn: Turn
     ) -> tuple[Change, Sequence[Call]]:
+        """Run the step; return its change and its calls of the policy."""
         recording, context = execution.recording, execution.context
-        accounts = StepAccounts(self.node, turn, {} if recording is None else trace_ids(config))
-        step = StepContext(state, observe(context, config), execution, accounts)
+        trace = {} if recording is None else trace_ids(config)
+        step = StepContext(state, observe(context, config), execution, self.node, turn, trace)
         begin = asyncio.get_running_loop().time()
         try:
             change = await self.step(state, step)
@@ -84,26 +74,26 @@ class StepNode(Runnable[Any, Change]):
                 recording.stop()
                 await recording.settle()
             if isinstance(error, MemAgentError):
-                _locate_error(error, state, accounts.chunk)
+                _locate_error(error, state, step.chunk)
             raise
         seconds = asyncio.get_running_loop().time() - begin
         if recording is not None:
             if reason := change.get("stop_reason"):
                 recording.end(state.get("run_id", ""), reason, change.get("answer"))
             await recording.settle()
-            if recording.failure is not None and accounts.calls and not recording.reported:
+            if recording.failure is not None and step.calls and not recording.reported:
                 recording.reported = True
-                call = accounts.calls[-1]
+                call = step.calls[-1]
                 chunk = call.reads[0].index if call.reads else None
                 event = ReadEvent(EventKind.LOGGING_STOPPED, chunk, recording.failure)
-                accounts.calls[-1] = replace(call, events=(*call.events, event))
-        if accounts.chunks and "span" in self.channels:
+                step.calls[-1] = replace(call, events=(*call.events, event))
+        if step.chunks and "span" in self.channels:
             change = {"span": None, **change}
-        change = _add_accounts(change, accounts, seconds)
-        if context.uses_previous_calls:
-            execution.calls += load_calls(change.get("steps", ()), change)
-        execution.chunks += accounts.chunks
-        return change, accounts.calls
+        change = _add_accounts(change, step, seconds)
+        if "steps" in change:
+            execution.changes.append(change)
+        execution.chunks += step.chunks
+        return change, step.calls
 
     def _require_channels(self, change: Mapping[str, Any]) -> None:
         if unknown := [key for key in change if key not in self.channels]:
@@ -125,8 +115,6 @@ class LoopNode(StepNode):
     """The route of the first node."""
     leave: Route | None = field(kw_only=True)
     """The route of this node, if it may leave the loop."""
-    reducers: Mapping[str, Callable[[Any, Any], Any]] = field(kw_only=True, repr=False)
-    """The reducers by channel."""
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(Execution)
@@ -158,23 +146,23 @@ class LoopNode(StepNode):
     def _merge(self, change: Change, *states: dict[str, Any]) -> None:
         """Apply a change to a state, or to earlier changes, with the reducers of the channels, as the graph does."""
         for key, value in change.items():
-            reducer = self.reducers.get(key)
+            channel = self.channels[key]
             for state in states:
-                before = state.get(key) if reducer else None
-                state[key] = value if before is None or reducer is None else reducer(before, value)
+                has_both = isinstance(channel, BinaryOperatorAggregate) and state.get(key) is not None
+                state[key] = channel.operator(state[key], value) if has_both else value
 
 
-def _add_accounts(change: Change, accounts: StepAccounts, seconds: float) -> Change:
+def _add_accounts(change: Change, step: StepExecution, seconds: float) -> Change:
     """Return the change with the step's calls and their cost."""
-    if accounts.cost["turns"] or accounts.cost["document_tokens"]:
-        change = {**change, "usage": {**accounts.cost, "seconds": seconds}}
-    if not accounts.calls and not accounts.chunks:
+    if step.cost:
+        change = {**change, "usage": {**step.cost, "seconds": seconds}}
+    if not step.calls and not step.chunks:
         return change
     return {
         **change,
-        "steps": [pack_call(call, change.get("memory")) for call in accounts.calls],
-        **({"tips": accounts.tips} if accounts.tips else {}),
-        **({"chunks_read": accounts.chunks} if accounts.chunks else {}),
+        "steps": [pack_call(call, change.get("memory")) for call in step.calls],
+        **({"tips": step.tips} if step.tips else {}),
+        **({"chunks_read": step.chunks} if step.chunks else {}),
     }
 
 
@@ -196,7 +184,9 @@ def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[
             {
                 "type": f"memagent.{REPORT_TYPES[call.writes]}",
                 "run_id": run_id,
-                "step": {**record, **_stream_values(call, state)},
+                "question": state["question"],
+                "step": record,
+                **_stream_values(call, state),
                 "memory": memory if answers else call.text,
                 "answer": change.get("answer") if answers else None,
             }
@@ -211,7 +201,6 @@ def _stream_values(call: Call, state: Any) -> dict[str, Any]:
     if progress is None and (size := state["document"]["size"]) and call.reads:
         progress = min(1.0, call.extent["end_byte"] / size)
     return {
-        "type": REPORT_TYPES[call.writes],
         "chunk_index": call.chunk_index,
         **call.extent,
         "prompt_tokens": call.usage.prompt_tokens,

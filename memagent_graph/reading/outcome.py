@@ -19,40 +19,33 @@ from memagent_graph.calls import Call, Writes, load_calls, pack_call
 from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.graph import ReaderGraph
-from memagent_graph.reading.state import ReaderContext, ReaderState, zero_counters
+from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.run_log.records import describe_edit
 from memagent_graph.trace import MemoryUpdate, Replayed, Trace
 
 
 class Progress:
-    """Collects a read's calls as they arrive, and computes their updates of the memory on request.
+    """Collects a read's calls as they arrive, and computes their updates of the memory.
 
     `memory` is the memory before the first call.
     """
 
     def __init__(self, steps: Iterable[Call] = (), document_bytes: int | None = None, memory: str = "") -> None:
-        self.document_bytes = document_bytes
-        self.steps: list[Call] = list(steps)
         self._memory = memory
         self._replayed = Replayed(document_bytes)
-        self._replayed_steps = 0
-
-    def add(self, change: Mapping[str, Any]) -> None:
-        """Add the steps of a change of the state."""
-        self.steps += load_calls(change.get("steps", ()), {"memory": self._memory, **change})
-        self._memory = change.get("memory", self._memory)
+        for step in steps:
+            self._replayed.add(step)
 
     def updates(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
         """Add the steps of a change and return their updates. The update of a chunk comes when all of it is read."""
-        steps, complete = len(self.steps), bool(change.get("chunks_read"))
-        self.add(change)
-        for step in self.steps[self._replayed_steps :]:
+        steps = load_calls(change.get("steps", ()), {"memory": self._memory, **change})
+        self._memory, complete = change.get("memory", self._memory), bool(change.get("chunks_read"))
+        for step in steps:
             self._replayed.add(step)
-        self._replayed_steps = len(self.steps)
         indices = dict.fromkeys(
             self._replayed.update_index[step.id]
-            for step in self.steps[steps:]
+            for step in steps
             if (complete if step.reads else step.writes is Writes.MEMORY) and step.writes is not Writes.ANSWER
         )
         return [self._replayed.updates[index] for index in indices]
@@ -60,7 +53,7 @@ class Progress:
     @property
     def trace(self) -> Trace:
         """The trace so far."""
-        return Trace(tuple(self.steps), self.document_bytes)
+        return Trace(tuple(self._replayed.steps), self._replayed.document_bytes)
 
 
 def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
@@ -90,13 +83,13 @@ def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace
 
 
 def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Usage:
-    total: Any = {**zero_counters(), **(state.get("usage") or {})}
+    total: Any = state.get("usage") or {}
     full_context = None
     if context.shape is not None:
         budget = context.budget
-        tokens = _whole_document(state, trace, total["document_tokens"]) + budget.question_tokens
+        tokens = _whole_document(state, trace, total.get("document_tokens", 0)) + budget.question_tokens
         full_context = context.shape.forward_flops(tokens, budget.answer_tokens)
-    flops = total["flops"] if context.shape is not None else None
+    flops = total.get("flops", 0.0) if context.shape is not None else None
     return Usage(**{**total, "flops": flops, "full_context_flops": full_context})
 
 

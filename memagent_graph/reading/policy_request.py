@@ -15,9 +15,9 @@ from memagent_graph.calls import Call, Writes
 from memagent_graph.errors import PromptCutError
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenUsage
-from memagent_graph.reading.execution import Execution, StepAccounts
+from memagent_graph.reading.execution import StepExecution
 from memagent_graph.reading.prompt_counts import PromptCounts
-from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, add_cost, zero_counters
+from memagent_graph.reading.state import Counters, add_cost
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
 from memagent_graph.run_log import Conversation, Outcome
@@ -49,10 +49,7 @@ class PolicyRequest:
     """One request to the policy, with all its attempts.
 
     Args:
-        state: the state of the step that asks.
-        context: policy, prompts, budgets and rules.
-        execution: the running call of the graph.
-        accounts: the accounts of the step that asks.
+        step: the step that asks. The cost of the request is added to its own.
         role: the role.
         messages: the prompt.
         call: the record of the call before its reply.
@@ -61,29 +58,19 @@ class PolicyRequest:
     """
 
     def __init__(
-        self,
-        state: ReaderState,
-        context: ReaderContext,
-        execution: Execution,
-        accounts: StepAccounts,
-        role: Role,
-        messages: Messages,
-        call: Call,
-        previous: str,
-        *,
-        continues: bool,
+        self, step: StepExecution, role: Role, messages: Messages, call: Call, previous: str, *, continues: bool
     ) -> None:
-        self._state, self._context, self._execution, self._accounts = state, context, execution, accounts
+        self._step, self._context = step, step.context
         self._role, self._messages, self._call = role, messages, call
         self._previous, self._continues = previous, continues
-        self._chunk = call.reads[0].index if call.reads else None
-        self._bound = role.tokens(context.budget)
+        self._chunk = step.chunk = call.reads[0].index if call.reads else None
+        self._bound = role.tokens(step.context.budget)
         self._attempts = self._logged_events = 0
-        self._attempt_time = (0.0, 0.0)
+        self._attempt = 0.0, 0.0, TokenUsage(0, 0)
         self._begin = time.perf_counter()
         self._invalid: str | None = None
         self._events: list[ReadEvent] = []
-        self.cost: Counters = zero_counters()
+        self._cost = Counters()
         if any(span.shortened for span in call.reads):
             self._note(EventKind.SHORTENED_CHUNK, "escaping made the chunk longer than its budget")
         if any(span.splits for span in call.reads):
@@ -96,14 +83,19 @@ class PolicyRequest:
             text, value = await self._answer()
         else:
             text, value = await self._apply_rules()
+        cost, step = self._cost, self._step
+        step.cost = add_cost(step.cost, cost)
         call = replace(
             self._call,
             text=text,
-            usage=TokenUsage(self.cost["prompt_tokens"], self.cost["completion_tokens"], self.cost["cached_tokens"]),
+            usage=TokenUsage(cost["prompt_tokens"], cost["completion_tokens"], cost["cached_tokens"]),
             seconds=time.perf_counter() - self._begin,
             events=tuple(self._events),
             changed=self._role.writes is Writes.MEMORY and text != self._previous,
         )
+        step.calls.append(call)
+        if call.reads or call.writes is not Writes.DECISION:
+            step.tips[call.branch] = call.id
         return Reply(text, value, call.completion.text, call, self._invalid)
 
     def _note(self, kind: EventKind, detail: str, rule: UpdateRule | None = None) -> None:
@@ -188,11 +180,12 @@ class PolicyRequest:
 
     async def _complete(self) -> Completion:
         """Request one completion, and count it."""
-        context, turn = self._context, self._accounts.turn
+        context, turn = self._context, self._step.turn
         turn.end()
         begin = time.time()
         completion = await context.policy.complete(self._messages, self._sampling(self._attempts))
-        self._attempt_time = begin, time.time() - begin
+        seconds, usage = time.time() - begin, completion.count_tokens(self._messages, context.tokenizer.count)
+        self._attempt = begin, seconds, usage
         await turn.begin()
         ids, logprobs = completion.token_ids, completion.logprobs
         missing = "token ids" if ids is None else "log-probs" if logprobs is None else ""
@@ -202,7 +195,7 @@ class PolicyRequest:
             completion = replace(completion, logprobs=None)
         elif missing and context.sampling.logprobs and EventKind.LOGPROBS_DROPPED not in dict(completion.notes):
             self._note(EventKind.LOGPROBS_DROPPED, f"no {missing} came")
-        self._spend(completion.count_tokens(self._messages, context.tokenizer.count))
+        self._spend(usage)
         self._attempts += 1
         for kind, detail in completion.notes:
             self._note(kind, detail)
@@ -220,8 +213,8 @@ class PolicyRequest:
         if context.shape is not None:
             flops = context.shape.forward_flops(usage.prompt_tokens, usage.completion_tokens)
         cost: Any = {**asdict(usage), "turns": 1, "flops": flops}
-        self.cost = {**self.cost, **add_cost(self.cost, cost)}
-        self._execution.tokens += usage.prompt_tokens + usage.completion_tokens
+        self._cost = add_cost(self._cost, cost)
+        self._step.execution.tokens += usage.prompt_tokens + usage.completion_tokens
 
     async def _count_at_server(self, text: str) -> int:
         """Send a text alone and return the server's count of its tokens; 0 if the server does not report it."""
@@ -247,7 +240,7 @@ class PolicyRequest:
     def _sampling(self, attempt: int) -> SamplingParams:
         """Return the sampling of an attempt. The seed changes, because the same seed would give the same reply."""
         structure = self._context.structure if self._role.writes is Writes.ANSWER else None
-        schema, session = structure.format.server_schema if structure else None, self._state["document"]["key"]
+        schema, session = structure.format.server_schema if structure else None, self._step.state["document"]["key"]
         return _request_sampling(self._context.sampling, self._bound, attempt, schema, session)
 
     def _check(self, completion: Completion, text: str) -> ParsedReply | ParseFailure:
@@ -282,25 +275,23 @@ class PolicyRequest:
 
     def _log(self, completion: Completion, outcome: Outcome, memory: str | None = None) -> None:
         """Log the newest attempt, with the events since the previous one."""
-        context, call, recording = self._context, self._call, self._execution.recording
+        context, call, state, recording = self._context, self._call, self._step.state, self._step.execution.recording
         if recording is None or recording.failure is not None:
             return
-        run_id, trace = self._state.get("run_id", ""), self._accounts.trace
-        recording.begin(run_id, self._state["question"], self._state["document"], context.prompts, trace)
-        began, seconds = self._attempt_time
-        usage = completion.count_tokens(self._messages, context.tokenizer.count)
+        recording.begin(self._step)
+        began, seconds, usage = self._attempt
         events = self._events[self._logged_events :]
         self._logged_events = len(self._events)
         is_the_reply = outcome is not Outcome.KEPT_PREVIOUS and memory == completion.text.strip()
         recording.record(
             Conversation(
-                run_id=run_id,
+                run_id=state["run_id"],
                 node=call.node,
                 branch=call.branch,
                 role=call.role,
                 slot=call.slot,
                 writes=call.writes,
-                position=self._state.get("chunks_read", 0) if self._chunk is None else self._chunk,
+                position=state.get("chunks_read", 0) if self._chunk is None else self._chunk,
                 step=call.id,
                 attempt=self._attempts - 1,
                 outcome=outcome,
@@ -323,7 +314,7 @@ class PolicyRequest:
                 parents=call.parents,
                 reads=call.reads,
                 events=tuple(events),
-                trace=trace,
+                trace=self._step.trace,
             ),
             [message["content"] for message in self._messages],
         )

@@ -50,18 +50,12 @@ class Counters(TypedDict, total=False):
     document_tokens: int
 
 
-def zero_counters() -> Counters:
-    """Return counters that are all 0."""
-    return Counters(
-        prompt_tokens=0, completion_tokens=0, cached_tokens=0, turns=0, seconds=0.0, flops=0.0, document_tokens=0
-    )
-
-
 def add_cost(total: Counters, more: Counters) -> Counters:
     """Return the sum of two costs."""
-    counts: dict[str, Any] = {**total}
-    sums: Any = {name: counts.get(name, 0) + count for name, count in more.items()}
-    return cast("Counters", sums)
+    counts: Any = {**total}
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
+    return cast("Counters", counts)
 
 
 def merge_entries(entries: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +103,7 @@ class ReaderState(TypedDict):
     The nodes' wrapper updates `usage`, `chunks_read`, `steps` and `tips`; steps need not write them.
     """
 
-    run_id: NotRequired[str]
+    run_id: str
     question: str
     document: DocumentRef
     settings: NotRequired[str]
@@ -220,11 +214,9 @@ class ReaderContext:
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The reader's settings, for the log."""
-    on_hidden_update: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
+    on_hidden_update: Callable[[dict[str, Any]], object] | None = field(default=None, repr=False)
     """Called with updates that a `LoopNode` makes without supersteps. It is set only if the caller sees nothing of a
     read before its end; see `memagent_graph.reading.nodes`."""
-    uses_previous_calls: bool = False
-    """Whether the strategy's steps use `StepContext.load_previous_calls`."""
     previous_steps: Trace | None = field(default=None, repr=False)
     """The run's steps before this call; None if they are only in its log."""
     barrier: Barrier | None = field(default=None, repr=False)
@@ -260,10 +252,10 @@ class ReaderContext:
 
     def first_tokens(self, text: str, tokens: int) -> str:
         """Return a text's first tokens, a few fewer if the last one would end inside a character."""
-        ids = self.tokenizer.encode(text)
-        if len(ids) <= tokens:
+        tokenized = self.tokenizer.tokenize(text)
+        if len(tokenized) <= tokens:
             return text
-        lengths = (self.tokenizer.prefix_chars(text, ids, count) for count in range(tokens, 0, -1))
+        lengths = (tokenized.prefix_chars(count) for count in range(tokens, 0, -1))
         ends = (length for length in lengths if length is not None and is_character_end(text, length))
         return text[: next(ends, 0)].rstrip()
 

@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 from langgraph.graph import END
 from langgraph.types import Send
 
-from memagent_graph.calls import Call, Span, Writes
+from memagent_graph.calls import Call, Span, Writes, load_calls
 from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
-from memagent_graph.reading.execution import Execution, StepAccounts
+from memagent_graph.reading.execution import Execution, StepExecution
 from memagent_graph.reading.policy_request import PolicyRequest, Reply
 from memagent_graph.reading.state import LineState, ReaderContext, ReaderState, add_cost
 from memagent_graph.reading.structured import ERROR_TOKENS
@@ -34,23 +34,9 @@ Route: TypeAlias = Callable[[State], "str | Sequence[str | Send]"]
 """Chooses the next node, or the next branches."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepContext:
-    """The data and functions for one execution of a step."""
-
-    state: State
-    context: ReaderContext
-    """Policy, tokenizer, store, prompts and budgets."""
-    execution: Execution
-    """The accounting of the graph's call. Strategies must not use it."""
-    accounts: StepAccounts
-    """The accounting of this step. Strategies must not use it."""
-
-    @classmethod
-    def detached(cls, state: State, context: ReaderContext) -> StepContext:
-        """Return the context of a step that belongs to no run: nothing is logged, and no state changes."""
-        context = replace(context, run_log=None)
-        return cls(state, context, Execution.of(context, checkpointed=False), StepAccounts(node=""))
+@dataclass(slots=True)
+class StepContext(StepExecution):
+    """The data and functions for one execution of a step. Of its fields, strategies use only `state` and `context`."""
 
     @property
     def question(self) -> str:
@@ -84,9 +70,9 @@ class StepContext:
         fitting = self._fitting(chunk, cursor)
         span = Span.of(fitting, shortened=fitting is not chunk)
         if to_read and self.context.barrier is not None:
-            self.accounts.turn.end()
+            self.turn.end()
             await self.context.barrier(self.state.get("chunks_read") or 0)
-            await self.accounts.turn.begin()
+            await self.turn.begin()
         if to_read:
             self.execution.chunk_texts[span.index] = span, fitting.text
         return span, fitting.next
@@ -107,13 +93,12 @@ class StepContext:
 
         The `span` of the state becomes None, so the next chunk can be chosen.
         """
-        self.accounts.chunks += 1
+        self.chunks += 1
         self.count_document(span.tokens)
 
     def count_document(self, tokens: int) -> None:
         """Count document tokens that the step processed, even if the policy did not see them."""
-        cost = self.accounts.cost
-        self.accounts.cost = {**cost, "document_tokens": cost["document_tokens"] + tokens}
+        self.cost = add_cost(self.cost, {"document_tokens": tokens})
 
     def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
         chunker = self.execution.chunker(self.state["document"], tokens)
@@ -184,13 +169,13 @@ class StepContext:
             )
         continues = parents is None
         if parents is None:
-            tips = {**self.state.get("tips", {}), **self.accounts.tips}
+            tips = {**self.state.get("tips", {}), **self.tips}
             tip = tips.get(self.branch) or tips.get("")
             parents = (tip,) if tip else ()
         if slot is None:
             slot = reads[0].index if reads else 0
-        node = self.accounts.node
-        call = Call(new_step(), node, self.branch, role.name, slot, role.writes, reads=(*reads,), parents=(*parents,))
+        identity = new_step(), self.node, self.branch, role.name, slot, role.writes
+        call = Call(*identity, reads=(*reads,), parents=(*parents,))
         if note is not None:
             chunk = reads[0].index if reads else None
             call = replace(call, events=(ReadEvent(note[0], chunk, note[1]),))
@@ -208,23 +193,13 @@ class StepContext:
         continues: bool,
     ) -> Reply:
         """Call the policy in a role by the rules, and count the call."""
-        context, accounts = self.context, self.accounts
-        prompt = question or self.question
+        context, prompt = self.context, question or self.question
         if context.structure is not None:
             fields = {"schema": context.schema, **fields}
             if question is None and role.writes is not Writes.ANSWER:
                 prompt = context.question_shown(prompt)
-        accounts.chunk = call.reads[0].index if call.reads else None
         messages = context.prompts.messages(role.name, prompt, **fields)
-        request = PolicyRequest(
-            self.state, context, self.execution, accounts, role, messages, call, previous, continues=continues
-        )
-        reply = await request.reply()
-        accounts.cost = add_cost(accounts.cost, request.cost)
-        accounts.calls.append(reply.call)
-        if call.reads or role.writes is not Writes.DECISION:
-            accounts.tips[self.branch] = call.id
-        return reply
+        return await PolicyRequest(self, role, messages, call, previous, continues=continues).reply()
 
     async def _repair(
         self, reply: Reply, role: Role, fields: Mapping[str, str], slot: int, question: str | None
@@ -237,7 +212,7 @@ class StepContext:
                 "reply": context.beginning(reply.value or "", context.budget.answer_tokens),
                 "error": context.beginning(reply.invalid or "", ERROR_TOKENS),
             }
-            identity = self.accounts.node, self.branch, REPAIR.name, slot * tries + number, REPAIR.writes
+            identity = self.node, self.branch, REPAIR.name, slot * tries + number, REPAIR.writes
             call = Call(new_step(), *identity, parents=(reply.step,))
             attempt = await self._reply(REPAIR, call, repair, "", question, continues=True)
             reply = attempt if attempt.text else replace(reply, call=attempt.call)
@@ -246,14 +221,15 @@ class StepContext:
         return reply
 
     async def load_previous_calls(self) -> list[Call]:
-        """Return the run's calls so far, in order; for strategies that set `uses_previous_calls`.
+        """Return the run's calls so far, in order.
 
         Inside another graph, the calls before a resume come from the run's log; without a log they are missing.
 
         Raises:
             RunLogError: the log cannot be read.
         """
-        context, calls, recording = self.context, self.execution.calls, self.execution.recording
+        context, recording = self.context, self.execution.recording
+        calls = [call for change in self.execution.changes for call in load_calls(change["steps"], change)]
         earlier = context.previous_steps
         if earlier is None and context.run_log is not None and recording is not None:
             await recording.settle()
@@ -315,11 +291,11 @@ def branch(node: str, state: Any, name: str, **values: Any) -> Send:
 
 async def ask_once(role: Role, state: Mapping[str, Any], context: ReaderContext, **fields: Any) -> Reply:
     """Call the policy in a role outside a run: nothing is logged, and no state changes."""
-    step = StepContext.detached(state, context)
+    step = StepContext(state, context, Execution(context))
     try:
         return await step.ask(role, parents=(), **fields)
     finally:
-        step.accounts.turn.end()
+        step.turn.end()
 
 
 async def read_chunk(state: LineState, step: StepContext) -> Change:

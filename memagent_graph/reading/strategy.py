@@ -31,14 +31,14 @@ from memagent_graph.calls import Call
 from memagent_graph.errors import StrategyError
 from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.nodes import LoopNode, RouteNode, StepNode
-from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
+from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.roles import Role, check_roles
 from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
 """The first node of every graph. It resets the state of an earlier run on the same thread."""
-_INPUT = frozenset({"question", "document"})
+_INPUT = frozenset({"run_id", "question", "document"})
 
 
 class Strategy(ABC):
@@ -50,11 +50,6 @@ class Strategy(ABC):
     """All roles that the steps use."""
     state: ClassVar[type] = ReaderState
     """The class of the state: a TypedDict that extends `ReaderState` or `LineState`."""
-    loop: ClassVar[tuple[str, str] | None] = None
-    """Two nodes that alternate, chunk by chunk; the first may leave the loop. Such a loop runs
-    without supersteps if nothing observes the read; see `memagent_graph.reading.nodes`."""
-    uses_previous_calls: ClassVar[bool] = False
-    """Whether the steps use `StepContext.load_previous_calls`. It is available only then."""
     reads_all: ClassVar[bool] = True
     """Whether the policy sees all of the document. A profile may only name a strategy that does."""
     shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"
@@ -151,32 +146,22 @@ class StrategyGraph:
 
     async def _open_document(self, state: ReaderState, step: StepContext) -> Change:
         """Begin a run: reset every channel."""
-        run_id = state.get("run_id") or new_run_id()
         if recording := step.execution.recording:
-            trace = step.accounts.trace
-            recording.begin(run_id, state["question"], state["document"], step.context.prompts, trace, afresh=True)
+            recording.begin(step, afresh=True)
         empty = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _INPUT}
-        return {**empty, "memory": "", "run_id": run_id, "settings": step.context.settings}
+        return {**empty, "memory": "", "settings": step.context.settings}
 
-    def run_as_loop(self, loop: tuple[str, str]) -> None:
-        """Let the second of two nodes run both in turn if nothing observes the read."""
-        first, second = loop
-        choosing, working = (self.builder.nodes[node].runnable for node in loop)
-        if not isinstance(choosing, StepNode) or not isinstance(working, StepNode):
-            raise TypeError(f"{first} and {second} are not both steps")
-        channels = working.channels
+    def run_as_loop(self, first: str, second: str) -> None:
+        """Let the second of two nodes that alternate run both in turn if nothing observes the read; see `LoopNode`."""
+        choosing: Any = self.builder.nodes[first].runnable
+        working: Any = self.builder.nodes[second].runnable
         self.builder.nodes[second].runnable = LoopNode(
             second,
             working.step,
-            channels,
+            working.channels,
             first=choosing,
             route=self.routes[first],
             leave=self.routes.get(second),
-            reducers={
-                key: channel.operator
-                for key, channel in channels.items()
-                if isinstance(channel, BinaryOperatorAggregate)
-            },
         )
 
     def fingerprint(self, strategy: Strategy) -> str:

@@ -69,17 +69,17 @@ class Gated(SequentialStrategy):
     """Whether the policy may end the read before the document's end."""
     name: ClassVar[str] = "gated"
     state: ClassVar[type] = GatedState
-    loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_or_keep")
+    update: ClassVar[str] = "update_or_keep"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "roles", (GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE, ANSWER))
 
-    def wire(self, graph: StrategyGraph) -> None:
-        """Add the loop of the paper, with an early exit."""
-        self.wire_loop(graph, "update_or_keep", self._update_or_keep, leave=_route_when_enough)
+    def wire_after_update(self, graph: StrategyGraph) -> None:
+        """Add the early exit beside the edge back."""
+        graph.add_conditional_edges(self.update, _route_when_enough, ["read_chunk", "answer"])
 
-    async def _update_or_keep(self, state: GatedState, step: StepContext) -> Change:
+    async def _update(self, state: PassState, step: StepContext) -> Change:
         reply = await read_with_memory(self.roles[0], state, step)
         return {"memory": reply.text, "enough": reply.value is Decision.STOP}
 

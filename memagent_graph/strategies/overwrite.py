@@ -10,13 +10,11 @@ from langgraph.graph import END
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import (
     Change,
-    Route,
-    Step,
     StepContext,
     answer,
     read_chunk,
+    read_with_memory,
     route_after_read_chunk,
-    update_memory,
 )
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
@@ -45,29 +43,26 @@ class SequentialStrategy(Strategy):
     """Maximum number of times to read the document. A pass that leaves the memory unchanged is the last. A document of
     one chunk is read once."""
     state: ClassVar[type] = PassState
+    update: ClassVar[str] = "update_memory"
+    """The node that shows the policy the memory and the chosen chunk, in the first of the `roles`."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "passes")
 
-    def wire_loop(self, graph: StrategyGraph, node: str, read: Step, *, leave: Route | None = None) -> None:
-        """Wire the loop from the choice of a chunk to the step that reads it, and the answer.
-
-        Args:
-            graph: the graph of the strategy.
-            node: the name of the step that reads the chosen chunk.
-            read: the step.
-            leave: the route after the step, if it may end the loop: to "read_chunk" or to "answer".
-        """
+    def wire(self, graph: StrategyGraph) -> None:
+        """Add the loop of the paper: from the choice of a chunk to the step that reads it, and the answer."""
         graph.add_node("read_chunk", self._read_chunk)
-        graph.add_node(node, read)
+        graph.add_node(self.update, self._update)
         graph.add_node("answer", answer)
         graph.add_edge(OPEN, "read_chunk")
-        graph.add_conditional_edges("read_chunk", route_after_read_chunk(node), [node, "answer", END])
-        if leave is None:
-            graph.add_edge(node, "read_chunk")
-        else:
-            graph.add_conditional_edges(node, leave, ["read_chunk", "answer"])
+        graph.add_conditional_edges("read_chunk", route_after_read_chunk(self.update), [self.update, "answer", END])
+        self.wire_after_update(graph)
         graph.add_edge("answer", END)
+        graph.run_as_loop("read_chunk", self.update)
+
+    def wire_after_update(self, graph: StrategyGraph) -> None:
+        """Add the edge back to the choice of a chunk."""
+        graph.add_edge(self.update, "read_chunk")
 
     async def _read_chunk(self, state: PassState, step: StepContext) -> Change:
         """Choose the next chunk; at the document's end the first one, if there is another pass."""
@@ -81,6 +76,9 @@ class SequentialStrategy(Strategy):
         at_beginning: Any = {**state, **begin}
         return {**begin, **await read_chunk(at_beginning, step)}
 
+    async def _update(self, state: PassState, step: StepContext) -> Change:
+        return {"memory": (await read_with_memory(self.roles[0], state, step)).text}
+
 
 @dataclass(frozen=True)
 class Overwrite(SequentialStrategy):
@@ -88,8 +86,3 @@ class Overwrite(SequentialStrategy):
 
     name: ClassVar[str] = "overwrite"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, ANSWER)
-    loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_memory")
-
-    def wire(self, graph: StrategyGraph) -> None:
-        """Add the loop of the paper."""
-        self.wire_loop(graph, "update_memory", update_memory)

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memagent_graph.prompts import read_template
-from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import Change, StepContext, read_with_memory
-from memagent_graph.reading.strategy import StrategyGraph
 from memagent_graph.roles import ANSWER, Role
 from memagent_graph.strategies.overwrite import SequentialStrategy
 
@@ -25,13 +22,4 @@ class Refine(SequentialStrategy):
 
     name: ClassVar[str] = "refine"
     roles: ClassVar[tuple[Role, ...]] = (IMPROVE, ANSWER)
-    loop: ClassVar[tuple[str, str]] = ("read_chunk", "improve_draft")
-
-    def wire(self, graph: StrategyGraph) -> None:
-        """Add the chain."""
-        self.wire_loop(graph, "improve_draft", improve_draft)
-
-
-async def improve_draft(state: LineState, step: StepContext) -> Change:
-    """Show the policy the draft and the chosen chunk, and use its reply as the new draft."""
-    return {"memory": (await read_with_memory(IMPROVE, state, step)).text}
+    update: ClassVar[str] = "improve_draft"

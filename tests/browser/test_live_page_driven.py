@@ -23,11 +23,6 @@ WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui", reason=_REA
 
 LONG = document_with({0.1: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1500)
 QUESTION = "What is the key of harbor?"
-HOSTILE = (
-    "</script><script>window.attacked=1</script><img src=x onerror=window.attacked=1>"
-    "\"'><svg/onload=window.attacked=1> [link](javascript:window.attacked=1)"
-)
-
 PAYLOADS = (
     "<script>attacked=1</script>", "</script><script>attacked=1</script>", "<img src=x onerror=attacked=1>",
     "<svg/onload=attacked=1>", "<svg><script>attacked=1</script></svg>", "<iframe srcdoc='<script>parent.attacked=1'>",
@@ -59,10 +54,12 @@ def policy() -> Policy:
 
 
 @pytest.fixture
-def server(policy: Policy, tmp_path: Path) -> Iterator[Served]:
+def server(policy: Policy, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """The server, whose reader has the options that a test may name."""
+    options = {"max_reads": 20, "max_reads_per_key": 64, "reader": getattr(request, "param", None)}
     with (
         FakeServer(policy, delay=0.15, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, max_reads=20, max_reads_per_key=64) as running,
+        served(upstream.base_url, tmp_path, page=True, **options) as running,
     ):
         yield running
 
@@ -188,35 +185,20 @@ def test_ask_now_answers_from_the_memory_as_it_stands(page: Any) -> None:
     wait_for_state(page, "cancelled")
 
 
-def test_branches_stand_side_by_side(policy: Policy, browser: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("server", [{"strategy": "segments:count=3"}], indirect=True)
+def test_branches_stand_side_by_side(page: Any, policy: Policy) -> None:
     policy.reply = lambda prompt: (
         perfect_reader(prompt) if "<section>" in prompt else "\\boxed{4711}" if "4711" in prompt else "unknown"
     )
-    with (
-        FakeServer(policy, delay=0.1, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, reader={"strategy": "segments:count=3"}) as server,
-    ):
-        browser.get("about:blank")
-        browser.get(f"{server.url}/#token={server.sessions.token}")
-        until(browser, "!document.getElementById('view-home').hidden")
-        drop(browser, "annals.txt", LONG)
-        begin(browser, QUESTION)
-        until(browser, "document.querySelectorAll('.branch').length >= 3")
-        tops = browser.execute_script(
-            "return [...document.querySelectorAll('.branch')].slice(0, 2).map(item => item.getBoundingClientRect().top)"
-        )
-        assert tops[0] == tops[1]
-        until(browser, "!document.getElementById('answer-box').hidden")
-        assert browser.find_element(By.ID, "read-answer").text == "4711"
-        browser.get("about:blank")
-
-
-def test_twenty_reads_at_once_are_seen_to_their_end(page: Any) -> None:
-    drop(page, "annals.txt", document_with({0.5: "The key of harbor is 4711."}, words=500))
-    begin(page, *(f"What is the key of harbor, said {number} times?" for number in range(20)))
-    until(page, "document.querySelectorAll('#reads .state-running').length > 10")
-    until(page, "document.querySelectorAll('#reads .state-finished').length === 20", seconds=90)
-    assert complaints(page) == []
+    drop(page, "annals.txt", LONG)
+    begin(page, QUESTION)
+    until(page, "document.querySelectorAll('.branch').length >= 3")
+    tops = page.execute_script(
+        "return [...document.querySelectorAll('.branch')].slice(0, 2).map(item => item.getBoundingClientRect().top)"
+    )
+    assert tops[0] == tops[1]
+    until(page, "!document.getElementById('answer-box').hidden")
+    assert page.find_element(By.ID, "read-answer").text == "4711"
 
 
 def test_five_thousand_reads_are_listed_and_searched(page: Any, server: Served) -> None:
@@ -308,31 +290,6 @@ def test_nothing_is_wider_than_the_window_by_day_and_night(page: Any, width: int
         page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_hostile_documents_names_questions_memories_and_answers_run_nothing(page: Any, policy: Policy) -> None:
-    policy.reply = lambda prompt: (
-        f"{HOSTILE}\n{part(prompt, 'memory')[:40]}" if "<section>" in prompt else f"\\boxed{{{HOSTILE}}}"
-    )
-    drop(page, HOSTILE.replace("/", ":") + ".txt", f"{HOSTILE} " * 40)
-    page.execute_script("document.getElementById('questions').value = arguments[0]", HOSTILE[:60])
-    page.find_element(By.ID, "begin").click()
-    until(page, "!document.getElementById('answer-box').hidden")
-    assert HOSTILE[:40] in page.find_element(By.ID, "read-answer").text
-    page.find_element(By.ID, "ask-now").click()
-    page.find_element(By.CSS_SELECTOR, "#now button.primary").click()
-    until(page, "document.querySelectorAll('#answers li').length")
-    page.find_element(By.ID, "run-page").click()
-    until(page, "performance.getEntriesByName('timeline-ready').length")
-    assert page.execute_script("return window.attacked") is None
-    page.back()
-    until(page, "!document.getElementById('answer-box').hidden")
-    page.find_element(By.CSS_SELECTOR, ".home").click()
-    until(page, "document.querySelectorAll('#reads li').length")
-    assert page.execute_script("return window.attacked") is None
-    assert page.execute_script("return document.querySelectorAll('img, svg, iframe, object').length") == 0
-    assert page.execute_script("return document.scripts.length") == 1
-    assert complaints(page) == []
-
-
 def test_no_payload_runs_in_a_name_document_question_memory_or_answer(page: Any, policy: Policy) -> None:
     payloads = cycle(PAYLOADS)
     policy.reply = lambda prompt: (
@@ -342,6 +299,7 @@ def test_no_payload_runs_in_a_name_document_question_memory_or_answer(page: Any,
     page.execute_script("document.getElementById('questions').value = arguments[0]", "\n".join(PAYLOADS))
     page.find_element(By.ID, "begin").click()
     count = len(PAYLOADS)
+    until(page, "document.querySelectorAll('#reads .state-running').length > 10")
     until(page, "document.querySelectorAll('#reads .state-finished').length === arguments[0]", count, seconds=90)
     listed = page.find_element(By.ID, "reads").text
     assert [payload for payload in PAYLOADS if payload not in listed] == []
@@ -353,6 +311,15 @@ def test_no_payload_runs_in_a_name_document_question_memory_or_answer(page: Any,
         assert (
             page.execute_script("return document.querySelectorAll('#view-read :is(img, iframe, object)').length") == 0
         )
+        if number < 3:  # an answer before the end, and the run page
+            page.find_element(By.ID, "ask-now").click()
+            page.find_element(By.CSS_SELECTOR, "#now button.primary").click()
+            until(page, "document.querySelectorAll('#answers li').length")
+            page.find_element(By.ID, "run-page").click()
+            until(page, "performance.getEntriesByName('timeline-ready').length")
+            assert page.execute_script("return window.attacked") is None
+            page.back()
+            until(page, "!document.getElementById('answer-box').hidden")
         page.find_element(By.CSS_SELECTOR, ".home").click()
         until(page, "document.querySelectorAll('#reads li').length === arguments[0]", count)
     assert page.execute_script("return document.querySelectorAll('img, svg, iframe, object').length") == 0

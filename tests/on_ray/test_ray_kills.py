@@ -6,9 +6,7 @@ server with faults.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -19,6 +17,7 @@ from typing import Any
 import pytest
 from support.corpus_world import CountingServer, corpus_command, rows_in, run_corpus_command, write_corpus
 from support.postgres_server import PostgresServer
+from support.programs import KillableProcess
 from support.ray_world import RayWorld
 from unit.corpus.test_corpus_kills import count_chunks, require_each_row_once
 
@@ -27,21 +26,15 @@ KINDS = {"sqlite": ("actor", "driver", "node"), "postgres": ("node", "actor", "d
 """In turn, by where the checkpoints are."""
 
 
-class Driver:
+class Driver(KillableProcess):
     """The command, which is started again when it was killed."""
 
     def __init__(self, command: list[str], output: Path) -> None:
         self._command, self._output = command, output
-        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self._output.open("ab") as file:
             self.process = subprocess.Popen(self._command, stdout=file, stderr=file)
-
-    def kill(self) -> None:
-        assert self.process is not None
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
     @property
     def output(self) -> str:
@@ -51,7 +44,6 @@ class Driver:
 def wait_until_it_reads(server: CountingServer, driver: Driver, before: int) -> None:
     end = time.monotonic() + 120
     while sum(server.read.values()) <= before:
-        assert driver.process is not None
         assert driver.process.poll() is None and time.monotonic() < end, driver.output
         time.sleep(0.01)
 
@@ -74,13 +66,14 @@ def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
         server_of_states: PostgresServer = request.getfixturevalue("postgres")
         options += ["--checkpoints", server_of_states.url]
     out, victims = tmp_path / "out", Counter[str]()
-    with CountingServer(faults=0.1, delay=0.05) as server:
-        driver = Driver(corpus_command(tmp_path / "in", out, server, *options), tmp_path / "output.txt")
-        driver.start()
+    with (
+        CountingServer(faults=0.1, delay=0.05) as server,
+        Driver(corpus_command(tmp_path / "in", out, server, *options), tmp_path / "output.txt") as driver,
+    ):
         for number in range(kills):
             wait_until_it_reads(server, driver, sum(server.read.values()))
             time.sleep(moments.uniform(0.0, size(700, 20_000) / 1000))
-            assert driver.process is not None and driver.process.poll() is None, "it ended before it could be killed"
+            assert driver.process.poll() is None, "it ended before it could be killed"
             kind = KINDS[checkpoints][number % 3]
             if kind == "driver":
                 driver.kill()
@@ -91,7 +84,6 @@ def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
             else:
                 cluster.kill_actor(moments.choice(sorted(cluster.wait_for_actors(1))))
             victims[kind] += 1
-        assert driver.process is not None
         assert driver.process.wait() == 0, driver.output
         calls = sum(server.read.values())
         again = run_corpus_command(tmp_path / "in", out, server, *options)

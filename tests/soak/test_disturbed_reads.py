@@ -17,26 +17,15 @@ from support.corpus_world import NAMES, QUESTIONS, CountingServer, key_of, rows_
 from support.fake_server import FakeServer
 from support.scripts import document_with
 from support.server_faults import BUSY, FINAL, MALFORMED, TOO_LONG
-from support.serving import SMALL
+from support.serving import small_reader
 
-from memagent_graph import MemAgent, OpenAICompatiblePolicy
+from memagent_graph import MemAgent
 from memagent_graph.errors import PolicyError, RunNotFoundError
 from memagent_graph.run_log import RunLog
 
 QUESTION = "What is the key of harbor?"
 Record = Callable[[str, Any], None]
 Size = Callable[[int, int], int]
-
-
-def reader(server: FakeServer, folder: Path, *, retries: int = 0) -> MemAgent:
-    return MemAgent(
-        OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=retries),
-        tokenizer="embedded",
-        budget=SMALL,
-        store=folder / "documents",
-        checkpoints=folder / "checkpoints.sqlite",
-        run_log=folder / "runs.sqlite",
-    )
 
 
 def text_of(number: int) -> str:
@@ -75,7 +64,7 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
 
     count: Counter[str] = Counter()
     with FakeServer(delay=0.05) as server:
-        async with reader(server, tmp_path) as agent:
+        async with small_reader(server.base_url, tmp_path) as agent:
             answers = await asyncio.gather(*(read(agent, number) for number in range(reads)))
         prompts = Counter(body["messages"][0]["content"] for body in server.requests)
     assert answers == [str(1000 + number) for number in range(reads)]
@@ -100,7 +89,7 @@ def test_servers_that_do_wrong_in_a_part_of_their_replies_change_no_answer(
         moments, good = random.Random(name), FakeServer().respond
         with (
             FakeServer(lambda body, count: fault() if moments.random() < 0.15 else good(body, count)) as server,  # noqa: B023
-            reader(server, tmp_path / f"{number}", retries=8) as agent,
+            small_reader(server.base_url, tmp_path / f"{number}", retries=8) as agent,
         ):
             try:
                 answer = agent.read(text_of(number), QUESTION).answer

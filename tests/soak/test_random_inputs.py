@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from support.document_files import docx, pdf
-from support.serving import SMALL, served
+from support.serving import served, small_reader
 
 from memagent_graph import Document, DocumentStore, MemAgent, ScriptedPolicy
 from memagent_graph.documents import find_store
@@ -164,9 +164,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def reader(folder: Path) -> MemAgent:
-    policy = ScriptedPolicy(lambda prompt: r"\boxed{1904}")
-    places = {"checkpoints": folder / "checkpoints.sqlite", "run_log": folder / "runs.sqlite"}
-    return MemAgent(policy, tokenizer="embedded", budget=SMALL, store=folder / "documents", **places)
+    return small_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"))
 
 
 OF_A_RUN = values("kind", "rule", "path", "store", "key", "name", "size", "step", "text", "memory", "position")

@@ -32,10 +32,13 @@ ALICE, BOB = "alice-has-a-secret-key", "bob-has-another-secret"
 KEYS = Keys([(Owner("alice"), ALICE), (Owner("bob"), BOB)])
 
 
-def small_reader(upstream: str | None, folder: Path, *, policy: Any = None, **options: Any) -> MemAgent:
+def small_reader(
+    upstream: str | None, folder: Path, *, policy: Any = None, retries: int = 0, **options: Any
+) -> MemAgent:
     """A reader with small budgets in front of a server, or with a policy of its own."""
     return MemAgent(
-        policy or OpenAICompatiblePolicy("fake", base_url=upstream, api_key="the-server's-own-key", max_retries=0),
+        policy
+        or OpenAICompatiblePolicy("fake", base_url=upstream, api_key="the-server's-own-key", max_retries=retries),
         **{
             "tokenizer": "embedded",
             "budget": SMALL,

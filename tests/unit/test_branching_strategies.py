@@ -15,6 +15,7 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reading.branching import Finding, cut_segments, groups_that_fit, join_findings, parse_finding
+from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.steps import StepContext
 from memagent_graph.strategies.map_reduce import MapReduce
@@ -219,8 +220,8 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
 @pytest.mark.parametrize("count", [1, 3, 500])
 async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(reader, words, count) -> None:
     agent = reader(Counting())
-    document = agent.store.add(Document.of(document_with({}, words=words)))
-    step = StepContext.detached({"document": document, "question": QUESTION}, await agent.aprepare())
+    document, context = agent.store.add(Document.of(document_with({}, words=words))), await agent.aprepare()
+    step = StepContext({"document": document}, context, Execution(context))
     cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
     while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
         starts.append(cursor)

@@ -10,12 +10,11 @@ from memagent_graph.reading import execution as turns
 from memagent_graph.reading.execution import Turn
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "_slots", turns.PerLoop(lambda: asyncio.Semaphore(1)))
 
 
-@pytest.mark.usefixtures("one_at_a_time")
 async def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
     log: list[str] = []
 
@@ -32,13 +31,11 @@ async def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
     assert log == ["a begins", "a ends", "b begins", "b ends", "c begins", "c ends"]
 
 
-@pytest.mark.usefixtures("one_at_a_time")
 async def test_a_read_that_never_ends_its_turn_does_not_stop_the_others() -> None:
     await Turn().begin()
     await asyncio.wait_for(Turn().begin(), 10 * turns._MAX_TURN_SECONDS + 5)
 
 
-@pytest.mark.usefixtures("one_at_a_time")
 async def test_a_turn_ends_once_however_often_it_is_told() -> None:
     first, second, third = Turn(), Turn(), Turn()
     await first.begin()
@@ -52,7 +49,6 @@ async def test_a_turn_ends_once_however_often_it_is_told() -> None:
     await waiting
 
 
-@pytest.mark.usefixtures("one_at_a_time")
 async def test_a_read_that_is_cancelled_while_it_waits_leaves_the_turn_to_the_next() -> None:
     first, second, third = Turn(), Turn(), Turn()
     await first.begin()

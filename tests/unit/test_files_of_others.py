@@ -56,7 +56,6 @@ from memagent_graph.timeline.view import load_run_view
 from memagent_graph.tokenizers.loading import load_tokenizer
 from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger
-from memagent_serve.serve_settings import read_settings_file
 from memagent_training.data.training_runs import read_runs
 from memagent_training.job.job_settings import read_preset
 from memagent_training.rewards.gold_answers import GoldAnswers
@@ -339,10 +338,6 @@ def read_with_policy(folder: Path) -> None:
     reader(folder, profile=folder).close()
 
 
-def read_serve_settings(path: Path) -> Any:
-    return read_settings_file(path, {"max_reads"})
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of file."""
@@ -376,7 +371,6 @@ KINDS = (
     Kind("tokenizer.json", policy_of_others, lambda path: load_tokenizer(path.parent)),
     Kind("adapter_config.json", policy_of_others, lambda path: load_adapter(path.parent)),
     Kind("rl.yaml", "model: [a", read_preset, TEXT),
-    Kind("serve.toml", "max_reads = [1", read_serve_settings, TEXT),
     Kind("keys.toml", "alice = [1", Keys.load, TEXT),
     Kind("schema.json", '{"type": "object"}', lambda path: ResponseFormat.load(str(path)), TEXT),
     Kind("state.json", '{"_data_files": []}', lambda path: DatasetRows(path.parent)),
@@ -573,8 +567,6 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(file_with("rl.yaml", "a: !!python/object/apply:os.system ['touch ../ran']", read_preset),
                      "rl.yaml", id="preset: code"),
         pytest.param(file_with("rl.yaml", "a: 2021-99-99", read_preset), "rl.yaml", id="preset: date"),
-        pytest.param(file_with("serve.toml", "policy = 'evil:Nice'", read_serve_settings), "unknown settings",
-                     id="settings of serve: code"),
     ],
 )  # fmt: skip
 def test_a_file_from_somebody_else_is_data(folder: Path, attack: Callable[[Path], str], refusal: str | None) -> None:

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from support.scripts import document_with
 from typing_extensions import TypedDict
 
-from memagent_graph import MemAgent, Overwrite, build_graph
+from memagent_graph import Overwrite, build_graph
 
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=2000)
 QUESTION = "What is the key of harbor?"
@@ -18,39 +16,19 @@ TIGHT: Any = {"recursion_limit": 25}
 """What langchain-core puts into every config that has no limit of its own; reading TEXT takes more steps."""
 
 
-@pytest.fixture
-def reader(make_reader) -> MemAgent:
-    return make_reader()
-
-
-@pytest.fixture
-def graph(reader):
-    return reader.graph()
-
-
-async def test_recursion_limits_of_callers_do_not_reach_it(graph) -> None:
-    @tool
-    async def read(question: str) -> str:
-        """Read the document."""
-        return (await graph.ainvoke({"question": question, "document": TEXT}))["answer"]
-
-    assert graph.invoke(INPUT, TIGHT)["answer"] == "4711"
-    assert await read.ainvoke({"question": QUESTION}, TIGHT) == "4711"
-
-
-def test_a_parents_context_does_not_replace_the_readers(graph) -> None:
+def test_a_parents_context_does_not_replace_the_readers(make_reader) -> None:
     builder = StateGraph(
         TypedDict("Parent", {"question": str, "document": str, "answer": str}),
         context_schema=TypedDict("Context", {"user": str}),
     )
-    builder.add_node("reader", graph)
+    builder.add_node("reader", make_reader().graph())
     builder.set_entry_point("reader")
     assert builder.compile().invoke(INPUT, TIGHT, context={"user": "ada"})["answer"] == "4711"
 
 
-def test_state_never_holds_the_document(reader) -> None:
+def test_state_never_holds_the_document(make_reader) -> None:
     saver = InMemorySaver()
-    graph = build_graph(reader.graph().reader_context, Overwrite(), checkpointer=saver)
+    graph = build_graph(make_reader().graph().reader_context, Overwrite(), checkpointer=saver)
     config: Any = {"configurable": {"thread_id": "t"}}
     graph.invoke(INPUT, config)
     checkpoints = list(saver.list(config))
@@ -60,8 +38,8 @@ def test_state_never_holds_the_document(reader) -> None:
     assert max(sizes) < 4000
 
 
-def test_a_second_run_on_the_same_thread_starts_afresh(reader) -> None:
-    graph = build_graph(reader.graph().reader_context, Overwrite(), checkpointer=InMemorySaver())
+def test_a_second_run_on_the_same_thread_starts_afresh(make_reader) -> None:
+    graph = build_graph(make_reader().graph().reader_context, Overwrite(), checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
     first = graph.invoke(INPUT, config)
     second = graph.invoke({"question": QUESTION, "document": "nothing in here at all"}, config)
@@ -70,7 +48,8 @@ def test_a_second_run_on_the_same_thread_starts_afresh(reader) -> None:
     assert second["run_id"] != first["run_id"]
 
 
-def test_the_drawn_graph_is_the_graph_that_runs(graph) -> None:
+def test_the_drawn_graph_is_the_graph_that_runs(make_reader) -> None:
+    graph = make_reader().graph()
     nodes = [node for part in graph.stream(INPUT, stream_mode="updates") for node in part]
     chunks = nodes.count("update_memory")
     assert chunks > 5

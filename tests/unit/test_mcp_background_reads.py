@@ -6,51 +6,41 @@ import asyncio
 import json
 import re
 import subprocess
-from collections.abc import AsyncIterator, Sized
-from contextlib import asynccontextmanager
+from collections.abc import Sized
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp import ClientSession, McpError, types
-from mcp.shared.memory import create_connected_server_and_client_session
 from support.fake_server import FakeServer
 from support.programs import Program
 from support.scripts import part, perfect_reader
 from unit.test_mcp import (
     QUESTION,
     SMALL,
-    SMALL_BUDGET,
     TEXT,
     Reports,
     answer_of,
     answers_of,
     command,
+    in_process,
     over_stdio,
     refusal,
     session_with,
     text_of,
 )
 
-from memagent_graph import MemAgent, PolicyError, ScriptedPolicy, load_prompts
-from memagent_mcp import make_server
+from memagent_graph import PolicyError, ScriptedPolicy
 
 ASK: dict[str, Any] = {"text": TEXT, "questions": QUESTION}
 
 
-def reader_of(policy: Any, folder: Path, **options: Any) -> MemAgent:
-    own: Any = {"tokenizer": "embedded", "budget": SMALL_BUDGET, "prompts": load_prompts(), "store": folder / "texts"}
-    return MemAgent(policy, **{**own, "checkpoints": folder / "checkpoints.sqlite", **options})
-
-
-@asynccontextmanager
-async def connected(reader: MemAgent, **options: Any) -> AsyncIterator[ClientSession]:
-    async with reader:
-        server = make_server(reader, **options)
-        async with create_connected_server_and_client_session(server) as session:
-            yield session
-        await server.aclose()
+def keeping(folder: Path, policy: Any = perfect_reader, **options: Any) -> AbstractAsyncContextManager[Any]:
+    """A session with a server that keeps texts and checkpoints in a folder."""
+    places = {"store": folder / "texts", "checkpoints": folder / "checkpoints.sqlite"}
+    return in_process(script=policy, reader={**places, **options})
 
 
 def sections(prompts: list[str]) -> list[str]:
@@ -76,7 +66,7 @@ async def until_listed(session: ClientSession) -> dict[str, Any]:
 
 async def test_a_read_in_the_background_gives_its_run_id_at_once_and_its_answer_to_whoever_waits(tmp_path) -> None:
     policy = ScriptedPolicy(perfect_reader, delay=0.01)
-    async with connected(reader_of(policy, tmp_path)) as session:
+    async with keeping(tmp_path, policy) as session:
         both = {**ASK, "questions": [QUESTION, "What is the key of castle?"], "background": True}
         result = await session.call_tool("read_document", both)
         first, second = answers_of(result)
@@ -100,7 +90,7 @@ async def test_a_read_in_the_background_gives_its_run_id_at_once_and_its_answer_
 
 async def test_a_wait_ends_after_its_seconds_and_says_how_far_the_read_is(tmp_path) -> None:
     policy = ScriptedPolicy(perfect_reader, delay=0.02)
-    async with connected(reader_of(policy, tmp_path)) as session:
+    async with keeping(tmp_path, policy) as session:
         reading = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))
         await until_prompted(policy.prompts, 4)
         far = answer_of(await session.call_tool("wait", {"run_id": reading["run_id"], "seconds": 0.01}))
@@ -111,7 +101,7 @@ async def test_a_wait_ends_after_its_seconds_and_says_how_far_the_read_is(tmp_pa
 
 async def test_after_the_clients_own_time_out_the_same_read_can_be_waited_for(tmp_path) -> None:
     policy = ScriptedPolicy(perfect_reader, delay=0.1)
-    async with connected(reader_of(policy, tmp_path)) as session:
+    async with keeping(tmp_path, policy) as session:
         with pytest.raises(McpError, match="Timed out"):
             await session.call_tool("read_document", ASK, read_timeout_seconds=timedelta(seconds=0.3))
         run = await until_listed(session)  # on a busy machine the time-out may come before the read has begun
@@ -123,7 +113,7 @@ async def test_after_the_clients_own_time_out_the_same_read_can_be_waited_for(tm
 @pytest.mark.parametrize("way", ["tool", "notification"])
 async def test_a_cancelled_read_is_continued_at_its_chunk(tmp_path, way) -> None:
     policy = ScriptedPolicy(perfect_reader, delay=0.02)
-    async with connected(reader_of(policy, tmp_path)) as session:
+    async with keeping(tmp_path, policy) as session:
         if way == "tool":
             run_id = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))["run_id"]
             await until_prompted(policy.prompts, 5)
@@ -153,7 +143,7 @@ async def test_a_cancelled_read_is_continued_at_its_chunk(tmp_path, way) -> None
 
 async def test_of_several_questions_one_can_be_cancelled(tmp_path) -> None:
     policy = ScriptedPolicy(perfect_reader, delay=0.02)
-    async with connected(reader_of(policy, tmp_path)) as session:
+    async with keeping(tmp_path, policy) as session:
         both = {**ASK, "questions": [QUESTION, "What is the key of castle?"], "background": True}
         first, second = answers_of(await session.call_tool("read_document", both))
         await until_prompted(policy.prompts, 4)
@@ -164,7 +154,7 @@ async def test_of_several_questions_one_can_be_cancelled(tmp_path) -> None:
 async def test_a_read_that_stopped_or_failed_is_continued_and_waited_for_in_the_background(tmp_path) -> None:
     down = [False]
     policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if down[0] else perfect_reader(prompt))
-    async with connected(reader_of(policy, tmp_path)) as session:
+    async with keeping(tmp_path, policy) as session:
         stopped = answer_of(await session.call_tool("read_document", {**ASK, "max_chunks": 3}))
         assert stopped["stop_reason"] == "max_chunks"
         down[0] = True
@@ -198,18 +188,18 @@ async def test_a_killed_servers_read_is_continued_by_the_next_one(tmp_path) -> N
 
 async def test_closing_the_server_ends_its_reads_and_loses_none(tmp_path) -> None:
     policy = ScriptedPolicy(perfect_reader, delay=0.02)
-    async with connected(reader_of(policy, tmp_path)) as session:
+    async with keeping(tmp_path, policy) as session:
         run_id = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))["run_id"]
         await until_prompted(policy.prompts, 4)
     calls = len(policy.prompts)
     await asyncio.sleep(0.1)
     assert len(policy.prompts) == calls
-    async with connected(reader_of(ScriptedPolicy(perfect_reader), tmp_path)) as session:
+    async with keeping(tmp_path) as session:
         assert answer_of(await session.call_tool("resume_read", {"run_id": run_id}))["answer"] == "4711"
 
 
 async def test_wrong_ids_and_questions_are_told_at_once(tmp_path) -> None:
-    async with connected(reader_of(ScriptedPolicy(perfect_reader), tmp_path)) as session:
+    async with keeping(tmp_path) as session:
         for tool in ("wait", "cancel_read", "resume_read"):
             assert "nope" in refusal(await session.call_tool(tool, {"run_id": "nope"}))
         long = await session.call_tool("read_document", {**ASK, "questions": "why " * 100, "background": True})
@@ -217,7 +207,7 @@ async def test_wrong_ids_and_questions_are_told_at_once(tmp_path) -> None:
 
 
 async def test_without_checkpoints_nothing_is_said_to_be_resumable(tmp_path) -> None:
-    async with connected(reader_of(ScriptedPolicy(perfect_reader), tmp_path, checkpoints=None)) as session:
+    async with keeping(tmp_path, checkpoints=None) as session:
         assert "resume_read" not in [tool.name for tool in (await session.list_tools()).tools]
         reading = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))
         assert answer_of(await session.call_tool("wait", {"run_id": reading["run_id"]}))["answer"] == "4711"

@@ -574,9 +574,6 @@ class TestCuts:
     def test_a_call_that_waits_is_on_the_later_side(self) -> None:
         assert find_safe_cuts([HumanMessage("a"), calls(("fetch", {}))]) == [0, 1]
 
-    def test_a_call_that_was_never_answered_does_not_hold_all_that_follows(self) -> None:
-        assert find_safe_cuts([calls(("fetch", {})), HumanMessage("a"), AIMessage("b")]) == [0, 1, 2, 3]
-
 
 def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -> None:
     picture = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}

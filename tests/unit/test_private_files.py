@@ -21,7 +21,6 @@ from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.exchange.logged_run import load_run
 from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.paths import data_folder, default_checkpoints, default_run_log, default_store
-from memagent_serve.keys import load_secret
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no modes here")
 
@@ -110,7 +109,6 @@ USES = [
         lambda: lease(default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
         "CheckpointError.*keep checkpoints elsewhere",
     ),
-    (lambda: load_secret(data_folder()), "MemAgentError.*secret cannot be written.*MEMAGENT_HOME"),
 ]
 LOG_IN_USE = (lambda: open_log(None), r"RunLogError.*runs\.sqlite cannot be used.*run_log")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.scripts import document_with, part, perfect_reader
 
-from memagent_graph import Limits, RunLog, ScriptedPolicy, StopReason
+from memagent_graph import Limits, ScriptedPolicy, StopReason
 from memagent_graph.concurrency.shared_pass import SharedPass
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 
@@ -52,8 +52,7 @@ def test_no_question_is_asked_of_a_chunk_before_all_are_done_with_those_before(m
         assert len(places) == 3 * len(sections)
 
 
-def test_each_question_has_its_result_its_run_and_its_reward(make_reader, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+def test_each_question_has_its_result_its_run_and_its_reward(make_reader, log) -> None:
     results = make_reader(run_log=log).read(TEXT, questions=[HARBOR, CASTLE, TOWER, HARBOR], run_id="r")
     assert [result.answer for result in results[:2]] == ["4711", "12"]
     assert results[3] is results[0]
@@ -63,7 +62,6 @@ def test_each_question_has_its_result_its_run_and_its_reward(make_reader, tmp_pa
         assert log.trace(result.run_id).final_memory == result.memory
     log.reward("r-1", 1.0)
     assert [log.latest_rewards(f"r-{number}") for number in range(2)] == [{}, {"reward": 1.0}]
-    log.close()
 
 
 def test_a_question_that_fails_leaves_the_others_and_can_be_resumed(make_reader, tmp_path) -> None:
@@ -121,8 +119,8 @@ def test_many_questions_are_read_for_in_passes(make_reader) -> None:
         (3, MemAgentError, "of type int"),
     ],
 )
-def test_what_is_no_question_is_refused_before_a_run_begins(make_reader, tmp_path, question, kind, words) -> None:
-    policy, log = ScriptedPolicy(perfect_reader), RunLog(tmp_path / "runs.sqlite")
+def test_what_is_no_question_is_refused_before_a_run_begins(make_reader, log, question, kind, words) -> None:
+    policy = ScriptedPolicy(perfect_reader)
     reader = make_reader(policy, run_log=log)
     for request in ({"question": question}, {"questions": [HARBOR, question]}):
         with pytest.raises(kind, match=words):

@@ -18,7 +18,7 @@ from unit.test_tool import caller, tool_messages
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.node import memagent_node
 from langchain_memagent.read_long_document import ReadLongDocument
-from memagent_graph import RunLog, ScriptedPolicy, StopReason
+from memagent_graph import ScriptedPolicy, StopReason
 from memagent_graph.errors import MemAgentError, PolicyError
 
 NAMES = ["harbor", "castle", "tower", "bridge", "market", "chapel", "garden", "mill"]
@@ -170,10 +170,9 @@ class TestTheNode:
         assert not policy.prompts
 
     async def test_nested_one_that_fails_is_raised_once_the_others_have_ended_and_alone_continues(
-        self, make_reader, tmp_path
+        self, make_reader, log
     ) -> None:
         policy = Uneven()
-        log = RunLog(tmp_path / "runs.sqlite")
         node = memagent_node(make_reader(policy, run_log=log), evidence="quotes", run_id="run")
         outer = parent_of(parent_of(node, AskState).compile(), AskState).compile(checkpointer=InMemorySaver())
         policy.broken = True
@@ -189,7 +188,6 @@ class TestTheNode:
         assert again == QUESTIONS[:1]
         assert sum(policy.counts.values()) == len(policy.counts) + 1, "only the chunk that failed was read again"
         assert [log.get(run_id).question for run_id in out["run"]] == QUESTIONS
-        log.close()
 
 
 async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader) -> None:

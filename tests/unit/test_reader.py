@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from support.scripts import document_with, perfect_reader
+from unit.test_branching_strategies import Counting
 
 from memagent_graph import (
     Budget,
@@ -63,27 +64,13 @@ async def test_a_stream_can_be_left_early(make_reader) -> None:
     assert len(policy.prompts) < 4
 
 
-async def test_sync_calls_work_inside_a_running_loop(make_reader) -> None:
-    assert make_reader().read(TEXT, QUESTION).answer == "4711"
-
-
 def test_a_batch_keeps_order_and_bounds_concurrency(make_reader) -> None:
-    at_once = most = 0
-
-    class Counting(ScriptedPolicy):
-        async def complete(self, prompt, sampling):
-            nonlocal at_once, most
-            at_once += 1
-            most = max(most, at_once)
-            await asyncio.sleep(0.001)
-            at_once -= 1
-            return await super().complete(prompt, sampling)
-
-    reader = make_reader(Counting(perfect_reader))
+    policy = Counting(perfect_reader)
+    reader = make_reader(policy)
     questions = [QUESTION, "What is the key of castle?"] * 4
     results = reader.batch([(TEXT, question) for question in questions], max_concurrency=3)
     assert [result.answer for result in results] == ["4711", "12"] * 4
-    assert most == 3
+    assert policy.most == 3
 
 
 def test_a_failure_in_a_batch_leaves_the_other_reads_alone(make_reader) -> None:
@@ -257,8 +244,7 @@ def test_a_finished_run_gives_its_result_again_without_asking_anyone(make_reader
     assert len(policy.prompts) == calls
 
 
-def test_memory_can_be_edited_at_any_chunk_and_read_on_from_there(make_reader, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+def test_memory_can_be_edited_at_any_chunk_and_read_on_from_there(make_reader, tmp_path, log) -> None:
     reader = make_reader(checkpoints=tmp_path / "c.sqlite", run_log=log)
     first = reader.read(TEXT, QUESTION, run_id="r")
     reader.edit_memory("r", first.chunks_read - 2, "harbor 1")
@@ -277,7 +263,6 @@ def test_memory_can_be_edited_at_any_chunk_and_read_on_from_there(make_reader, t
     assert third.updates[0].memory == "harbor 2"
     assert third.answer == "4711"
     assert len(third.updates) == first.chunks_read
-    log.close()
 
 
 def test_wrong_edits_and_unknown_runs_are_refused(make_reader, tmp_path) -> None:
@@ -299,9 +284,11 @@ def test_a_run_is_not_resumed_with_another_document_or_other_settings(make_reade
     reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
     with pytest.raises(RunMismatchError, match="another document"):
         reader.resume("r", document=TEXT + "!")
-    changed = make_reader(checkpoints=checkpoints, chunk_tokens=90)
-    with pytest.raises(RunMismatchError, match="chunk size"):
-        changed.resume("r")
+    for change in ({"chunk_tokens": 90}, {"strategy": "overwrite:passes=2"}):
+        changed = make_reader(checkpoints=checkpoints, **change)
+        for attempt in (lambda: changed.resume("r"), lambda: changed.edit_memory("r", 0, "x")):  # noqa: B023
+            with pytest.raises(RunMismatchError, match=r"another strategy, tokenizer, chunk size.*strategy chooses"):
+                attempt()
     assert reader.resume("r", document=TEXT).answer == "4711"
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 from support.strategies import EVERY, reads_perfectly, short
 from typing_extensions import TypedDict
+from unit.test_node import parent_of
 
 from langchain_memagent.node import memagent_node
 from langchain_memagent.read_long_document import ReadLongDocument
@@ -26,7 +26,6 @@ from memagent_graph import (
     FinishReason,
     Limits,
     OpenAICompatiblePolicy,
-    RunLog,
     ScriptedPolicy,
     StopReason,
     load_prompts,
@@ -162,8 +161,7 @@ def test_several_questions_share_the_form(structured_reader) -> None:
     ]
 
 
-def test_every_request_is_a_conversation(structured_reader, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+def test_every_request_is_a_conversation(structured_reader, log) -> None:
     reader = structured_reader("no", '{"place": "harbor"}', GOOD, run_log=log)
     result = reader.read(TEXT, QUESTION, response_format=Key)
     rows = [conversation for conversation in log.conversations(result.run_id) if conversation.role != "update"]
@@ -175,7 +173,6 @@ def test_every_request_is_a_conversation(structured_reader, tmp_path) -> None:
     assert [event.kind for row in rows for event in row.events] == ["invalid_answer"] * 2
     assert log.get(result.run_id).settings["response_format"]["schema"] == Key.model_json_schema()
     assert log.trace(result.run_id).final_memory == result.memory
-    log.close()
 
 
 class TestResuming:
@@ -336,21 +333,14 @@ class TestInGraphs:
         answer: Any
         key: Any
 
-    def parent(self, node: Any) -> StateGraph:
-        builder = StateGraph(self.State)
-        builder.add_node("read", node)
-        builder.add_edge(START, "read")
-        builder.add_edge("read", END)
-        return builder
-
     def test_a_node_writes_the_value(self, structured_reader) -> None:
         node = memagent_node(structured_reader(GOOD), response_format=Key, value="key")
-        out = self.parent(node).compile().invoke({"question": QUESTION, "document": TEXT})
+        out = parent_of(node, self.State).compile().invoke({"question": QUESTION, "document": TEXT})
         assert (out["answer"], out["key"]) == (GOOD, {"place": "harbor", "key": 4711})
 
     async def test_a_node_of_several_questions(self, structured_reader) -> None:
         node = memagent_node(structured_reader(*[GOOD] * 2), response_format=Key, value="key")
-        app = self.parent(node).compile(checkpointer=InMemorySaver())
+        app = parent_of(node, self.State).compile(checkpointer=InMemorySaver())
         request = {"question": [QUESTION, "And of castle?"], "document": TEXT}
         out = await app.ainvoke(request, {"configurable": {"thread_id": "1"}})
         assert out["key"] == [{"place": "harbor", "key": 4711}] * 2

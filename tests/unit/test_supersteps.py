@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from support.scripts import document_with, perfect_reader
 
-from memagent_graph import Limits, MemAgent, ReadResult, RunLog, ScriptedPolicy, StopReason, UpdateRule, UpdateRules
+from memagent_graph import Limits, MemAgent, ReadResult, ScriptedPolicy, StopReason, UpdateRule, UpdateRules
 from memagent_graph.errors import PolicyError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=600)
@@ -97,28 +97,22 @@ async def test_the_result_is_that_of_a_streamed_read(make_reader, limits) -> Non
     assert (read.stop_reason is StopReason.ANSWERED) == (limits is None)
 
 
-async def test_so_are_the_events_on_the_way(make_reader) -> None:
+async def test_so_are_the_events_on_the_way_and_the_run_log(make_reader, log) -> None:
     def script(prompt: str) -> str:
         return "" if "<section>" in prompt and "word30 " in prompt else perfect_reader(prompt)
 
     rules = UpdateRules(empty=UpdateRule.RETRY, retries=1)
-    read, streamed = await both_ways(make_reader(ScriptedPolicy(script), rules=rules))
+    read, streamed = await both_ways(make_reader(ScriptedPolicy(script), rules=rules, run_log=log))
     assert read == streamed
     assert read.events
-
-
-async def test_so_is_the_run_log(make_reader, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
-    await both_ways(make_reader(run_log=log))
     same = attrgetter("position", "role", "slot", "attempt", "outcome", "text", "reads")
-    read, streamed = ([same(row) for row in log.conversations(run_id)] for run_id in ("read", "stream"))
-    assert read == streamed
-    assert len({conversation.step for conversation in log.conversations("read")}) == len(read) > 5
+    rows, streamed_rows = ([same(row) for row in log.conversations(run_id)] for run_id in ("read", "stream"))
+    assert rows == streamed_rows
+    assert len({conversation.step for conversation in log.conversations("read")}) > 5
     assert log.get("read").stop_reason == log.get("stream").stop_reason
 
 
-async def test_a_failure_names_its_own_chunk_and_leaves_what_was_read_before(make_reader, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+async def test_a_failure_names_its_own_chunk_and_leaves_what_was_read_before(make_reader, log) -> None:
     policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if "4711" in prompt else perfect_reader(prompt))
     with pytest.raises(PolicyError, match=r"gone \(run r, chunk \d+\)") as caught:
         await make_reader(policy, run_log=log).aread(TEXT, QUESTION, run_id="r")

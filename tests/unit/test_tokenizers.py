@@ -1,6 +1,5 @@
 """Tokenizers: exact ids, prefixes in characters, pathological text, and what can be named."""
 
-import importlib.resources
 import json
 import pickle
 import re
@@ -96,12 +95,6 @@ def oracle(folder, kind):
     return as_tiktoken(specification(folder, kind), CL100K if kind == "cl100k" else GPT2_PATTERN)
 
 
-def test_the_embedded_tokenizer_is_the_same_by_any_route():
-    embedded = load_tokenizer("embedded")
-    with importlib.resources.as_file(importlib.resources.files("memagent_graph") / "embedded") as path:
-        assert load_tokenizer(path / "tokenizer.json").fingerprint == embedded.fingerprint
-
-
 def test_text_that_looks_special_is_ordinary_text(tokenizer):
     text = "a <|im_end|> b <|endoftext|></s>[SEP]"
     controls = {"<|im_end|>", "<|endoftext|>", "</s>", "[SEP]"} & tokenizer.special_tokens
@@ -117,8 +110,10 @@ def test_text_that_looks_special_is_ordinary_text(tokenizer):
 def test_any_text_encodes_and_its_prefixes_are_true(text, tokenizer):
     ids = tokenizer.encode(text)
     assert tokenizer.count(text) == len(ids)
-    assert tokenizer.prefix_chars(text, ids, len(ids)) == len(text)
-    lengths = [tokenizer.prefix_chars(text, ids, n) for n in range(len(ids) + 1)]
+    tokenized = tokenizer.tokenize(text)
+    assert len(tokenized) == len(ids)
+    assert tokenized.prefix_chars(len(ids)) == len(text)
+    lengths = [tokenized.prefix_chars(n) for n in range(len(ids) + 1)]
     known = [length for length in lengths if length is not None]
     assert known == sorted(known)
     assert all(0 <= length <= len(text) for length in known)
@@ -135,9 +130,10 @@ def test_ids_and_prefixes_are_those_of_another_implementation_of_bpe(kind, folde
         ids = tokenizer.encode(text)
         assert ids == other.encode_ordinary(text) == TiktokenTokenizer(other).encode(text)
         assert tokenizer.decode(ids) == other.decode(ids)
+        tokenized, other_tokenized = tokenizer.tokenize(text), TiktokenTokenizer(other).tokenize(text)
         for n in range(len(ids) + 1) if number % 5 == 0 else ():
-            length = tokenizer.prefix_chars(text, ids, n)
-            assert TiktokenTokenizer(other).prefix_chars(text, ids, n) == length
+            length = tokenized.prefix_chars(n)
+            assert other_tokenized.prefix_chars(n) == length
             if length is None:
                 inside += 1
                 with pytest.raises(UnicodeDecodeError):
@@ -151,7 +147,8 @@ def test_prefixes_of_text_that_a_normal_form_changes_are_in_its_own_characters(f
     tokenizer = load_tokenizer(folder / "nfc")
     text = "e\u0301 cafe\u0301 A\u030a\u0323 한국어 \u1112\u1161\u11ab plain q\u0307\u0323 end"
     ids = tokenizer.encode(text)
-    lengths = [tokenizer.prefix_chars(text, ids, n) for n in range(len(ids) + 1)]
+    tokenized = tokenizer.tokenize(text)
+    lengths = [tokenized.prefix_chars(n) for n in range(len(ids) + 1)]
     for n, length in enumerate(lengths):
         if length is not None:
             assert tokenizer.decode(ids[:n]) == tokenizer.decode(tokenizer.encode(text[:length]))
@@ -187,7 +184,7 @@ def test_much_of_one_character_neither_crashes_nor_crawls(unit, tokenizer, monke
     # Where a pattern gives up on a piece, its halves are tried: no character is looked at more than a few times.
     assert len(text) // 2 <= sum(fed.lengths) <= 4 * len(text)
     assert len(fed.lengths) <= 8 * (len(text) // largest + 1)
-    assert fresh.prefix_chars(text, ids, len(ids)) == len(text)
+    assert fresh.tokenize(text).prefix_chars(len(ids)) == len(text)
 
 
 def test_fingerprints_tell_tokenizers_apart_and_not_routes(folder, tmp_path):
@@ -202,18 +199,9 @@ def test_fingerprints_tell_tokenizers_apart_and_not_routes(folder, tmp_path):
         other["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
         path = tmp_path / f"{kind}.json"
         path.write_text(json.dumps(other, indent=4))
-        again = load_tokenizer(path)
-        assert again.fingerprint == prints[kind]
-        assert again.count("one two three four five six seven eight") > 5
-
-
-def test_a_tokenizer_can_be_sent_to_another_process(tokenizer):
-    again = pickle.loads(pickle.dumps(tokenizer))
-    text = "Text as <|im_end|> any other: naïve."
-    assert (again.name, again.fingerprint, again.special_tokens) == (
-        tokenizer.name, tokenizer.fingerprint, tokenizer.special_tokens
-    )  # fmt: skip
-    assert again.encode(text) == tokenizer.encode(text)
+        for again in (load_tokenizer(path), pickle.loads(pickle.dumps(load_tokenizer(folder / kind)))):
+            assert again.fingerprint == prints[kind]
+            assert again.count("one two three four five six seven eight") > 5
 
 
 def test_decode_names_an_unknown_id(folder):

@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-import signal
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,6 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import ValidationError
 from support.chat_models import ScriptedChatModel, calls, in_turn
 from support.document_files import pdf
-from support.programs import run_program
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.read_long_document import ReadLongDocument
@@ -152,11 +147,6 @@ class TestWhatTheProgramGets:
         assert harbor["usage"]["total_tokens"] > 1000
         assert harbor["chunks_read"] > 13
         assert artifact["document"]["name"] == "text"
-
-    async def test_a_synchronous_call_works_inside_a_running_loop(self, make_tool) -> None:
-        tool = make_tool()
-        assert (await tool.ainvoke({"questions": [HARBOR], "text": TEXT})).startswith("Answer: 4711")
-        assert tool.invoke({"questions": [HARBOR], "text": TEXT}).startswith("Answer: 4711")
 
 
 class TestWhatTheModelMayRead:
@@ -470,94 +460,6 @@ def test_a_resumed_agent_does_not_open_the_document_again(make_reader) -> None:
     (message,) = tool_messages(agent.invoke(None, THREAD))
     assert message.text.startswith("Answer: 4711")
     assert len(urls) == 1
-
-
-ASYNC_AGENT = """
-import asyncio, os, signal, sys
-from pathlib import Path
-
-from langchain.agents import create_agent
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langchain_memagent.read_long_document import ReadLongDocument
-from memagent_graph import Budget, DocumentStore, MemAgent, ScriptedPolicy, load_prompts
-
-folder, killed_at = Path(sys.argv[1]), int(sys.argv[2])
-sys.path.insert(0, sys.argv[3])
-from support.scripts import part, perfect_reader
-from unit.test_tool import CASTLE, HARBOR, THREAD, TURN, caller
-
-def script(prompt):
-    if "<section>" in prompt:
-        with (folder / "chunks.txt").open("a") as file:
-            file.write(part(prompt, "problem") + part(prompt, "section").replace("\\n", " ") + "\\n")
-        if sum(1 for _ in (folder / "chunks.txt").open()) == killed_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return perfect_reader(prompt)
-
-async def main():
-    reader = MemAgent(
-        ScriptedPolicy(script, delay=0.001),
-        tokenizer="embedded",
-        budget=Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60),
-        prompts=load_prompts(),
-        store=DocumentStore(folder / "documents"),
-        run_log=False,
-    )
-    calls = [{"questions": [HARBOR, CASTLE], "path": name} for name in ("a.txt", "b.txt")]
-    async with AsyncSqliteSaver.from_conn_string(str(folder / "agent.sqlite")) as saver:
-        agent = create_agent(caller(*calls), [ReadLongDocument(agent=reader, roots=[folder])], checkpointer=saver)
-        is_resumed = (await agent.aget_state(THREAD)).next
-        if is_resumed:
-            agent = create_agent(
-                caller(then="x"), [ReadLongDocument(agent=reader, roots=[folder])], checkpointer=saver
-            )
-        state = await agent.ainvoke(None if is_resumed else TURN, THREAD)
-    readings = [m.artifact["readings"] for m in state["messages"] if m.type == "tool"]
-    print([[(reading["answer"], bool(reading["evidence"])) for reading in of_call] for of_call in readings])
-
-asyncio.run(main())
-"""
-
-
-def test_two_calls_of_two_questions_killed_three_times_go_on_each_at_its_own_chunk(tmp_path: Path) -> None:
-    for name, number in (("a.txt", 1), ("b.txt", 2)):
-        facts = {0.2: f"The key of harbor is {number}. " * 2, 0.6: f"The key of castle is {number}0. " * 2}
-        (tmp_path / name).write_text(document_with(facts, words=900 + 200 * number).replace("word", f"word{name[0]}"))
-    (tmp_path / "agent.py").write_text(ASYNC_AGENT)
-    folders = [str(tmp_path / "agent.py"), str(tmp_path)]
-    for killed_at in (20, 50, 80):
-        command = [sys.executable, *folders, str(killed_at), str(Path(__file__).parents[1])]
-        assert run_program(command).returncode == -signal.SIGKILL
-    command = [sys.executable, *folders, "-1", str(Path(__file__).parents[1])]
-    done = run_program(command, stdout=subprocess.PIPE, check=True)
-    assert done.stdout == "[[('1', True), ('10', True)], [('2', True), ('20', True)]]\n"
-    chunks = Counter((tmp_path / "chunks.txt").read_text().splitlines())
-    assert len(chunks) > 100
-    assert sum(chunks.values()) <= len(chunks) + 3 * 4, "at every kill, each of the four reads loses one chunk at most"
-
-
-def test_a_chunk_is_shown_only_when_the_memory_before_it_is_saved(make_reader) -> None:
-    """Also when the agent is invoked with LangGraph's default, which saves while it goes on."""
-
-    class SlowSaver(InMemorySaver):
-        async def aput(self, config: Any, *rest: Any) -> Any:
-            await asyncio.sleep(0.01)
-            return await super().aput(config, *rest)
-
-    def script(prompt: str) -> str:
-        if "<section>" in prompt:
-            checkpoints.append(len(list(own.list(None))))
-        return perfect_reader(prompt)
-
-    saver, own, checkpoints = InMemorySaver(), SlowSaver(), []
-    tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script), run_log=False, checkpoints=own))
-    text = document_with({0.5: "The key of harbor is 4711."}, words=600)
-    agent = create_agent(caller({"questions": [HARBOR], "text": text}), [tool], checkpointer=saver)
-    agent.invoke(TURN, THREAD)
-    assert len(checkpoints) > 5
-    assert checkpoints == list(
-        range(checkpoints[0], checkpoints[0] + 2 * len(checkpoints), 2)
-    )  # each chunk is chosen, then read
 
 
 def test_a_misspelt_option_is_refused_and_the_options_stand_in_help(make_reader) -> None:

@@ -8,7 +8,7 @@ from pyarrow import parquet
 from support.fake_server import FakeServer
 from support.traces import answered, fan_out, line, spans, step
 
-from memagent_graph import MemAgent, OpenAICompatiblePolicy, RunFilter, RunLog
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, RunFilter
 from memagent_graph.calls import Span, Writes
 from memagent_graph.events import EventKind
 from memagent_graph.run_log.exchange import export_runs
@@ -93,7 +93,7 @@ def test_an_edit_on_a_branch_replaces_its_memory_and_no_others(writes: Writes) -
     assert trace.final_memory == "by hand"
 
 
-def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tmp_path) -> None:
+def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tmp_path, log) -> None:
     request_ids = []
 
     class Recorder(BaseCallbackHandler):
@@ -102,7 +102,6 @@ def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tm
 
     with FakeServer() as fake:
         policy = OpenAICompatiblePolicy("fake", base_url=fake.base_url)
-        log = RunLog(tmp_path / "runs.sqlite")
         with MemAgent(policy, tokenizer="embedded", store=tmp_path / "store", run_log=log) as reader:
             result = reader.read("Anna built the harbor.", "Who?", run_id="r")
             question = {"question": "Who?", "document": "Anna built the harbor."}

@@ -121,14 +121,6 @@ async def test_no_text_of_the_document_is_in_any_run(make_reader, kind, sync) ->
     assert "characters, kept out of traces" in recorder.words
 
 
-async def test_texts_are_traced_where_the_config_asks_for_it(make_reader) -> None:
-    recorder = Recorder()
-    config: Any = {"callbacks": [recorder], "metadata": {TRACE_TEXTS: True}}
-    out = await (await make_reader().agraph()).ainvoke(INPUT, config)
-    assert len(recorder.models) == out["chunks_read"] + 1
-    assert FILLER in repr(recorder.models[0].inputs)
-
-
 async def test_the_facade_takes_the_wish_from_the_chain_around_it(make_reader) -> None:
     agent, recorder = make_reader(), Recorder()
     chain = RunnableLambda(lambda question: agent.read(TEXT, question).answer)

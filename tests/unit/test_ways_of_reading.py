@@ -13,7 +13,6 @@ from memagent_graph import (
     FinishReason,
     Limits,
     MemAgent,
-    RunLog,
     ScriptedPolicy,
     StopReason,
     UpdateRules,
@@ -34,13 +33,6 @@ def kinds(result) -> list[str]:
     return [event.kind.value for event in result.events]
 
 
-@pytest.fixture
-def log(tmp_path):
-    log = RunLog(tmp_path / "runs.sqlite")
-    yield log
-    log.close()
-
-
 # Names and options
 
 
@@ -54,6 +46,7 @@ def log(tmp_path):
         ("gated:exit=yes", "gated has no option 'exit'. Its options: passes, stop"),
         ("parallel:passes=two", "passes=two is not valid for parallel. Input should be a valid integer"),
         ("parallel:passes=0", "parallel:passes must be at least 1, got 0. Use 1 or more"),
+        ("retrieval:chunks=-1", "retrieval:chunks must be at least 0, got -1"),
         ("parallel:passes=2:passes=3", "parallel:passes=2:passes=3 has an option twice"),
         ("gatd:stop=yes", "Did you mean gated"),
     ],

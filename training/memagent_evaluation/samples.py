@@ -91,7 +91,7 @@ class Task(Protocol):
     def answer_tokens(self) -> int:
         """The tokens of `length` that are reserved for the answer, as in RULER.
 
-        A completion may have more if the reader's budget is larger: `planning.count_completion_tokens`.
+        A completion may have more if the reader's budget is larger: `systems.count_completion_tokens`.
         """
         ...
 

@@ -3,7 +3,6 @@
 page_routes   the page's routes
 live_reads    the actions of a person on a read: ask, pause, edit, judge
 live_events   a stream of events: the states of a key's reads, and the updates of one read
-page_values   the data for the page as JSON values
 index.html, live.css, live.js   the page itself; there is no build step
 """
 

@@ -218,7 +218,7 @@ function changedRead(read) {
 // ---- one read
 
 function openRead(id) {
-  state.read = { id, branches: new Map(), before: new Map(), steps: [], value: null };
+  state.read = { id, branches: new Map(), before: new Map(), value: null };
   state.editing = null;
   for (const name of ["read-question", "read-state", "read-run", "read-answer", "earlier", "memory-hint"]) $(name).textContent = "";
   for (const name of ["steps", "branches", "answers", "source-lines"]) $(name).replaceChildren();
@@ -232,7 +232,6 @@ function openRead(id) {
 function takeSnapshot({ updates, earlier }) {
   const read = state.read;
   read.branches.clear();
-  read.steps = [];
   state.editing = null;
   $("steps").replaceChildren();
   updates.forEach((update) => addStep(update));

@@ -22,9 +22,9 @@ from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
 from memagent_serve.api_errors import ApiError, not_found
 from memagent_serve.keys import Owner
-from memagent_serve.ledger import Entry, Ledger
+from memagent_serve.ledger import Entry
 from memagent_serve.live.live_reads import LiveReads
-from memagent_serve.reads import ReadManager, ServedRead
+from memagent_serve.reads import ServedRead
 
 _CONTEXT_BYTES: Final = 6000
 _MAX_QUOTES: Final = 4
@@ -145,8 +145,8 @@ _NEWEST_UPDATES: Final = 40
 class ReadWatcher:
     """Sends a page the changes of the read that it shows."""
 
-    def __init__(self, reads: LiveReads, manager: ReadManager, owner: Owner, run_id: str) -> None:
-        self._reads, self._manager, self._owner, self._run_id = reads, manager, owner, run_id
+    def __init__(self, reads: LiveReads, owner: Owner, run_id: str) -> None:
+        self._reads, self._owner, self._run_id = reads, owner, run_id
         self._edits: int | None = None
         self._read: ServedRead | None = None
         self._sent = 0
@@ -161,7 +161,7 @@ class ReadWatcher:
             ApiError: 404; there is no such read.
         """
         entry = await self._reads.get_entry(self._owner, self._run_id)
-        read = self._manager.find(self._owner, self._run_id)
+        read = self._reads.manager.find(self._owner, self._run_id)
         edits = self._reads.edits[self._run_id]
         if edits != self._edits:
             self._edits, self._read, self._sent = edits, read, 0
@@ -224,27 +224,25 @@ class ReadWatcher:
         }
 
 
-async def stream_changes(
-    reads: LiveReads, manager: ReadManager, ledger: Ledger, owner: Owner, run_id: str | None
-) -> AsyncIterator[dict[str, str]]:
+async def stream_changes(reads: LiveReads, owner: Owner, run_id: str | None) -> AsyncIterator[dict[str, str]]:
     """Yield changes of a key's reads, and every update of the read that the page shows.
 
     Events: "reads" has a list of the reads that changed. The read with `run_id` has "snapshot", "update" and "state",
     or "gone" if it does not exist.
     """
     known: dict[str, Any] = {}  # by run id: the state and progress that the page has
-    watch = ReadWatcher(reads, manager, owner, run_id) if run_id else None
+    watch = ReadWatcher(reads, owner, run_id) if run_id else None
     while True:
-        running = {read.run_id: read for read in manager.list_running(owner)}
+        running = {read.run_id: read for read in reads.manager.list_running(owner)}
         changed_reads = []
         for run in {**dict.fromkeys(known), **running}:
             read = running.get(run)
             state = (read.state, read.chunks) if read else None
             if run in known and known[run] == state:
                 continue
-            entry = await asyncio.to_thread(ledger.get, owner.name, run)
+            entry = await asyncio.to_thread(reads.ledger.get, owner.name, run)
             if entry is not None:
-                changed_reads.append(format_read(entry, read or manager.find(owner, run)))
+                changed_reads.append(format_read(entry, read or reads.manager.find(owner, run)))
             known[run] = state
         known = {run: state for run, state in known.items() if state is not None}
         if changed_reads:

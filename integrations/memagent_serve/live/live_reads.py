@@ -6,12 +6,11 @@ A read that a person changed is marked as edited. It no longer answers the reque
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
 
-from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import CheckpointError, MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
@@ -27,9 +26,6 @@ from memagent_serve.reads import ReadRequest, ServedRead
 from memagent_serve.request_texts import Source, iter_stored_pieces, join_sources
 from memagent_serve.uploads import UploadedFile
 
-_MAX_REQUESTS: Final = 1024
-_MAX_DOCUMENTS: Final = 1024
-
 
 class LiveReads:
     """The page's actions.
@@ -40,34 +36,17 @@ class LiveReads:
 
     def __init__(self, serving: ServerResources) -> None:
         self._serving = serving
-        self._reader, self._manager, self._ledger = serving.reader, serving.manager, serving.ledger
-        self._requests: OrderedDict[str, ReadRequest] = OrderedDict()
-        self._documents: OrderedDict[tuple[str, str], DocumentRef] = OrderedDict()
+        self._reader, self.manager, self.ledger = serving.reader, serving.manager, serving.ledger
         self._changing = asyncio.Lock()
         self.edits: Counter[str] = Counter()
         """By run id: how often its updates may have been replaced in this process; pages must then reload the read."""
 
     # Documents and questions
 
-    async def get_document(self, owner: Owner, file: UploadedFile) -> DocumentRef:
-        """Return the text of an uploaded file.
-
-        Raises:
-            DocumentError: the file's text cannot be read.
-        """
-        key = owner.name, file.id
-        if key not in self._documents or not self._serving.uploads.has_text(owner, self._documents[key]):
-            path = self._serving.uploads.content(owner, file.id)
-            with path.open("rb") as content:
-                document = Document.from_file(content, file.filename)
-                self._documents[key] = await self._serving.uploads.add_text(owner, document)
-            _drop_oldest(self._documents, _MAX_DOCUMENTS)
-        return self._documents[key]
-
     async def add_document(self, owner: Owner, file: UploadedFile) -> DocumentRef:
         """Return the text of a file that was just uploaded; a file without text is not kept."""
         try:
-            return await self.get_document(owner, file)
+            return await self._serving.uploads.read_text(owner, file.id)
         except MemAgentError:
             await asyncio.to_thread(self._serving.uploads.delete, owner, file.id)
             raise
@@ -86,14 +65,12 @@ class LiveReads:
             raise bad_request("choose a document and ask a question", "questions" if files else "files")
         for question in questions:
             _require_answerable(question, context, "questions")
-        uploads = [self._serving.uploads.get(owner, file_id) for file_id in files]
-        references = [await self.get_document(owner, upload) for upload in uploads]
+        references = [await self._serving.uploads.read_text(owner, file_id) for file_id in files]
         document = references[0] if len(references) == 1 else await self._join(owner, references)
         reads = []
         for question in questions:
             request = ReadRequest(owner=owner, document=document, question=question, sampling=context.sampling)
-            read, _ = await self._manager.start(request, read_again=read_again)
-            self._remember(read)
+            read, _ = await self.manager.start(request, read_again=read_again)
             reads.append(read)
         return reads
 
@@ -110,7 +87,7 @@ class LiveReads:
         Raises:
             ApiError: 404; there is none with that id, or it belongs to another key.
         """
-        entry = await asyncio.to_thread(self._ledger.get, owner.name, run_id)
+        entry = await asyncio.to_thread(self.ledger.get, owner.name, run_id)
         if entry is None:
             raise not_found("there is no such read")
         return entry
@@ -131,7 +108,7 @@ class LiveReads:
         """
         view = await self.get_view(owner, run_id)
         updates = list(view.updates)
-        if view.stop_reason is not None or self._manager.find(owner, run_id) is not None:
+        if view.stop_reason is not None or self.manager.find(owner, run_id) is not None:
             return updates
         try:
             steps = {update.step for update in await self._reader.ahistory(run_id)}
@@ -158,38 +135,24 @@ class LiveReads:
     async def pause(self, owner: Owner, run_id: str, state: ReadState = ReadState.PAUSED) -> None:
         """Pause or stop a read. The chunk that was being read is read again when the read continues."""
         entry = await self.get_entry(owner, run_id)
-        read = self._manager.find(owner, run_id)
+        read = self.manager.find(owner, run_id)
         if read is not None:
-            self._remember(read)
-            await self._manager.cancel(read, state)
+            await self.manager.cancel(read, state)
             self.edits[run_id] += 1
         elif not entry.state.has_ended or entry.state is ReadState.PAUSED:
-            await asyncio.to_thread(self._ledger.mark, run_id, state)
+            await asyncio.to_thread(self.ledger.mark, run_id, state)
 
     async def resume(self, owner: Owner, run_id: str) -> None:
         """Continue a read where it stopped.
 
         Raises:
-            ApiError: 409, it has ended; 404, its document is no longer known; 429, too many reads are running.
+            ApiError: 409, it has ended; 429, too many reads are running.
         """
         async with self._changing:
             entry = await self.get_entry(owner, run_id)
             if entry.state is ReadState.FINISHED:
                 raise ApiError(409, "the read has ended; edit its memory to continue it", code="read_ended")
-            self._remember(await self._manager.resume(await self._find_request(owner, entry), entry))
-
-    async def _find_request(self, owner: Owner, entry: Entry) -> ReadRequest:
-        """Return the request of a read: the original one, or, after a restart of the server, from the run's log."""
-        if (read := self._manager.find(owner, entry.run_id)) is not None:
-            return read.read_request
-        if entry.run_id in self._requests:
-            return self._requests[entry.run_id]
-        try:
-            record = await asyncio.to_thread(self._log.get, entry.run_id)
-        except RunNotFoundError as error:
-            raise not_found("the read had not begun when the server stopped; ask again") from error
-        sampling = (await self._reader.aprepare()).sampling
-        return ReadRequest(owner=owner, document=record.document, question=entry.question, sampling=sampling)
+            await self.manager.resume(owner, entry)
 
     # Changes by a person
 
@@ -209,7 +172,7 @@ class LiveReads:
         """
         async with self._changing:
             entry = await self.get_entry(owner, run_id)
-            if self._manager.find(owner, run_id) is not None:
+            if self.manager.find(owner, run_id) is not None:
                 raise ApiError(409, "the read is running; pause it first", code="read_running")
             updates = await self.list_updates(owner, run_id)
             newest = next((update for update in reversed(updates) if update.branch == branch), None)
@@ -217,15 +180,15 @@ class LiveReads:
                 self.edits[run_id] += 1
                 raise ApiError(409, "the memory has changed in the meantime; check the new one", code="memory_changed")
             # Before the edit: if the process is killed in between, the original request must not get the edited read.
-            await asyncio.to_thread(self._ledger.mark_edited, run_id)
+            await asyncio.to_thread(self.ledger.mark_edited, run_id)
             try:
                 await self._reader.aedit_memory(run_id, chunk, text, branch=branch, author=owner.name)
             except MemAgentError as error:
-                await asyncio.to_thread(self._ledger.mark_edited, run_id, edited=entry.edited)
+                await asyncio.to_thread(self.ledger.mark_edited, run_id, edited=entry.edited)
                 if isinstance(error, CheckpointError | RunLogError):
                     raise  # as on a full disk
                 raise bad_request(str(error), "text") from error
-            await asyncio.to_thread(self._ledger.mark, run_id, ReadState.PAUSED)
+            await asyncio.to_thread(self.ledger.mark, run_id, ReadState.PAUSED)
             self.edits[run_id] += 1
 
     async def answer_now(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
@@ -235,7 +198,7 @@ class LiveReads:
             ApiError: 404, the read has not begun; 400, the question is empty or too long.
         """
         entry = await self.get_entry(owner, run_id)
-        reader = await self._manager.get_reader(await self._find_request(owner, entry))
+        reader = await self.manager.get_reader(ReadRequest.of_entry(entry, owner))
         if question is not None:
             _require_answerable(question, await reader.aprepare(), "question")
         try:
@@ -256,19 +219,9 @@ class LiveReads:
         except RunNotFoundError as error:
             raise not_found("the read has not begun") from error
 
-    def _remember(self, read: ServedRead) -> None:
-        self._requests[read.run_id] = read.read_request
-        self._requests.move_to_end(read.run_id)
-        _drop_oldest(self._requests, _MAX_REQUESTS)
-
 
 def _require_answerable(question: str, context: ReaderContext, param: str) -> None:
     try:
         check_question(question, context)
     except MemAgentError as error:
         raise bad_request(str(error), param) from error
-
-
-def _drop_oldest(entries: OrderedDict[Any, Any], limit: int) -> None:
-    while len(entries) > limit:
-        entries.popitem(last=False)

@@ -22,7 +22,7 @@ from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_serve.api_errors import bad_request, not_found, too_busy
 from memagent_serve.app import ServerResources, get_owner, store_upload
-from memagent_serve.bodies import limit_body, require_plain
+from memagent_serve.bodies import read_body
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
 from memagent_serve.completions import cancel_on_disconnect
 from memagent_serve.keys import Owner
@@ -231,9 +231,7 @@ class LivePage:
         if self._streams[owner.name] >= _STREAMS_PER_OWNER:
             raise too_busy("too many pages are open with this key; close some", 5)
         self._streams[owner.name] += 1
-        parts = stream_changes(
-            self._live, self.serving.manager, self.serving.ledger, owner, request.query_params.get("run")
-        )
+        parts = stream_changes(self._live, owner, request.query_params.get("run"))
         return _Stream(
             parts,
             lambda: self._streams.subtract([owner.name]),
@@ -268,11 +266,9 @@ async def _parse_body(serving: ServerResources, request: Request, kind: type[T])
     Raises:
         ApiError: the body is too long, does not arrive, or has another form.
     """
-    require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
     seconds = serving.settings.idle_seconds
-    whole = Request(request.scope, limit_body(request.receive, _BODY_BYTES, seconds, seconds))
     try:
-        return msgspec.json.decode(await whole.body(), type=kind)
+        return msgspec.json.decode(await read_body(request, _BODY_BYTES, seconds, seconds), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the request cannot be parsed: {error}", code="invalid_json") from error
 

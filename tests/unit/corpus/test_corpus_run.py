@@ -185,7 +185,7 @@ def test_one_bad_file_is_a_row_with_an_error_that_does_not_show_this_machine(wor
     world.write("good.txt", 7)
     (world.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
     (world.folder / "empty.txt").write_text("  \n")
-    (made,) = (document for document in made_documents() if document.name == "unread.eml")  # it is not wholly text
+    (made,) = (document for document in made_documents() if document.name == "attached.eml")  # it is not wholly text
     (world.folder / made.name).write_bytes(made.data)
     summary = world.run()
     assert (summary.read, summary.failed, summary.failed_rows, summary.incomplete) == (4, 2, 2, 1)
@@ -371,7 +371,7 @@ def test_a_kill_at_any_step_of_writing_a_part_changes_no_row(
         numbers["d0.txt"] = 70
     assert world.answers == {(document, HARBOR): str(number) for document, number in numbers.items()}
     manifest = TableFolder(str(world.out)).manifest()
-    assert manifest is not None and manifest.rows == 6
+    assert manifest is not None and sum(part.rows for part in manifest.parts) == 6
     assert {part.name for part in manifest.parts} == {path.name for path in world.out.glob("*part-*")}
     assert len(list(TableFolder(str(world.out)).rows(["id"]))) == 6
 
@@ -401,15 +401,6 @@ def test_a_damaged_part_is_an_error_of_the_same_command_with_its_remedy(
         list(TableFolder(str(world.out)).rows())
     assert world.run(retry_failed=True).read == 2
     assert world.answers == before
-
-
-def test_a_manifest_that_names_another_file_is_refused(world: World) -> None:
-    world.write("a.txt", 1)
-    world.run()
-    manifest = world.out / "_manifest.json"
-    manifest.write_text(manifest.read_text().replace("part-000000.parquet", "../part-000000.parquet"))
-    with pytest.raises(CorpusError, match=r"is not the name of a part"):
-        list(TableFolder(str(world.out)).rows())
 
 
 def test_a_machine_that_was_overtaken_adds_only_what_the_table_lacks(world: World, monkeypatch: Any) -> None:
@@ -491,16 +482,6 @@ def test_too_many_open_files_are_not_an_error_of_the_documents(world: World, mon
     monkeypatch.setattr(os, "open", broken)
     with pytest.raises(CorpusError, match=r"Too many open files.*ulimit -n"):
         world.run()
-
-
-def test_a_damaged_ledger_is_an_error_with_its_remedy(world: World) -> None:
-    world.write("a.txt", 1)
-    world.run()
-    (world.out / "_work/ledger.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(CorpusError, match=r"ledger.sqlite is damaged.*Remove it"):
-        world.run()
-    (world.out / "_work/ledger.sqlite").unlink()
-    assert world.run().skipped == 1
 
 
 def test_a_clock_that_jumps_changes_nothing(world: World, monkeypatch: Any) -> None:

@@ -55,14 +55,6 @@ def boxed(answer: str) -> Scores:
 # Strict
 
 
-def test_strict_takes_the_last_box_of_the_last_300_characters_normalised() -> None:
-    sample = make_sample("Eiffel Tower")
-    assert score(sample, "x", "\\boxed{Big Ben}, no: \\boxed{The  eiffel tower!}").strict == 1
-    assert score(sample, "x", "\\boxed{Eiffel Tower}, no: \\boxed{Big Ben}").strict == 0
-    assert score(sample, "x", "\\boxed{Eiffel Tower}" + "." * 279).strict == 1
-    assert score(sample, "x", "\\boxed{Eiffel Tower}" + "." * 281).strict == 0
-
-
 def test_strict_wants_the_box_where_boxes_were_asked_for_and_the_whole_answer_where_not() -> None:
     sample = make_sample("Eiffel Tower")
     for answer, plain in (("the Eiffel Tower.", 1), ("It is the Eiffel Tower.", 0)):

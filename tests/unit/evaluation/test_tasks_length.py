@@ -106,3 +106,33 @@ def test_text_whose_tokens_suddenly_become_denser_is_measured_all_the_same(token
     for length in (3000, 12_000):
         sample = load_task("niah_single_2", TaskSettings(tokenizer, haystack=book)).sample(length, 0)
         assert length - LONGEST_UNIT < tokens_of(sample, tokenizer) <= length
+
+
+# Several questions on one document: the same text for all of them, with the facts of each
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("name", [*SHAPES, "english_fact", "english_hop_2_backward", "english_list", "state_3"])
+def test_samples_in_a_row_ask_different_things_about_the_same_bytes(name, small):
+    tokenizer = load_tokenizer("embedded")
+    task = load_task(name, TaskSettings(tokenizer, questions_per_document=2, small=small))
+    samples = [task.sample(2500, index) for index in range(4)]
+    texts = ["".join(sample.text()) for sample in samples]
+    assert texts[0] == texts[1] != texts[2] == texts[3]
+    assert len({sample.question for sample in samples[:2]}) == len({sample.question for sample in samples[2:]}) == 2
+    assert [sample.index for sample in samples] == list(range(4))
+    evidence = [{(needle.text, needle.depth) for needle in sample.needles} for sample in samples]
+    assert len({frozenset(item) for item in evidence}) == 4
+    for sample, text in zip(samples, texts, strict=True):
+        assert sample.needles
+        assert {needle.gold for needle in sample.needles} >= set(sample.gold)
+        assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
+        assert 2300 <= tokens_of(sample, tokenizer) <= 2500
+        assert abs(tokens_of(sample, tokenizer) - sample.reached) <= 2
+
+
+def test_more_questions_than_ruler_has_places_for_needles_share_a_document():
+    task = load_task("niah_multikey_1", TaskSettings(load_tokenizer("embedded"), questions_per_document=25))
+    first, last = ("".join(task.sample(20_000, index).text()) for index in (0, 24))
+    assert first == last
+    assert first.count("special magic number") == 100

@@ -24,26 +24,19 @@ LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle
 QUESTION = "What is the key of harbor?"
 
 
-class Upstream(FakeServer):
-    """A policy server with a small window."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, window=1000, **options)
-
-
 def say(body: dict[str, Any], number: int) -> str:
     text = body["messages"][-1]["content"]
     return perfect_reader(text) if "<problem>" in text else f"said: {text[-40:]}"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Upstream, Served]]:
-    with Upstream() as upstream, served(upstream.base_url, tmp_path_factory.mktemp("served")) as server:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Served]]:
+    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path_factory.mktemp("served")) as server:
         yield upstream, server
 
 
 @pytest.fixture
-def upstream(running: tuple[Upstream, Served]) -> Upstream:
+def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
     """The policy server of all tests, which has forgotten what others sent."""
     upstream, _ = running
     upstream.respond = say
@@ -53,7 +46,7 @@ def upstream(running: tuple[Upstream, Served]) -> Upstream:
 
 
 @pytest.fixture
-def server(running: tuple[Upstream, Served], upstream: Upstream) -> Served:
+def server(running: tuple[FakeServer, Served], upstream: FakeServer) -> Served:
     return running[1]
 
 
@@ -73,11 +66,16 @@ def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
+def post(server: Served, *messages: dict[str, Any], **options: Any) -> httpx2.Response:
+    body = {"model": "fake", "messages": list(messages), **options}
+    return httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)
+
+
 # Short requests
 
 
 def test_a_short_request_reaches_the_policy_server_byte_by_byte_with_the_servers_own_key(
-    server: Served, upstream: Upstream
+    server: Served, upstream: FakeServer
 ) -> None:
     body = b'{ "model":"fake",\n "messages":[{"role":"user","content":"h\\u00e9llo"}], "unknown": [1,  2] }'
     headers = {"Content-Type": "application/json", "Authorization": "Bearer the-client's-key"}
@@ -106,7 +104,7 @@ def test_a_short_request_reaches_the_policy_server_byte_by_byte_with_the_servers
     ],
 )
 def test_odd_fields_of_a_short_request_are_the_policy_servers_business(
-    server: Served, upstream: Upstream, fields: dict[str, Any]
+    server: Served, upstream: FakeServer, fields: dict[str, Any]
 ) -> None:
     upstream.respond = lambda body, number: web.json_response({"choices": []})
     body = json.dumps({"model": "fake", "messages": [user("hello")], **fields}, indent=3).encode()
@@ -115,10 +113,9 @@ def test_odd_fields_of_a_short_request_are_the_policy_servers_business(
     assert upstream.bodies == [body]
 
 
-def test_a_salt_of_the_policy_servers_cache_is_no_clients_to_choose(server: Served, upstream: Upstream) -> None:
+def test_a_salt_of_the_policy_servers_cache_is_no_clients_to_choose(server: Served, upstream: FakeServer) -> None:
     for content in ("hello", LONG):
-        body = {"model": "fake", "messages": [user(content), user(QUESTION)], "tools": [], "cache_salt": "another's"}
-        assert httpx2.post(f"{server.api}/chat/completions", json=body).status_code == 200
+        assert post(server, user(content), user(QUESTION), tools=[], cache_salt="another's").status_code == 200
     assert upstream.requests[0]["tools"] == []
     assert not [request for request in upstream.requests if "cache_salt" in request]
 
@@ -133,7 +130,7 @@ def test_a_salt_of_the_policy_servers_cache_is_no_clients_to_choose(server: Serv
         {"type": "tool_result", "tool_use_id": "1", "content": LONG},
     ],
 )  # fmt: skip
-def test_long_parts_of_every_type_are_read(client: openai.OpenAI, upstream: Upstream, part: dict[str, Any]) -> None:
+def test_long_parts_of_every_type_are_read(client: openai.OpenAI, upstream: FakeServer, part: dict[str, Any]) -> None:
     reply = ask(client, user([part]), user(QUESTION))
     assert reply.choices[0].message.content == "4711"
     assert max(map(len, upstream.bodies)) < 4000
@@ -141,19 +138,17 @@ def test_long_parts_of_every_type_are_read(client: openai.OpenAI, upstream: Upst
 
 @pytest.mark.parametrize("is_one_message", [True, False])
 def test_a_long_part_that_cannot_be_read_is_refused_and_not_sent(
-    is_one_message: bool, server: Served, upstream: Upstream
+    is_one_message: bool, server: Served, upstream: FakeServer
 ) -> None:
     part = {"type": "search_results", "results": [{"text": LONG}]}
     question = {"type": "text", "text": QUESTION}
-    messages = [user([part, question])] if is_one_message else [user([part]), user(QUESTION)]
-    body = {"model": "fake", "messages": messages}
-    reply = httpx2.post(f"{server.api}/chat/completions", json=body)
+    reply = post(server, user([part, question])) if is_one_message else post(server, user([part]), user(QUESTION))
     assert reply.status_code == 400
     assert "search_results" in reply.json()["error"]["message"]
     assert upstream.requests == []
 
 
-def test_a_front_ends_own_task_is_shortened_and_costs_one_call(client: openai.OpenAI, upstream: Upstream) -> None:
+def test_a_front_ends_own_task_is_shortened_and_costs_one_call(client: openai.OpenAI, upstream: FakeServer) -> None:
     task = f"### Task:\nSuggest a title.\n\n<chat_history>\n{LONG}\n</chat_history>"
     ask(client, {"role": "system", "content": "Be brief."}, user(LONG), user(task))
     (request,) = upstream.requests
@@ -164,18 +159,17 @@ def test_a_front_ends_own_task_is_shortened_and_costs_one_call(client: openai.Op
     assert len(task_of_request) < len(LONG) / 2
 
 
-def test_a_stream_of_the_policy_server_is_relayed_as_it_is(server: Served, upstream: Upstream) -> None:
+def test_a_stream_of_the_policy_server_is_relayed_as_it_is(server: Served, upstream: FakeServer) -> None:
     events = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n: beat\n\ndata: [DONE]\n\n'
     upstream.respond = lambda body, number: web.Response(body=events, content_type="text/event-stream")
-    body = {"model": "fake", "messages": [user("hello")], "stream": True}
-    reply = httpx2.post(f"{server.api}/chat/completions", json=body)
+    reply = post(server, user("hello"), stream=True)
     assert reply.content == events
     assert reply.headers["content-type"].startswith("text/event-stream")
 
 
 async def test_short_requests_are_not_bounded_by_what_reads_may_have_in_flight(tmp_path: Path) -> None:
     body = {"model": "fake", "messages": [user("hello")]}
-    with Upstream(say, delay=0.5) as upstream:
+    with FakeServer(say, delay=0.5, window=1000) as upstream:
         policy = OpenAICompatiblePolicy("fake", base_url=upstream.base_url, api_key="x", max_concurrency=2)
         with served(None, tmp_path, policy=policy) as server:
             async with httpx2.AsyncClient(timeout=60) as client:
@@ -186,7 +180,7 @@ async def test_short_requests_are_not_bounded_by_what_reads_may_have_in_flight(t
 
 
 def test_a_refusal_of_the_policy_server_is_relayed(server: Served) -> None:
-    reply = httpx2.post(f"{server.api}/chat/completions", json={"model": "other", "messages": [user("hello")]})
+    reply = post(server, user("hello"), model="other")
     assert reply.status_code == 404
     assert reply.json() == {"error": {"message": "The model `other` does not exist.", "code": 404}}
 
@@ -201,7 +195,7 @@ def test_models_are_those_of_the_policy_server(client: openai.OpenAI) -> None:
 # Long requests
 
 
-def test_a_long_message_is_read_and_its_question_answered(client: openai.OpenAI, upstream: Upstream) -> None:
+def test_a_long_message_is_read_and_its_question_answered(client: openai.OpenAI, upstream: FakeServer) -> None:
     reply = ask(client, user(f"{LONG}\n\n{QUESTION}"))
     assert reply.choices[0].message.content == "4711"
     assert reply.choices[0].finish_reason == "stop"
@@ -214,7 +208,7 @@ def test_a_long_message_is_read_and_its_question_answered(client: openai.OpenAI,
 
 
 def test_a_question_full_of_tags_is_shortened_until_it_fits_where_they_are_escaped(
-    client: openai.OpenAI, upstream: Upstream
+    client: openai.OpenAI, upstream: FakeServer
 ) -> None:
     question = "Why does <section> stand in the <memory> of a </problem> here? " * 12 + QUESTION
     reply = ask(client, user(f"{LONG}\n\n{question}"))
@@ -249,14 +243,13 @@ def test_a_streamed_reply_tells_progress_as_reasoning_and_then_the_answer(client
 
 
 def test_the_run_id_is_in_a_header_and_a_field_and_names_a_run_of_the_log(server: Served) -> None:
-    body = {"model": "fake", "messages": [user(LONG), user(QUESTION)]}
-    reply = httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)
+    reply = post(server, user(LONG), user(QUESTION))
     run_id = reply.headers["X-Memagent-Run-Id"]
     assert reply.json()["memagent"]["run_id"] == run_id
     assert server.serving.reader.run_log.get(run_id).answer == "4711"
 
 
-def test_several_long_parts_are_read_in_order_with_their_names(client: openai.OpenAI, upstream: Upstream) -> None:
+def test_several_long_parts_are_read_in_order_with_their_names(client: openai.OpenAI, upstream: FakeServer) -> None:
     one = document_with({0.5: "The key of harbor is 1."}, words=900)
     two = document_with({0.5: "The key of harbor is 2."}, words=900)
     reply = ask(client, user(one), user(two), user(QUESTION))
@@ -267,7 +260,7 @@ def test_several_long_parts_are_read_in_order_with_their_names(client: openai.Op
 
 
 def test_a_long_tool_result_is_read_and_replaced_and_the_request_goes_on_with_its_tools(
-    client: openai.OpenAI, upstream: Upstream
+    client: openai.OpenAI, upstream: FakeServer
 ) -> None:
     tools = [{"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}]
     call = {"id": "c1", "type": "function", "function": {"name": "fetch", "arguments": '{"page": 3}'}}
@@ -306,7 +299,7 @@ _EVENTS = {
     [*((name, True) for name in [*MALFORMED, *BUSY, *FINAL, *_EVENTS]), *((name, False) for name in MALFORMED)],
 )
 def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply_of_the_api(
-    name: str, is_stream: bool, server: Served, upstream: Upstream
+    name: str, is_stream: bool, server: Served, upstream: FakeServer
 ) -> None:
     def respond(body: dict[str, Any], number: int) -> Any:
         if "<problem>" in (text := body["messages"][-1]["content"]):
@@ -316,13 +309,7 @@ def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply
         return {**MALFORMED, **BUSY, **FINAL}[name]()
 
     upstream.respond = respond
-    body = {
-        "model": "fake",
-        "messages": [user(LONG), user(QUESTION)],
-        "tools": [{"type": "function"}],
-        "stream": is_stream,
-    }
-    reply = httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)
+    reply = post(server, user(LONG), user(QUESTION), tools=[{"type": "function"}], stream=is_stream)
     last = json.loads(reply.text.strip().rpartition("\n\n")[2].removeprefix("data: ") if is_stream else reply.text)
     if reply.status_code == 200 and "error" not in last:
         assert not is_stream
@@ -332,7 +319,7 @@ def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply
         assert last["error"].get("code") != "internal"
 
 
-def test_a_streamed_request_that_goes_on_is_one_stream(client: openai.OpenAI, upstream: Upstream) -> None:
+def test_a_streamed_request_that_goes_on_is_one_stream(client: openai.OpenAI, upstream: FakeServer) -> None:
     def respond(body: dict[str, Any], number: int) -> Any:
         if "<problem>" in body["messages"][-1]["content"]:
             return perfect_reader(body["messages"][-1]["content"])
@@ -358,7 +345,7 @@ def test_a_streamed_request_that_goes_on_is_one_stream(client: openai.OpenAI, up
     assert counts.completion_tokens > 2
 
 
-def test_an_old_history_is_read_and_the_recent_messages_stay(client: openai.OpenAI, upstream: Upstream) -> None:
+def test_an_old_history_is_read_and_the_recent_messages_stay(client: openai.OpenAI, upstream: FakeServer) -> None:
     history: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
     for number in range(60):
         fact = "The key of harbor is 4711." if number == 5 else "nothing happened here today and so on"
@@ -378,6 +365,10 @@ def test_a_file_by_upload_is_read(client: openai.OpenAI) -> None:
     reply = ask(client, user([part, {"type": "text", "text": QUESTION}]))
     assert reply.choices[0].message.content == "4711"
     assert reply.memagent["read"] == ["report.html"]
+    assert client.files.retrieve(file.id) == file
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError, match="no file"):
+        client.files.retrieve(file.id)
 
 
 def test_a_file_within_the_request_is_read_and_no_converter_is_needed_for_text(client: openai.OpenAI) -> None:
@@ -416,10 +407,9 @@ def test_a_stop_text_ends_the_answer(client: openai.OpenAI) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_had_is_said_in_the_apis_own_form(
-    server: Served, upstream: Upstream, options: dict[str, Any], status: int, words: str
+    server: Served, upstream: FakeServer, options: dict[str, Any], status: int, words: str
 ) -> None:
-    body = {"model": "fake", "messages": [user(LONG), user(QUESTION)], **options}
-    reply = httpx2.post(f"{server.api}/chat/completions", json=body)
+    reply = post(server, user(LONG), user(QUESTION), **options)
     assert reply.status_code == status
     error = reply.json()["error"]
     assert words in error["message"]
@@ -449,9 +439,7 @@ def test_a_policy_server_that_is_down_is_told_and_health_says_which_part(tmp_pat
         url = gone.base_url
     with served(url, tmp_path) as server:
         for messages in ([user("hello")], [user(LONG), user(QUESTION)]):
-            reply = httpx2.post(
-                f"{server.api}/chat/completions", json={"model": "fake", "messages": messages}, timeout=60
-            )
+            reply = post(server, *messages)
             assert reply.status_code == 503
             assert "Is the server running?" in reply.json()["error"]["message"]
             assert url not in reply.text
@@ -463,7 +451,7 @@ def test_a_policy_server_that_is_down_is_told_and_health_says_which_part(tmp_pat
         assert url not in health.text
 
 
-def test_a_failure_within_a_stream_is_an_error_of_the_client(client: openai.OpenAI, upstream: Upstream) -> None:
+def test_a_failure_within_a_stream_is_an_error_of_the_client(client: openai.OpenAI, upstream: FakeServer) -> None:
     def fail(body: dict[str, Any], number: int) -> Any:
         return web.json_response({"error": {"message": "out of memory"}}, status=500) if number else "some memory"
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
-from memagent_serve.chat_requests import ChatRequest, parse, parse_fields
+from memagent_serve.chat_requests import ChatRequest, PartPosition, parse, parse_fields
 from memagent_serve.long_parts import (
-    PartPosition,
     ReadingPlan,
     compose_question,
     count_part_tokens,

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from support.conversations import conversation
+from support.evaluation import Keys
 from support.scripts import document_with, perfect_reader
 
-from memagent_evaluation.samples import LengthUnit, Metric, Sample
+from memagent_evaluation.samples import Metric, Sample
 from memagent_evaluation.scorers import REWARD_NAMES, contains, normalise, score
 from memagent_graph import Limits, ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent
@@ -162,13 +163,6 @@ def test_a_line_that_answers_otherwise_what_another_has_answered_is_named(tmp_pa
 # One vocabulary
 
 
-class AnyTask:
-    name, unit, answer_tokens = "any", LengthUnit.TOKENS, 8
-
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
-
-
 SAID = [
     "\\boxed{red, blue}", "\\boxed{blue and red}", "red", "\\boxed{red}", "red and blue", "", "\\boxed{}", "\\boxed{",
     "<think>\\boxed{red}</think> blue", "\\boxed{red, blue}" + " so it is" * 60, "so red it is, and \\boxed{blue}",
@@ -181,7 +175,9 @@ SAID = [
 def test_a_reward_is_the_score_of_an_evaluation_under_either_name(said_text, metric, answer_format) -> None:
     """The run carries what its answer should be, as in the closed loop."""
     gold = ("red", "blue")
-    sample = Sample(AnyTask(metric), 1, 0, QUESTION, gold, lambda: iter([""]))
+    task = Keys()
+    task.metric = metric
+    sample = Sample(task, 1, 0, QUESTION, gold, lambda: iter([""]))
     plainly = said_text.rpartition("</think>")[2].strip()
     answer = last_boxed(plainly) if answer_format is AnswerFormat.BOXED else plainly
     scores = score(sample, answer, said_text, answer_format=answer_format)
