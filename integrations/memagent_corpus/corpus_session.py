@@ -194,7 +194,7 @@ def _count(document: CorpusDocument, reader: CorpusReader, context: ReaderContex
     store = reader.agent.store
     try:
         with reader.access.open_document(document) as source:
-            reference = store.add(source, replace_undecodable=context.replace_undecodable)
+            reference = store.add(source)
     except MemAgentError:
         return {"unreadable": 1}
     tokens = sum(map(context.tokenizer.count, store.pieces(reference)))

@@ -56,29 +56,27 @@ class DocumentStore:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self._converter: str | None = None
+        self._replaces = False
         self._texts = self.root / "texts"
         self._sections = self.root / "sections"
 
-    def with_converter(self, converter: str | None) -> Self:
-        """Return the same store with a user's converter for files that are not plain text.
+    def with_options(self, *, converter: str | None = None, replace_undecodable: bool = False) -> Self:
+        """Return the same store with options for the documents that are added.
 
         Args:
-            converter: path/to/file.py:function or module:function, see `memagent_graph.converters`; None for none.
+            converter: a user's converter for files that are not plain text: path/to/file.py:function or
+                module:function, see `memagent_graph.converters`.
+            replace_undecodable: whether to put U+FFFD for bytes or code points that are not text.
         """
-        if converter is None:
-            return self
         other = copy(self)
-        other._converter = converter
+        other._converter, other._replaces = converter or self._converter, replace_undecodable or self._replaces
         return other
 
-    def add(
-        self, document: Any, *, replace_undecodable: bool = False, cancellation: Cancellation | None = None
-    ) -> DocumentRef:
+    def add(self, document: Any, *, cancellation: Cancellation | None = None) -> DocumentRef:
         """Store the text of a document, if it is not stored yet, and return its reference.
 
         Args:
             document: a `Document`, or anything that `Document.of` accepts. It is read here, a megabyte at a time.
-            replace_undecodable: whether to put U+FFFD for bytes or code points that are not text.
             cancellation: ends a conversion from another thread.
 
         Raises:
@@ -88,7 +86,7 @@ class DocumentStore:
         document = Document.of(document)
         with self._translate_disk_errors():
             self._make_folders()
-            replace, converter = replace_undecodable, self._converter
+            replace, converter = self._replaces, self._converter
             opening = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
             omissions: list[Omission] = []
             with opening as (kind, parts), self._new_file() as (file, temporary):
@@ -111,13 +109,11 @@ class DocumentStore:
                 ref["path"] = str(document.content.absolute())
             return ref
 
-    async def add_async(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
+    async def add_async(self, document: Document) -> DocumentRef:
         """Run `add` in a thread. If the call is cancelled, the conversion ends, too."""
-        return await run_in_thread(
-            lambda cancellation: self.add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
-        )
+        return await run_in_thread(lambda cancellation: self.add(document, cancellation=cancellation))
 
-    async def reattach(self, ref: DocumentRef, document: Document, *, replace_undecodable: bool = False) -> None:
+    async def reattach(self, ref: DocumentRef, document: Document) -> None:
         """Store the text of a reference again, if it was removed.
 
         Raises:
@@ -125,7 +121,7 @@ class DocumentStore:
         """
         if "pages" in ref and not document.pages:
             document = document.only(ref["pages"])
-        stored = await self.add_async(document, replace_undecodable=replace_undecodable)
+        stored = await self.add_async(document)
         if stored["key"] != ref["key"]:
             raise DocumentMismatchError(
                 f"{document.name} is not the text that {ref['name']} was", hint="Pass the document of that run."
