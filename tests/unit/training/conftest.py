@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from memagent_graph import RunLog
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 if TYPE_CHECKING:
@@ -99,10 +98,3 @@ def plain_model(tmp_path: Path) -> Path:
     folder = tmp_path / "plain"
     shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns("memagent.json", "templates"))
     return folder
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[RunLog]:
-    log = RunLog(tmp_path / "runs.sqlite")
-    yield log
-    log.close()
