@@ -143,8 +143,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         if checkpointed and not config_entry(config, DURABILITY):
             durability = durability or "sync"
         context = context if isinstance(context, ReaderContext) else self.reader_context
-        log = context.run_log
-        recording = Recording(log, context.log_settings, context.strategy, checkpointed=checkpointed) if log else None
+        recording = Recording(context.run_log, checkpointed) if context.run_log else None
         return {
             "config": {**(config or {}), "recursion_limit": _RECURSION_LIMIT},
             "context": Execution(context, recording),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from langchain_core.runnables import RunnableConfig
 
+from memagent_graph.concurrency.shared_pass import Barrier
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError
 from memagent_graph.plain_text import did_you_mean
@@ -32,6 +33,8 @@ class ReadOptions(TypedDict, total=False):
     """Bounds for each question's run in this call, instead of the reader's own."""
     config: RunnableConfig | None
     """A LangChain config. Its callbacks, tags, metadata and run name are used."""
+    barrier: Barrier | None
+    """Keeps the read at the same chunk as other reads of the document; see `concurrency.shared_pass`."""
 
 
 def check_options(options: ReadOptions) -> None:

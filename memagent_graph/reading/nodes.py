@@ -184,7 +184,9 @@ def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[
             {
                 "type": f"memagent.{REPORT_TYPES[call.writes]}",
                 "run_id": run_id,
-                "step": {**record, **_stream_values(call, state)},
+                "question": state["question"],
+                "step": record,
+                **_stream_values(call, state),
                 "memory": memory if answers else call.text,
                 "answer": change.get("answer") if answers else None,
             }
@@ -199,7 +201,6 @@ def _stream_values(call: Call, state: Any) -> dict[str, Any]:
     if progress is None and (size := state["document"]["size"]) and call.reads:
         progress = min(1.0, call.extent["end_byte"] / size)
     return {
-        "type": REPORT_TYPES[call.writes],
         "chunk_index": call.chunk_index,
         **call.extent,
         "prompt_tokens": call.usage.prompt_tokens,

@@ -151,6 +151,10 @@ def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
     graph = make_reader().graph()
     parent = parent_of(graph).compile()
     assert parent.invoke(INPUT, TIGHT)["answer"] == "4711"
+    events = [event for _, event in parent.stream(INPUT, TIGHT, stream_mode="custom", subgraphs=True)]
+    assert {(event["run_id"], event["question"]) for event in events} == {(events[0]["run_id"], QUESTION)}
+    assert [event["chunk_index"] for event in events] == [*range(len(events) - 1), None]
+    assert (events[-2]["progress"], events[-2]["memory"]) == (1.0, "nothing yet\nharbor 4711")
     assert {"read:read_chunk", "read:update_memory", "read:answer"} <= set(parent.get_graph(xray=True).nodes)
     with pytest.raises(MemAgentError, match=r"must be a MemAgent, got ReaderGraph.*add_node"):
         memagent_node(graph)
