@@ -114,13 +114,8 @@ def insert_conversation(conversation: Conversation, *, supersede_others: bool) -
 
     The values are packed in the caller's thread, when the job is created, so that the writer thread does little work.
 
-    Args:
-        conversation: the conversation. Its position is copied to its events.
-        supersede_others: whether to supersede other steps in its slot, and everything that depends on them.
+    With `supersede_others`, other steps in its slot are superseded, and everything that depends on them.
     """
-    if conversation.events:
-        events = tuple(replace(event, position=conversation.position) for event in conversation.events)
-        conversation = replace(conversation, events=events)
     values = pack_row(conversation) | {"id": None}
     run_id = conversation.run_id
 

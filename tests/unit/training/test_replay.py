@@ -18,13 +18,13 @@ from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.run_log import Conversation, LoggedEvent, LoggedRun, Outcome, Reward, RunRecord
+from memagent_graph.run_log import Conversation, LoggedRun, Outcome, Reward, RunRecord
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
 from memagent_training.data.reward_functions import LoggedStepReward
 from memagent_training.data.rollouts import RolloutGroup
-from memagent_training.data.training_runs import TrainingRun, read_run
+from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import ReplayError, RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
@@ -577,11 +577,3 @@ def test_an_edit_of_an_earlier_reading_does_not_count(reader, log) -> None:
     for run_id in "rs":
         log.reward(run_id, float(run_id == "r"))
     assert load_groups(log).report.refused == {}
-
-
-def test_steps_that_no_reader_logged_are_an_error_that_names_the_run(log: RunLog) -> None:
-    write(log, "r")
-    run = read_run(log, "r")
-    edit = LoggedEvent(1.0, "memory_edited", "", rule="of somebody", step=run.conversations_K[0].step)
-    with pytest.raises(ReplayError, match="run r has steps that no reader logged"):
-        _ = replace(run, events=(edit,)).trace
