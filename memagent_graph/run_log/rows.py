@@ -125,14 +125,14 @@ def insert_conversation(conversation: Conversation, *, supersede_others: bool) -
                 "SELECT DISTINCT step FROM conversations WHERE run_id = :run_id AND branch = :branch AND role = :role "
                 "AND slot = :slot AND superseded = 0 AND step <> :step"
             )
-            supersede(connection, run_id, [row[0] for row in connection.execute(query, values)], include_steps=True)
+            supersede(connection, run_id, [row[0] for row in connection.execute(query, values)])
         return insert(connection, "conversations", values)
 
     return job
 
 
-def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, include_steps: bool) -> None:
-    """Supersede everything that depends on some steps, and with `include_steps` also the steps."""
+def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str]) -> None:
+    """Supersede some steps, and everything that depends on them."""
     if not steps:
         return
     query = "SELECT step, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY id"
@@ -140,9 +140,8 @@ def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str],
     for step, parents in connection.execute(query, (run_id,)):  # each after its parents
         if not dependents.isdisjoint(json.loads(parents)):
             dependents.add(step)
-    stale = dependents if include_steps else dependents.difference(steps)
     update = "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND step IN (SELECT value FROM json_each(?))"
-    connection.execute(update, (run_id, json.dumps(list(stale))))
+    connection.execute(update, (run_id, json.dumps(list(dependents))))
 
 
 def supersede_except(connection: sqlite3.Connection, run_id: str, steps: Collection[str]) -> None:

@@ -64,7 +64,7 @@ def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_pa
     discarded = conversation(1, step="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
     log.record(discarded)
     log.record(conversation(1, step="again", attempt=1, outcome=Outcome.KEPT_PREVIOUS, memory="before", events=events))
-    log.wait(log.edit("r", 1, "a better memory", step="again"))
+    log.wait(log.edit("r", 1, "a better memory", step="again", remaining=["s0", "again"]))
     last = log.wait(log.record(conversation(2, answers=True, finish_reason="length", trace={"x": "1"})))
     log.wait(log.end("r", "answered", None))
     log.reward("r", 1.0, name="exact")

@@ -137,7 +137,7 @@ def test_a_log_its_path_and_its_exports_give_the_same_groups(tmp_path, log, suff
     write(log, "unfinished", stop_reason=None, question="Another?")
     write(log, "edited", question="A third?")
     step = next(log.conversations("edited")).step
-    log.wait(log.edit("edited", 0, "better", step=step))
+    log.wait(log.edit("edited", 0, "better", step=step, remaining=[step]))
     log.wait(log.record(turn("edited", 1, 1, step="anew")))
     log.wait(log.end("edited", "answered", "1"))
     path = log.path if suffix == "sqlite" else tmp_path / f"runs.{suffix}"
