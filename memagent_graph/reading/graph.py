@@ -120,9 +120,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
             )
         check_question(value["question"], self.reader_context)
         context = self.reader_context
-        document = await store_document(
-            value["document"], context.store, replace_undecodable=context.replace_undecodable
-        )
+        document = await store_document(value["document"], context.store)
         check_complete(document, context.on_incomplete)
         return {**value, "run_id": value.get("run_id") or new_run_id(), "document": document}
 

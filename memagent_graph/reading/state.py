@@ -210,7 +210,6 @@ class ReaderContext:
     """The rule for a document with content that could not be converted to text: report, or stop."""
     prompt_counts: PromptCounts | None = field(default=None, repr=False)
     """Detects prompts that a server has cut; None for policies in this process."""
-    replace_undecodable: bool = False
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The reader's settings, for the log."""

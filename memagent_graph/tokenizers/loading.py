@@ -95,16 +95,11 @@ class Tokenizer(Protocol):
 
 
 class TiktokenTokenizer:
-    """A tiktoken encoding as a `Tokenizer`.
+    """A tiktoken encoding as a `Tokenizer`."""
 
-    Args:
-        encoding: the encoding.
-        name: the argument with which `load_tokenizer` loads it again, by default the encoding's name.
-    """
-
-    def __init__(self, encoding: tiktoken.Encoding, *, name: str | None = None) -> None:
+    def __init__(self, encoding: tiktoken.Encoding) -> None:
         self._encoding = encoding
-        self.name = name or encoding.name
+        self.name = encoding.name
         self.special_tokens = frozenset(encoding.special_tokens_set)
 
     @functools.cached_property
@@ -336,9 +331,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     if isinstance(spec, str):
         if spec == EMBEDDED:
             return _embedded()
-        encoding = _tiktoken_name(spec)
-        if encoding is not None:
-            return TiktokenTokenizer(_tiktoken_encoding(encoding), name=encoding)
+        if (encoding := _find_tiktoken_encoding(spec)) is not None:
+            return TiktokenTokenizer(encoding)
     path = Path(spec).expanduser()
     if path.exists():
         return _from_file(path, str(spec))
@@ -358,16 +352,13 @@ def _embedded() -> Tokenizer:
     return _from_file(Path(__file__).parents[1] / "embedded", EMBEDDED)
 
 
-def _tiktoken_name(spec: str) -> str | None:
-    if spec in tiktoken.list_encoding_names():
-        return spec
-    try:
-        return tiktoken.model.encoding_name_for_model(spec)
-    except KeyError:
-        return None
-
-
-def _tiktoken_encoding(name: str) -> tiktoken.Encoding:
+def _find_tiktoken_encoding(name: str) -> tiktoken.Encoding | None:
+    """Return the encoding of this name, or that of the model of this name; None if there is neither."""
+    if name not in tiktoken.list_encoding_names():
+        try:
+            name = tiktoken.model.encoding_name_for_model(name)
+        except KeyError:
+            return None
     try:
         return tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:
