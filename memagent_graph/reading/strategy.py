@@ -38,7 +38,7 @@ from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
 """The first node of every graph. It resets the state of an earlier run on the same thread."""
-_INPUT = frozenset({"run_id", "question", "document"})
+_INPUT = frozenset({"question", "document"})
 
 
 class Strategy(ABC):
@@ -151,7 +151,7 @@ class StrategyGraph:
         if recording := step.execution.recording:
             recording.begin(step, afresh=True)
         empty = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _INPUT}
-        return {**empty, "memory": "", "settings": step.context.settings}
+        return {**empty, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}
 
     def run_as_loop(self, first: str, second: str) -> None:
         """Let the second of two nodes that alternate run both in turn if nothing observes the read; see `LoopNode`."""
