@@ -163,7 +163,7 @@ def test_a_client_that_goes_away_ends_the_read_only_where_that_is_set(slow: Fake
             _ask_and_go_away(server.api, slow)
             if cancels:
                 until(lambda server=server: not len(server.serving.manager))
-            entry = server.serving.ledger.list_reads("local", newest=1)[0]
+            entry = server.serving.ledger.search("local", "", newest=1)[0][0]
             assert entry.state is (ReadState.CANCELLED if cancels else ReadState.RUNNING)
             assert answer(post(server.api, body())) == "4711"
     assert set(sections(slow).values()) <= {2, 3}, "two servers read, and one of them was at a chunk when it stopped"
@@ -280,7 +280,7 @@ def test_the_ledger_knows_and_finds_the_reads_of_their_owner_alone(tmp_path: Pat
     ledger.mark_edited("r2")
     assert [read.run_id for read in ledger.find_by_request("alice", "same")] == ["r2", "r0"]
     assert ledger.get("bob", "r0") is None
-    newest, failed = ledger.list_reads("alice", newest=5)
+    newest, failed = ledger.search("alice", "", newest=5)[0]
     assert (failed.state, failed.error, failed.ended is None) == (ReadState.FAILED, "why", False)
     assert (newest.edited, newest.state.has_ended) == (True, True)
     assert [read.run_id for read in ledger.search("bob", "0% _", newest=9)[0]] == ["r1"]
