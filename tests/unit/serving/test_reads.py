@@ -20,7 +20,7 @@ from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, served
 from unit.serving.test_attacks import POST_CHAT, head, until
 
-from memagent_graph import Document, ReadResult, SamplingParams, ScriptedPolicy
+from memagent_graph import Document, SamplingParams, ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_serve import completions
 from memagent_serve.api_errors import ApiError
@@ -309,19 +309,3 @@ async def test_a_read_that_is_cancelled_twice_is_gone_like_one_that_is_cancelled
     with pytest.raises(ApiError, match="was cancelled"):
         async for _ in manager.follow(read):
             pass
-
-
-async def test_without_checkpoints_a_request_that_is_repeated_is_read_again(make_reader, tmp_path) -> None:
-    reader = make_reader()
-    manager = ReadManager(reader, Ledger(tmp_path / "ledger.sqlite"), ServeSettings(folder=tmp_path), Metrics())
-    document = reader.store.add(Document.from_text(LONG))
-    ask = ReadRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
-    answers = []
-    for _ in range(2):
-        read, kind = await manager.start(ask)
-        async for event in manager.follow(read):
-            if isinstance(event, ReadResult):
-                answers.append((kind, event.answer))
-    assert [kind for kind, _ in answers] == ["started", "repeated"]
-    assert answers[0][1] == answers[1][1] is not None
-    await manager.aclose()
