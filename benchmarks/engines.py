@@ -65,7 +65,8 @@ def open_vllm(dtype: str) -> Iterator[Policy]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         try:
-            with VLLMServer(_find_policy_folder(), log_file=log, dtype=dtype, max_model_len=2048) as server:
+            options = ("--dtype", dtype, "--max-model-len", "2048")
+            with VLLMServer(_find_policy_folder(), log_file=log, options=options) as server:
                 yield OpenAICompatiblePolicy(server.model_name, base_url=server.base_url)
         except VLLMNotInstalledError as error:
             raise EngineNotInstalledError("make vllm") from error

@@ -76,8 +76,8 @@ def measure_evaluation(name: str, model: Path, folder: Path, arguments: argparse
     """Evaluate one policy on its own server, and return samples of the server's load."""
     from memagent_training.serving.vllm_server import VLLMServer
 
-    options = ["--max-num-seqs", str(arguments.limit)]
-    with VLLMServer(model, log_file=folder / "server.log", dtype="bfloat16", options=options) as server:
+    options = ["--dtype", "bfloat16", "--max-num-seqs", str(arguments.limit)]
+    with VLLMServer(model, log_file=folder / "server.log", options=options) as server:
         command = [
             sys.executable, "-m", "memagent_graph", "eval", "niah_single_2", "--small",
             "--lengths", str(arguments.length), "--n", str(arguments.questions), "--systems", "memagent",

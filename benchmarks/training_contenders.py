@@ -290,15 +290,17 @@ def _make_stock_batches(groups: Sequence[RolloutGroup], rows_at_once: int) -> It
     tokens = torch.tensor(sum(row.conversation.learned_tokens for row in rows))
     for start in range(0, len(rows), rows_at_once):
         batch_rows = rows[start : start + rows_at_once]
-        padded_rows = pad_rows([row.conversation for row in batch_rows], pad_id=0)
-        old = torch.zeros(padded_rows.completion_ids.shape)
+        prompt_ids, prompt_mask, completion_ids, completion_mask = pad_rows(
+            [row.conversation for row in batch_rows], pad_id=0
+        )
+        old = torch.zeros(completion_ids.shape)
         for index, row in enumerate(batch_rows):
             old[index, : len(row.conversation.logprobs_T)] = torch.tensor(row.conversation.logprobs_T)
         yield {
-            "prompt_ids": padded_rows.prompt_ids,
-            "prompt_mask": padded_rows.prompt_mask,
-            "completion_ids": padded_rows.completion_ids,
-            "completion_mask": padded_rows.completion_mask,
+            "prompt_ids": prompt_ids,
+            "prompt_mask": prompt_mask,
+            "completion_ids": completion_ids,
+            "completion_mask": completion_mask,
             "advantages": torch.tensor([row.advantage for row in batch_rows]),
             "old_per_token_logps": old,
             "num_items_in_batch": tokens,

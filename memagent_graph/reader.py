@@ -119,7 +119,7 @@ class MemAgent:
             self.policy = as_policy(settings.policy, settings)
         self.store = (
             store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
-        ).with_converter(settings.converter)
+        ).with_options(converter=settings.converter, replace_undecodable=settings.replace_undecodable)
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
         self._checkpoints = checkpoints
@@ -236,14 +236,10 @@ class MemAgent:
     read = synchronous(aread)
 
     def astream(
-        self, document: DocumentSource, question: str, *, barrier: Barrier | None = None, **options: Unpack[ReadOptions]
+        self, document: DocumentSource, question: str, **options: Unpack[ReadOptions]
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Read, and yield memory updates as they happen and the result at the end.
-
-        Arguments as for `aread`. `barrier` (`concurrency.shared_pass`) keeps the read at the same chunk as other reads
-        of the document.
-        """
-        return self._start(document, question, options, barrier=barrier)
+        """Read, and yield memory updates as they happen and the result at the end. Arguments as for `aread`."""
+        return self._start(document, question, options)
 
     stream = synchronous_stream(astream)
 
@@ -323,8 +319,8 @@ class MemAgent:
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Resume a run, and yield memory updates as they happen and the result at the end.
 
-        `barrier` as for `astream`. Without `past_limit`, a run that stopped at a limit is not continued, but yields its
-        result.
+        `barrier` as in `ReadOptions`. Without `past_limit`, a run that stopped at a limit is not continued, but yields
+        its result.
         """
         with hold_run((await self._graph()).checkpointer, run_id):
             graph, state = await self._continue(run_id, document, response_format)
@@ -336,7 +332,8 @@ class MemAgent:
             if reason:
                 node = graph.strategy.continues_after
                 await graph.aupdate_state(make_thread_config(run_id), {"stop_reason": None}, as_node=node)
-            async with aclosing(self._run(graph, None, state, done, {"limits": limits}, barrier=barrier)) as parts:
+            options: ReadOptions = {"limits": limits, "barrier": barrier}
+            async with aclosing(self._run(graph, None, state, done, options)) as parts:
                 async for part in parts:
                     yield part
 
@@ -561,9 +558,7 @@ class MemAgent:
         if document is None:
             return graph, state
         try:
-            await self.store.reattach(
-                state["document"], Document.of(document), replace_undecodable=self.settings.replace_undecodable
-            )
+            await self.store.reattach(state["document"], Document.of(document))
         except DocumentMismatchError as error:
             raise RunMismatchError(
                 f"this is another document than {state['document']['name']}, which the run began with",
@@ -574,8 +569,7 @@ class MemAgent:
 
     async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
         check_options(options)
-        replaces = self.settings.replace_undecodable
-        return await store_document(document, self.store, pages=options.get("pages"), replace_undecodable=replaces)
+        return await store_document(document, self.store, pages=options.get("pages"))
 
     async def _read_each(
         self,
@@ -595,25 +589,17 @@ class MemAgent:
         reference = await self._reference(document, options)
 
         async def one(number: int, question: str, barrier: Barrier) -> ReadResult:
-            single: ReadOptions = {**options, "response_format": form, "pages": None}
+            single: ReadOptions = {**options, "response_format": form, "pages": None, "barrier": barrier}
             single["run_id"] = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
-            return await await_result(
-                self._start(reference, question, single, is_shown=report is not None, barrier=barrier), report
-            )
+            return await await_result(self._start(reference, question, single, is_shown=report is not None), report)
 
         reads = {question: partial(one, several.index(question), question) for question in dict.fromkeys(several)}
         outcomes = dict(zip(reads, await read_in_passes(list(reads.values()), max_concurrency), strict=True))
         return [outcomes[question] for question in several]
 
     async def _start(
-        self,
-        document: DocumentSource,
-        question: str,
-        options: ReadOptions,
-        *,
-        is_shown: bool = True,
-        barrier: Barrier | None = None,
+        self, document: DocumentSource, question: str, options: ReadOptions, *, is_shown: bool = True
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
         graph = (await self._graph()).with_response_format(options.get("response_format"))
@@ -625,9 +611,7 @@ class MemAgent:
             initial["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
         with hold_run(graph.checkpointer, run_id):
-            async with aclosing(
-                self._run(graph, initial, initial, done, options, is_shown=is_shown, barrier=barrier)
-            ) as parts:
+            async with aclosing(self._run(graph, initial, initial, done, options, is_shown=is_shown)) as parts:
                 async for part in parts:
                     yield part
 
@@ -640,7 +624,6 @@ class MemAgent:
         options: ReadOptions,
         *,
         is_shown: bool = True,
-        barrier: Barrier | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end. Yield updates if someone wants them, then the result."""
         run_id = state["run_id"]
@@ -650,7 +633,7 @@ class MemAgent:
             limits=options.get("limits") or graph.reader_context.limits,
             on_hidden_update=None if is_shown else progress.updates,
             previous_steps=done,
-            barrier=barrier,
+            barrier=options.get("barrier"),
         )
         values: dict[str, Any] = dict(state)
         traced: Any = {name: value for name, value in (options.get("config") or {}).items() if name in _SHOWN_IN_TRACES}

@@ -138,7 +138,7 @@ def count_read(root: Path) -> tuple[Journey, Journey, Journey]:
 
 def count_training(root: Path) -> Journey:
     """Count the journey from logged runs, those of the recorded promises, to the first loss."""
-    from promises.scenarios import PLAIN_STEP, TRAINING, home, run  # noqa: PLC0415
+    from promises.scenarios import PLAIN_STEP, TRAINING, home, log_of_lines, run  # noqa: PLC0415
 
     journey = Journey(root)
     has_begun = has_ended = False
@@ -153,15 +153,17 @@ def count_training(root: Path) -> Journey:
         if not has_ended:
             journey.profile(frame, event, argument)
 
-    runs = next(TRAINING.glob("runs.*"))
     settings = [part for name, value in PLAIN_STEP.items() for part in ("--set", f"{name}={value}")]
     with tempfile.TemporaryDirectory() as folder, home(Path(folder)):
+        runs = log_of_lines(TRAINING / "runs.jsonl", Path(folder) / "runs.sqlite")
         sys.setprofile(profile)
-        run(
+        _, _, errors = run(
             *("train", runs, "--model", TRAINING / "model", "--out", Path(folder) / "out"),
             *("--preset", "memagent-paper", *settings),
         )
         sys.setprofile(None)
+    if not has_ended:
+        raise SystemExit(f"the training did not come to a loss: {errors}")
     return journey
 
 

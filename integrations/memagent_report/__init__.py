@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +22,7 @@ from memagent_graph.reading.state import Limits
 from memagent_graph.storage.checkpoints import hold_run
 from memagent_report.evidence_matrix import ReportDocument
 from memagent_report.report_data import Report
-from memagent_report.report_graph import OnUpdate, ReportState, ReportWork
+from memagent_report.report_graph import OnUpdate, ReportState, ReportWork, run_in_new_context
 from memagent_report.report_writing import list_custom_templates
 
 __all__ = ["Report", "areport", "report"]
@@ -58,8 +56,9 @@ async def areport(
         agent: the reader; the caller closes it.
         question: the question of the report.
         documents: anything that `Document.of` accepts. A document that cannot be read gets a row of failed cells.
-        questions: the questions that every document is read for. If there are none, the policy writes two to six. If
-            it has no prompt for this, every document is read for the report's own question.
+        questions: the questions that every document is read for; a repeated one counts once. If there are none, the
+            policy writes two to six. If it has no prompt for this, every document is read for the report's own
+            question.
         extractive: use the cells' answers as sections; otherwise the policy writes them, if it has prompts for this.
         judge: let the policy judge, pair by pair, whether different answers contradict each other. Without it, the
             report lists no contradictions.
@@ -75,7 +74,7 @@ async def areport(
     context = await agent.aprepare()
     check_question(question, context)
     questions = list(questions)
-    checked_questions = tuple(check_questions(questions, context)) if questions else ()
+    checked_questions = tuple(dict.fromkeys(check_questions(questions, context))) if questions else ()
     report_documents = await _report_documents(agent, list(documents))
     reads = {
         "limits": None if limits is None else asdict(limits),
@@ -106,9 +105,7 @@ async def areport(
         runs=f"cell-{_digest(reads)[:8]}",
         on_update=on_update,
     )
-    # In a new context: in a node or tool of another graph, LangGraph would treat this graph as a part of that one.
-    task = asyncio.create_task(_run_report(work), context=Context())
-    return Report.from_dict(await task)
+    return Report.from_dict(await run_in_new_context(_run_report(work)))
 
 
 report = synchronous(areport)
@@ -144,13 +141,12 @@ async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) 
     """
     if not sources:
         raise DocumentError("there are no documents", hint="Pass at least one.")
-    replace_undecodable = (await agent.aprepare()).replace_undecodable
     failures: list[DocumentError] = []
     report_documents: list[ReportDocument] = []
     for source in sources:
         try:
             document = Document.of(source)
-            reference = await agent.store.add_async(document, replace_undecodable=replace_undecodable)
+            reference = await agent.store.add_async(document)
             report_documents.append(ReportDocument(document.name, reference))
         except DocumentError as error:
             failures.append(error)

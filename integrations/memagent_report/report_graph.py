@@ -158,29 +158,25 @@ class ReportWork:
         document = self.documents[number]
         if document.reference is None:
             return self._fail(task, document.error or "")
-        distinct_questions = list(dict.fromkeys(questions))
-        run_ids = [self._run_id(document.reference, question) for question in distinct_questions]
+        run_ids = [self._run_id(document.reference, question) for question in questions]
         reads = [
             partial(self._read_one, document, question, run_id)
-            for question, run_id in zip(distinct_questions, run_ids, strict=True)
+            for question, run_id in zip(questions, run_ids, strict=True)
         ]
         async with AsyncExitStack() as stack:
             # Another report on this event loop may read the same document. All take the locks in the same order, so
             # there is no deadlock.
             for run_id in sorted(run_ids):
                 await stack.enter_async_context(_locks.get().setdefault(run_id, asyncio.Lock()))
-            outcomes = dict(
-                zip(distinct_questions, await _run_in_new_context(read_in_passes(reads, MAX_SHARED_READS)), strict=True)
-            )
-        errors = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
+            outcomes = await run_in_new_context(read_in_passes(reads, MAX_SHARED_READS))
+        errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if fatal := [error for error in errors if not isinstance(error, DocumentError)]:
             raise fatal[0]
         if errors:
             return self._fail(task, remove_folders(" ".join(str(errors[0]).split())))
         source = await asyncio.to_thread(self._load_source, document)
         cells = []
-        for column, question in enumerate(questions):
-            result = outcomes[question]
+        for column, result in enumerate(outcomes):
             assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
             cells.append(to_json(await asyncio.to_thread(make_cell, result, source, number, column)))
         return {"cells": {str(number): cells}}
@@ -275,7 +271,7 @@ class ReportWork:
         agent = self.agent.copy(strategy=strategy, checkpoints=saver, chunk_tokens=tokens)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
         run_id = f"{self.report_id}-{purpose}"
-        return await _run_in_new_context(agent.aresume_or_read(run_id, reference, self.question))
+        return await run_in_new_context(agent.aresume_or_read(run_id, reference, self.question))
 
 
 def _count_chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
@@ -288,7 +284,7 @@ def _count_chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
 _locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDictionary)
 
 
-async def _run_in_new_context(work: Coroutine[Any, Any, T]) -> T:
+async def run_in_new_context(work: Coroutine[Any, Any, T]) -> T:
     """Run work in a new context, so that LangGraph does not treat its graphs as parts of the graph that is running."""
     return await asyncio.create_task(work, context=Context())
 

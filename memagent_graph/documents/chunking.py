@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.headings import find_heading_starts, is_markdown
-from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.tokenizers import TextTokens, Tokenizer
 from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, find_safe_cut
 from memagent_graph.words import (
     find_last_character_end,
@@ -43,7 +43,9 @@ _CHARACTER_TOKENS = 64
 _MAX_EXCESS_TOKENS = 3
 """Maximum excess tokens of a chunk, for a code point that has several tokens."""
 _CACHED_BYTES = 8 * 1024 * 1024
-_BYTES_PER_TOKEN = 40
+_BYTES_PER_TOKEN = 136
+"""The memory of a token with its place."""
+_MAX_TOKEN_CHARACTERS = 40
 _BYTES_PER_PIECE = 600
 """The memory of a piece besides its text and tokens. It matters in a corpus of tiny documents."""
 _TAILS: dict[Boundary, tuple[tuple[Boundary, int], ...]] = {
@@ -110,7 +112,7 @@ class _Piece:
     start_byte: int
     end_byte: int
     text: str
-    ids: list[int]
+    tokens: TextTokens
     at_end: bool
 
 
@@ -142,7 +144,7 @@ class _PieceCache:
     @staticmethod
     def _cost(piece: _Piece) -> int:
         text = len(piece.text) * (1 if piece.text.isascii() else 4)
-        return _BYTES_PER_PIECE + len(piece.ids) * _BYTES_PER_TOKEN + text
+        return _BYTES_PER_PIECE + len(piece.tokens) * _BYTES_PER_TOKEN + text
 
 
 _PIECES = _PieceCache(_CACHED_BYTES)
@@ -211,15 +213,15 @@ class Chunker:
         taken: int | None
         while True:
             wanted = first + self._chunk_tokens - tokens
-            if wanted >= len(piece.ids) and piece.at_end:
-                taken, cut = len(piece.ids), len(piece.text)
-            elif wanted <= len(piece.ids):
+            if wanted >= len(piece.tokens) and piece.at_end:
+                taken, cut = len(piece.tokens), len(piece.text)
+            elif wanted <= len(piece.tokens):
                 place = self._cut(piece, first, at_char, wanted) or ((first, at_char) if texts else None)
                 splits = place is None
                 taken, cut = place or self._within_character(piece, first, at_char, wanted)
             else:
                 texts.append(piece.text[at_char:])
-                tokens += len(piece.ids) - first
+                tokens += len(piece.tokens) - first
                 piece_char += len(piece.text)
                 piece = self._piece(piece.end_byte)
                 first = at_char = 0
@@ -282,7 +284,7 @@ class Chunker:
             if cut > at_char:
                 return taken, cut
         room, fewest = wanted - first, at_char + 1
-        ends = range(min(len(piece.text), fewest + room * _BYTES_PER_TOKEN) + 1)
+        ends = range(min(len(piece.text), fewest + room * _MAX_TOKEN_CHARACTERS) + 1)
         count = self._tokenizer.count
         return None, bisect_right(ends, room, fewest + 1, key=lambda end: count(piece.text[at_char:end])) - 1
 
@@ -301,7 +303,7 @@ class Chunker:
     def _token_ends(self, piece: _Piece, most: int, fewest: int) -> Iterator[tuple[int, int]]:
         """Yield the numbers of tokens, from `most` to above `fewest`, that end with a code point, and these ends."""
         for number in range(most, fewest, -1):
-            end = self._tokenizer.prefix_chars(piece.text, piece.ids, number)
+            end = piece.tokens.prefix_chars(number)
             if end is not None:
                 yield number, end
 
@@ -324,7 +326,9 @@ class Chunker:
         else:
             cut = find_last_character_end(text, len(text) - 1, 1)
         text = text[:cut]
-        self._current = _Piece(start_byte, start_byte + len(text.encode()), text, self._tokenizer.encode(text), at_end)
+        self._current = _Piece(
+            start_byte, start_byte + len(text.encode()), text, self._tokenizer.tokenize(text), at_end
+        )
         _PIECES.put(key, self._current)
         return self._current
 

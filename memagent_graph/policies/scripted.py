@@ -32,7 +32,7 @@ class ScriptedPolicy:
     """The texts of all prompts, in order."""
 
     def __post_init__(self) -> None:
-        self._replies: Iterator[Reply] | None = None if callable(self.script) else iter(self.script)
+        self._replies: Iterator[Reply] = iter(() if callable(self.script) else self.script)
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
         """Return the next reply of the script.
@@ -45,16 +45,12 @@ class ScriptedPolicy:
         self.prompts.append(text)
         if self.delay:
             await asyncio.sleep(self.delay)
-        if callable(self.script):
-            reply = self.script(text)
-        else:
-            assert self._replies is not None  # noqa: S101
-            try:
-                reply = next(self._replies)
-            except StopIteration:
-                raise PolicyError(
-                    f"the script ended after {len(self.prompts) - 1} completions", hint="Add replies to the script."
-                ) from None
+        try:
+            reply = self.script(text) if callable(self.script) else next(self._replies)
+        except StopIteration:
+            raise PolicyError(
+                f"the script ended after {len(self.prompts) - 1} completions", hint="Add replies to the script."
+            ) from None
         if isinstance(reply, Exception):
             raise reply
         return reply if isinstance(reply, Completion) else Completion(reply, FinishReason.STOP, self.name)

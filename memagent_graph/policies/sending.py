@@ -124,10 +124,9 @@ class Sender:
         """
         retries = redirects = 0
         target, server = url, self._server
-        timeout, allowed = self._session.timeout, f" ({server.read_timeout:g} s for a completion)"
+        timeout = self._session.timeout
         if body is None:
             timeout = aiohttp.ClientTimeout(2 * server.connect_timeout, sock_connect=server.connect_timeout)
-            allowed = ""
         while True:
             await self.pause.wait()
             # The pauses double, with jitter.
@@ -159,6 +158,7 @@ class Sender:
                     pause = 0
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError) as error:
                 if retries == server.max_retries or isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError):
+                    allowed = "" if body is None else f" ({server.read_timeout:g} s for a completion)"
                     raise server.make_error(error, allowed) from None
             await asyncio.sleep(pause)
             retries += 1

@@ -21,7 +21,7 @@ from memagent_graph.errors import RunLogError
 from memagent_graph.events import StopReason
 from memagent_graph.reading.state import Counters, Limits, ReaderContext
 from memagent_graph.run_log.log import RunLog, log_error
-from memagent_graph.run_log.records import Conversation, StrategyId
+from memagent_graph.run_log.records import Conversation
 
 _MAX_TURNS: Final = 8
 """Maximum number of reads that run at once. With 1, the event loop would be idle while a checkpoint is written."""
@@ -112,8 +112,6 @@ class Recording:
     """
 
     log: RunLog
-    settings: Mapping[str, Any]
-    strategy: StrategyId
     checkpointed: bool = True
     """Whether steps have checkpoints. If so, a step is committed only after its conversation is in the log, so a
     resumed run has no gap. Without checkpoints, a step is written while the next step waits for the policy."""
@@ -136,9 +134,9 @@ class Recording:
         """Log the start of the run, once per call of the graph. `afresh` means that the run does not continue."""
         if not self._begun:
             self._begun = True
-            state, prompts = step.state, step.context.prompts
-            run = state["run_id"], state["question"], state["document"], self.settings, self.strategy
-            self._submit(lambda: self.log.begin(*run, prompts=prompts, trace=step.trace, afresh=afresh))
+            state, context = step.state, step.context
+            run = state["run_id"], state["question"], state["document"], context.log_settings, context.strategy
+            self._submit(lambda: self.log.begin(*run, prompts=context.prompts, trace=step.trace, afresh=afresh))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
         """Log a conversation. Only the first one of a branch and role supersedes earlier executions."""
@@ -201,8 +199,8 @@ class Execution:
     """The index of a chunk that an earlier call of the graph chose and did not read. This call reads it first."""
     chunk_texts: dict[int, tuple[Span, str]] = field(default_factory=dict, repr=False)
     """The texts of chunks that were chosen and not yet read, by chunk index."""
-    changes: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """The changes so far with calls of the policy, for strategies that look back."""
+    calls: list[Call] = field(default_factory=list, repr=False)
+    """The policy calls so far, for strategies that look back."""
     _chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
 

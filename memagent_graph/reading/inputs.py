@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from langchain_core.runnables import RunnableConfig
 
+from memagent_graph.concurrency.shared_pass import Barrier
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError
 from memagent_graph.plain_text import did_you_mean
@@ -32,6 +33,8 @@ class ReadOptions(TypedDict, total=False):
     """Bounds for each question's run in this call, instead of the reader's own."""
     config: RunnableConfig | None
     """A LangChain config. Its callbacks, tags, metadata and run name are used."""
+    barrier: Barrier | None
+    """Keeps the read at the same chunk as other reads of the document; see `concurrency.shared_pass`."""
 
 
 def check_options(options: ReadOptions) -> None:
@@ -80,9 +83,7 @@ def check_questions(questions: Iterable[str], context: ReaderContext) -> list[st
     return texts
 
 
-async def store_document(
-    document: Any, store: DocumentStore, *, pages: str | None = None, replace_undecodable: bool = False
-) -> DocumentRef:
+async def store_document(document: Any, store: DocumentStore, *, pages: str | None = None) -> DocumentRef:
     """Return the reference of a document. A source is stored first, all of it or only `pages`.
 
     Raises:
@@ -90,7 +91,7 @@ async def store_document(
     """
     if not is_reference(document):
         source = await asyncio.to_thread(Document.of, document)
-        return await store.add_async(source.only(pages), replace_undecodable=replace_undecodable)
+        return await store.add_async(source.only(pages))
     if pages is not None:
         raise DocumentError(
             f"{document['name']} is stored already, and pages are chosen before",

@@ -20,7 +20,7 @@ from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.reading.state import Counters, add_cost
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
-from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
+from memagent_graph.run_log import Conversation, Outcome
 from memagent_graph.words import find_invented_word
 
 
@@ -66,7 +66,7 @@ class PolicyRequest:
         self._chunk = step.chunk = call.reads[0].index if call.reads else None
         self._bound = role.tokens(step.context.budget)
         self._attempts = self._logged_events = 0
-        self._attempt_time = (0.0, 0.0)
+        self._attempt = 0.0, 0.0, TokenUsage(0, 0)
         self._begin = time.perf_counter()
         self._invalid: str | None = None
         self._events: list[ReadEvent] = []
@@ -184,7 +184,8 @@ class PolicyRequest:
         turn.end()
         begin = time.time()
         completion = await context.policy.complete(self._messages, self._sampling(self._attempts))
-        self._attempt_time = begin, time.time() - begin
+        seconds, usage = time.time() - begin, completion.count_tokens(self._messages, context.tokenizer.count)
+        self._attempt = begin, seconds, usage
         await turn.begin()
         ids, logprobs = completion.token_ids, completion.logprobs
         missing = "token ids" if ids is None else "log-probs" if logprobs is None else ""
@@ -194,7 +195,7 @@ class PolicyRequest:
             completion = replace(completion, logprobs=None)
         elif missing and context.sampling.logprobs and EventKind.LOGPROBS_DROPPED not in dict(completion.notes):
             self._note(EventKind.LOGPROBS_DROPPED, f"no {missing} came")
-        self._spend(completion.count_tokens(self._messages, context.tokenizer.count))
+        self._spend(usage)
         self._attempts += 1
         for kind, detail in completion.notes:
             self._note(kind, detail)
@@ -278,8 +279,7 @@ class PolicyRequest:
         if recording is None or recording.failure is not None:
             return
         recording.begin(self._step)
-        began, seconds = self._attempt_time
-        usage = completion.count_tokens(self._messages, context.tokenizer.count)
+        began, seconds, usage = self._attempt
         events = self._events[self._logged_events :]
         self._logged_events = len(self._events)
         is_the_reply = outcome is not Outcome.KEPT_PREVIOUS and memory == completion.text.strip()
@@ -313,12 +313,7 @@ class PolicyRequest:
                 logprobs=completion.logprobs,
                 parents=call.parents,
                 reads=call.reads,
-                events=tuple(
-                    LoggedEvent(
-                        began + seconds, event.kind.value, event.detail, self._chunk, event.rule and event.rule.value
-                    )
-                    for event in events
-                ),
+                events=tuple(events),
                 trace=self._step.trace,
             ),
             [message["content"] for message in self._messages],

@@ -210,13 +210,14 @@ class ReaderContext:
     """The rule for a document with content that could not be converted to text: report, or stop."""
     prompt_counts: PromptCounts | None = field(default=None, repr=False)
     """Detects prompts that a server has cut; None for policies in this process."""
-    replace_undecodable: bool = False
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The reader's settings, for the log."""
     on_hidden_update: Callable[[dict[str, Any]], object] | None = field(default=None, repr=False)
     """Called with updates that a `LoopNode` makes without supersteps. It is set only if the caller sees nothing of a
     read before its end; see `memagent_graph.reading.nodes`."""
+    uses_previous_calls: bool = False
+    """Whether the strategy's steps use `StepContext.load_previous_calls`."""
     previous_steps: Trace | None = field(default=None, repr=False)
     """The run's steps before this call; None if they are only in its log."""
     barrier: Barrier | None = field(default=None, repr=False)
@@ -252,10 +253,10 @@ class ReaderContext:
 
     def first_tokens(self, text: str, tokens: int) -> str:
         """Return a text's first tokens, a few fewer if the last one would end inside a character."""
-        ids = self.tokenizer.encode(text)
-        if len(ids) <= tokens:
+        tokenized = self.tokenizer.tokenize(text)
+        if len(tokenized) <= tokens:
             return text
-        lengths = (self.tokenizer.prefix_chars(text, ids, count) for count in range(tokens, 0, -1))
+        lengths = (tokenized.prefix_chars(count) for count in range(tokens, 0, -1))
         ends = (length for length in lengths if length is not None and is_character_end(text, length))
         return text[: next(ends, 0)].rstrip()
 

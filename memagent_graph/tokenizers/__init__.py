@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from memagent_graph.tokenizers.loading import EMBEDDED, Tokenizer, load_tokenizer
+from memagent_graph.tokenizers.loading import EMBEDDED, TextTokens, Tokenizer, load_tokenizer
 
-__all__ = ["EMBEDDED", "Tokenizer", "load_tokenizer"]
+__all__ = ["EMBEDDED", "TextTokens", "Tokenizer", "load_tokenizer"]

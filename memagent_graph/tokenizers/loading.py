@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import math
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import tiktoken
 import tiktoken.model
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from memagent_graph.errors import TokenizerError, load_extra
@@ -36,6 +40,19 @@ _MAX_WORD_CHARACTERS = 1000
 """The maximum `max_input_chars_per_word`, usually 100: WordPiece takes quadratic time in the length of a word."""
 _MAX_ADDED_TOKENS = 50_000
 _composed = functools.partial(unicodedata.normalize, "NFC")
+
+
+class TextTokens(Protocol):
+    """The tokens of a text. Its length is their number."""
+
+    def __len__(self) -> int: ...
+
+    def prefix_chars(self, n: int) -> int | None:
+        """Return the number of characters that the first `n` tokens cover.
+
+        None if token `n` ends inside a character. All tokens cover all of the text.
+        """
+        ...
 
 
 class Tokenizer(Protocol):
@@ -72,25 +89,17 @@ class Tokenizer(Protocol):
         """Return the number of tokens of `text`."""
         ...
 
-    def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """Return the number of characters of `text` that the first `n` of its `ids` cover.
-
-        None if token `n` ends inside a character. All ids cover all of the text.
-        """
+    def tokenize(self, text: str) -> TextTokens:
+        """Return the tokens of `text` with their places."""
         ...
 
 
 class TiktokenTokenizer:
-    """A tiktoken encoding as a `Tokenizer`.
+    """A tiktoken encoding as a `Tokenizer`."""
 
-    Args:
-        encoding: the encoding.
-        name: the argument with which `load_tokenizer` loads it again, by default the encoding's name.
-    """
-
-    def __init__(self, encoding: tiktoken.Encoding, *, name: str | None = None) -> None:
+    def __init__(self, encoding: tiktoken.Encoding) -> None:
         self._encoding = encoding
-        self.name = name or encoding.name
+        self.name = encoding.name
         self.special_tokens = frozenset(encoding.special_tokens_set)
 
     @functools.cached_property
@@ -128,16 +137,30 @@ class TiktokenTokenizer:
         """Return the number of tokens of `text`."""
         return len(self.encode(text))
 
-    def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """Return the number of characters of `text` that the first `n` of its `ids` cover; None inside a character."""
-        if n >= len(ids):
-            return len(text)
-        from_start = n <= len(ids) // 2
+    def tokenize(self, text: str) -> TextTokens:
+        """Return the tokens of `text` with their places."""
+        return _TiktokenText(text, self.encode(text), self._encoding)
+
+
+@dataclass(frozen=True, slots=True)
+class _TiktokenText:
+    text: str
+    ids: list[int]
+    encoding: tiktoken.Encoding
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def prefix_chars(self, n: int) -> int | None:
+        """Return the number of characters that the first `n` tokens cover; None inside a character."""
+        if n >= len(self.ids):
+            return len(self.text)
+        from_start = n <= len(self.ids) // 2
         try:
-            characters = len(self._encoding.decode_bytes(ids[:n] if from_start else ids[n:]).decode())
+            characters = len(self.encoding.decode_bytes(self.ids[:n] if from_start else self.ids[n:]).decode())
         except UnicodeDecodeError:
             return None
-        return characters if from_start else len(text) - characters
+        return characters if from_start else len(self.text) - characters
 
 
 class HFTokenizer:
@@ -162,10 +185,10 @@ class HFTokenizer:
             self._rules = {**specification, **replaced}
             self._backend = Backend.from_str(json.dumps(self._rules))
         self._backend.encode_special_tokens = True
-        self._encoded = functools.lru_cache(maxsize=8)(self._encode)
+        self._ids = functools.lru_cache(maxsize=8)(self.encode)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle only the specification, because the cache of encodings cannot be pickled."""
+        """Pickle only the specification, because the cache of ids cannot be pickled."""
         return functools.partial(HFTokenizer, name=self.name), (self._specification,)
 
     @functools.cached_property
@@ -178,22 +201,24 @@ class HFTokenizer:
         text = json.dumps(rules, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
-    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of `text`, and the first and last character of each."""
-        ids: list[int] = []
-        offsets: list[tuple[int, int]] = []
-        base = 0
+    def _encodings(self, text: str) -> Iterator[tuple[int, Encoding]]:
+        """Yield the first character and the encoding of each piece of `text`."""
+        start = 0
         for piece in cut_pieces(without_surrogates(text)):
             with _library_errors(self.name):
                 encoding = self._backend.encode(piece, add_special_tokens=False)
-            ids += encoding.ids
-            offsets += [(base + start, base + end) for start, end in encoding.offsets] if base else encoding.offsets
-            base += len(piece)
-        return ids, offsets
+            yield start, encoding
+            start += len(piece)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
-        return list(self._encoded(text)[0])
+        return [token for _, encoding in self._encodings(text) for token in encoding.ids]
+
+    def tokenize(self, text: str) -> TextTokens:
+        """Return the tokens of `text` with their places."""
+        parts = [*self._encodings(text)]
+        first_tokens = itertools.accumulate((len(encoding) for _, encoding in parts), initial=0)
+        return _HFText(text, parts, [*first_tokens], composes=self._backend.normalizer is not None)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
@@ -208,24 +233,45 @@ class HFTokenizer:
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
-        return len(self._encoded(text)[0])
+        return len(self._ids(text))
 
-    def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """Return the number of characters of `text` that the first `n` of its `ids` cover; None inside a character."""
-        if n >= len(ids):
-            return len(text)
+
+@dataclass(frozen=True, slots=True)
+class _HFText:
+    text: str
+    parts: list[tuple[int, Encoding]]
+    """The pieces of the text: the first character of each, and the library's encoding."""
+    first_tokens: list[int]
+    """The number of tokens before each piece, and before the end."""
+    composes: bool
+    """Whether a normalizer may have changed the text."""
+
+    def __len__(self) -> int:
+        return self.first_tokens[-1]
+
+    def _token_chars(self, index: int) -> tuple[int, int]:
+        """Return the first character of a token and the one after its last."""
+        part = bisect_right(self.first_tokens, index) - 1
+        first_char, encoding = self.parts[part]
+        # None would be a token of a post-processor, and there is none.
+        start, end = cast("tuple[int, int]", encoding.token_to_chars(index - self.first_tokens[part]))
+        return first_char + start, first_char + end
+
+    def prefix_chars(self, n: int) -> int | None:
+        """Return the number of characters that the first `n` tokens cover; None inside a character."""
+        if n >= len(self):
+            return len(self.text)
         if n <= 0:
             return 0
-        offsets = self._encoded(text)[1]
-        (start, end), (following, last) = offsets[n - 1], offsets[n]
+        (start, end), (following, last) = self._token_chars(n - 1), self._token_chars(n)
         if following < end:
             return None
-        if self._backend.normalizer is None or text[start:last].isascii():
+        if not self.composes or self.text[start:last].isascii():
             return end
         # The library reports only the first code point of a composed character. Its marks are in the gap after it.
-        cut = end if text[end:following].isspace() else following
-        parts = _composed(text[start:cut]) + _composed(text[cut:last])
-        return cut if parts == _composed(text[start:last]) else None
+        cut = end if self.text[end:following].isspace() else following
+        parts = _composed(self.text[start:cut]) + _composed(self.text[cut:last])
+        return cut if parts == _composed(self.text[start:last]) else None
 
 
 @contextlib.contextmanager
@@ -285,9 +331,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     if isinstance(spec, str):
         if spec == EMBEDDED:
             return _embedded()
-        encoding = _tiktoken_name(spec)
-        if encoding is not None:
-            return TiktokenTokenizer(_tiktoken_encoding(encoding), name=encoding)
+        if (encoding := _find_tiktoken_encoding(spec)) is not None:
+            return TiktokenTokenizer(encoding)
     path = Path(spec).expanduser()
     if path.exists():
         return _from_file(path, str(spec))
@@ -307,16 +352,13 @@ def _embedded() -> Tokenizer:
     return _from_file(Path(__file__).parents[1] / "embedded", EMBEDDED)
 
 
-def _tiktoken_name(spec: str) -> str | None:
-    if spec in tiktoken.list_encoding_names():
-        return spec
-    try:
-        return tiktoken.model.encoding_name_for_model(spec)
-    except KeyError:
-        return None
-
-
-def _tiktoken_encoding(name: str) -> tiktoken.Encoding:
+def _find_tiktoken_encoding(name: str) -> tiktoken.Encoding | None:
+    """Return the encoding of this name, or that of the model of this name; None if there is neither."""
+    if name not in tiktoken.list_encoding_names():
+        try:
+            name = tiktoken.model.encoding_name_for_model(name)
+        except KeyError:
+            return None
     try:
         return tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:

@@ -32,7 +32,7 @@ class Lighthouse(BaseModel):
 @pytest.fixture(scope="module")
 def server(vllm_python: Path, random_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     log_file = tmp_path_factory.mktemp("vllm") / "server.log"
-    with VLLMServer(random_policy, log_file=log_file, max_model_len=WINDOW) as running:
+    with VLLMServer(random_policy, log_file=log_file, options=("--max-model-len", str(WINDOW))) as running:
         yield running
 
 

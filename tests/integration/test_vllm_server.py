@@ -25,7 +25,9 @@ WINDOW = 512
 @pytest.fixture(scope="module")
 def server(vllm_python: Path, random_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     log_file = tmp_path_factory.mktemp("vllm") / "server.log"
-    with VLLMServer(random_policy, log_file=log_file, max_model_len=WINDOW, api_key="right") as running:
+    with VLLMServer(
+        random_policy, log_file=log_file, options=("--max-model-len", str(WINDOW)), api_key="right"
+    ) as running:
         yield running
 
 

@@ -88,11 +88,15 @@ class FakeServer:
         if self.tokenizer_info is not None:
             app.router.add_get("/tokenizer_info", self._tokenizer_info)
         app.router.add_post("/v1/chat/completions", self._complete)
+        self.add_routes(app)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
         self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+    def add_routes(self, app: web.Application) -> None:
+        """For subclasses that serve more."""
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         if self.authorization and request.headers.get("Authorization") != self.authorization:

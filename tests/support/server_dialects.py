@@ -161,12 +161,14 @@ FINISH_REASONS = {
         events=frozenset({"request_retried"}),
     ),
     "ended, without a reason": _finish(None),
-    "unknown, as 'banana'": _finish("banana", "unusual_finish"),
     "unknown, as a number": _finish(7, "unusual_finish"),
     "a tool was called": _finish("tool_calls", "unusual_finish"),
 }
 
 CONTENTS = {
+    "reasoning, of which all forms are in test_reasoning": _content(
+        lambda text: f"<think>{_THOUGHT}</think>\n\n{text}"
+    ),
     "thinking and a text part": _content(
         lambda text: [{"type": "thinking", "thinking": [_text(_THOUGHT)]}, _text(text)]
     ),
@@ -227,8 +229,7 @@ SHAPES = {
         settings=_ALL_LOGPROBS,
     ),
     "a token id beyond 32 bits": Dialect(_choice(lambda choice: choice.update(token_ids=[2**32]))),
-    "counts as texts": _with(usage={"prompt_tokens": "12", "completion_tokens": "3"}),
-    "counts with a point": _with(usage={"prompt_tokens": 12.0, "completion_tokens": 3.0}),
+    "counts as a text and with a point": _with(usage={"prompt_tokens": "12", "completion_tokens": 3.0}),
     "counts in Anthropic's words": _with(usage={"input_tokens": 12, "output_tokens": 3}),
     "counts below 0": _with(usage={"prompt_tokens": -1, "completion_tokens": 3}),
     "counts that are zero": _with(usage={"prompt_tokens": 0, "completion_tokens": 0}),
@@ -236,7 +237,6 @@ SHAPES = {
     "details of counts in a list": _with(
         usage={"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": []}
     ),
-    "no counts": _with(usage=None),
     "an id that is a number": _with(id=7),
     "no model": _with(model=None),
     "a model that is an object": _with(model={"name": "m"}),
@@ -244,17 +244,6 @@ SHAPES = {
     "an error that is null": _with(error=None),
     "a refusal that is empty": Dialect(_choice(lambda choice: choice["message"].update(refusal=""))),
 }
-
-REASONING = {
-    "<think>": _content(lambda text: f"<think>{_THOUGHT}</think>\n\n{text}"),
-    "channels": _content(
-        lambda text: (
-            f"<|channel|>analysis<|message|>{_THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>{text}"
-        )
-    ),
-    "a next turn": _content(lambda text: f"{text}<|im_end|>\n<|im_start|>user\nAnd what is the key of barn?"),
-}
-"""One of each kind; all ways of writing it are in `test_reasoning`."""
 
 REFUSED_FIELDS = {
     "max_tokens": _refuses(
@@ -341,7 +330,6 @@ DIALECTS: dict[str, Dialect] = {
         ("finish reason", FINISH_REASONS),
         ("content", CONTENTS),
         ("shape", SHAPES),
-        ("reasoning", REASONING),
         ("refused field", REFUSED_FIELDS),
         ("models", MODEL_LISTS),
     )

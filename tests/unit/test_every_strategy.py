@@ -275,7 +275,7 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     is_line = killed == "overwrite"
     chunks, tokenizer = size(48 if is_line else 24, 600), load_tokenizer("embedded")
     text = document_with({0.12: "The key of harbor is 4711.", 0.38: "The key of castle is 12."}, words=60 * chunks)
-    text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), chunks * 40)]
+    text = text[: tokenizer.tokenize(text).prefix_chars(chunks * 40)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "read.py").write_text(READ)
     moments, most = random.Random(f"{killed[-9:]}"), size(4, 40) if is_line else size(1, 12)

@@ -10,7 +10,6 @@ pytest.importorskip("huggingface_hub")
 from memagent_graph import LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
 from memagent_graph.errors import MissingExtraError, PolicyError
 from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy_registry import make_policy
 from memagent_graph.reading.assembly import assemble
 from memagent_graph.settings import ReadSettings
@@ -38,15 +37,6 @@ def test_a_folder_misspelt_is_no_request_to_a_server(name: str) -> None:
     with pytest.raises(PolicyError, match="there is no folder") as refusal:
         make_policy(ReadSettings(model=name))
     assert "hub id" in (refusal.value.hint or "")
-
-
-def test_a_bare_name_needs_a_server_or_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PolicyError, match="rl-polcy is not a folder here, and no server is named") as refusal:
-        make_policy(ReadSettings(model="rl-polcy"))
-    assert "--base-url" in (refusal.value.hint or "")
-    assert isinstance(make_policy(ReadSettings(model="some-model", api_key="key")), OpenAICompatiblePolicy)
-    monkeypatch.setenv("OPENAI_API_KEY", "key")
-    assert isinstance(make_policy(ReadSettings(model="some-model")), OpenAICompatiblePolicy)
 
 
 def test_a_tokenizer_that_needs_an_extra_says_so_instead_of_being_unknown() -> None:

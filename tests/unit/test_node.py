@@ -151,6 +151,10 @@ def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
     graph = make_reader().graph()
     parent = parent_of(graph).compile()
     assert parent.invoke(INPUT, TIGHT)["answer"] == "4711"
+    events = [event for _, event in parent.stream(INPUT, TIGHT, stream_mode="custom", subgraphs=True)]
+    assert {(event["run_id"], event["question"]) for event in events} == {(events[0]["run_id"], QUESTION)}
+    assert [event["chunk_index"] for event in events] == [*range(len(events) - 1), None]
+    assert (events[-2]["progress"], events[-2]["memory"]) == (1.0, "nothing yet\nharbor 4711")
     assert {"read:read_chunk", "read:update_memory", "read:answer"} <= set(parent.get_graph(xray=True).nodes)
     with pytest.raises(MemAgentError, match=r"must be a MemAgent, got ReaderGraph.*add_node"):
         memagent_node(graph)
@@ -288,7 +292,7 @@ def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_p
     """The parent asks for no durability of its own, so LangGraph's default would apply: "async"."""
     tokenizer = load_tokenizer("embedded")
     text = document_with({0.2: "The key of harbor is 4711."}, words=3_000)
-    text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), CHUNKS * 40)]
+    text = text[: tokenizer.tokenize(text).prefix_chars(CHUNKS * 40)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "parent.py").write_text(PARENT)
     with FakeServer(lambda body, number: perfect_reader(body["messages"][0]["content"])) as server:

@@ -154,7 +154,7 @@ def text_of(chunks: int) -> str:
     tokenizer = load_tokenizer("embedded")
     planted = {0.3: "The key of harbor is 4711.", 0.5: "The key of harbor is 4711.", 0.7: "The key of harbor is 4711."}
     text = document_with(planted, words=chunks * 30)
-    end = tokenizer.prefix_chars(text, tokenizer.encode(text), chunks * CHUNK_TOKENS)
+    end = tokenizer.tokenize(text).prefix_chars(chunks * CHUNK_TOKENS)
     assert end is not None
     return text[:end]
 

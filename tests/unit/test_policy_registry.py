@@ -72,7 +72,7 @@ def test_a_policy_that_cannot_be_made_is_told_with_its_package(added, name, mess
     assert message in caught.value.message and hint in str(caught.value.hint)
 
 
-def test_the_policies_that_come_with_the_package_are_in_the_same_registry(added, tmp_path) -> None:
+def test_the_policies_that_come_with_the_package_are_in_the_same_registry(added, monkeypatch) -> None:
     embedded = make_policy(ReadSettings(policy="embedded"))
     assert isinstance(embedded, LocalPolicy) and embedded.name == "embedded", "no package takes its name"
     assert isinstance(make_policy(ReadSettings(policy="server", model="x", base_url=URL)), OpenAICompatiblePolicy)
@@ -80,6 +80,11 @@ def test_the_policies_that_come_with_the_package_are_in_the_same_registry(added,
         make_policy(ReadSettings(policy="local"))
     with pytest.raises(PolicyError, match=r"^no server is named.*\(base_url\)"):
         make_policy(ReadSettings(policy="server"))
+    with pytest.raises(PolicyError, match=r"^x is not a folder here, and no server is named.*\(base_url\)"):
+        make_policy(ReadSettings(model="x"))
+    assert isinstance(make_policy(ReadSettings(model="x", api_key="key")), OpenAICompatiblePolicy)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    assert isinstance(make_policy(ReadSettings(model="x")), OpenAICompatiblePolicy)
     with pytest.raises(PolicyError, match=r"float16 was asked for, but a server.*leave out dtype"):
         make_policy(ReadSettings(policy="server", model="x", base_url=URL, dtype="float16"))
 

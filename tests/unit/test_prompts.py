@@ -40,11 +40,6 @@ def test_the_answer_is_asked_for_in_the_form_that_is_looked_for() -> None:
     assert plain.extract_answer("  42 \n") == "42"
 
 
-def test_an_empty_memory_is_named() -> None:
-    prompts = load_prompts()
-    assert prompts.empty_memory in prompts.messages("update", "Q?", memory="", chunk="C")[0]["content"]
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -106,11 +101,6 @@ def test_an_answer_template_cannot_ask_for_the_chunk() -> None:
     update = PromptTemplate("<a>{prompt}</a><b>{memory}</b><c>{chunk}</c>")
     with pytest.raises(PromptError, match=r"\{chunk\} cannot be filled in"):
         Prompts(update=update, answer=update)
-
-
-def test_a_missing_template_file_is_named(tmp_path) -> None:
-    with pytest.raises(PromptError, match=r"nowhere\.txt"):
-        load_prompts(update_template=tmp_path / "nowhere.txt")
 
 
 def test_other_braces_in_a_users_template_are_text(tmp_path) -> None:

@@ -14,7 +14,7 @@ from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS, counting_server
 
 from memagent_graph import Budget, MemAgent, ReadResult
 from memagent_graph.cli.policy_checks import CheckStatus, check_policy
-from memagent_graph.errors import PolicyRequestError, PolicyResponseError, PromptCutError
+from memagent_graph.errors import PolicyRequestError, PromptCutError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.api_variants import parse_finish_reason
 from memagent_graph.policy import FinishReason
@@ -92,16 +92,6 @@ async def test_a_field_is_not_given_up_where_that_does_not_help() -> None:
         await read(server, seed=1)
     assert [("seed" in body) for body in server.requests] == [True, False]
     assert "Lower chunk_tokens" not in str(caught.value), "it is not about length"
-
-
-async def test_a_reply_that_keeps_breaking_off_is_an_error_that_says_so() -> None:
-    reply = {"choices": [{"message": {"content": "half"}, "finish_reason": "error"}]}
-    with (
-        FakeServer(lambda body, number: reply) as server,
-        pytest.raises(PolicyResponseError, match="still broke its reply off after 2 retries"),
-    ):
-        await read(server)
-    assert len(server.requests) == 3
 
 
 LONG_TEXT = "The key of harbor is 4711. " + "and then some words " * 2000

@@ -137,14 +137,6 @@ def test_a_difference_is_told_by_brackets_where_there_is_no_color() -> None:
     assert "[-1743-]" not in print_text(render_timeline(timeline), color=True)
 
 
-def test_one_chunk_is_shown_with_its_memories_and_its_text() -> None:
-    text = print_text(render_timeline(build_timeline(run()), chunk=5))
-    assert "[bold]The harbour[/bold] froze." in text
-    assert text.count(LIGHTHOUSE) == 2
-    with pytest.raises(ValueError, match=r"not read chunk 9; it has read chunks 1 to 5"):
-        render_timeline(build_timeline(run()), chunk=9)
-
-
 @pytest.mark.parametrize("renderer", [render_timeline, render_page, render_notebook])
 @pytest.mark.parametrize(
     "view",

@@ -1,77 +1,19 @@
 """Tokenizers: exact ids, prefixes in characters, pathological text, and what can be named."""
 
-import importlib.resources
 import json
 import pickle
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.adversarial_texts import GPT2_PATTERN, adversarial_texts, as_tiktoken
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
-from tokenizers import Tokenizer as Backend
+from support.made_tokenizers import CL100K, KINDS
 
 from memagent_graph.errors import MissingExtraError, TokenizerError, install_command
 from memagent_graph.tokenizers.loading import TiktokenTokenizer, load_tokenizer
 from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES
-
-CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-SAMPLE = Path(json.__file__).parent
-TRAINING = [*(path.read_text() for path in SAMPLE.glob("*.py")), "naïve café Ärger e\u0301 日本語 " * 20]
-
-
-def trained(model, trainer, pre_tokenizer, decoder=None, normalizer=None):
-    """A tokenizer of the tokenizers library, trained on `TRAINING`."""
-    backend = Backend(model)
-    backend.pre_tokenizer = pre_tokenizer
-    if decoder is not None:
-        backend.decoder = decoder
-    if normalizer is not None:
-        backend.normalizer = normalizer
-    backend.train_from_iterator(TRAINING, trainer)
-    return backend
-
-
-def byte_level(pattern=CL100K, normalizer=None):
-    split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
-    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000,
-        special_tokens=SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    pre_tokenizer = pre_tokenizers.Sequence([*split, own]) if split else own
-    return trained(models.BPE(), trainer, pre_tokenizer, decoders.ByteLevel(), normalizer)
-
-
-def sentencepiece_like():
-    trainer = trainers.UnigramTrainer(
-        vocab_size=1000, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
-    )
-    return trained(models.Unigram(), trainer, pre_tokenizers.Metaspace(), decoders.Metaspace())
-
-
-def word_piece():
-    trainer = trainers.WordPieceTrainer(vocab_size=1000, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
-    model, normalizer = models.WordPiece(unk_token="[UNK]"), normalizers.BertNormalizer()
-    return trained(model, trainer, pre_tokenizers.BertPreTokenizer(), normalizer=normalizer)
-
-
-KINDS = {
-    "cl100k": byte_level,
-    "gpt2": lambda: byte_level(None),
-    "nfc": lambda: byte_level(normalizer=normalizers.NFC()),
-    "unigram": sentencepiece_like,
-    "wordpiece": word_piece,
-}
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +38,6 @@ def oracle(folder, kind):
     return as_tiktoken(specification(folder, kind), CL100K if kind == "cl100k" else GPT2_PATTERN)
 
 
-def test_the_embedded_tokenizer_is_the_same_by_any_route():
-    embedded = load_tokenizer("embedded")
-    with importlib.resources.as_file(importlib.resources.files("memagent_graph") / "embedded") as path:
-        assert load_tokenizer(path / "tokenizer.json").fingerprint == embedded.fingerprint
-
-
 def test_text_that_looks_special_is_ordinary_text(tokenizer):
     text = "a <|im_end|> b <|endoftext|></s>[SEP]"
     controls = {"<|im_end|>", "<|endoftext|>", "</s>", "[SEP]"} & tokenizer.special_tokens
@@ -117,8 +53,10 @@ def test_text_that_looks_special_is_ordinary_text(tokenizer):
 def test_any_text_encodes_and_its_prefixes_are_true(text, tokenizer):
     ids = tokenizer.encode(text)
     assert tokenizer.count(text) == len(ids)
-    assert tokenizer.prefix_chars(text, ids, len(ids)) == len(text)
-    lengths = [tokenizer.prefix_chars(text, ids, n) for n in range(len(ids) + 1)]
+    tokenized = tokenizer.tokenize(text)
+    assert len(tokenized) == len(ids)
+    assert tokenized.prefix_chars(len(ids)) == len(text)
+    lengths = [tokenized.prefix_chars(n) for n in range(len(ids) + 1)]
     known = [length for length in lengths if length is not None]
     assert known == sorted(known)
     assert all(0 <= length <= len(text) for length in known)
@@ -135,9 +73,10 @@ def test_ids_and_prefixes_are_those_of_another_implementation_of_bpe(kind, folde
         ids = tokenizer.encode(text)
         assert ids == other.encode_ordinary(text) == TiktokenTokenizer(other).encode(text)
         assert tokenizer.decode(ids) == other.decode(ids)
+        tokenized, other_tokenized = tokenizer.tokenize(text), TiktokenTokenizer(other).tokenize(text)
         for n in range(len(ids) + 1) if number % 5 == 0 else ():
-            length = tokenizer.prefix_chars(text, ids, n)
-            assert TiktokenTokenizer(other).prefix_chars(text, ids, n) == length
+            length = tokenized.prefix_chars(n)
+            assert other_tokenized.prefix_chars(n) == length
             if length is None:
                 inside += 1
                 with pytest.raises(UnicodeDecodeError):
@@ -151,7 +90,8 @@ def test_prefixes_of_text_that_a_normal_form_changes_are_in_its_own_characters(f
     tokenizer = load_tokenizer(folder / "nfc")
     text = "e\u0301 cafe\u0301 A\u030a\u0323 한국어 \u1112\u1161\u11ab plain q\u0307\u0323 end"
     ids = tokenizer.encode(text)
-    lengths = [tokenizer.prefix_chars(text, ids, n) for n in range(len(ids) + 1)]
+    tokenized = tokenizer.tokenize(text)
+    lengths = [tokenized.prefix_chars(n) for n in range(len(ids) + 1)]
     for n, length in enumerate(lengths):
         if length is not None:
             assert tokenizer.decode(ids[:n]) == tokenizer.decode(tokenizer.encode(text[:length]))
@@ -187,7 +127,7 @@ def test_much_of_one_character_neither_crashes_nor_crawls(unit, tokenizer, monke
     # Where a pattern gives up on a piece, its halves are tried: no character is looked at more than a few times.
     assert len(text) // 2 <= sum(fed.lengths) <= 4 * len(text)
     assert len(fed.lengths) <= 8 * (len(text) // largest + 1)
-    assert fresh.prefix_chars(text, ids, len(ids)) == len(text)
+    assert fresh.tokenize(text).prefix_chars(len(ids)) == len(text)
 
 
 def test_fingerprints_tell_tokenizers_apart_and_not_routes(folder, tmp_path):
@@ -202,18 +142,9 @@ def test_fingerprints_tell_tokenizers_apart_and_not_routes(folder, tmp_path):
         other["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
         path = tmp_path / f"{kind}.json"
         path.write_text(json.dumps(other, indent=4))
-        again = load_tokenizer(path)
-        assert again.fingerprint == prints[kind]
-        assert again.count("one two three four five six seven eight") > 5
-
-
-def test_a_tokenizer_can_be_sent_to_another_process(tokenizer):
-    again = pickle.loads(pickle.dumps(tokenizer))
-    text = "Text as <|im_end|> any other: naïve."
-    assert (again.name, again.fingerprint, again.special_tokens) == (
-        tokenizer.name, tokenizer.fingerprint, tokenizer.special_tokens
-    )  # fmt: skip
-    assert again.encode(text) == tokenizer.encode(text)
+        for again in (load_tokenizer(path), pickle.loads(pickle.dumps(load_tokenizer(folder / kind)))):
+            assert again.fingerprint == prints[kind]
+            assert again.count("one two three four five six seven eight") > 5
 
 
 def test_decode_names_an_unknown_id(folder):

@@ -46,6 +46,7 @@ def kinds(result) -> list[str]:
         ("gated:exit=yes", "gated has no option 'exit'. Its options: passes, stop"),
         ("parallel:passes=two", "passes=two is not valid for parallel. Input should be a valid integer"),
         ("parallel:passes=0", "parallel:passes must be at least 1, got 0. Use 1 or more"),
+        ("retrieval:chunks=-1", "retrieval:chunks must be at least 0, got -1"),
         ("parallel:passes=2:passes=3", "parallel:passes=2:passes=3 has an option twice"),
         ("gatd:stop=yes", "Did you mean gated"),
     ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -82,8 +82,6 @@ class EnglishFact:
     subject: str
     value: str
     statement: str
-    changed: bool = field(default=False)
-    """Whether it says that something has changed."""
 
 
 class _File(msgspec.Struct):
@@ -216,12 +214,11 @@ class EnglishFacts:
     def change(self, fact: EnglishFact) -> EnglishFact:
         """Return what is true of the subject from now on."""
         if fact.relation.subject == "person" and fact.relation.of_whom:  # someone else owns it now
-            other = self._new(fact.relation.name + " s", fact.relation.subject)
-            text = self._choose(fact.relation, fact.relation.changes)
-            return EnglishFact(fact.relation, other, fact.value, _fill(text, other, fact.value), changed=True)
-        value = self._new(fact.relation.name + " v", fact.relation.value)
+            subject, value = self._new(fact.relation.name + " s", fact.relation.subject), fact.value
+        else:
+            subject, value = fact.subject, self._new(fact.relation.name + " v", fact.relation.value)
         text = self._choose(fact.relation, fact.relation.changes)
-        return EnglishFact(fact.relation, fact.subject, value, _fill(text, fact.subject, value), changed=True)
+        return EnglishFact(fact.relation, subject, value, _fill(text, subject, value))
 
     def state(self, relation: Relation, subject: str, value: str) -> str:
         """Return a statement in one of the split's wordings, sometimes as part of a longer sentence."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
-from contextlib import aclosing
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
@@ -23,10 +22,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_evaluation.attempt_rows import OpenQuestion, make_row, make_run_id, with_losses
 from memagent_evaluation.markdown_tables import format_length
-from memagent_evaluation.planning import count_completion_tokens
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, QuestionKey, QuestionOutcome, ResultRow
-from memagent_evaluation.sample_documents import OpenDocuments, SampleError, StoredSample
+from memagent_evaluation.sample_documents import OpenDocuments, SampleError
 from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import Attempt, ReaderSystem
 from memagent_graph.cli.progress import ProgressDisplay, describe_progress
@@ -120,8 +118,6 @@ class Evaluation:
     """The tasks' seed."""
     answer_format: AnswerFormat = AnswerFormat.BOXED
     """The form in which the systems' prompts ask for the answer."""
-    answer_tokens: int = 1
-    """The maximum tokens of an answer's completion, unless the task needs more."""
     scripted: bool = False
     """Whether the systems' policy is a script."""
     run_log: RunLog | None = None
@@ -231,41 +227,19 @@ class _EvaluationRun:
 
     async def _queue_questions(self, ready: asyncio.Queue[OpenQuestion | None], keys: Iterable[QuestionKey]) -> None:
         """Queue the questions in their order, each with its document in the store; then None for each worker."""
-        async with aclosing(self._prepare(keys)) as documents:
-            async for stored, systems in documents:
-                for system, repeat in systems:
-                    await ready.put(OpenQuestion(system, repeat, stored))
+        for sample, group in groupby(keys, key=lambda key: (key.task, key.length, key.question_index)):
+            if self._end is not EvaluationEnd.DONE:
+                break
+            systems = [(key.system, key.repeat) for key in group]
+            try:
+                stored = await self._documents.prepare(*sample, len(systems))
+            except SampleError as error:
+                self._sample_errors.append(error)
+                continue
+            for system, repeat in systems:
+                await ready.put(OpenQuestion(system, repeat, stored))
         for _ in range(self._evaluation.concurrency):
             await ready.put(None)
-
-    async def _prepare(
-        self, keys: Iterable[QuestionKey]
-    ) -> AsyncGenerator[tuple[StoredSample, list[tuple[str, int]]], None]:
-        """Yield samples with the systems that still have to answer them; more are made while the first is awaited."""
-        in_progress: deque[tuple[asyncio.Task[StoredSample], list[tuple[str, int]]]] = deque()
-        samples = (
-            (sample, [(key.system, key.repeat) for key in group])
-            for sample, group in groupby(keys, key=lambda key: (key.task, key.length, key.question_index))
-        )
-        try:
-            while self._end is EvaluationEnd.DONE:
-                while len(in_progress) < self._documents.workers:
-                    if (next_sample := next(samples, None)) is None:
-                        break
-                    sample, systems = next_sample
-                    in_progress.append((asyncio.create_task(self._documents.prepare(*sample, len(systems))), systems))
-                if not in_progress:
-                    return
-                try:
-                    stored = await in_progress[0][0]
-                except SampleError as error:
-                    self._sample_errors.append(error)
-                else:
-                    yield stored, in_progress[0][1]
-                in_progress.popleft()
-        finally:
-            for task, _ in in_progress:
-                task.cancel()
 
     def _open_keys(self) -> Iterator[QuestionKey]:
         """Yield the plan's questions that have no row yet, or have to be asked again."""
@@ -306,9 +280,8 @@ class _EvaluationRun:
                 attempt = await evaluation.systems[question.system].attempt(
                     question.stored.document,
                     sample.question,
-                    answer_tokens=count_completion_tokens(sample.task, evaluation.answer_tokens),
+                    answer_tokens=sample.task.answer_tokens,
                     run_id=run_id,
-                    min_answer_tokens=sample.task.answer_tokens,
                     repeat=question.repeat,
                 )
             except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row

@@ -12,6 +12,7 @@ from memagent_evaluation.data_files import FileTask
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.sample_documents import make_sample
 from memagent_evaluation.samples import LengthUnit, Task
+from memagent_evaluation.systems import count_completion_tokens
 from memagent_evaluation.tasks import TaskSettings, find_data_files, load_task
 from memagent_evaluation.tasks.passages import PassagesTask
 from memagent_graph.errors import BudgetError, EvaluationError
@@ -99,20 +100,6 @@ def build_plan(
     return EvaluationPlan(tuple(systems), tuple(cells), repeats=repeats)
 
 
-def count_completion_tokens(task: Task, answer_tokens: int) -> int:
-    """Return the maximum tokens of an answer's completion: the larger of the reader's and the task's limit.
-
-    RULER's published limits (30 tokens for variable tracking) are for a model that continues an answer which the prompt
-    has begun. A chat model writes something before the box, and would be measured by its brevity. So the
-    maximum is never below the reader's own.
-
-    Args:
-        task: the task of the answer.
-        answer_tokens: the budget of the reader for an answer.
-    """
-    return max(task.answer_tokens, answer_tokens)
-
-
 def check_plan(
     plan: EvaluationPlan, tasks: Mapping[str, Task], context: ReaderContext, *, seed: int | None = None
 ) -> None:
@@ -129,7 +116,7 @@ def check_plan(
     count = context.tokenizer.count
     for task in tasks.values():
         try:
-            bound = count_completion_tokens(task, context.budget.answer_tokens)
+            bound = count_completion_tokens(task.answer_tokens, context.budget.answer_tokens)
             require_room((UPDATE, ANSWER), context.prompts, replace(context.budget, answer_tokens=bound), count)
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
                 for index in _choose_checks(cell, task.unit):

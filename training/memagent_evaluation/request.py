@@ -163,7 +163,6 @@ async def _measure(
             store=context.store,
             seed=options.seed,
             answer_format=context.prompts.answer_format,
-            answer_tokens=context.budget.answer_tokens,
             scripted=is_scripted(context.policy),
             run_log=log,
             saver=saver,

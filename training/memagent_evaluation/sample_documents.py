@@ -1,4 +1,4 @@
-"""The documents of samples: made in threads, stored before they are needed, and removed after their last question."""
+"""The documents of samples: made in a thread, stored before they are needed, and removed after their last question."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar
 
 from memagent_evaluation.samples import Sample, Task
 from memagent_graph.converters import Block
@@ -32,10 +30,9 @@ class StoredSample:
 
 @dataclass(eq=False)
 class OpenDocuments:
-    """Makes samples and keeps their documents in a store while systems read them. It belongs to one event loop."""
-
-    workers: ClassVar[int] = 2
-    """The number of worker threads."""
+    """Makes samples, one after the other, and keeps their documents in a store while systems read them. It belongs to
+    one event loop.
+    """
 
     tasks: Mapping[str, Task]
     """The tasks by name."""
@@ -46,12 +43,11 @@ class OpenDocuments:
     """Whether documents stay in the store."""
 
     def __post_init__(self) -> None:
-        self._pool = ThreadPoolExecutor(self.workers, "sample")
         self._is_closing = threading.Event()
         self._open_samples: Counter[str] = Counter()
         """The number of samples that still need a document, by its key."""
         self._documents: dict[str, DocumentRef] = {}
-        self._pending: set[asyncio.Future[StoredSample]] = set()
+        self._making: asyncio.Task[StoredSample] | None = None
 
     async def prepare(self, task: str, length: int, index: int, readers: int) -> StoredSample:
         """Make a sample and store its document, for a number of systems.
@@ -79,26 +75,19 @@ class OpenDocuments:
                 self._remove(key)
 
     async def close(self) -> None:
-        """Cancel running work, and remove all remaining documents."""
+        """End running work, and remove all remaining documents."""
         self._is_closing.set()
-        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
-        await asyncio.gather(*self._pending, return_exceptions=True)
+        if self._making is not None:
+            await asyncio.gather(self._making, return_exceptions=True)
         for key in list(self._documents):
             self._remove(key)
 
     async def _make(self, task: str, length: int, index: int, readers: int) -> StoredSample:
         """Make and store a sample in a thread. It cannot be cancelled from outside; `close` waits for running work."""
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._pool, self._make_in_thread, self.tasks[task], length, index, readers)
-        self._pending.add(future)
-        future.add_done_callback(self._on_done)
-        return await asyncio.shield(future)
-
-    def _on_done(self, future: asyncio.Future[StoredSample]) -> None:
-        self._pending.discard(future)
-        if not future.cancelled() and future.exception() is None:
-            document = future.result().document
-            self._documents[document["key"]] = document
+        self._making = asyncio.create_task(
+            asyncio.to_thread(self._make_in_thread, self.tasks[task], length, index, readers)
+        )
+        return await asyncio.shield(self._making)
 
     def _remove(self, key: str) -> None:
         document = self._documents.pop(key)
@@ -121,6 +110,7 @@ class OpenDocuments:
 
         try:
             document = self.store.add(Document.from_pieces(blocks, sample.id))
+            self._documents[document["key"]] = document
         except DocumentError as error:
             raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
         return StoredSample(sample, document, readers)

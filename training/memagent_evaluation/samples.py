@@ -63,11 +63,6 @@ class Needle:
     depth: float
     """The position of its first character, as a fraction of the document's characters, 0 to 1."""
 
-    def span(self, characters: int) -> tuple[int, int]:
-        """Return where it begins and ends in a document of that many characters."""
-        start = round(self.depth * characters)
-        return start, start + len(self.text)
-
 
 class Task(Protocol):
     """A kind of question at any length. Equal arguments give equal samples, in any process."""
@@ -91,7 +86,7 @@ class Task(Protocol):
     def answer_tokens(self) -> int:
         """The tokens of `length` that are reserved for the answer, as in RULER.
 
-        A completion may have more if the reader's budget is larger: `planning.count_completion_tokens`.
+        A completion may have more if the reader's budget is larger: `systems.count_completion_tokens`.
         """
         ...
 

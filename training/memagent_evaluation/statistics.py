@@ -44,8 +44,6 @@ class Estimate:
     high: float
     n: int
     """The number of questions."""
-    documents: int | None = None
-    """The number of documents, if questions share some."""
 
     def __str__(self) -> str:
         return f"{100 * self.mean:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
@@ -68,8 +66,7 @@ def estimate(values: Sequence[float], *, clusters: Sequence[str] | None = None) 
         return compute_wilson_interval(round(sum(values)), len(values))
     sums, counts = sum_clusters(values, clusters if clusters is not None else range(len(values)))
     low, high = compute_bootstrap_interval(sums, (0.0, 1.0), counts)
-    documents = len(sums) if len(sums) < len(values) else None
-    return Estimate(math.fsum(values) / len(values), low, high, len(values), documents)
+    return Estimate(math.fsum(values) / len(values), low, high, len(values))
 
 
 def compute_wilson_interval(successes: float, n: int) -> Estimate:
@@ -226,8 +223,6 @@ class Comparison:
     p_value: float
     corrected_for: int = 1
     """The number of comparisons that the p-value has been corrected for."""
-    documents: int | None = None
-    """The number of documents, if questions share some."""
 
     @property
     def difference(self) -> float:
@@ -288,10 +283,7 @@ def compare(
     else:
         low, high = compute_bootstrap_interval(sums, (-1.0, 1.0), counts)
     first_mean, second_mean = (math.fsum(column) / len(ids) for column in zip(*pairs, strict=True))
-    documents = len(sums) if len(sums) < len(ids) else None
-    return Comparison(
-        *names, len(ids), first_mean, second_mean, low, high, sign_flip_p_value(sums), documents=documents
-    )
+    return Comparison(*names, len(ids), first_mean, second_mean, low, high, sign_flip_p_value(sums))
 
 
 def compute_newcombe_interval(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:

@@ -58,6 +58,16 @@ class Attempt:
     """A note for people who read the results, such as "4,096 of 131,072 tokens shown"."""
 
 
+def count_completion_tokens(task_tokens: int, reader_tokens: int) -> int:
+    """Return the maximum tokens of an answer's completion: the larger of the task's and the reader's limit.
+
+    RULER's published limits (30 tokens for variable tracking) are for a model that continues an answer which the prompt
+    has begun. A chat model writes something before the box, and would be measured by its brevity. So the
+    maximum is never below the reader's own.
+    """
+    return max(task_tokens, reader_tokens)
+
+
 class ReaderSystem:
     """A reader with a strategy. With checkpoints, an attempt that was killed continues where it was.
 
@@ -71,8 +81,8 @@ class ReaderSystem:
         self.name = name
         self.strategy = strategy or reader.strategy
         self._reader = reader
-        self._readers: dict[tuple[int, int, int], MemAgent] = {}
-        """By the maximum and the minimum of an answer's tokens, and the index of the sample."""
+        self._readers: dict[tuple[int, int], MemAgent] = {}
+        """By the task's tokens for an answer, and the index of the sample."""
 
     async def identity(self) -> str:
         """Return the strategy's name, and hashes of the strategy and of its prompts.
@@ -84,31 +94,24 @@ class ReaderSystem:
         return f"{context.strategy.name} {context.strategy.fingerprint} {context.prompts.fingerprint}"
 
     async def attempt(
-        self,
-        document: DocumentRef,
-        question: str,
-        *,
-        answer_tokens: int,
-        run_id: str,
-        min_answer_tokens: int = 0,
-        repeat: int = 0,
+        self, document: DocumentRef, question: str, *, answer_tokens: int, run_id: str, repeat: int = 0
     ) -> Attempt:
         """Read the document, or continue at the checkpoints of an earlier attempt with this id; several at once.
 
         Args:
             document: a document in the reader's store.
             question: the question.
-            answer_tokens: the maximum tokens of a completion with an answer, the same for every system.
+            answer_tokens: the tokens that the task needs for an answer. The completion may have more (see
+                `count_completion_tokens`), unless the system shows the whole document and the window has no room for
+                more.
             run_id: the attempt's id, unique to sample and system.
-            min_answer_tokens: a system that shows the whole document may limit its answer to the rest of the window,
-                but not below this number. 0 leaves `answer_tokens` as it is.
             repeat: the index, from 0, among several samples of the same question; each sample has its own seed.
 
         Raises:
             MemAgentError: like `MemAgent.aread` and `MemAgent.aresume`; also if `run_id` belongs to another document or
                 question.
         """
-        reader = await self._get_reader(answer_tokens, min_answer_tokens, repeat)
+        reader = await self._get_reader(answer_tokens, repeat)
         began = time.monotonic()
         try:
             if (result := await self._resume(reader, document, question, run_id)) is None:
@@ -120,25 +123,26 @@ class ReaderSystem:
             return await self._does_not_fit(reader, error)
         return _attempt(result, logged=reader.run_log is not None)
 
-    async def _get_reader(self, answer_tokens: int, min_answer_tokens: int, repeat: int) -> MemAgent:
+    async def _get_reader(self, answer_tokens: int, repeat: int) -> MemAgent:
         checkpointer = await self._reader.acheckpointer()
-        key = (answer_tokens, min_answer_tokens, repeat)
+        key = (answer_tokens, repeat)
         if key not in self._readers:
-            choices: dict[str, Any] = {"answer_tokens": answer_tokens}
+            context = await self._reader.aprepare()
+            bound = count_completion_tokens(answer_tokens, context.budget.answer_tokens)
+            choices: dict[str, Any] = {"answer_tokens": bound}
             if self.name != READER:
-                choices["strategy"] = self._choose_strategy(min_answer_tokens)
-            seed = (await self._reader.aprepare()).sampling.seed
-            if repeat and seed is not None:
-                choices["seed"] = seed + repeat * _SEED_STEP
+                choices["strategy"] = self._choose_strategy(answer_tokens)
+            if repeat and context.sampling.seed is not None:
+                choices["seed"] = context.sampling.seed + repeat * _SEED_STEP
             self._readers[key] = self._reader.copy(checkpoints=checkpointer, **choices)
         return self._readers[key]
 
-    def _choose_strategy(self, min_answer_tokens: int) -> Strategy | str:
+    def _choose_strategy(self, answer_tokens: int) -> Strategy | str:
         """Return the strategy, by its name if it has a name, so that `memagent resume` makes the same reader."""
         if not is_strategy(self.name) or load_strategy(self.name) != self.strategy:
             return self.strategy
-        if isinstance(self.strategy, FullContext) and min_answer_tokens:
-            return f"{self.name}:least_answer_tokens={min_answer_tokens}"
+        if isinstance(self.strategy, FullContext) and not self.strategy.least_answer_tokens:
+            return f"{self.name}:least_answer_tokens={answer_tokens}"
         return self.name
 
     async def _resume(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:

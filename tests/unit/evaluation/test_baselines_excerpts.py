@@ -46,11 +46,9 @@ def test_the_ends_are_exact_in_tokens_up_to_characters(words, repeats, head, tai
     assert text.endswith(last)
     assert min(head, len(ids)) - 3 <= len(TOKENIZER.encode(first)) <= head or head < 4
     if 4 <= tail < len(ids):
-        start = len(text) - len(last)
+        start, tokenized = len(text) - len(last), TOKENIZER.tokenize(text)
         reached = next(
-            n
-            for n in range(max(0, len(ids) - tail - 8), len(ids) + 1)
-            if (TOKENIZER.prefix_chars(text, ids, n) or 0) >= start
+            n for n in range(max(0, len(ids) - tail - 8), len(ids) + 1) if (tokenized.prefix_chars(n) or 0) >= start
         )
         assert tail <= len(ids) - reached <= tail + 3
     elif tail:

@@ -19,7 +19,6 @@ from memagent_evaluation.data_files.file_task import estimate_tokens
 from memagent_evaluation.data_files.qa_records import Paragraph, read_records
 from memagent_evaluation.data_files.table_rows import JsonRows, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.scorers import score
 from memagent_evaluation.tasks import load_task
 from memagent_graph.errors import EvaluationError, MissingExtraError
 from memagent_graph.tokenizers import load_tokenizer
@@ -31,8 +30,8 @@ def text_of(sample: Sample) -> str:
     return "".join(sample.text())
 
 
-def write_json(path: Path, value: Any, *, indent: int | None = None) -> Path:
-    path.write_text(json.dumps(value, indent=indent, ensure_ascii=False), "utf-8")
+def write_json(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value, ensure_ascii=False), "utf-8")
     return path
 
 
@@ -103,15 +102,8 @@ def test_hotpotqas_gold_paragraphs_are_those_of_the_supporting_facts(tmp_path) -
     assert len(record.distractors) == 8
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("version_last", [False, True])
-def test_squads_distractors_are_the_articles_other_paragraphs_and_impossible_questions_are_left_out(
-    tmp_path, indent, version_last
-) -> None:
-    content = squad_file()
-    if version_last:
-        content["version"] = content.pop("version")
-    records = read_records([write_json(tmp_path / "s.json", content, indent=indent)], "squad")
+def test_squads_distractors_are_the_articles_other_paragraphs_and_impossible_questions_are_left_out(tmp_path) -> None:
+    records = read_records([write_json(tmp_path / "s.json", squad_file())], "squad")
     assert [record.id for record in records] == ["q1", "q2", "q4"]
     first, second, third = records
     assert first.answers == ("Oslo", "in Oslo")
@@ -119,33 +111,21 @@ def test_squads_distractors_are_the_articles_other_paragraphs_and_impossible_que
     assert third.distractors == ()
 
 
-def hugging_face_row() -> dict[str, Any]:
+def test_the_hugging_face_dataset_gives_the_same_records_once_one_of_its_splits_is_named(tmp_path) -> None:
+    import datasets
+
     row = hotpot_row()
-    return {
-        "id": row["_id"], "question": row["question"], "answer": row["answer"],
+    expected = read_records([write_json(tmp_path / "h.json", [row])], "hotpotqa")
+    row |= {
+        "id": row.pop("_id"),
         "supporting_facts": {"title": ["Port Alder", "Ada Born"], "sent_id": [1, 0]},
         "context": {"title": [title for title, _ in row["context"]], "sentences": [text for _, text in row["context"]]},
-    }  # fmt: skip
-
-
-def test_the_hugging_face_dataset_gives_the_same_records_from_every_kind_of_file(tmp_path) -> None:
-    import datasets
-
-    rows, folder = [hugging_face_row()], tmp_path / "folder"
-    expected = read_records([write_json(tmp_path / "h.json", [hotpot_row()])], "hotpotqa")
-    datasets.Dataset.from_list(rows).save_to_disk(folder)
-    paths = write_lines(tmp_path / "rows.jsonl", rows), write_parquet(tmp_path / "rows.parquet", rows), folder
-    assert all(read_records([path], "hotpotqa") == expected for path in paths)
-
-
-def test_of_a_dataset_with_splits_one_must_be_named(tmp_path) -> None:
-    import datasets
-
-    split = datasets.Dataset.from_list([hugging_face_row()])
+    }
+    split = datasets.Dataset.from_list([row])
     datasets.DatasetDict({"train": split, "validation": split}).save_to_disk(tmp_path / "all")
     with pytest.raises(EvaluationError, match=r"several splits.* Name one: .*train, .*validation"):
         read_records([tmp_path / "all"], "hotpotqa")
-    assert len(read_records([tmp_path / "all" / "validation"], "hotpotqa")) == 1
+    assert read_records([tmp_path / "all" / "validation"], "hotpotqa") == expected
 
 
 def test_questions_come_from_a_named_file_or_from_the_published_names_in_a_folder(tmp_path) -> None:
@@ -174,34 +154,15 @@ def test_hotpotqa_is_a_task_of_shuffled_paragraphs_with_its_needles_where_they_a
     assert len(orders) > 1
     assert {needle.gold for needle in samples[0].needles} == {"1901", "Port Alder"}
     for needle in samples[0].needles:
-        assert text[slice(*needle.span(len(text)))] == needle.text
+        assert text[round(needle.depth * len(text)) :].startswith(needle.text)
     other_seed = load_data_task("hotpotqa", tmp_path / "h.json", TaskSettings(SETTINGS.tokenizer, seed=6))
     assert [text_of(other_seed.sample(length, at)) for at in range(5)] != [text_of(sample) for sample in samples]
-
-
-def test_questions_of_ones_own_are_rows_of_question_context_and_answers(tmp_path) -> None:
-    rows = [
-        {
-            "question": " Who built it? ",
-            "context": "Rosa Brandt built the pier. " * 40,
-            "answers": ["Rosa Brandt", "R. B."],
-        },
-        {"question": "When?", "context": "It was in 1911.", "answers": "1911", "id": 7, "more": None},
-    ]
-    task = load_data_task("qa_files", write_lines(tmp_path / "mine.jsonl", rows), SETTINGS)
-    assert (task.name, task.metric, sum(map(task.count, task.lengths))) == ("qa_files", Metric.ANY, 2)
-    short, long = (task.sample(length, 0) for length in (min(task.lengths), max(task.lengths)))
-    assert (long.question, long.gold) == ("Who built it?", ("Rosa Brandt", "R. B."))
-    assert "".join(long.text()) == rows[0]["context"]
-    assert short.gold == ("1911",)
-    assert task.own_lengths[1] == SETTINGS.tokenizer.count("It was in 1911.") + SETTINGS.tokenizer.count("When?")
-    assert score(long, "R. B.", "\\boxed{R. B.}").strict == 1.0
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "tsv", "parquet", "dataset"])
 def test_own_questions_are_read_alike_from_every_kind_of_file(tmp_path, form) -> None:
     rows = [
-        {"question": "Who, and when?", "document": 'Rosa said "now",\nin 1911.', "answers": '["Rosa", "R. B."]'},
+        {"question": " Who, and when? ", "document": 'Rosa said "now",\nin 1911.', "answers": '["Rosa", "R. B."]'},
         {"question": "Where?", "document": "x" * 200_000, "answers": "Oslo"},
     ]
     path = tmp_path / f"mine.{form}"
@@ -217,35 +178,47 @@ def test_own_questions_are_read_alike_from_every_kind_of_file(tmp_path, form) ->
         else:
             (write_lines if form == "jsonl" else write_parquet)(path, lists)
     assert detect_data_task(path) == "qa_files"
-    examples = load_data_task("qa_files", path, SETTINGS).examples
+    task = load_data_task("qa_files", path, SETTINGS)
+    assert (task.name, task.metric, sum(map(task.count, task.lengths))) == ("qa_files", Metric.ANY, 2)
+    examples, count = task.examples, SETTINGS.tokenizer.count
+    assert task.own_lengths[0] == count(rows[0]["document"]) + count("Who, and when?")
     assert [(example.question, example.document, example.gold) for example in (examples[0], examples[1])] == [
         ("Who, and when?", rows[0]["document"], ("Rosa", "R. B.")),
         ("Where?", rows[1]["document"], ("Oslo",)),
     ]
 
 
-def test_a_document_may_be_in_parts_and_an_answer_be_one(tmp_path) -> None:
-    row = {"question": "Why?", "documents": ["One.", "Two."], "answer": "so"}
-    example = load_data_task("qa_files", write_lines(tmp_path / "a.jsonl", [row]), SETTINGS).examples[0]
-    assert (example.document, example.gold) == ("One.\n\nTwo.", ("so",))
+@pytest.mark.parametrize(
+    ("name", "row", "example"),
+    [
+        (
+            "qa_files",
+            {"question": "Why?", "documents": ["One.", "Two."], "answer": "so"},
+            ("Why?", ("so",), "One.\n\nTwo."),
+        ),
+        ("qa_files", longbench_row(), ("Who wrote it?", ("Ada", "Ada Lovelace"), "Ada wrote it in 1843. " * 40)),
+        (
+            "memagent_files",
+            {
+                "prompt": [{"role": "user", "content": "Who?"}],
+                "context": "Document 1:\nAda did it.",
+                "reward_model": {"style": "rule", "ground_truth": ["Ada", "A."]},
+                "extra_info": {"index": 3, "num_docs": 1},
+            },
+            ("Who?", ("Ada", "A."), "Document 1:\nAda did it."),
+        ),
+        ("ruler_hqa_files", hqa_row(1), ("What is it?", ("it", "that"), "Document 1:\nThe Document 9: of it is 1.")),
+    ],
+)
+def test_rows_are_known_by_their_fields_and_read_as_published(tmp_path, name, row, example) -> None:
+    path = write_parquet(tmp_path / "rows.parquet", [row])
+    assert detect_data_task(path) == name
+    first = load_data_task(name, path, SETTINGS).examples[0]
+    assert (first.question, first.gold, first.document) == example
 
 
-def test_memagents_training_questions_are_read_as_published(tmp_path) -> None:
-    row = {
-        "prompt": [{"role": "user", "content": "Who?"}],
-        "context": "Document 1:\nAda did it.",
-        "reward_model": {"style": "rule", "ground_truth": ["Ada", "A."]},
-        "extra_info": {"index": 3, "num_docs": 1},
-    }
-    path = write_parquet(tmp_path / "train.parquet", [row])
-    assert detect_data_task(path) == "memagent_files"
-    example = load_data_task("memagent_files", path, SETTINGS).examples[0]
-    assert (example.question, example.gold, example.document) == ("Who?", ("Ada", "A."), row["context"])
-
-
-def test_a_data_set_is_known_by_its_fields(tmp_path) -> None:
-    for name, row in (("hotpotqa", hotpot_row()), ("qa_files", longbench_row()), ("ruler_hqa_files", hqa_row())):
-        assert detect_data_task(write_lines(tmp_path / f"{name}.jsonl", [row])) == name
+def test_files_of_paragraphs_are_known_by_their_fields_and_others_are_refused(tmp_path) -> None:
+    assert detect_data_task(write_lines(tmp_path / "hotpotqa.jsonl", [hotpot_row()])) == "hotpotqa"
     assert detect_data_task(write_json(tmp_path / "s.json", squad_file())) == "squad"
     with pytest.raises(EvaluationError, match=r"rows with text.*question, its document"):
         detect_data_task(write_lines(tmp_path / "no.jsonl", [{"text": "t"}]))
@@ -262,9 +235,7 @@ def test_ruler_hqa_files_count_passages_and_come_in_folders(tmp_path) -> None:
     assert (task.unit, task.metric) == (LengthUnit.PASSAGES, Metric.ANY)
     assert task.lengths == (50, 100, 200, 1600)
     assert [task.count(length) for length in task.lengths] == [2, 2, 1, 2]
-    sample = task.sample(1600, 1)
-    assert (sample.question, sample.gold) == ("What is it?", ("it", "that"))
-    assert text_of(sample).endswith("Document 1600:\nThe Document 9: of it is 1600.")
+    assert text_of(task.sample(1600, 1)).endswith("Document 1600:\nThe Document 9: of it is 1600.")
 
 
 # Lengths
@@ -368,19 +339,6 @@ def test_missing_data_is_said_with_where_to_get_it_and_how_to_pass_it(tmp_path, 
             load_data_task(name, path, SETTINGS)
 
 
-def test_data_such_as_longbenchs_is_found_in_the_data_folder_and_in_a_tasks_own(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path))
-    (tmp_path / "evaluation" / "qa_files").mkdir(parents=True)
-    write_lines(tmp_path / "evaluation" / "other.jsonl", [{"not": "a question"}])
-    write_lines(tmp_path / "evaluation" / "qa_files" / "mine.jsonl", [longbench_row()])
-    task = load_data_task("qa_files", None, SETTINGS)
-    assert task.count(512) == 1
-    sample = task.sample(512, 0)
-    assert (sample.question, sample.gold) == ("Who wrote it?", ("Ada", "Ada Lovelace"))
-    assert text_of(sample) == "Ada wrote it in 1843. " * 40
-    assert [path.stem for path in find_data_paths("qa_files", tmp_path / "evaluation")] == ["mine"]
-
-
 @pytest.mark.parametrize(
     ("name", "row", "damage", "message"),
     [
@@ -393,12 +351,14 @@ def test_data_such_as_longbenchs_is_found_in_the_data_folder_and_in_a_tasks_own(
         ("qa_files", longbench_row, {"context": " "}, '"context" has no text'),
         ("qa_files", longbench_row, {"answers": "['a', 'b']"}, 'a list as Python writes it: write ["one", "another"]'),
         ("ruler_hqa_files", hqa_row, {"num_docs": 0}, '"num_docs" is 0, not a positive whole number'),
+        ("ruler_hqa_files", hqa_row, {"context": ...}, '"context" is missing (there are: _id, input, answers)'),
         ("ruler_hqa_files", hqa_row, {"context": "no passages"}, 'no line that begins with "Document 1:"'),
     ],
 )
 def test_a_damaged_row_is_named_by_file_and_line(tmp_path, name, row, damage, message) -> None:
     path = tmp_path / "eval_1.jsonl"
-    for rows, line in (([row(), row(**damage)], 2), ([row(**damage)], 1)):
+    damaged = {field: value for field, value in row(**damage).items() if value is not ...}
+    for rows, line in (([row(), damaged], 2), ([damaged], 1)):
         write_lines(path, rows)
         with pytest.raises(EvaluationError) as failure:
             load_data_task(name, path, SETTINGS)
@@ -407,15 +367,10 @@ def test_a_damaged_row_is_named_by_file_and_line(tmp_path, name, row, damage, me
         assert failure.value.hint
 
 
-def test_a_field_that_is_missing_is_named_with_those_that_are_there(tmp_path) -> None:
-    path = write_lines(tmp_path / "l.jsonl", [{"input": "q?", "answers": ["a"]}])
-    with pytest.raises(EvaluationError, match=r'"context" is missing \(there are: input, answers\)'):
-        load_data_task("ruler_hqa_files", path, SETTINGS)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        ({}, '"context" is not a list of pairs with a title'),
         ({"data": [{"title": "T", "paragraphs": [{"context": "c", "qas": [1]}]}]}, '"qas" is not a list of objects'),
         ({"data": [{"title": "T", "paragraphs": [{"qas": []}]}]}, '"context" is missing'),
         ({"data": [{"title": "T", "paragraphs": [{"context": "c", "qas": []}]}]}, "no question that has an answer"),
@@ -424,21 +379,15 @@ def test_a_field_that_is_missing_is_named_with_those_that_are_there(tmp_path) ->
             "the question 'x' has no answer",
         ),
         ({"data": []}, "has no rows"),
-        ({"data": [{"name": "other"}]}, "neither HotpotQA's fields nor SQuAD's, but name"),
+        ({"data": [{"name": "other"}]}, '"title" is missing (there are: name)'),
     ],
 )
-def test_a_damaged_squad_file_is_refused(tmp_path, damage, message) -> None:
+def test_a_squad_file_that_is_damaged_or_taken_for_hotpotqas_is_refused(tmp_path, damage, message) -> None:
     path = write_json(tmp_path / "s.json", squad_file(**damage))
     with pytest.raises(EvaluationError) as failure:
-        read_records([path], "squad")
+        read_records([path], "squad" if damage else "hotpotqa")
     assert message in str(failure.value)
     assert "s.json" in str(failure.value)
-
-
-def test_one_data_set_is_not_taken_for_the_other(tmp_path) -> None:
-    path = write_json(tmp_path / "s.json", squad_file())
-    with pytest.raises(EvaluationError, match="a file of squad, not of hotpotqa"):
-        load_data_task("hotpotqa", path, SETTINGS)
 
 
 @pytest.mark.parametrize(

@@ -51,21 +51,17 @@ def test_a_question_names_one_side_of_the_fact_and_asks_for_the_other() -> None:
         assert "{" not in question
 
 
-def test_a_near_miss_answers_no_question_about_the_fact() -> None:
+def test_near_misses_answer_no_question_about_the_fact_and_say_nothing_twice_in_one_relation() -> None:
+    founded = next(relation for relation in relations() if relation.name == "founded_year")
     for seed in SEEDS:
         facts = EnglishFacts(seed)
+        fact = facts.fact(founded)
+        misses = [facts.near_miss(fact) for _ in range(3)]  # of groups there are three relations
+        assert len({(item.relation.name, item.subject) for item in [fact, *misses]}) == 4
         fact = facts.fact()
         miss = facts.near_miss(fact)
         same = miss.relation.name == fact.relation.name
         assert not (same and (miss.subject == fact.subject or miss.value == fact.value))
-
-
-def test_near_misses_of_one_fact_say_nothing_twice_in_one_relation() -> None:
-    for seed in SEEDS:
-        facts = EnglishFacts(seed)
-        fact = facts.fact(next(relation for relation in relations() if relation.name == "founded_year"))
-        misses = [facts.near_miss(fact) for _ in range(3)]  # of groups there are three relations
-        assert len({(item.relation.name, item.subject) for item in [fact, *misses]}) == 4
 
 
 def test_nobody_is_drawn_twice_for_a_relation_that_two_persons_have_to_each_other() -> None:

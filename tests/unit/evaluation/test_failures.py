@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support.evaluation import Keys
-from support.scripts import part, perfect_reader
+from support.scripts import perfect_reader
 from support.traces import answered, fan_out, line, spans, step
 
 from memagent_evaluation.failures import Loss, NeedleLoss, analyse, read_logged_run
@@ -54,16 +54,21 @@ def test_each_kind_of_loss_is_told_with_its_chunk(run, expected) -> None:
     assert analyse(sample(NEEDLE), run) == (NeedleLoss(NEEDLE, *expected),)
 
 
-def test_a_fact_that_was_written_beyond_the_budget_was_cut_not_forgotten() -> None:
-    losses = analyse(sample(NEEDLE), view("a long", "story"), {"0": "a long story of 4711", "1": "story"})
-    assert losses == (NeedleLoss(NEEDLE, Loss.CUT_BY_CAP, 0),)
+REFUSAL = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
+REFUSED = line(["a short", "story"], ["x", "x"], events={0: REFUSAL})
 
 
-def test_a_fact_that_was_written_and_refused_by_a_rule_was_not_taken() -> None:
-    refusal = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
-    run = view("a short", "story", trace=line(["a short", "story"], ["x", "x"], events={0: refusal}))
-    losses = analyse(sample(NEEDLE), run, {"0": "zebra 4711", "1": "story"})
-    assert losses == (NeedleLoss(NEEDLE, Loss.NOT_TAKEN, 0),)
+@pytest.mark.parametrize(
+    ("run", "loss"),
+    [
+        (view("a long", "story"), Loss.CUT_BY_CAP),
+        (view("a short", "story", trace=REFUSED), Loss.NOT_TAKEN),
+    ],
+    ids=["beyond the budget", "refused by a rule"],
+)
+def test_a_fact_that_was_written_and_is_in_no_memory_was_not_forgotten(run, loss) -> None:
+    losses = analyse(sample(NEEDLE), run, {"0": "a long story of 4711", "1": "story"})
+    assert losses == (NeedleLoss(NEEDLE, loss, 0),)
 
 
 CHUNKS = ["So far nothing. ", "The key is 4711. And more. ", "And the rest of it."]
@@ -96,14 +101,6 @@ LONG = Needle("The key is 47112305.", "47112305", 0.5)
 )
 def test_a_value_whose_form_was_changed_was_not_lost(run, expected) -> None:
     assert analyse(sample(LONG), run) == (NeedleLoss(LONG, *expected),)
-
-
-@pytest.mark.parametrize(("chunks", "loss", "at"), [(CHUNKS, Loss.CUT_BY_CAP, 1), (SPLIT, Loss.CUT_BY_CHUNK, 0)])
-def test_without_the_texts_a_needles_place_says_which_chunk_held_it(chunks, loss, at) -> None:
-    """As for documents that are gone."""
-    question, run = read_view(chunks, cut=1, depth="".join(chunks).index("The key") / len("".join(chunks)))
-    (result,) = analyse(question, replace(run, chunk_text=lambda update: None))
-    assert (result.loss, result.chunk_index) == (loss, at)
 
 
 def test_every_needle_is_told_by_itself() -> None:
@@ -169,30 +166,19 @@ def test_a_branch_that_does_not_lead_to_the_answer_does_not_count() -> None:
     assert analyse(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, Loss.NEVER_WRITTEN),)
 
 
-def forgetful(prompt: str) -> str:
-    """Reads perfectly, and forgets all at the sixth chunk's word."""
-    return "nothing yet" if "word300 " in part(prompt, "section") else perfect_reader(prompt)
-
-
 def verbose(prompt: str) -> str:
     """Writes so much before the fact that the budget ends before it."""
     reply = perfect_reader(prompt)
     return reply if "<section>" not in prompt else "so much to tell " * 60 + reply
 
 
-@pytest.mark.parametrize(("script", "expected"), [(forgetful, Loss.OVERWRITTEN), (verbose, Loss.CUT_BY_CAP)])
-async def test_a_real_read_is_told_from_its_log_as_from_its_result(make_reader, tmp_path, script, expected) -> None:
+async def test_a_real_read_is_told_from_its_log(make_reader, tmp_path) -> None:
     fact = "The key of harbor is 4711."
     text = " ".join([fact, *(f"word{number} and then" for number in range(600))])
     log = RunLog(tmp_path / "runs.sqlite")
-    result = await make_reader(ScriptedPolicy(script), run_log=log).aread(text, "What is the key of harbor?")
+    result = await make_reader(ScriptedPolicy(verbose), run_log=log).aread(text, "What is the key of harbor?")
     question = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
     run, completions = read_logged_run(log, result.run_id, DocumentStore(tmp_path / "documents"))
-    (needle_loss,) = analyse(question, run, completions)
-    assert needle_loss.loss is expected
-    assert needle_loss.chunk_index is not None
-    assert "4711" not in run.updates[needle_loss.chunk_index].memory
-    if expected is Loss.OVERWRITTEN:
-        assert analyse(question, result.view()) == (needle_loss,)
-        assert "4711" in run.updates[needle_loss.chunk_index - 1].memory
+    assert analyse(question, run, completions) == (NeedleLoss(question.needles[0], Loss.CUT_BY_CAP, 0),)
+    assert "4711" not in run.updates[0].memory
     log.close()

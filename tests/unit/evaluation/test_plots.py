@@ -61,31 +61,36 @@ def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pict
     assert len(list(folder.iterdir())) == 2 * len(paths), "nothing else is left behind"
 
 
-def test_tasks_that_were_not_asked_of_every_system_at_every_length_are_drawn_apart(names) -> None:
-    """Their mean would rise and fall with the choice of tasks."""
-    at_one_length = [row(system, 1024, task="vt") for system in ("memagent", "refine")]
-    of_one_system = [row("memagent", length, task="vt") for length in LENGTHS]
-    for uneven in (at_one_length, of_one_system):
-        assert names(*ROWS, *uneven)[:2] == ["accuracy_keys.png", "accuracy_vt.png"]
-    options = [row(task=f"own:share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
-    assert names(*options)[:2] == [f"{make_file_stem('accuracy', option.task)}.png" for option in options]
+OTHER = [row(system, length, task="vt") for system in ("memagent", "refine") for length in LENGTHS]
+OPTIONS = [row(task=f"own:share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
+PASSAGES = row(task="hqa", unit="passages", length=50, needle_depths=(), needles_found=())
 
 
-def test_several_tasks_have_a_picture_together_and_one_each(names) -> None:
-    even = [*ROWS, *(row(system, length, 0, task="vt") for system in ("memagent", "refine") for length in LENGTHS)]
-    accuracy = ["accuracy.png", "accuracy_keys.png", "accuracy_vt.png"]
-    assert names(*even) == [*accuracy, "depth_memagent.png", "depth_refine.png"]
-    assert names(*ROWS)[:2] == ["accuracy.png", "depth_memagent.png"]
+@pytest.mark.parametrize(
+    ("rows", "accuracy"),
+    [
+        (ROWS, ["accuracy"]),
+        ([*ROWS, *OTHER], ["accuracy", "accuracy_keys", "accuracy_vt"]),
+        ([*ROWS, *OTHER[:3]], ["accuracy_keys", "accuracy_vt"]),
+        ([*ROWS, *OTHER[::3]], ["accuracy_keys", "accuracy_vt"]),
+        (OPTIONS, [make_file_stem("accuracy", option.task) for option in OPTIONS]),
+        ([replace(row, scripted=True) for row in ROWS], []),
+        ([row(), PASSAGES], ["accuracy_tokens", "accuracy_passages"]),
+    ],
+    ids=["one task", "several", "of one system", "at one length", "options", "a script", "units"],
+)
+def test_tasks_are_drawn_together_where_every_system_was_asked_the_same_at_every_length(names, rows, accuracy) -> None:
+    """Otherwise their mean would rise and fall with the choice of tasks. Without needles there is no map of depths."""
+    pictures = names(*rows)
+    assert [name for name in pictures if name.startswith("accuracy")] == [f"{stem}.png" for stem in accuracy]
+    with_needles = dict.fromkeys(row.system for row in rows if row.needle_depths and not row.scripted)
+    assert sum(name.startswith("depth_") for name in pictures) == len(with_needles)
 
 
 def test_names_of_systems_that_are_no_file_names_become_some_and_stay_apart(names) -> None:
     files = names(*map(row, ("gated:stop=yes", "gated-stop=yes", "my/own.py:Way")))
     assert len({name for name in files if name.startswith("depth_")}) == 3
     assert all(re.fullmatch(r"[\w+-]+\.png", name) for name in files)
-
-
-def test_a_script_has_no_accuracy(names) -> None:
-    assert names(*(replace(row, scripted=True) for row in ROWS)) == []
 
 
 def test_equal_results_give_equal_files_without_a_date(pictures, tmp_path) -> None:
@@ -137,11 +142,6 @@ def test_depths_are_counted_by_tenth_of_the_document_and_by_fact() -> None:
         row(index=3, needle_depths=(), needles_found=()),
     ]
     assert compute_depth_grid(rows) == {(1024, 0): [True, False], (1024, 9): [False, False]}
-
-
-def test_units_are_drawn_apart_and_tasks_without_needles_have_no_heat_map(names) -> None:
-    passages = row(task="hqa", unit="passages", length=50, needle_depths=(), needles_found=())
-    assert {*names(row(), passages)} == {"accuracy_tokens.png", "depth_memagent_tokens.png", "accuracy_passages.png"}
 
 
 def test_a_folder_that_is_not_there_and_a_missing_library_are_told(tmp_path, monkeypatch) -> None:

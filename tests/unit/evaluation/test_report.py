@@ -49,6 +49,9 @@ def test_what_fits_no_call_has_no_accuracy() -> None:
     rows = [row(index=index) for index in range(9)]
     rows += [failed("full_context", index=index, outcome="does_not_fit") for index in range(9)]
     report = render_report(results(*rows))
+    assert set(summarize(results(*rows[9:]))[0]["scores"].values()) == {None}
+    (partly,) = summarize(results(replace(rows[9], system="memagent"), rows[1]))
+    assert partly["scores"]["lenient"]["mean"] == 0.5
     assert line(report, "1K", "full_context", "9") == "| 1K | full_context | 9 | – | – | – | – | 9 |"
     assert line(report, "keys", "1K tokens", "full_context", "9", "–")
 
@@ -65,19 +68,18 @@ def test_costs_are_means_over_all_questions_that_were_asked_and_did_not_fail() -
     assert line(report, "1K tokens", "memagent", "2,000", "0", "10", "2.0", "1.50", "1.00", "2.00", "2.00", "1.00e+12")
 
 
-def test_facts_that_fared_alike_are_counted() -> None:
-    wrong = row(right=False, where_lost=("never_written", "overwritten", "never_written"), lost_at=(None, 4, None))
-    assert "| never written x 2, overwritten at chunk 4 |" in render_report(results(wrong))
-
-
 def test_wrong_answers_tell_where_their_facts_were_lost_and_how_to_open_them() -> None:
     wrong = [
         row(right=False, where_lost=("overwritten", "never_written"), lost_at=(3, None), run_id="e-1"),
         row(index=1, right=False, where_lost=("cut_by_cap",), lost_at=(2,), run_id="e-2", answer="a | b `c`\nd"),
     ]
+    several = row(
+        index=4, right=False, where_lost=("never_written", "overwritten", "never_written"), lost_at=(None, 4, None)
+    )
     other = row(index=3, right=False, system="full_context", where_lost=("not_applicable",), lost_at=(None,))
-    report = render_report(results(*wrong, row(index=2), other), log=Path("out/runs.sqlite"))
-    assert line(report, "memagent", "keys", "1K tokens", "2") == "| memagent | keys | 1K tokens | 2 | 1 | 1 | 1 |"
+    report = render_report(results(*wrong, row(index=2), several, other), log=Path("out/runs.sqlite"))
+    assert line(report, "memagent", "keys", "1K tokens", "3") == "| memagent | keys | 1K tokens | 3 | 3 | 2 | 1 |"
+    assert "| never written x 2, overwritten at chunk 4 |" in report
     assert "not applicable" not in report
     assert "memagent show RUN --log out/runs.sqlite" in report
     assert "overwritten at chunk 3, never written | `e-1` |" in report
@@ -113,13 +115,6 @@ def test_a_summary_holds_scores_with_intervals_outcomes_and_means() -> None:
     assert (cell["outcomes"], cell["n"]) == ({"answered": 1, "failed": 1}, 2)
     (nothing,) = summarize(results(failed()))
     assert set(nothing["means"].values()) == {None}
-
-
-def test_a_summary_says_nothing_of_the_scores_where_nothing_fitted() -> None:
-    (cell,) = summarize(results(failed(outcome="does_not_fit"), failed(index=1, outcome="does_not_fit")))
-    assert set(cell["scores"].values()) == {None}
-    (partly,) = summarize(results(failed(outcome="does_not_fit"), row(index=1)))
-    assert partly["scores"]["lenient"]["mean"] == 0.5
 
 
 def test_failures_are_grouped_by_what_happened_though_each_names_its_run() -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.evaluation import failed, row
 
 from memagent_evaluation.result_journal import JOURNAL, ResultJournal, load_results, open_results, require_no_results
-from memagent_evaluation.result_table import TABLE, EvaluationPlan, make_results, require_same, write_table
-from memagent_graph.errors import EvaluationError, MissingExtraError
+from memagent_evaluation.result_table import TABLE, EvaluationPlan, make_results, write_table
+from memagent_graph.errors import EvaluationError
 
 SETTINGS = {"policy": {"model": "m", "temperature": 0.0}, "tasks": {"seed": 1, "haystack": None}}
 PLAN = EvaluationPlan.grid(("memagent", "refine"), ("keys",), (1024, 4096), 2)
@@ -54,27 +54,6 @@ def test_every_row_comes_back_from_the_journal_as_it_was(tmp_path_factory, rows)
     assert {row.key: row for row in results.rows} == {row.key: row for row in rows}
 
 
-@given(st.data())
-@settings(max_examples=15)
-def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(tmp_path_factory, data) -> None:
-    folder = tmp_path_factory.mktemp("cut")
-    rows = [row(index=0), row(index=1), row("refine"), failed("refine", index=1)]
-    begin(folder, *rows).close()
-    content = (folder / JOURNAL).read_bytes()
-    header = content.index(b"\n") + 1
-    cut = data.draw(st.integers(header, len(content)))
-    (folder / JOURNAL).write_bytes(content[:cut])
-    whole = max(0, content[:cut].count(b"\n") - 2)
-    with open_results(folder, SETTINGS, resume=True) as journal:
-        assert list(journal.rows.values()) == rows[:whole]
-        journal.add_plan(PLAN)
-        for result in rows[whole:]:
-            journal.add(result)
-        mended = journal.results
-    assert load_results(folder) == mended
-    assert set(mended.rows) == set(rows)
-
-
 @pytest.mark.parametrize("what", ["data", "identities"])
 def test_data_files_and_systems_stay_the_same_and_others_may_come(tmp_path, what) -> None:
     with begin(tmp_path) as journal:
@@ -101,26 +80,6 @@ def test_rows_stand_in_the_order_in_which_tasks_and_systems_were_asked_for() -> 
     ordered = [(row.task, row.length, row.system) for row in make_results(rows, [plan], {}, "e").rows]
     assert ordered == [("vt", 1024, "refine"), ("vt", 1024, "memagent"), ("vt", 4096, "refine"),
                        ("keys", 4096, "memagent")]  # fmt: skip
-
-
-def test_other_settings_are_refused_and_every_difference_is_named(tmp_path) -> None:
-    begin(tmp_path).close()
-    other = {"policy": {"model": "m", "temperature": 0.7}, "tasks": {"seed": 2, "haystack": "essays"}}
-    with pytest.raises(EvaluationError) as refusal:
-        open_results(tmp_path, other, resume=True)
-    for words in (
-        "policy.temperature is 0.7 and was 0.0",
-        "tasks.seed is 2 and was 1",
-        'haystack is "essays" and was not',
-    ):
-        assert words in str(refusal.value)
-    assert "model" not in refusal.value.message
-    open_results(tmp_path, SETTINGS, resume=True).close()
-
-
-def test_settings_that_went_through_json_are_the_same(tmp_path) -> None:
-    given_as = {"a": {"lengths": (1, 2), "none": None}}
-    require_same(given_as, json.loads(json.dumps(given_as)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -196,12 +155,6 @@ with open_results(Path({str(tmp_path)!r}), {SETTINGS!r}, resume=True) as journal
     )
     assert "resume continues" in result.stdout
     assert result.stdout.endswith("2 rows\n")
-
-
-def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match="eval"):
-        write_table(replace(make_results([], [], {}, "e")), tmp_path / TABLE)
 
 
 @pytest.mark.parametrize("name", ["report.md", "results.parquet", "my_plot.png"])

@@ -5,32 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.fake_server import FakeServer
 from support.scripts import document_with, perfect_reader
-from support.strategies import EXAMPLE, reads_perfectly
+from support.strategies import EXAMPLE
 
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.systems import list_systems, load_system
-from memagent_graph import ANSWER, Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
-from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
-from memagent_graph.policies.model_info import ModelInfo, ModelShape
+from memagent_graph import ANSWER, Document, Limits, MemAgent, ScriptedPolicy, load_prompts
+from memagent_graph.errors import EvaluationError, RunMismatchError
+from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import SamplingParams
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.checkpoints import open_saver
-from memagent_graph.strategies import load_strategy
-from memagent_graph.strategies.excerpts import FullContext
 from memagent_graph.strategies.refine import IMPROVE, Refine
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
-SHAPE = ModelShape(parameters=1000, layers=2, width=8)
 
 
 class DescribedPolicy(ScriptedPolicy):
     """A script that says what model it is."""
 
-    info = ModelInfo(context_window=2000, shape=SHAPE)
+    info = ModelInfo(context_window=2000)
 
     async def describe(self) -> ModelInfo:
         return self.info
@@ -66,18 +62,6 @@ async def test_a_strategy_s_options_and_the_words_of_its_roles_are_part_of_a_sys
     assert await load_system("refine", make_reader()).identity() != refine
 
 
-async def test_a_run_logs_its_strategy_so_that_the_command_line_can_resume_it(make_reader, document, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
-    for name in ("refine", "full_context", "memagent"):
-        system = load_system(name, make_reader(ScriptedPolicy(reads_perfectly), run_log=log))
-        await system.attempt(document, QUESTION, answer_tokens=60, min_answer_tokens=30, run_id=name)
-    refine, full_context, memagent = (
-        log.get(name).settings.get("strategy") for name in ("refine", "full_context", "memagent")
-    )
-    assert refine == "refine" and memagent is None
-    assert load_strategy(full_context) == FullContext(least_answer_tokens=30), "with the bound that it was asked with"
-
-
 async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader) -> None:
     with pytest.raises(EvaluationError, match=r"no system 'full-context'\. Did you mean full_context"):
         load_system("full-context", make_reader())
@@ -98,62 +82,6 @@ async def test_the_policy_s_own_words_are_used_where_the_reader_uses_them(make_r
             reader.store.add(Document.of("The key of harbor is 4711.")), QUESTION, answer_tokens=60, run_id="one"
         )
         assert attempt.usage.turns == calls
-
-
-async def test_the_reader_as_a_system_gives_what_a_read_gives(make_reader, document, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
-    policy = DescribedPolicy(perfect_reader)
-    system = memagent(make_reader, policy, run_log=log)
-    attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="evaluation-1")
-    read = await make_reader(DescribedPolicy(perfect_reader)).aread(TEXT, QUESTION)
-    assert attempt.outcome is QuestionOutcome.ANSWERED
-    assert (attempt.answer, attempt.raw_answer) == (read.answer, read.raw_answer)
-    assert attempt.usage.turns == read.usage.turns == len(policy.prompts)
-    assert attempt.chunks == read.chunks_read == len(policy.prompts) - 1
-    assert attempt.usage.flops == sum(
-        SHAPE.forward_flops(conversation.prompt_tokens, conversation.completion_tokens)
-        for conversation in log.conversations("evaluation-1")
-    )
-    assert log.get("evaluation-1").answer == "4711"
-    assert log.get(attempt.run_id).settings["answer_tokens"] == 60
-
-
-async def test_the_reader_asks_for_answers_of_the_length_that_the_task_allows(make_reader) -> None:
-    with FakeServer() as server:
-        policy = OpenAICompatiblePolicy(base_url=server.base_url)
-        reader = make_reader(policy)
-        system = load_system("memagent", reader)
-        document = reader.store.add(Document.of("The key of harbor is 4711."))
-        for answer_tokens in (30, 120, 30):
-            await system.attempt(document, QUESTION, answer_tokens=answer_tokens, run_id=f"run-{answer_tokens}")
-        assert [request["max_tokens"] for request in server.requests] == [60, 30, 60, 120, 60, 30]
-        with pytest.raises(BudgetError, match="an answer needs"):
-            await system.attempt(document, QUESTION, answer_tokens=5000, run_id="run-5000")
-        await policy.aclose()
-
-
-async def test_an_attempt_that_failed_goes_on_at_its_chunk(make_reader, document, tmp_path) -> None:
-    broken = True
-
-    def script(prompt: str):
-        return PolicyError("gone") if broken and "4711" in prompt and "<section>" in prompt else perfect_reader(prompt)
-
-    policy = ScriptedPolicy(script)
-    options = {"checkpoints": await open_saver(tmp_path / "checkpoints.sqlite")}
-    system = memagent(make_reader, policy, **options)
-    with pytest.raises(PolicyError, match="gone") as failure:
-        await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
-    assert failure.value.run_id == "one"
-    count, broken = len(policy.prompts), False
-
-    system = memagent(make_reader, policy, **options)
-    attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
-    again = await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
-    await options["checkpoints"].aclose()
-    assert (attempt.answer, again.answer) == ("4711", "4711")
-    assert failure.value.chunk_index > 2
-    assert len(policy.prompts) - count == attempt.usage.turns - failure.value.chunk_index
-    assert again.usage == attempt.usage
 
 
 async def test_one_name_for_two_questions_is_refused(make_reader, document, tmp_path) -> None:

@@ -3,6 +3,7 @@
 import re
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 
@@ -38,13 +39,22 @@ def test_the_options_of_a_task_are_listed():
 
 
 @pytest.mark.parametrize("name", [*(name for name in RULER if not name.startswith("qa")), *OUR_OWN])
-def test_a_task_describes_itself(name):
+def test_a_task_describes_itself_says_where_its_answer_stands_and_refuses_the_impossible(name):
     task = load_task(name, SETTINGS)
     sample = task.sample(3000, 5)
-    assert task.name == name
-    assert sample.task is task
-    assert sample.id == f"{name}/3000/5"
+    text = "".join(sample.text())
+    assert (task.name, sample.task, sample.id) == (name, task, f"{name}/3000/5")
     assert (sample.length, sample.index) == (3000, 5)
+    assert {needle.gold for needle in sample.needles} >= set(sample.gold) or name == "english_absent"
+    assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
+    for length, index, message in (
+        (0, 0, "Lengths are tokens, at least 1"),
+        (-5, 0, "Lengths are tokens, at least 1"),
+        (3000, -1, "counted from 0"),
+        (30, 0, f"30 tokens is too small for {name}. Ask for at least"),
+    ):
+        with pytest.raises(EvaluationError, match=message):
+            task.sample(length, index)
 
 
 def test_an_unknown_name_says_which_are_near_or_which_there_are():
@@ -55,18 +65,6 @@ def test_an_unknown_name_says_which_are_near_or_which_there_are():
     with pytest.raises(EvaluationError) as failure:
         load_task("xyz", SETTINGS)
     assert failure.value.hint.startswith("Tasks are:") and all(name in failure.value.hint for name in list_tasks())
-
-
-@pytest.mark.parametrize("name", ["niah_single_2", "vt", "cwe", "fwe", *OUR_OWN])
-def test_impossible_lengths_and_indices_are_refused(name):
-    task = load_task(name, SETTINGS)
-    for length in (0, -5):
-        with pytest.raises(EvaluationError, match="Lengths are tokens, at least 1"):
-            task.sample(length, 0)
-    with pytest.raises(EvaluationError, match="counted from 0"):
-        task.sample(3000, -1)
-    with pytest.raises(EvaluationError, match=rf"30 tokens is too small for {name}. Ask for at least"):
-        task.sample(30, 0)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +140,7 @@ class Plain:
         return Sample(self, length, index, "?", ("!",), lambda: iter(["text"]))
 
 class WithSettings(Plain):
+    shares_documents = True
     def __init__(self, settings):
         self.settings = settings
 
@@ -163,12 +162,16 @@ nothing = 7
 
 
 def test_a_class_is_made_with_the_settings_or_with_nothing_and_a_task_is_taken_as_it_is(tmp_path):
+    several = replace(SETTINGS, questions_per_document=3)
     path = write(tmp_path, OWN)
     assert load_task(f"{path}:Plain", SETTINGS).name == "plain"
     assert load_task(f"{path}:WithSettings", SETTINGS).settings is SETTINGS
     assert load_task(f"{path}:WithOptionalSettings", SETTINGS).settings is SETTINGS
     assert load_task(f"{path}:WithDefaults", SETTINGS).depth == 3
     assert load_task(f"{path}:instance", SETTINGS).depth == 5
+    assert load_task(f"{path}:WithSettings", several).settings is several
+    with pytest.raises(EvaluationError, match="one question on each document"):
+        load_task(f"{path}:Plain", several)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
@@ -38,7 +37,6 @@ from memagent_graph import (
     load_prompts,
 )
 from memagent_graph.policies.profile import Profile
-from memagent_graph.reading.state import Limits
 from memagent_graph.storage.file_locks import lease
 from memagent_report import Report, areport, report, report_writing
 from memagent_report.evidence_matrix import CellState, Contradiction, ReportMode
@@ -126,13 +124,22 @@ def test_the_calls_of_a_report_are_logged_as_runs(reader, tmp_path) -> None:
     assert log.get(f"{result.report_id}-plan").answer == "\n".join(QUESTIONS)
 
 
-def test_a_policy_with_prompts_of_its_own_only_gives_an_extractive_report_with_an_event(reader, tmp_path) -> None:
-    prompts = load_prompts()
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"budget": None, "prompts": None, "profile": Profile(WIDE, load_prompts())}, "the policy has no prompt for"),
+        ({"budget": Budget(340, 30, 40, 80, 60)}, "the context window of 340 tokens is too small for"),
+    ],
+)
+def test_a_policy_with_prompts_of_its_own_or_without_room_gives_an_extractive_report_with_events(
+    reader, tmp_path, options, reason
+) -> None:
     policy = ScriptedPolicy(reads_keys)
-    agent = reader(policy, budget=None, prompts=None, profile=Profile(WIDE, prompts))
-    result = report(agent, HARBOR, keys(tmp_path, a="4711", b="12"))
-    assert result.mode is ReportMode.EXTRACTIVE
-    assert [event.kind for event in result.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
+    result = report(reader(policy, **options), HARBOR, keys(tmp_path, a="4711", b="12"), judge=True)
+    assert (result.mode, result.contradictions) == (ReportMode.EXTRACTIVE, ())
+    kinds = [event.kind for event in result.events]
+    assert kinds == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE, EventKind.NOT_JUDGED]
+    assert f"{reason} report_outline, report_section" in result.events[1].detail
     (section,) = result.sections
     assert section.heading == "What is the key of harbor?"
     assert [(sentence.document, sentence.text, sentence.is_quoted) for sentence in section.sentences] == [
@@ -141,7 +148,7 @@ def test_a_policy_with_prompts_of_its_own_only_gives_an_extractive_report_with_a
     assert [quote.text for _, quote in result.matrix.quotes()] == [
         "The key of harbor is 4711.", "The key of harbor is 12."
     ]  # fmt: skip
-    assert not [prompt for prompt in policy.prompts if "<quotes>" in prompt or "<documents>" in prompt]
+    assert not [prompt for prompt in policy.prompts if "<quotes>" in prompt or "<answers>" in prompt]
 
 
 def test_a_policy_whose_profile_has_templates_for_the_roles_writes(reader, tmp_path) -> None:
@@ -164,42 +171,15 @@ def test_a_policy_whose_profile_has_templates_for_the_roles_writes(reader, tmp_p
     assert sum(prompt.startswith("My own") for prompt in policy.prompts) >= 3
 
 
-def test_an_extractive_report_may_be_judged_by_a_policy_that_has_a_prompt_for_it(reader, tmp_path) -> None:
-    paths, options = keys(tmp_path, a="4711", b="12"), {"extractive": True, "judge": True}
-    agent = reader(ScriptedPolicy(reads_keys_and_writes))
-    result = report(agent, "Keys?", paths, questions=[HARBOR], **options)  # type: ignore[arg-type]
-    assert result.mode is ReportMode.EXTRACTIVE
-    assert [sentence.text for sentence in result.sentences] == ["4711", "12"]
-    assert result.contradictions == ()
-    assert judgements(agent, tmp_path) == ["COMPATIBLE"]
-    profile = Profile(WIDE, load_prompts())
-    agent = reader(ScriptedPolicy(reads_keys), budget=None, prompts=None, profile=profile)
-    result = report(agent, "Keys?", paths, questions=[HARBOR], **options)  # type: ignore[arg-type]
-    assert [event.kind for event in result.events] == [EventKind.NOT_JUDGED]
-    assert result.contradictions == ()
-
-
-def test_a_window_that_has_no_room_for_quotes_gives_an_extractive_report(reader, tmp_path) -> None:
-    small = Budget(context_window=340, question_tokens=30, memory_tokens=40, chunk_tokens=80, answer_tokens=60)
-    result = report(reader(ScriptedPolicy(reads_keys), budget=small), HARBOR, keys(tmp_path, a="4711"))
-    assert [event.kind for event in result.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
-    assert "340 tokens is too small for report_outline, report_section" in result.events[1].detail
-    assert [sentence.text for sentence in result.sentences] == ["4711"]
-
-
-def test_the_paper_s_budget_has_room_for_the_roles_of_a_report(reader, tmp_path) -> None:
-    agent = reader(ScriptedPolicy(reads_keys_and_writes), budget=Budget())
-    result = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR])
-    assert (result.mode, result.events) == (ReportMode.WRITTEN, ())
-
-
 def test_what_a_server_sends_that_is_no_text_stops_no_report(reader, tmp_path) -> None:
     def script(prompt: str) -> str:
         if "<section>" in prompt or "<quotes>" in prompt or "<answers>" in prompt:
             return reads_keys_and_writes(prompt)
         return "\\boxed{4711 \ud800}"
 
-    result = report(reader(ScriptedPolicy(script)), "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR])
+    agent = reader(ScriptedPolicy(script), budget=Budget())
+    result = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR])
+    assert (result.mode, result.events) == (ReportMode.WRITTEN, ()), "the paper's budget has room for its roles"
     assert result.matrix.cell(0, 0).answer == "4711 ?"
     assert result.to_html().encode()
 
@@ -234,13 +214,6 @@ def test_a_sentence_that_names_wrong_quotes_gets_those_of_its_section_that_have_
     assert first.chosen_by_code
     assert {place.document for place in second.quotes} == {0}
     assert [problem.kind for problem in third.problems] == [ProblemKind.NUMBER]
-
-
-def judgements(agent: MemAgent, folder: Path) -> list[str]:
-    agent.close()
-    with contextlib.closing(RunLog(folder / "runs.sqlite")) as log:
-        (run,) = [run for run in log.runs() if run.run_id.endswith("-writing")]
-        return [call.text for call in log.conversations(run.run_id) if call.role == "report_judge"]
 
 
 def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(reader, tmp_path) -> None:
@@ -343,13 +316,6 @@ async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_comm
     assert [cell.answer for cell in both[0].matrix.column(0)] == ["4711", "12", "5"]
     assert [cell.answer for cell in both[1].matrix.column(1)] == ["5", "12", "4711"]
     assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
-
-
-def test_a_read_that_stopped_at_a_limit_is_no_answer(reader, tmp_path) -> None:
-    agent = reader(ScriptedPolicy(reads_keys), budget=Budget(900, 50, 60, 100, 60))
-    limits = Limits(max_chunks=2)
-    result = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR], extractive=True, limits=limits)
-    assert [(cell.state, cell.answer) for cell in result.matrix.cells] == [(CellState.STOPPED, None)]
 
 
 def test_a_failed_call_stops_the_report_and_the_same_call_continues_it(reader, tmp_path) -> None:

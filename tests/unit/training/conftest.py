@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from memagent_graph import RunLog
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 if TYPE_CHECKING:
@@ -63,14 +62,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="session")
 def small_settings() -> Callable[..., Any]:
-    """Settings of a training by itself. The runs of the world have made-up log-probs, .23 nats off."""
+    from support.training_world import SMALL
+
     from memagent_training.job.job_settings import load_preset
 
-    usual = {
-        "report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
-        "max_logprob_gap": 9, "groups_per_step": 2, "token_budget": 200, "learning_rate": 0.005, "warmup_steps": 0,
-        "save_strategy": "no",
-    }  # fmt: skip
+    usual = SMALL | {"groups_per_step": 2, "save_strategy": "no"}
 
     def load(output: Path, preset: str = "memagent-paper", **changes: Any) -> Any:
         return load_preset(preset, output_dir=str(output), **(usual | changes))
@@ -99,10 +95,3 @@ def plain_model(tmp_path: Path) -> Path:
     folder = tmp_path / "plain"
     shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns("memagent.json", "templates"))
     return folder
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[RunLog]:
-    log = RunLog(tmp_path / "runs.sqlite")
-    yield log
-    log.close()

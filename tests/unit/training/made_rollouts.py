@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import Any
 
+import multi_conv_dapo
 import torch
 import transformers
 
-from memagent_training.data.rollouts import TrainingConversation
+from memagent_training.algorithm.advantages import AdvantageSettings, Baseline
+from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
 
 
 def conversation(
@@ -26,6 +29,27 @@ def conversation(
     logprobs = [-1.0] * len(completion) if logprobs is None else logprobs
     ids = (array("I", tokens) for tokens in (prompt, completion))
     return TrainingConversation(*ids, array("f", logprobs), *at, truncated, version, mask)
+
+
+def example_settings(of: AdvantageSettings, **others: Any) -> multi_conv_dapo.Settings:
+    """The package's settings of advantages and weights, as the example has them, and others of its own."""
+    penalty = of.overlong_penalty
+    return multi_conv_dapo.Settings(
+        divide_by_std=of.divide_by_std,
+        epsilon=of.epsilon,
+        terms=tuple(
+            multi_conv_dapo.Term(
+                term.reward, term.weight, term.scope.value, term.of or "*", term.roles or ("*",), term.divide_by_std
+            )
+            for term in of.terms
+        ),
+        leave_one_out=of.baseline is Baseline.LEAVE_ONE_OUT,
+        overlong=None if penalty is None else (penalty.max_length, penalty.cache_length),
+        drop_zero_variance=of.drop_zero_variance,
+        mask_truncated=of.mask_truncated,
+        loss_weights=of.loss_weights.value,
+        **others,
+    )
 
 
 def make_model(kind: str = "Llama", *, seed: int = 0, dtype: Any = torch.float64, **sizes: Any) -> Any:
@@ -52,3 +76,37 @@ def _give_norms_full_precision(model: Any) -> None:
         norm = torch.nn.RMSNorm(weight.shape, eps=model.config.rms_norm_eps, dtype=torch.float64)
         norm.weight = weight
         setattr(model.get_submodule(parent), last, norm)
+
+
+def weights_of(model: Any) -> dict[str, Any]:
+    """A copy of a model's weights, by name."""
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def find_changes(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    """The names of the weights that are not the same to the last bit."""
+    assert before.keys() == after.keys()
+    return {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+
+
+def logs_of(trainer: Any, *, apart_from: Container[str] = ()) -> list[dict[str, float]]:
+    """What a trainer logged of its steps, but for some metrics."""
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return [{name: value for name, value in entry.items() if name not in apart_from} for entry in steps]
+
+
+OF_THE_MACHINE = {"step_time", "train/tokens_per_second", "memory/peak_gib", "mfu"}
+"""Metrics that differ between two trainings of the same bits."""
+
+
+def edit(groups: Sequence[RolloutGroup], *, reward: float | None = None, **changes: Any) -> list[RolloutGroup]:
+    """The groups with other values in the first rollout's first conversation, and maybe another reward of it."""
+    first = groups[0]
+    rollout = first.rollouts_G[0]
+    conversation = replace(rollout.conversations_K[0], **changes)
+    rollout = replace(
+        rollout,
+        conversations_K=(conversation, *rollout.conversations_K[1:]),
+        reward=rollout.reward if reward is None else reward,
+    )
+    return [replace(first, rollouts_G=(rollout, *first.rollouts_G[1:])), *groups[1:]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import logging
 import sys
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from support import command_line
 
 from memagent_evaluation.statistics import compute_wilson_interval
-from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.errors import PolicyUnreachableError, install_command
+from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.settings import WordingSettings
 from memagent_training import rl
 from memagent_training.commands import rl_command
@@ -62,10 +60,7 @@ def loop(monkeypatch, tmp_path) -> Loop:
 
 
 def memagent(*arguments: str, code: int = 0, least: bool = True) -> Any:
-    result = CliRunner().invoke(app, ["rl", *(LEAST if least else ()), *arguments])
-    assert result.exit_code == code, (result.output, result.exception)
-    assert "Traceback" not in result.output
-    return result
+    return command_line.memagent("rl", *(LEAST if least else ()), *arguments, code=code)
 
 
 # What arrives
@@ -284,10 +279,3 @@ def test_a_task_and_lengths_or_data_must_be_named(loop, monkeypatch) -> None:
         refusal = memagent(*words, least=False, code=ExitCode.USAGE).stderr
         assert "--task" in refusal and "--lengths" in refusal and "--data" in refusal
     memagent("--data", "none.jsonl", least=False, code=ExitCode.SETTINGS)
-
-
-def test_without_the_extra_it_is_named(loop, monkeypatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
-    assert install_command("train") in memagent(code=ExitCode.SETTINGS).stderr
-    assert loop.job is None

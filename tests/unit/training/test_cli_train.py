@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -17,13 +18,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from made_rollouts import find_changes
 from safetensors.torch import load_file
 from step_from_rows import take_step
+from support.command_line import memagent
 from support.programs import Program
 from support.training_log import comparable, write_log
-from typer.testing import CliRunner
 
-from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import install_command
 from memagent_graph.tokenizers import load_tokenizer
@@ -51,13 +52,6 @@ def arguments(world, tmp_path):
     return partial(command, world, tmp_path / "out")
 
 
-def memagent(arguments: list[str], code: int = 0) -> Any:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == code, (result.output, result.exception)
-    assert "Traceback" not in result.output
-    return result
-
-
 def process(arguments: list[str], **options: Any) -> Program:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "training")}
     return Program(
@@ -69,25 +63,32 @@ def process(arguments: list[str], **options: Any) -> Program:
 # Plans
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path) -> None:
-    text = memagent(arguments("--dry-run")).stdout
+def test_a_dry_run_prints_the_plan_loads_no_weights_and_writes_nothing(arguments, world, tmp_path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(world.model, bare)
+    (bare / "model.safetensors").write_bytes(b"no weights at all")
+    text = memagent(*arguments("--dry-run", model=bare)).stdout
     for words in (
         "(equal_rewards)", "total steps", "layout: prefix_tree", "weights 78.5 kB", "activations", "policy versions",
         "micro batches per rank",
     ):  # fmt: skip
         assert words in text, words
-    plan = json.loads(memagent(arguments("--dry-run", "--json", groups_per_step="2")).stdout)
-    assert plan["schedule"]["layout"] == "prefix_tree"
-    assert plan["memory"]["total"] > plan["memory"]["weights"] > 0
+    plan = json.loads(memagent(*arguments("--dry-run", "--json", model=bare, groups_per_step="2")).stdout)
+    schedule, groups = plan["schedule"], len(comparable(world.groups))
+    assert (schedule["layout"], schedule["groups"]) == ("prefix_tree", groups - 1)
+    assert schedule["steps_per_pass"] == math.ceil((groups - 1) / 2) == schedule["total_steps"]
+    assert list(plan["dropped"].values()) == ["equal_rewards"]
+    assert plan["memory"]["total"] > plan["memory"]["weights"] == 4 * 19_616
+    assert plan["report"]["groups"] == groups
     assert plan["report"]["versions"] == {"v1": plan["report"]["conversations"]}
     assert not (tmp_path / "out").exists()
 
 
 def test_a_training_too_short_to_warm_up_is_planned_and_not_begun(arguments, tmp_path) -> None:
     short = {"warmup_steps": "50"}
-    result = memagent(arguments("--dry-run", **short), code=2)
+    result = memagent(*arguments("--dry-run", **short), code=2)
     assert "total steps" in result.stdout and "warmup_steps lower" in result.stderr
-    memagent(arguments(**short), code=2)
+    memagent(*arguments(**short), code=2)
     assert not (tmp_path / "out" / "config.json").exists()
 
 
@@ -95,10 +96,10 @@ def test_a_dry_run_names_what_is_refused_and_the_option_that_helps(arguments, wo
     groups = comparable(world.groups)
     first = max(groups, key=lambda group: len(group.rollouts_G)).rollouts_G[0].run_id
     runs = write_log(tmp_path / "gaps.sqlite", groups, world.model, of_run={first: {"token_ids": None}})
-    text = memagent(arguments("--dry-run", runs=runs)).stdout
+    text = memagent(*arguments("--dry-run", runs=runs)).stdout
     assert "refused, no_token_ids" in text and first in text
     assert "--partial-groups" in text
-    report = json.loads(memagent(arguments("--dry-run", "--json", "--partial-groups", runs=runs)).stdout)["report"]
+    report = json.loads(memagent(*arguments("--dry-run", "--json", "--partial-groups", runs=runs)).stdout)["report"]
     assert list(report["refused"]) == ["no_token_ids"]
 
 
@@ -111,7 +112,7 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     (model / "memagent.json").write_text('{"context_window": 128}')
     (model / "templates").mkdir()
     (model / "templates" / "update.txt").write_text("an update prompt")
-    result = memagent(arguments("--resume", model=model, save_strategy="no", max_steps="2"))
+    result = memagent(*arguments("--resume", model=model, save_strategy="no", max_steps="2"))
     assert "no whole checkpoint" in result.stderr
     assert result.stdout == f"{out}\n"
     assert "memagent read" in result.stderr and str(out) in result.stderr
@@ -119,15 +120,14 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     assert [line.split(": loss ")[0] for line in steps] == ["step 1 of 2", "step 2 of 2"]
     assert "{'loss'" not in result.stderr
     before, after = (load_file(folder / "model.safetensors") for folder in (model, out))
-    assert before.keys() == after.keys()
-    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert find_changes(before, after)
     assert load_tokenizer(out).fingerprint == load_tokenizer(model).fingerprint
     assert (out / "memagent.json").is_file()
     assert json.loads((out / "config.json").read_text())["use_cache"]  # which training turns off
     assert (out / "templates" / "update.txt").read_text() == "an update prompt"
     assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode, "others can read it"
     assert not list(out.glob("*.bin")), "no pickles"
-    refusal = memagent(arguments(), ExitCode.USAGE).stderr
+    refusal = memagent(*arguments(), code=ExitCode.USAGE).stderr
     assert "would be overwritten" in refusal and "--resume" in refusal
 
 
@@ -136,7 +136,7 @@ def test_adapters_are_left_by_themselves_and_merged(arguments, world, tmp_path) 
     from transformers import AutoModelForCausalLM
 
     out = tmp_path / "out"
-    policy = json.loads(memagent(arguments("--lora", "2", "--json", save_strategy="no", max_steps="2")).stdout)
+    policy = json.loads(memagent(*arguments("--lora", "2", "--json", save_strategy="no", max_steps="2")).stdout)
     assert (policy["folder"], policy["adapter"], policy["steps"]) == (str(out), str(out / "adapter"), 2)
     assert policy["metrics"]["tokens/learned"] > 0
     base, policy_model = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (world.model, out))
@@ -151,11 +151,11 @@ def test_adapters_are_left_by_themselves_and_merged(arguments, world, tmp_path) 
 def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("judging.py").write_text("def by_place(run):\n    return float(run.run_id.endswith('-0'))\n")
-    plan = json.loads(memagent(arguments("--dry-run", "--json", "--reward", "judging.py:by_place")).stdout)
+    plan = json.loads(memagent(*arguments("--dry-run", "--json", "--reward", "judging.py:by_place")).stdout)
     run_ids = [[rollout.run_id for rollout in group.rollouts_G] for group in comparable(world.groups)]
     varied = [ids for ids in run_ids if any(run_id.endswith("-0") for run_id in ids)]
     assert 0 < plan["schedule"]["groups"] == len(varied) < len(run_ids)
-    refusal = memagent(arguments("--dry-run", "--reward", "judging.py:by_plaice"), ExitCode.USAGE).stderr
+    refusal = memagent(*arguments("--dry-run", "--reward", "judging.py:by_plaice"), code=ExitCode.USAGE).stderr
     assert "Did you mean judging.py:by_place" in refusal
 
 
@@ -168,9 +168,9 @@ PLAIN_STEP = {
 def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(arguments, world, tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 
-    memagent(arguments("--rows", str(tmp_path / "rows.parquet"), **PLAIN_STEP))
+    memagent(*arguments("--rows", str(tmp_path / "rows.parquet"), **PLAIN_STEP))
     assert not (tmp_path / "out").exists()
-    memagent(arguments(**PLAIN_STEP))
+    memagent(*arguments(**PLAIN_STEP))
     table = pq.read_table(tmp_path / "rows.parquet")
     assert table.schema.names == [name for name, _, _ in COLUMNS]
     model = AutoModelForCausalLM.from_pretrained(world.model).eval()
@@ -195,12 +195,12 @@ def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(ar
     ],
 )
 def test_what_cannot_be_had_is_refused_in_words(arguments, more, settings, words) -> None:
-    refusal = memagent(arguments("--dry-run", *more, **settings), ExitCode.USAGE).stderr
+    refusal = memagent(*arguments("--dry-run", *more, **settings), code=ExitCode.USAGE).stderr
     assert words in refusal and "what to do:" in refusal
 
 
 def test_a_failure_as_json_is_one_object(arguments) -> None:
-    failure = json.loads(memagent(arguments("--json", "--max-tokens", "3"), ExitCode.USAGE).stdout)["error"]
+    failure = json.loads(memagent(*arguments("--json", "--max-tokens", "3"), code=ExitCode.USAGE).stdout)["error"]
     assert failure["type"] == "ReplayError"
     assert failure["run_id"] in failure["message"]
 
@@ -208,7 +208,7 @@ def test_a_failure_as_json_is_one_object(arguments) -> None:
 def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
-    assert install_command("train") in memagent(arguments(), ExitCode.SETTINGS).stderr
+    assert install_command("train") in memagent(*arguments(), code=ExitCode.SETTINGS).stderr
 
 
 # Killed trainings
@@ -232,18 +232,16 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tm
     # What a kill may leave of the newest checkpoint, whether or not it did so this time.
     newest = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
     (newest / recomputed.FILE_NAME).unlink(missing_ok=True)
-    for changes in ({"learning_rate": "0.5"}, {"beta": "0.1"}):
-        refusal = memagent(arguments("--resume", **(PASSES | changes)), ExitCode.USAGE).stderr
-        assert f"{next(iter(changes))} was" in refusal and "Resume with the same" in refusal
+    for name, value in (("learning_rate", "0.5"), ("beta", "0.1")):
+        refusal = memagent(*arguments("--resume", **PASSES, **{name: value}), code=ExitCode.USAGE).stderr
+        assert f"{name} was" in refusal and "Resume with the same" in refusal
 
-    lines = memagent(arguments("--resume", **PASSES)).stderr
+    lines = memagent(*arguments("--resume", **PASSES)).stderr
     assert f"passed over {newest}" in lines
     assert "continuing from" in lines
-    memagent(command(world, tmp_path / "whole", **PASSES, save_strategy="no"))
+    memagent(*command(world, tmp_path / "whole", **PASSES, save_strategy="no"))
     undisturbed, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", out))
-    assert after.keys() == undisturbed.keys()
-    for name, weights in undisturbed.items():
-        assert torch.equal(after[name], weights), name
+    assert not find_changes(undisturbed, after)
 
 
 # Under accelerate
@@ -282,7 +280,7 @@ def test_a_dry_run_under_accelerate_s_launcher_prints_the_plan(arguments, monkey
 
 def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    result = memagent(arguments("--dry-run"))
+    result = memagent(*arguments("--dry-run"))
     assert result.stdout == "" and "error" not in result.stderr
 
 
@@ -290,8 +288,8 @@ def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(mon
     delays: list[float] = []
     monkeypatch.setattr(time, "sleep", delays.append)
     failing = ["train", "runs.sqlite", "--model", "model", "--gold", "nowhere.jsonl"]
-    assert "cannot be read" in memagent(failing, ExitCode.USAGE).stderr
+    assert "cannot be read" in memagent(*failing, code=ExitCode.USAGE).stderr
     assert not delays
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert "cannot be read" in memagent(failing, ExitCode.USAGE).stderr
+    assert "cannot be read" in memagent(*failing, code=ExitCode.USAGE).stderr
     assert delays == [training_process.FAILURE_DELAY]

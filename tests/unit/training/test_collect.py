@@ -95,7 +95,6 @@ async def test_every_question_is_read_so_often_and_rewarded_in_the_log(tmp_path:
     for group in collection.groups:
         for run_id, reward in zip(group.run_ids, group.rewards, strict=True):
             assert agent.run_log.latest_rewards(run_id)["exact_match"] == reward
-    assert collection.reward == 0.5
 
 
 async def test_further_questions_are_asked_until_enough_groups_have_variance(tmp_path: Path) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
 
+import made_rollouts
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from memagent_training.forward.layouts import MicroBatch, lay_out
+from memagent_training.forward.layouts import IdRow, MicroBatch, lay_out
 from memagent_training.forward.scoring import score_completions
 from memagent_training.job.base_model import build_unloaded_model, make_lora_config
 from memagent_training.job.dry_run import ModelSizes, estimate_memory
@@ -22,20 +20,16 @@ WITHIN = 1.2
 """The factor between estimate and measurement, as dry_run.py states it."""
 
 SHAPES = {
-    "llama": (LlamaConfig, LlamaForCausalLM, 192, 3000),
-    "qwen2, grouped queries": (Qwen2Config, Qwen2ForCausalLM, 128, 1000),
+    "llama": ("Llama", 192, 4, 3000),
+    "qwen2, grouped queries": ("Qwen2", 128, 2, 1000),
 }
 
 
 def make_model(shape: str) -> torch.nn.Module:
-    config, kind, width, vocabulary = SHAPES[shape]
-    torch.manual_seed(0)
-    return kind(
-        config(
-            vocab_size=vocabulary, hidden_size=width, intermediate_size=2 * width + 64, num_hidden_layers=4,
-            num_attention_heads=4, num_key_value_heads=4 if shape == "llama" else 2, max_position_embeddings=4096,
-            tie_word_embeddings=False,
-        )
+    kind, width, key_heads, vocabulary = SHAPES[shape]
+    return made_rollouts.make_model(
+        kind, dtype=torch.float32, vocab_size=vocabulary, hidden_size=width, intermediate_size=2 * width + 64,
+        num_hidden_layers=4, num_key_value_heads=key_heads, max_position_embeddings=4096,
     ).train()  # fmt: skip
 
 
@@ -45,7 +39,7 @@ def make_batch(layout: str) -> MicroBatch:
     rows = []
     for _ in range(6):
         ids = [shared + [source.randrange(1000) for _ in range(source.randint(64, 96))], [5] * source.randint(32, 64)]
-        rows.append(SimpleNamespace(prompt_ids_P=array("I", ids[0]), completion_ids_T=array("I", ids[1])))
+        rows.append(IdRow(*map(tuple, ids)))
     return lay_out(rows, layout, pad_id=0)
 
 

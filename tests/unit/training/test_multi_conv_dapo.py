@@ -25,9 +25,11 @@ import made_rollouts  # noqa: E402
 import multi_conv_dapo as dapo  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from made_rollouts import example_settings  # noqa: E402
 from support.training_log import comparable, write_log  # noqa: E402
 
 from memagent_training.algorithm.advantages import (  # noqa: E402
+    AdvantageBatch,
     AdvantageSettings,
     Baseline,
     DropReason,
@@ -72,34 +74,11 @@ def group(*rollouts: tuple[float, Sequence[TrainingConversation]], name: str = "
     return RolloutGroup(name, tuple(Rollout(f"run{next(_names)}", tuple(rows), reward) for reward, rows in rollouts))
 
 
-def run_ids(*groups: RolloutGroup) -> list[str]:
-    return [rollout.run_id for group in groups for rollout in group.rollouts_G]
-
-
-def outcomes(group: RolloutGroup, choice: Any) -> list[float]:
-    """A of rollouts without step rewards: of all conversations of one the same."""
-    advantages = [set(A_K) for A_K in dapo.compute_advantages(group, choice)]
-    assert all(len(A_K) == 1 for A_K in advantages)
-    return [A for A_K in advantages for A in A_K]
-
-
-def log(*probabilities: float) -> Any:
-    return torch.tensor(probabilities, dtype=torch.float64).log()
-
-
 def loss(groups: Sequence[RolloutGroup], choice: Any = PLAIN, **policies: Any) -> float:
     return float(dapo.compute_step_loss(bigram(), groups, choice, **policies).detach())
 
 
 # The policy's log-probs
-
-
-def test_log_probs_and_entropies_are_of_the_completion_s_tokens() -> None:
-    logprobs_T, entropies_T = dapo.forward(bigram(), conversation(1, 2, 0, prompt=[2, 0]), 1.0)
-    assert logprobs_T.exp().tolist() == pytest.approx([0.25, 0.7, 0.6])
-    first = 0.5 * math.log(2) + 0.5 * math.log(4)
-    assert entropies_T.tolist()[0] == pytest.approx(first)
-    assert len(entropies_T) == 3
 
 
 def test_weights_of_half_precision_are_scored_in_single() -> None:
@@ -114,50 +93,12 @@ SHORT_AND_LONG = group((1.0, [conversation(1)]), (0.0, [conversation(1), convers
 """A half for one token, minus a half for one and two more."""
 
 
-# What a token's loss is: by hand. The advantage is a half, the other rollout's ratio 1.
-
-
-def one_token(sign: int, ratio: float, choice: Any) -> tuple[float, float]:
-    """The loss of a token with advantage half of `sign` and this ratio, and its derivative by the token's log-prob."""
-    pair = group((float(sign), [conversation(1)]), (0.0, [conversation(1, prompt=[2])]))
-    ids = run_ids(pair)
-    old = {(ids[0], 0): log(0.25 / ratio), (ids[1], 0): log(0.3)}
-    model = bigram()
-    total = dapo.compute_step_loss(model, [pair], choice, old=old)
-    total.backward()
-    slope = float(model.table.grad[0, 1]) / (1 - 0.25)  # d log p / d logit = 1 - p
-    return float(total.detach()) * 2 - sign * 0.5, slope * 2
-
-
-@pytest.mark.parametrize(
-    ("sign", "ratio", "expected", "slope"),
-    [
-        (+1, 1.1, -0.55, -0.55),
-        (+1, 1.25, -0.625, -0.625),  # between the clip's two sides
-        (+1, 1.5, -0.64, 0.0),
-        (+1, 0.5, -0.25, -0.25),
-        (-1, 0.9, 0.45, 0.45),
-        (-1, 0.5, 0.40, 0.0),
-        (-1, 1.5, 0.75, 0.75),
-        (-1, 10.0, 1.50, 0.0),  # three times the advantage, and no more
-    ],
-)
-def test_the_ratio_is_clipped_where_it_went_far_enough(sign: int, ratio: float, expected: float, slope: float) -> None:
-    choice = dapo.Settings(clip_high=0.28, dual_clip=3.0)
-    assert one_token(sign, ratio, choice) == pytest.approx((expected, slope), abs=1e-9)
-
-
 @pytest.mark.parametrize(("cap", "weight"), [(None, 1.0), (1.0, 0.25 / 0.5), (0.1, 0.1)])
 def test_without_old_log_probs_they_are_the_model_s_and_move_nothing(cap: float | None, weight: float) -> None:
     pair = group((0.0, [conversation(1, logprobs=[math.log(0.5)])]), (1.0, [conversation(1, prompt=[2])]))
     model = bigram()
     dapo.compute_step_loss(model, [pair], dapo.Settings(importance_cap=cap)).backward()
     assert float(model.table.grad[0, 1]) == pytest.approx(0.5 * weight * (1 - 0.25) / 2)
-
-
-def test_the_entropy_bonus_is_a_mean_over_learned_tokens() -> None:
-    equal = group((1.0, [conversation(1, 2, mask=[True, False])]), (1.0, [conversation(1)]))
-    assert loss([equal], dapo.Settings(entropy_coef=0.2)) == pytest.approx(-0.2 * 1.5 * math.log(2))
 
 
 def test_what_cannot_be_computed_is_refused() -> None:
@@ -211,55 +152,32 @@ TERMS: list[tuple[dict[str, Any], ...]] = [
 ]
 
 
-def as_in_the_example(of: AdvantageSettings) -> tuple[Any, ...]:
-    """The terms of the package's settings, as the example has them."""
-    return tuple(
-        dapo.Term(term.reward, term.weight, term.scope.value, term.of or "*", term.roles or ("*",), term.divide_by_std)
-        for term in of.terms
-    )
+def make_settings(
+    terms: tuple[dict[str, Any], ...], overlong: OverlongPenalty | None, **others: Any
+) -> AdvantageSettings:
+    """A penalty is a part of the outcome."""
+    if terms and all(term["reward"] != "outcome" for term in terms):
+        overlong = None
+    return AdvantageSettings(credit=parse_terms(terms), overlong_penalty=overlong, **others)
+
+
+SETTINGS = st.builds(
+    make_settings,
+    st.sampled_from(TERMS),
+    st.sampled_from([None, OverlongPenalty(3, 2)]),
+    baseline=st.sampled_from(Baseline),
+    divide_by_std=st.booleans(),
+    mask_truncated=st.booleans(),
+    drop_zero_variance=st.booleans(),
+    loss_weights=st.sampled_from(LossWeights),
+)
 
 
 @settings(max_examples=40)
-@given(
-    groups=many_groups(),
-    terms=st.sampled_from(TERMS),
-    std=st.booleans(),
-    leave_one_out=st.booleans(),
-    drop=st.booleans(),
-    mask=st.booleans(),
-    overlong=st.none() | st.just((3, 2)),
-    mean=st.sampled_from(LossWeights),
-)
-def test_advantages_and_weights_are_the_package_s(
-    groups: list[RolloutGroup],
-    terms: tuple[dict[str, Any], ...],
-    std: bool,
-    leave_one_out: bool,
-    drop: bool,
-    mask: bool,
-    overlong: tuple[int, int] | None,
-    mean: LossWeights,
-) -> None:
-    if terms and all(term["reward"] != "outcome" for term in terms):
-        overlong = None  # it is the outcome's
-    theirs = AdvantageSettings(
-        credit=parse_terms(terms),
-        baseline=Baseline.LEAVE_ONE_OUT if leave_one_out else Baseline.GROUP_MEAN,
-        divide_by_std=std,
-        overlong_penalty=OverlongPenalty(*overlong) if overlong else None,
-        mask_truncated=mask,
-        drop_zero_variance=drop,
-        loss_weights=mean,
-    )
-    ours = dapo.Settings(
-        terms=as_in_the_example(theirs),
-        leave_one_out=leave_one_out,
-        divide_by_std=std,
-        overlong=overlong,
-        mask_truncated=mask,
-        drop_zero_variance=drop,
-        loss_weights=mean.value,
-    )
+@given(many_groups(), SETTINGS)
+def test_advantages_and_weights_are_the_package_s(groups: list[RolloutGroup], theirs: AdvantageSettings) -> None:
+    """And the package's rows are the same to the last bit, whatever the order of groups and rollouts."""
+    ours = example_settings(theirs)
     batch = prepare_batch(groups, theirs)
     for row in batch.rows:
         A_K = dapo.compute_advantages(groups[row.group_index], ours)[row.rollout_index]
@@ -267,17 +185,22 @@ def test_advantages_and_weights_are_the_package_s(
     for group in groups:
         if find_drop_reason(group, theirs) is not DropReason.NOTHING_LEARNED:
             assert dapo.is_trained_on(group, ours) == (find_drop_reason(group, theirs) is None)
+    turned = [replace(group, rollouts_G=group.rollouts_G[::-1]) for group in reversed(groups)]
+    assert contents(prepare_batch(turned, theirs)) == contents(batch)
     if batch.rows:
         expected = -sum(row.weight * row.advantage * row.conversation.learned_tokens for row in batch.rows)
         assert loss(groups, ours) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-        turned = [replace(group, rollouts_G=group.rollouts_G[::-1]) for group in reversed(groups)]
         assert loss(turned, ours) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert math.fsum(row.weight * row.conversation.learned_tokens for row in batch.rows) == pytest.approx(1, 1e-12)
     else:
         with pytest.raises(ValueError, match="nothing can be learned"):
             loss(groups, ours)
 
 
-# Gradients, on a transformer
+def contents(batch: AdvantageBatch) -> tuple[Any, ...]:
+    """Of a batch, without the order of its rows."""
+    rows = {(row.run_id, row.conversation_index): (row.advantage, row.weight) for row in batch.rows}
+    return rows, replace(batch, rows=())
 
 
 def llama(seed: int = 0, dtype: Any = torch.float64, **changes: Any) -> Any:
@@ -287,92 +210,6 @@ def llama(seed: int = 0, dtype: Any = torch.float64, **changes: Any) -> Any:
         "num_key_value_heads": 1, "initializer_range": 0.3,
     }  # fmt: skip
     return made_rollouts.make_model(seed=seed, dtype=dtype, **sizes, **changes).eval()
-
-
-def a_step() -> tuple[list[RolloutGroup], dict[tuple[str, int], Any]]:
-    """Variable K, a mask, a truncated conversation, equal rewards; and old log-probs that clip some tokens each way."""
-    source = torch.Generator().manual_seed(3)
-
-    def make_turn(length: int, **changes: Any) -> TrainingConversation:
-        prompt, completion = (torch.randint(0, 24, (n,), generator=source).tolist() for n in (5, length))
-        logprobs = (-2 - torch.rand(length, generator=source)).tolist()
-        return conversation(*completion, prompt=prompt, logprobs=logprobs, **changes)
-
-    groups = [
-        group(
-            (1.0, [make_turn(3), make_turn(4, mask=[True, False, True, True])]),
-            (0.0, [make_turn(5)]),
-            (0.25, [make_turn(2)] * 3),
-        ),
-        group((1.0, [make_turn(3)]), (1.0, [make_turn(2)]), name="equal"),
-        group((0.0, [make_turn(6, truncated=True), make_turn(2)]), (2.0, [make_turn(4)]), name="cut"),
-    ]
-    model = llama()
-    old = {}
-    for rollout in (rollout for group in groups for rollout in group.rollouts_G):
-        for k, row in enumerate(rollout.conversations_K):
-            logprobs_T = dapo.forward(model, row, 0.9)[0].detach()
-            old[rollout.run_id, k] = logprobs_T + 0.8 * torch.randn(len(logprobs_T), generator=source).double()
-    return groups, old
-
-
-EVERYTHING = dapo.Settings(
-    leave_one_out=True,
-    mask_truncated=True,
-    loss_weights="rollout_mean",
-    dual_clip=1.5,
-    importance_level="sequence",
-    importance_cap=1.5,
-    kl_coef=0.05,
-    entropy_coef=0.02,
-)
-VARIANTS = {
-    "paper": replace(dapo.MEMAGENT_PAPER, kl_coef=0.1),
-    "dapo": replace(dapo.DAPO, overlong=(6, 4), importance_cap=2.0),
-    "everything": EVERYTHING,
-    "conversation_mean": replace(EVERYTHING, importance_level="token", loss_weights="conversation_mean"),
-}
-
-
-def test_these_steps_clip_on_both_sides_and_twice() -> None:
-    groups, old = a_step()
-    model = llama()
-    pairs = []
-    for group in groups:
-        for rollout, advantage in zip(group.rollouts_G, outcomes(group, PLAIN), strict=True):
-            for k, row in enumerate(rollout.conversations_K):
-                logprobs_T, _ = dapo.forward(model, row, 0.9)
-                pairs += [(advantage, float(ratio)) for ratio in (logprobs_T.detach() - old[rollout.run_id, k]).exp()]
-    assert any(advantage > 0 and ratio > 1.28 for advantage, ratio in pairs)
-    assert any(advantage < 0 and ratio < 0.8 for advantage, ratio in pairs)
-    assert any(advantage < 0 and ratio > 3 for advantage, ratio in pairs)
-    assert any(advantage and 0.8 < ratio < 1.2 for advantage, ratio in pairs)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_gradients_are_those_of_numeric_differentiation(name: str) -> None:
-    choice = replace(VARIANTS[name], temperature=0.9)
-    groups, old = a_step()
-    model, reference = llama(), llama(seed=1)
-
-    def at_present() -> Any:
-        return dapo.compute_step_loss(model, groups, choice, old=old, reference=reference)
-
-    at_present().backward()
-    source = torch.Generator().manual_seed(5)
-    for parameter in model.parameters():
-        direction = torch.randn(parameter.shape, generator=source).double()
-        with torch.no_grad():
-            parameter.add_(direction, alpha=1e-6)
-            above = at_present()
-            parameter.sub_(direction, alpha=2e-6)
-            below = at_present()
-            parameter.add_(direction, alpha=1e-6)
-        expected = float(above - below) / 2e-6
-        assert float((parameter.grad * direction).sum()) == pytest.approx(expected, rel=1e-5, abs=1e-8)
-
-
-# Training
 
 
 def read_steps(out: str) -> list[tuple[int, float, float]]:

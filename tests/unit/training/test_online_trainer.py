@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 import multi_conv_dapo as dapo  # noqa: E402
+from made_rollouts import OF_THE_MACHINE, edit, find_changes, logs_of, weights_of  # noqa: E402
 from support import online_world  # noqa: E402
 from support.online_world import FAILURES, GROUPS, ITERATIONS, Training  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
@@ -62,7 +64,7 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     weights = []
     for number, groups in enumerate(iterations):
-        weights.append(copy_weights(model))
+        weights.append(weights_of(model))
         with torch.no_grad():
             old = {
                 (rollout.run_id, k): dapo.forward(model, row, 1.0)[0]
@@ -77,11 +79,7 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
             ).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-    return [*weights, copy_weights(model)]
-
-
-def copy_weights(model: Any) -> dict[str, Any]:
-    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    return [*weights, weights_of(model)]
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -133,7 +131,7 @@ def test_ratios_compare_with_the_weights_that_an_iteration_began_with(world, tra
                 conversation = runs[run_id].conversations_K[place]
                 expected = dapo.forward(model, conversation, 1.0)[0]
             assert torch.allclose(logprobs, expected, atol=1e-5)
-    logs = [entry for entry in training.trainer.state.log_history if "loss" in entry]
+    logs = logs_of(training.trainer)
     ratios = [entry["ratio/mean"] for entry in logs]
     assert ratios[::3] == pytest.approx([1.0] * ITERATIONS, abs=1e-5)
     assert all(abs(ratio - 1) > 1e-5 for ratio in ratios[1::3])
@@ -141,7 +139,7 @@ def test_ratios_compare_with_the_weights_that_an_iteration_began_with(world, tra
 
 def test_what_was_collected_is_logged_with_an_iterations_first_step(trainings) -> None:
     for steps, (training, _) in trainings.items():
-        logs = [entry for entry in training.trainer.state.log_history if "loss" in entry]
+        logs = logs_of(training.trainer)
         assert [entry.get("collect/reward") for entry in logs[::steps]] == [0.0, 1.0, 2.0]
         assert sum("collect/reward" in entry for entry in logs) == ITERATIONS
         staleness = [entry.get("staleness/mean") for entry in logs[::steps]]
@@ -160,13 +158,9 @@ def test_resumed_from_any_checkpoint_it_ends_with_the_same_bits(
     resumed.trainer.train(resume_from_checkpoint=str(output / f"checkpoint-{iteration * steps}"))
     assert resumed.source.iterations == list(range(iteration, ITERATIONS))
     assert all(largest_difference(resumed.policies[number], whole.policies[number]) == 0 for number in resumed.policies)
-    assert all(torch.equal(weight, whole.weights()[name]) for name, weight in resumed.weights().items())
+    assert not find_changes(whole.weights(), resumed.weights())
     assert resumed.steps.groups == whole.steps.groups[iteration * steps :]
-    volatile = {"step_time", "train/tokens_per_second", "memory/peak_gib", "mfu"}  # of the machine
-    histories = [
-        [{k: v for k, v in entry.items() if k not in volatile} for entry in run.trainer.state.log_history[:-1]]
-        for run in (whole, resumed)
-    ]
+    histories = [logs_of(run.trainer, apart_from=OF_THE_MACHINE) for run in (whole, resumed)]
     assert histories[0] == histories[1]
 
 
@@ -187,7 +181,7 @@ def test_iterations_may_be_added(world, trainings, tmp_path) -> None:
     longer = online_world.make_training(world[0], tmp_path, 1)
     longer.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert longer.source.iterations == [2]
-    assert all(torch.equal(weight, trainings[1][0].weights()[name]) for name, weight in longer.weights().items())
+    assert not find_changes(trainings[1][0].weights(), longer.weights())
 
 
 def test_a_checkpoint_within_an_iteration_is_refused(world, trainings, tmp_path) -> None:
@@ -206,13 +200,7 @@ def test_fewer_groups_than_steps_and_groups_of_another_model_are_refused(world: 
     with pytest.raises(TrainingError, match=r"2 groups for 3 optimizer steps"):
         training.trainer.train()
     training = online_world.make_training(world[0], tmp_path, 3)
-    first = training.source.groups[0][0]
-    rollout = first.rollouts_G[0]
-    foreign = replace(
-        rollout.conversations_K[0], prompt_ids_P=type(rollout.conversations_K[0].prompt_ids_P)("I", [999])
-    )
-    rollout = replace(rollout, conversations_K=(foreign, *rollout.conversations_K[1:]))
-    training.source.groups[0][0] = replace(first, rollouts_G=(rollout, *first.rollouts_G[1:]))
+    training.source.groups[0] = edit(training.source.groups[0], prompt_ids_P=array("I", [999]))
     with pytest.raises(MemAgentError, match="token id 999"):
         training.trainer.train()
 

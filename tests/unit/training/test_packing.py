@@ -83,6 +83,8 @@ def assert_same_gradients(one: dict[str, Any], other: dict[str, Any], relative: 
         assert (gradient - other[name]).norm() <= relative * gradient.norm() + 1e-14, name
 
 
+SCALED = {"logits_scaling": 4.0}
+"""After the head."""
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 12, "first_k_dense_replace": 2,
@@ -94,7 +96,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2, one table": ("Qwen2", {"tie_word_embeddings": True}),
     "Qwen3, whose queries and keys are normalised": ("Qwen3", {"head_dim": 16}),
     "Mistral, within its window": ("Mistral", {"sliding_window": 26}),
-    "Granite, which scales attention its own way": ("Granite", {"attention_multiplier": 0.3}),
+    "Granite, which scales attention and logits its own way": ("Granite", {"attention_multiplier": 0.3} | SCALED),
     "DeepSeek-V3, whose keys are longer than its values": ("DeepseekV3", LATENT),
 }
 
@@ -107,12 +109,10 @@ def test_every_layout_gives_the_log_probs_and_gradients_of_one_row_at_a_time(fam
     expected, _ = one_by_one(model, ROWS)
     batch = lay_out(ROWS, layout, pad_id=0)
     scores = score_completions(model, batch)
-    assert [row.tolist() for row in scores.mask_BT] == [
-        [step < len(row.completion_ids_T) for step in range(7)] for row in ROWS
-    ]
-    assert not scores.logprobs_BT[~scores.mask_BT].any()
+    for row, logprobs_T in zip(ROWS, scores.logprobs_BT, strict=True):
+        assert not logprobs_T[len(row.completion_ids_T) :].any()
     torch.testing.assert_close(scores.logprobs_BT, expected, rtol=0, atol=1e-12)
-    weights = weights_of(scores.mask_BT)
+    weights = weights_of(expected)
     expected_gradients = gradients(model, (expected * weights).sum())
     assert_same_gradients(expected_gradients, gradients(model, (scores.logprobs_BT * weights).sum()), 1e-12)
 
@@ -158,7 +158,7 @@ def test_no_more_than_a_chunk_of_logits_is_computed_at_once_whose_size_changes_n
     assert max(sizes) <= logits_chunk
     assert sum(sizes) == len(batch.scored_ids_C)
     torch.testing.assert_close(whole.logprobs_BT, parts.logprobs_BT, rtol=0, atol=1e-13)
-    weights = weights_of(whole.mask_BT)
+    weights = weights_of(whole.logprobs_BT)
     assert_same_gradients(
         gradients(llama, (whole.logprobs_BT * weights).sum()),
         gradients(llama, (parts.logprobs_BT * weights).sum()),
@@ -170,17 +170,24 @@ def test_no_more_than_a_chunk_of_logits_is_computed_at_once_whose_size_changes_n
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradient_checkpointing_changes_nothing(layout: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Micro-batches that are alive at once keep their own masks."""
     monkeypatch.setattr(scoring, "LOGITS_CHUNK", 4)
     model = make_model()
-    batch = lay_out(ROWS, layout, pad_id=0)
-    weights = weights_of(batch.mask_BT)
-    plain = score_completions(model, batch).logprobs_BT
-    expected = gradients(model, (plain * weights).sum())
+    batches = [lay_out(rows, layout, pad_id=0) for rows in (ROWS, ROWS[3:])]
+
+    def scores() -> list[Any]:
+        return [score_completions(model, batch).logprobs_BT for batch in batches]
+
+    def weigh(of: list[Any]) -> Any:
+        return sum((one * weights_of(one)).sum() for one in of)
+
+    plain = scores()
+    expected = gradients(model, weigh(plain))
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
-    again = score_completions(model, batch).logprobs_BT
+    again = scores()
     torch.testing.assert_close(again, plain, rtol=0, atol=0)
-    assert_same_gradients(expected, gradients(model, (again * weights).sum()), 1e-12)
+    assert_same_gradients(expected, gradients(model, weigh(again)), 1e-12)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -192,24 +199,6 @@ def test_rows_without_completions_give_a_result_that_still_has_gradients(llama: 
     empty = gradients(llama, scores.logprobs_BT.sum() + scores.entropies_BT.sum())
     assert set(empty) == {name for name, _ in llama.named_parameters()}
     assert not any(gradient.any() for gradient in empty.values())
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_without_gradients_nothing_is_kept(llama: Any, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "LOGITS_CHUNK", 4)
-    with torch.no_grad():
-        scores = score_completions(llama, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
-    assert not scores.requires_grad
-    torch.testing.assert_close(scores, one_by_one(llama, ROWS)[0].detach(), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_model_that_scales_its_logits_after_the_head_is_scored_by_its_scaled_logits(layout: str) -> None:
-    model = make_model("Granite", logits_scaling=4.0)
-    expected, _ = one_by_one(model, ROWS)
-    for _ in range(2):  # noticed at the first, known at the second
-        scores = score_completions(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
-        torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -230,13 +219,14 @@ def test_a_wrapper_that_rounds_what_the_model_returns_does_not_round_log_probs(l
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_model_that_caps_its_logits_is_noticed_even_by_rows_that_score_nothing(layout: str) -> None:
+def test_a_model_that_scales_its_logits_is_noticed_even_by_rows_that_score_nothing_and_known_then(layout: str) -> None:
     """Otherwise ranks with padding rows would make fewer forwards than the others, which sharded wrappers wait for."""
     forwards = []
-    model = make_model("Granite", logits_scaling=4.0)
+    model = make_model("Granite", **SCALED)
     model.register_forward_hook(lambda *_: forwards.append(1))
-    score_completions(model, lay_out([IdRow([0], [])], layout, pad_id=0))
-    assert len(forwards) == 2
+    for count in (2, 3):
+        score_completions(model, lay_out([IdRow([0], [])], layout, pad_id=0))
+        assert len(forwards) == count
 
 
 def test_the_model_is_left_as_it_was(llama: Any) -> None:
@@ -284,6 +274,7 @@ def test_any_rows_have_the_same_log_probs_in_every_layout(llama: Any, rows: list
         expected, _ = one_by_one(llama, rows)
         for layout in LAYOUTS:
             scores = score_completions(llama, lay_out(rows, layout, pad_id=0)).logprobs_BT
+            assert not scores.requires_grad
             torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
 
 
@@ -296,18 +287,6 @@ def test_a_tree_forwards_each_distinct_prefix_once_and_a_pack_each_token(rows: l
     assert packed.input_ids_SN.numel() == tokens
     width = max(len(row.prompt_ids_P) for row in rows) + max(len(row.completion_ids_T) for row in rows)
     assert padded.input_ids_SN.numel() == len(rows) * width
-
-
-@given(rows=rows_with_shared_prefixes, is_tree=st.booleans())
-def test_what_a_token_sees_is_its_rows_beginning(rows: list[IdRow], is_tree: bool) -> None:
-    whole = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
-    trie = lay_out_as_tree(whole) if is_tree else lay_out_in_sequence(whole)
-    assert sorted(trie.paths) == list(range(len(rows)))
-    for number, path in trie.paths.items():
-        assert [trie.ids[place] for place in path] == whole[number].tolist()
-        assert [trie.depths[place] for place in path] == list(range(len(path)))
-        for depth, place in enumerate(path):
-            assert [k for k in range(place + 1) if place < trie.ends[k]] == path[: depth + 1]
 
 
 @given(rows=rows_with_shared_prefixes, is_tree=st.booleans())

@@ -177,11 +177,6 @@ class TestOptimizerSteps:
         split = split_into_steps(groups, groups_per_step=3, seed=seed, steps=steps)
         return [[group.group_id for group in step] for step in split]
 
-    def test_hold_every_group_once_and_the_rest_makes_a_smaller_last_step(self):
-        steps = self.names(self.GROUPS)
-        assert [len(step) for step in steps] == [3, 3, 1]
-        assert sorted(itertools.chain(*steps)) == [group.group_id for group in self.GROUPS]
-
     @pytest.mark.parametrize("steps", [None, 3])
     def test_are_shuffled_by_the_seed_and_not_by_the_order_of_groups(self, steps):
         assert self.names(self.GROUPS, steps=steps) == self.names(self.GROUPS[::-1], steps=steps)

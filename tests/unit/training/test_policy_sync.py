@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from support.fake_server import FakeServer
 
 from memagent_training.forward.layouts import IdRow, TokenRow
 from memagent_training.serving.policy_sync import server_api
@@ -78,49 +78,31 @@ def write_adapter(folder: Path, base: Path, amount: float, *, width: int = 4, ra
     return folder
 
 
-class FakeVLLM:
+class FakeVLLM(FakeServer):
     """Answers as vLLM 0.31 does, its prefix cache and its traps included.
 
     `broken` names what does not work: "reload" changes nothing, "reset" keeps the cache, "adapter" adds nothing,
     "half" changes only half of what it should, "path" cannot be read by the server.
     """
 
+    adapters: dict[str, float]  # type: ignore[assignment]  # the names, and what they add
+
     def __init__(self, model: Path, *, dev: bool = True, lora: bool = True, key: str | None = None) -> None:
-        self.weights = weights_of(model)
-        self.dev, self.lora, self.key = dev, lora, key
-        self.adapters: dict[str, float] = {}
-        self.cache: dict[tuple[str, tuple[int, ...]], float] = {}
+        super().__init__(model="policy", window=120, key=key)
+        self.start_with(model)
+        self.dev, self.lora = dev, lora
         self.broken: set[str] = set()
         self.calls: list[str] = []
         self.busy = 0
         self.is_paused = False
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self.port = 0
-
-    def __enter__(self) -> FakeVLLM:
-        threading.Thread(target=self._serve, daemon=True).start()
-        assert self._ready.wait(10)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def start_with(self, model: Path) -> None:
-        self.weights, self.adapters, self.cache = weights_of(model), {}, {}
+        self.weights, self.adapters = weights_of(model), {}
+        self.cache: dict[tuple[str, tuple[int, ...]], float] = {}
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._start())
-        self._ready.set()
-        self._loop.run_forever()
-        self._loop.close()
-
-    async def _start(self) -> None:
-        app = web.Application(middlewares=[self._noted])
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/completions", self._complete)
+    def add_routes(self, app: web.Application) -> None:
+        app.middlewares.append(self._noted)
+        app.router.add_post("/v1/completions", self._complete_text)
         if self.lora:
             app.router.add_post("/v1/load_lora_adapter", self._load)
             app.router.add_post("/v1/unload_lora_adapter", self._unload)
@@ -129,17 +111,12 @@ class FakeVLLM:
             app.router.add_post("/resume", self._resume)
             app.router.add_post("/collective_rpc", self._reload)
             app.router.add_post("/reset_prefix_cache", self._reset)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
     @web.middleware
     async def _noted(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.calls.append(request.path)
-        if self.key and request.path.startswith("/v1") and request.headers.get("Authorization") != f"Bearer {self.key}":
-            return web.json_response({"error": "Unauthorized"}, status=401)
+        if request.path.startswith("/v1") and (refusal := self._refusal(request)):
+            return refusal
         try:
             return await handler(request)  # type: ignore[no-any-return]
         except web.HTTPNotFound:
@@ -149,14 +126,7 @@ class FakeVLLM:
     def _error(status: int, words: str) -> web.Response:
         return web.json_response({"error": {"message": words, "code": status}}, status=status)
 
-    async def _models(self, request: web.Request) -> web.Response:
-        entries = [
-            {"id": "policy", "max_model_len": 120},
-            *({"id": name, "parent": "policy"} for name in self.adapters),
-        ]
-        return web.json_response({"data": entries})
-
-    async def _complete(self, request: web.Request) -> web.Response:
+    async def _complete_text(self, request: web.Request) -> web.Response:
         body = await request.json()
         name, prompt = body["model"], body["prompt"]
         assert not self.is_paused
@@ -228,12 +198,20 @@ class OwnServer(VLLMServer):
 
     def __init__(self, fake: FakeVLLM, model: Path, **options: Any) -> None:
         super().__init__(model, log_file=model / "log", **options)
-        self.fake, self.port, self.restarts = fake, fake.port, 0
+        self.fake, self.port, self.restarts = fake, fake._port, 0
 
     def restart(self, model: Path | None = None) -> None:
         self.restarts += 1
         self.model = model or self.model
         self.fake.start_with(self.model)
+
+
+SCORES = "memagent_training.serving.policy_sync.sync.score_with_folder"
+
+
+@pytest.fixture(autouse=True)
+def scores_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SCORES, trainer)
 
 
 @pytest.fixture
@@ -249,7 +227,7 @@ def fake(base: Path) -> Iterator[FakeVLLM]:
 
 def own(fake: FakeVLLM, base: Path, *methods: SyncMethod, **settings: Any) -> PolicySync:
     server = OwnServer(fake, base, max_lora_rank=settings.pop("max_lora_rank", None))
-    return PolicySync(server, reference=trainer, methods=methods or tuple(SyncMethod), **settings)
+    return PolicySync(server, methods=methods or tuple(SyncMethod), **settings)
 
 
 @pytest.fixture
@@ -259,17 +237,19 @@ def sync(fake: FakeVLLM, base: Path) -> PolicySync:
 
 
 def remote(fake: FakeVLLM, **options: Any) -> PolicySync:
-    server = RemoteServer(f"http://127.0.0.1:{fake.port}/v1", "policy", **options)
-    return PolicySync(server, reference=trainer)
+    server = RemoteServer(fake.base_url, "policy", **options)
+    return PolicySync(server)
 
 
 # Three ways
 
 
-async def test_log_probs_that_the_trainer_has_in_memory_are_taken_in_place_of_the_folders(fake, base, tmp_path) -> None:
+async def test_log_probs_that_the_trainer_has_in_memory_are_taken_in_place_of_the_folders(
+    fake, base, tmp_path, monkeypatch
+) -> None:
     sync = own(fake, base, SyncMethod.RELOAD)
     await sync.sync(write_policy(tmp_path / "policy-1", 0.3), "1")
-    sync.reference = lambda policy, rows: pytest.fail(f"{policy} was loaded")
+    monkeypatch.setattr(SCORES, lambda policy, rows: pytest.fail(f"{policy} was loaded"))
     new = write_policy(tmp_path / "policy-2", 0.5)
     assert (await sync.sync(new, "2", partial(trainer, new))).gap < 1e-6
     other = write_policy(tmp_path / "policy-3", 0.7)
@@ -277,27 +257,19 @@ async def test_log_probs_that_the_trainer_has_in_memory_are_taken_in_place_of_th
         await sync.sync(other, "3", partial(trainer, new))
 
 
-async def test_adapters_are_served_under_a_name_of_their_own_per_version(sync, fake, base, tmp_path) -> None:
+async def test_adapters_are_served_under_a_name_of_their_own_per_version_and_content(fake, base, tmp_path) -> None:
+    """The prefix cache knows names, and would confuse other adapters of the same version."""
+    sync = own(fake, base, SyncMethod.ADAPTER)
     first = await sync.sync(write_adapter(tmp_path / "1", base, 0.3), "1")
     second = await sync.sync(write_adapter(tmp_path / "2", base, 0.6), "2")
     assert (first.method, first.version, first.reasons) == (SyncMethod.ADAPTER, "1", ())
-    assert first.model != second.model
     assert fake.adapters == pytest.approx({first.model: 0.3, second.model: 0.6})
     assert second.gap < 1e-6
     assert fake.weights == 0.0
-
-
-async def test_other_adapters_never_come_under_a_name_that_the_cache_knows(fake, base, tmp_path) -> None:
-    sync = own(fake, base, SyncMethod.ADAPTER)
-    first = await sync.sync(write_adapter(tmp_path / "a", base, 0.3), "same")
-    second = await sync.sync(write_adapter(tmp_path / "b", base, 0.6), "same")
-    assert first.model != second.model
-
-
-async def test_the_same_adapters_again_are_no_error(fake, base, tmp_path) -> None:
-    folder = write_adapter(tmp_path / "1", base, 0.3)
-    before = await own(fake, base, SyncMethod.ADAPTER).sync(folder, "1")
-    assert (await own(fake, base, SyncMethod.ADAPTER).sync(folder, "1")).model == before.model
+    other = await sync.sync(write_adapter(tmp_path / "other", base, 0.9), "2")
+    assert len({first.model, second.model, other.model}) == 3
+    again = await own(fake, base, SyncMethod.ADAPTER).sync(tmp_path / "2", "2")
+    assert again.model == second.model, "the same adapters again are no error"
 
 
 async def test_whole_weights_are_reloaded_in_a_pause_and_the_cache_is_dropped(sync, fake, tmp_path) -> None:
@@ -507,10 +479,10 @@ async def test_adapters_that_the_server_cannot_see_name_the_paths(fake, base, tm
 
 async def test_a_server_that_is_not_there_or_serves_something_else_is_told(fake, base, tmp_path) -> None:
     policy = write_policy(tmp_path / "1", 0.5)
-    nobody = PolicySync(RemoteServer("http://127.0.0.1:9/v1", "policy"), reference=trainer)
+    nobody = PolicySync(RemoteServer("http://127.0.0.1:9/v1", "policy"))
     with pytest.raises(TrainingError, match=r"no connection to http://127\.0\.0\.1:9"):
         await nobody.sync(policy, "1")
-    other = PolicySync(RemoteServer(f"http://127.0.0.1:{fake.port}/v1", "other"), reference=trainer)
+    other = PolicySync(RemoteServer(fake.base_url, "other"))
     with pytest.raises(TrainingError, match="does not serve 'other'; it serves policy"):
         await other.sync(policy, "1")
 
@@ -565,14 +537,10 @@ def test_a_probe_fits_vocabulary_and_window(vocabulary, window) -> None:
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from made_rollouts import make_model
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
     folder = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(config).save_pretrained(folder)
+    make_model(dtype=torch.float32).save_pretrained(folder)
     return folder
 
 
@@ -604,7 +572,9 @@ def test_a_folder_that_transformers_cannot_load_is_told(base) -> None:
 
 
 def test_a_server_of_our_own_in_another_number_format_may_differ_by_more(base, tmp_path) -> None:
-    exact, narrow = (VLLMServer(base, log_file=tmp_path / "log", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    exact, narrow = (
+        VLLMServer(base, log_file=tmp_path / "log", options=("--dtype", dtype)) for dtype in ("float32", "bfloat16")
+    )
     assert PolicySync(exact)._tolerance == PolicySync(RemoteServer("http://x/v1", "policy"))._tolerance == 1e-3
     assert PolicySync(narrow)._tolerance == 1
     assert PolicySync(narrow, tolerance=0.1)._tolerance == 0.1

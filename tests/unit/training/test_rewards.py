@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from support.conversations import conversation
+from support.evaluation import Keys
 from support.scripts import document_with, perfect_reader
 
-from memagent_evaluation.samples import LengthUnit, Metric, Sample
+from memagent_evaluation.samples import Metric, Sample
 from memagent_evaluation.scorers import REWARD_NAMES, contains, normalise, score
 from memagent_graph import Limits, ScriptedPolicy
+from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.prompts import AnswerFormat, last_boxed
-from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunRecord
+from memagent_graph.run_log import Conversation, Outcome, Reward, RunRecord
 from memagent_training.data.reward_functions import LoggedReward, LoggedStepReward
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.rewards.gold_answers import GoldAnswers
@@ -161,13 +163,6 @@ def test_a_line_that_answers_otherwise_what_another_has_answered_is_named(tmp_pa
 # One vocabulary
 
 
-class AnyTask:
-    name, unit, answer_tokens = "any", LengthUnit.TOKENS, 8
-
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
-
-
 SAID = [
     "\\boxed{red, blue}", "\\boxed{blue and red}", "red", "\\boxed{red}", "red and blue", "", "\\boxed{}", "\\boxed{",
     "<think>\\boxed{red}</think> blue", "\\boxed{red, blue}" + " so it is" * 60, "so red it is, and \\boxed{blue}",
@@ -180,7 +175,9 @@ SAID = [
 def test_a_reward_is_the_score_of_an_evaluation_under_either_name(said_text, metric, answer_format) -> None:
     """The run carries what its answer should be, as in the closed loop."""
     gold = ("red", "blue")
-    sample = Sample(AnyTask(metric), 1, 0, QUESTION, gold, lambda: iter([""]))
+    task = Keys()
+    task.metric = metric
+    sample = Sample(task, 1, 0, QUESTION, gold, lambda: iter([""]))
     plainly = said_text.rpartition("</think>")[2].strip()
     answer = last_boxed(plainly) if answer_format is AnswerFormat.BOXED else plainly
     scores = score(sample, answer, said_text, answer_format=answer_format)
@@ -231,7 +228,7 @@ def test_feedback_in_the_log_is_the_newest_of_its_name_and_source() -> None:
 
 
 def test_the_form_is_kept_by_memories_and_answers_that_are_whole() -> None:
-    cut = LoggedEvent(1.0, "overlong", "cut")
+    cut = ReadEvent(EventKind.OVERLONG, 2, "cut")
     answer_run = run(
         "\\boxed{1}",
         memories=(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ pytest.importorskip("trl")
 
 from made_rollouts import conversation
 from support.rl_loops import Recorder, measurement, small_job
+from test_rl_serving import Sync
 
 from memagent_evaluation.statistics import Estimate
 from memagent_graph import Usage
@@ -28,19 +28,7 @@ from memagent_training.rl.loop_journal import LoopJournal, MeanReward, Measureme
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import ServerBackend
 from memagent_training.rl.rl_job import prepare
-from memagent_training.serving.policy_sync.sync import ServedPolicy, SyncMethod
 from memagent_training.training_errors import ReplayError
-
-
-class Sync:
-    """Every version is served at once."""
-
-    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> ServedPolicy:
-        return ServedPolicy("policy", version, SyncMethod.RELOAD, 1e-5)
-
-    @asynccontextmanager
-    async def hold_weights(self, served: ServedPolicy) -> AsyncIterator[None]:
-        yield
 
 
 @pytest.fixture

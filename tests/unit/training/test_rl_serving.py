@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 
 from support.rl_loops import small_job
 
-from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
+from memagent_graph import MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_training.rl.curriculum import HELD_OUT_START
 from memagent_training.rl.loop import measure
@@ -161,24 +161,21 @@ async def test_the_policies_that_may_still_be_needed_stay_on_the_disk(serving: S
 
 
 @pytest.fixture
+def reader(make_reader):
+    """One that notes nothing, and answers a prompt as it is told."""
+
+    def make(answer: Any) -> MemAgent:
+        return make_reader(ScriptedPolicy(lambda prompt: "noted" if "<section>" in prompt else answer(prompt)))
+
+    return make
+
+
+@pytest.fixture
 def prepared(tmp_path: Path) -> PreparedLoop:
     return prepare(small_job(tmp_path / "rl", measure_every=10, measure_lengths=(300, 400), measure_count=3))
 
 
-def reader(tmp_path: Path, answer: Any) -> MemAgent:
-    def script(prompt: str) -> Any:
-        return "noted" if "<section>" in prompt else answer(prompt)
-
-    return MemAgent(
-        ScriptedPolicy(script),
-        tokenizer="embedded",
-        budget=Budget(context_window=2048, question_tokens=64, memory_tokens=64, chunk_tokens=1024, answer_tokens=64),
-        run_log=False,
-        store=tmp_path / "documents",
-    )
-
-
-async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wrong(prepared, tmp_path) -> None:
+async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wrong(prepared, reader) -> None:
     task = prepared.curriculum.tasks[0]
     gold = {task.sample(length, HELD_OUT_START + number).gold[0] for length in (300, 400) for number in range(3)}
     assert len(gold) == 6
@@ -193,7 +190,7 @@ async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wron
         sample = task.sample(length, HELD_OUT_START + number)
         return rf"\boxed{{{sample.gold[0]}}}" if number == 0 or length == 300 else r"\boxed{wrong}"
 
-    result = await measure(prepared, reader(tmp_path, answer), 4, 0.5)
+    result = await measure(prepared, reader(answer), 4, 0.5)
     assert (result.iteration, result.temperature, result.failed) == (4, 0.5, 2)
     assert {length: estimate.n for length, estimate in result.accuracy.items()} == {300: 3, 400: 3}
     assert [result.accuracy[length].mean for length in (300, 400)] == pytest.approx([2 / 3, 1 / 3])
@@ -201,7 +198,7 @@ async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wron
 
 
 @pytest.mark.parametrize("kind", [PolicyUnreachableError, PolicyAuthenticationError])
-async def test_a_server_that_is_gone_measures_nothing(kind: type[PolicyError], prepared, tmp_path) -> None:
+async def test_a_server_that_is_gone_measures_nothing(kind: type[PolicyError], prepared, reader) -> None:
     """Otherwise all answers would be wrong; and what starts it again has to know the error."""
     with pytest.raises(kind, match="gone"):
-        await measure(prepared, reader(tmp_path, lambda prompt: kind("gone")), 0, 0.0)
+        await measure(prepared, reader(lambda prompt: kind("gone")), 0, 0.0)

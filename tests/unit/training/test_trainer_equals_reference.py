@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 import multi_conv_dapo  # noqa: E402
+from made_rollouts import example_settings  # noqa: E402
 from support import training_world  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 
@@ -68,25 +69,10 @@ CASES = [*SPLIT_CASES, *VARIANT_CASES]
 CASES_OF_RANKS = {2: [*SPLIT_CASES[::2], *VARIANT_CASES], 3: SPLIT_CASES[1::2]}
 
 
-def example_settings(config: MultiConvDAPOConfig) -> Any:
+def settings_in_the_example(config: MultiConvDAPOConfig) -> multi_conv_dapo.Settings:
     """The trainer's settings, as the example has them."""
-    overlong = None
-    if config.overlong_max_length is not None:
-        overlong = (config.overlong_max_length, config.overlong_cache_length)
-    return multi_conv_dapo.Settings(
-        divide_by_std=config.divide_by_std,
-        epsilon=config.advantage_epsilon,
-        terms=tuple(
-            multi_conv_dapo.Term(
-                term.reward, term.weight, term.scope.value, term.of or "*", term.roles or ("*",), term.divide_by_std
-            )
-            for term in config.advantage_settings.terms
-        ),
-        leave_one_out=config.baseline == "leave_one_out",
-        overlong=overlong,
-        drop_zero_variance=config.drop_zero_variance,
-        mask_truncated=config.mask_truncated_completions,
-        loss_weights=config.loss_weights,
+    return example_settings(
+        config.advantage_settings,
         clip_low=config.epsilon,
         clip_high=config.epsilon_high,
         dual_clip=config.delta,
@@ -102,7 +88,7 @@ def example_settings(config: MultiConvDAPOConfig) -> Any:
 @pytest.mark.parametrize("preset", list_presets())
 def test_the_examples_presets_are_the_trainers(preset: str, tmp_path: Path) -> None:
     theirs = load_preset(preset, output_dir=str(tmp_path), use_cpu=True, bf16=False, importance_cap=None)
-    assert multi_conv_dapo.PRESETS[preset] == example_settings(theirs)
+    assert multi_conv_dapo.PRESETS[preset] == settings_in_the_example(theirs)
 
 
 class Reference:
@@ -148,7 +134,7 @@ class Reference:
         loss = multi_conv_dapo.compute_step_loss(
             model,
             order,
-            example_settings(config),
+            settings_in_the_example(config),
             old=self.old(config),
             reference=self.initial if config.beta else None,
         )

@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from memagent_training.forward.layouts import (  # noqa: E402
     IdRow,
-    Node,
     Trie,
     lay_out,
     lay_out_as_tree,
@@ -45,10 +44,6 @@ tries = st.builds(
 )
 
 
-def trie_of(*rows: Sequence[int]) -> Trie:
-    return lay_out_as_tree([array("q", row) for row in rows])
-
-
 def inputs(trie: Trie, *, dtype: Any = torch.float64, heads: int = HEADS, values: int = WIDTH) -> list[Any]:
     """Queries, keys and values, laid out as models have them: a view of (batch, tokens, heads, width)."""
     source = torch.Generator().manual_seed(len(trie.ids))
@@ -67,25 +62,36 @@ def with_gradients(attended: Any, qkv: Sequence[Any]) -> list[Any]:
     return [attended, *torch.autograd.grad(attended, qkv, weights.to(attended.dtype))]
 
 
-def assert_same(results: Sequence[Any], expected: Sequence[Any], within: float = 1e-12) -> None:
-    for one, other in zip(results, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=within)
+def assert_same(results: Sequence[Any], expected: Sequence[Any]) -> None:
+    torch.testing.assert_close(list(results), list(expected), rtol=0, atol=1e-12)
 
 
-def blockwise(query: Any, key: Any, value: Any, trie: Trie, scale: float | None) -> Any:
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask=NodeMask(trie.nodes), scale=scale)
+def blockwise(query: Any, key: Any, value: Any) -> Any:
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=NodeMask(BRANCHES.nodes))
 
 
 SECTION = [random.Random(0).randrange(50) for _ in range(30)]
-BRANCHES = trie_of(*([*SECTION, 60 + branch, *range(branch)] for branch in range(5)), SECTION[:3], [1, 2])
+ROWS = [*([*SECTION, 60 + branch, *range(branch)] for branch in range(5)), SECTION[:3], [1, 2]]
+BRANCHES = lay_out_as_tree([array("q", row) for row in ROWS])
+
+
+def assert_as_with_its_dense_mask(trie: Trie, qkv: Sequence[Any], **options: Any) -> None:
+    by_nodes, expected = (
+        functional.scaled_dot_product_attention(*qkv, attn_mask=mask, **options)
+        for mask in (NodeMask(trie.nodes), dense_mask(trie))
+    )
+    assert_same(with_gradients(by_nodes, qkv), with_gradients(expected, qkv))
 
 
 @settings(max_examples=40)
 @given(trie=tries, scale=st.sampled_from([None, 0.2, 3.0]))
 def test_any_tree_is_attended_as_with_its_dense_mask(trie: Trie, scale: float | None) -> None:
-    qkv = inputs(trie)
-    expected = functional.scaled_dot_product_attention(*qkv, attn_mask=dense_mask(trie), scale=scale)
-    assert_same(with_gradients(blockwise(*qkv, trie, scale), qkv), with_gradients(expected, qkv))
+    assert_as_with_its_dense_mask(trie, inputs(trie), scale=scale)
+
+
+@pytest.mark.parametrize("shapes", [{"heads": 1}, {"values": 3}, {"values": 6}], ids=str)
+def test_heads_may_share_keys_and_values_may_be_of_another_width(shapes: dict[str, int]) -> None:
+    assert_as_with_its_dense_mask(BRANCHES, inputs(BRANCHES, **shapes), enable_gqa="heads" in shapes)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
@@ -100,25 +106,11 @@ def test_flex_attention_gets_the_same_mask(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_heads_that_share_keys_do_so_here() -> None:
-    qkv = inputs(BRANCHES, heads=1)
-    shared = functional.scaled_dot_product_attention(*qkv, attn_mask=NodeMask(BRANCHES.nodes), enable_gqa=True)
-    dense = functional.scaled_dot_product_attention(*qkv, attn_mask=dense_mask(BRANCHES), enable_gqa=True)
-    assert_same(with_gradients(shared, qkv), with_gradients(dense, qkv))
-
-
-@pytest.mark.parametrize("width", [3, 6])
-def test_values_may_be_of_another_width_than_keys(width: int) -> None:
-    qkv = inputs(BRANCHES, values=width)
-    expected = functional.scaled_dot_product_attention(*qkv, attn_mask=dense_mask(BRANCHES))
-    assert_same(with_gradients(blockwise(*qkv, BRANCHES, None), qkv), with_gradients(expected, qkv))
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 def test_queries_and_gradients_may_lie_in_memory_as_they_like(transposed: bool) -> None:
     qkv = inputs(BRANCHES)
     lying = [entry.mT.contiguous().mT if transposed else entry for entry in qkv]
-    spread = blockwise(*lying, BRANCHES, None).sum()  # its gradient is one number, seen everywhere
+    spread = blockwise(*lying).sum()  # its gradient is one number, seen everywhere
     expected = functional.scaled_dot_product_attention(*qkv, attn_mask=dense_mask(BRANCHES)).sum()
     assert_same(torch.autograd.grad(spread, qkv), torch.autograd.grad(expected, qkv))
 
@@ -127,7 +119,7 @@ def test_half_precision_is_as_exact_as_the_numbers_that_it_is_given() -> None:
     qkv = inputs(BRANCHES, dtype=torch.bfloat16)
     exact = [entry.detach().double().requires_grad_() for entry in qkv]
     expected = with_gradients(functional.scaled_dot_product_attention(*exact, attn_mask=dense_mask(BRANCHES)), exact)
-    results = with_gradients(blockwise(*qkv, BRANCHES, None), qkv)
+    results = with_gradients(blockwise(*qkv), qkv)
     assert {item.dtype for item in results} == {torch.bfloat16}
     for one, other in zip(results, expected, strict=True):
         assert (one.double() - other).norm() < 0.02 * other.norm()
@@ -137,9 +129,9 @@ def test_autocast_brings_queries_keys_and_values_to_one_precision() -> None:
     """Under autocast rotary embeddings make queries and keys float32 again, and values stay bfloat16."""
     query, key, value = inputs(BRANCHES, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        results = blockwise(query, key, value.bfloat16(), BRANCHES, None)
+        results = blockwise(query, key, value.bfloat16())
     assert results.dtype == torch.bfloat16
-    torch.testing.assert_close(results.float(), blockwise(query, key, value, BRANCHES, None), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(results.float(), blockwise(query, key, value), rtol=0.02, atol=0.02)
 
 
 # In a model.
@@ -152,29 +144,6 @@ def small_qwen() -> Any:
 def rows_after(section: Sequence[int], seed: int) -> list[IdRow]:
     source = random.Random(seed)
     return [IdRow([*section, *(source.randrange(80) for _ in range(9))], [1, 2, 3, branch]) for branch in range(6)]
-
-
-def gradient_of(model: Any) -> Any:
-    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    model.zero_grad()
-    return gradient
-
-
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_micro_batches_that_are_alive_at_once_keep_their_own_masks_under_gradient_checkpointing(
-    reentrant: bool,
-) -> None:
-    model = small_qwen()
-    batches = [lay_out(rows_after(SECTION[:length], length), "prefix_tree", pad_id=0) for length in (30, 11)]
-    for batch in batches:
-        score_completions(model, batch).logprobs_BT.sum().backward()
-    expected = gradient_of(model)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    for one in [score_completions(model, batch).logprobs_BT.sum() for batch in batches]:
-        one.backward()
-    torch.testing.assert_close(gradient_of(model), expected, rtol=1e-4, atol=1e-5)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -229,16 +198,9 @@ def test_keys_that_are_no_token_of_the_sequence_are_refused() -> None:
     longer = [torch.cat([part[:, :, :2], part], dim=2) for part in (key, value)]
     tokens = len(BRANCHES.ids)
     with pytest.raises(ValueError, match=f"{tokens} queries and {tokens + 2} keys for {tokens} tokens"):
-        blockwise(query, *longer, BRANCHES, None)
+        blockwise(query, *longer)
 
 
 def test_dropout_is_refused() -> None:
     with pytest.raises(ValueError, match="set attention_dropout to 0 in its config, or use the padded layout"):
         functional.scaled_dot_product_attention(*inputs(BRANCHES), attn_mask=NodeMask(BRANCHES.nodes), dropout_p=0.3)
-
-
-def test_a_single_token_is_a_tree() -> None:
-    trie = trie_of([7])
-    assert trie.nodes == (Node(0, 1, 1),)
-    query, key, value = inputs(trie)
-    torch.testing.assert_close(blockwise(query, key, value, trie, None), value)

@@ -38,7 +38,7 @@ from memagent_evaluation.data_files.file_task import (
 )
 from memagent_evaluation.data_files.qa_records import RECORD_NAMES, load_records
 from memagent_evaluation.data_files.table_rows import TableRow, open_rows
-from memagent_evaluation.samples import LengthUnit, Metric, TaskSettings
+from memagent_evaluation.samples import LengthUnit, TaskSettings
 from memagent_graph.errors import EvaluationError
 from memagent_graph.storage.paths import data_folder
 
@@ -158,8 +158,6 @@ def find_data_paths(name: str, path: Path | None, task: str | None = None) -> li
     raise EvaluationError(f"the folder {path} has no file called {' or '.join(published.patterns)}", hint=remedy)
 
 
-ANSWER_TOKENS: Final = 128
-"""The longest answer that RULER-HQA allows."""
 _DOCUMENT_FIELDS: Final = ("document", "documents", "context")
 _PARAGRAPH_BREAK: Final = "\n\n"
 _MAX_PATH_LENGTH: Final = 1000
@@ -174,7 +172,7 @@ def load_rows(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileT
     """
     examples = RowExamples(open_rows(paths), ROW_FORMATS[name])
     lengths, source = measure_examples(examples, settings.tokenizer), ", ".join(map(str, paths))
-    return FileTask(name, Metric.ANY, ROW_FORMATS[name].unit, ANSWER_TOKENS, examples, lengths, source)
+    return FileTask(name, ROW_FORMATS[name].unit, examples, lengths, source)
 
 
 def _read_own_question(row: TableRow) -> FileExample:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from memagent_evaluation.data_files.table_rows import TableRow, TableRows
 from memagent_evaluation.samples import LengthUnit, Metric, Needle, Sample
@@ -91,10 +91,12 @@ class RowExamples:
 class FileTask:
     """A task whose samples are the examples of a data file."""
 
+    metric: ClassVar[Metric] = Metric.ANY
+    answer_tokens: ClassVar[int] = 128
+    """The longest answer that RULER-HQA allows."""
+
     name: str
-    metric: Metric
     unit: LengthUnit
-    answer_tokens: int
     examples: FileExamples = field(repr=False)
     own_lengths: array[int] = field(repr=False)
     """The length of each example, in the unit."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, require_text
 from memagent_evaluation.data_files.table_rows import TableRow, TableRows, open_rows
-from memagent_evaluation.samples import LengthUnit, Metric, Needle, TaskSettings
+from memagent_evaluation.samples import LengthUnit, Needle, TaskSettings
 from memagent_evaluation.scorers import contains
 from memagent_graph.errors import EvaluationError
 
@@ -27,7 +27,6 @@ _HINTS: Final = {
     "hotpotqa": "Use the distractor file with answers, such as hotpot_dev_distractor_v1.json.",
     "squad": "Use a file with answers, such as dev-v2.0.json or train-v1.1.json.",
 }
-_ANSWER_TOKENS: Final = 128
 _MAX_CHARACTERS: Final = 1 << 30
 """The maximum size of a data set, whose rows are all in memory. HotpotQA has half as many."""
 RECORD_NAMES: Final = tuple(_HINTS)
@@ -77,15 +76,6 @@ def read_records(paths: Sequence[Path], name: str) -> list[QARecord]:
         MissingExtraError: the format needs pyarrow (the extra "eval").
     """
     rows = open_rows(paths)
-    first = rows[0]
-    kind = next((kind for kind, (field, _) in _CONVERTERS.items() if field in first), None)
-    if kind is None:
-        raise EvaluationError(
-            f"{rows.location(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
-            hint=_HINTS[name],
-        )
-    if name != kind:
-        raise EvaluationError(f"{rows.location(0)}: a file of {kind}, not of {name}", hint=f"Name {kind} instead.")
     records = list(_convert_rows(rows, name))
     if not records:
         raise EvaluationError(f"{rows.location(0)}: no question that has an answer", hint=_HINTS[name])
@@ -105,7 +95,7 @@ def _convert_rows(rows: TableRows, name: str) -> Iterator[QARecord]:
         try:
             if budget < 0:
                 raise DamagedRowError(f"the rows up to here have more than {_MAX_CHARACTERS:,} characters")
-            yield from _CONVERTERS[name][1](row)
+            yield from _CONVERTERS[name](row)
         except DamagedRowError as error:
             raise EvaluationError(f"{rows.location(index)}: {error}", hint=_HINTS[name]) from error
 
@@ -173,11 +163,11 @@ def _read_squad_article(row: TableRow) -> Iterator[QARecord]:
                 )
 
 
-_CONVERTERS: Final[Mapping[str, tuple[str, Callable[[TableRow], Iterator[QARecord]]]]] = {
-    "hotpotqa": ("supporting_facts", _read_hotpotqa_record),
-    "squad": ("paragraphs", _read_squad_article),
+_CONVERTERS: Final[Mapping[str, Callable[[TableRow], Iterator[QARecord]]]] = {
+    "hotpotqa": _read_hotpotqa_record,
+    "squad": _read_squad_article,
 }
-"""For each data set, a field that only its rows have, and the function that converts a row."""
+"""For each data set, the function that converts a row."""
 
 
 def _count_characters(value: Any) -> int:
@@ -231,4 +221,4 @@ def load_records(name: str, paths: Sequence[Path], settings: TaskSettings) -> Fi
         own_lengths.append(total)
     examples = RecordExamples(records, settings.seed)
     source = ", ".join(map(str, paths))
-    return FileTask(name, Metric.ANY, LengthUnit.TOKENS, _ANSWER_TOKENS, examples, own_lengths, source)
+    return FileTask(name, LengthUnit.TOKENS, examples, own_lengths, source)

@@ -1,21 +1,22 @@
 """The base of generated tasks: seeded random numbers, and samples from laid-out documents.
 
-Random numbers are the same in every process, and permutations need no memory.
+Random numbers are the same in every process.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.placements import Haystack, Insertion, count_min_tokens, lay_out
+from memagent_evaluation.tasks.placements import Haystack, Insertion, lay_out
 from memagent_graph.errors import EvaluationError
+
+_Item = TypeVar("_Item")
 
 DEPTHS = tuple(step / 39 for step in range(40))
 """RULER's forty needle depths, evenly spaced from the beginning of a document to its end."""
@@ -113,15 +114,12 @@ class GeneratedTask(ABC):
         Raises:
             EvaluationError: the insertions alone are too long.
         """
-        tokenizer = self.settings.tokenizer
         budget = min(self.compute_document_budget(length, text) for text in (question, *all_questions))
-        needed = count_min_tokens(haystack, insertions, tokenizer)
-        if needed > budget:
-            raise self.make_length_error(length, needed - budget)
-        layout, tokens = lay_out(haystack, insertions, budget, tokenizer)
-        text = functools.partial(layout.pieces, haystack)
+        layout, tokens = lay_out(haystack, insertions, budget, self.settings.tokenizer)
+        if tokens > budget:
+            raise self.make_length_error(length, tokens - budget)
         reached = length - self.compute_document_budget(length, question) + tokens
-        return Sample(self, length, index, question, gold, text, layout.needles(haystack), reached)
+        return Sample(self, length, index, question, gold, layout.pieces, layout.needles(), reached)
 
 
 def make_rng(settings: TaskSettings, *names: str | int) -> random.Random:
@@ -129,36 +127,10 @@ def make_rng(settings: TaskSettings, *names: str | int) -> random.Random:
     return random.Random("/".join(str(name) for name in (settings.seed, *names)))
 
 
-class Permutation:
-    """The numbers below `size` in a random order that is computed, not stored.
-
-    A number goes through a bijection on the next power of two (multiplications by odd numbers, and exclusive ors with
-    its own upper half), with constants drawn from `rng`, repeated until the result is below `size`.
-    """
-
-    def __init__(self, size: int, rng: random.Random) -> None:
-        bits = max(2, (size - 1).bit_length())
-        self._size = size
-        self._mask = (1 << bits) - 1
-        self._shift = (bits + 1) // 2
-        self._factors = tuple(rng.getrandbits(bits) | 1 for _ in range(3))
-        self._offset = rng.getrandbits(bits)
-
-    def __getitem__(self, position: int) -> int:
-        """Return the number at a position from 0 to `size` - 1."""
-        if not 0 <= position < self._size:
-            raise IndexError(position)
-        mask, shift, (first, second, third) = self._mask, self._shift, self._factors
-        number = position
-        while True:
-            number = ((number + self._offset) * first) & mask
-            number ^= number >> shift
-            number = (number * second) & mask
-            number ^= number >> shift
-            number = (number * third) & mask
-            number ^= number >> shift
-            if number < self._size:
-                return number
-
-    def __iter__(self) -> Iterator[int]:
-        return map(self.__getitem__, range(self._size))
+def iter_shuffled(items: Sequence[_Item], rng: random.Random) -> Iterator[_Item]:
+    """Yield all items in random order, with memory and time only for those that are used."""
+    moved: dict[int, int] = {}
+    for last in reversed(range(len(items))):
+        index = rng.randint(0, last)
+        yield items[moved.get(index, index)]
+        moved[index] = moved.pop(last, last)

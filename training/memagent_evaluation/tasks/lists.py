@@ -63,8 +63,7 @@ class CommonWordsTask(GeneratedTask):
                 tokens += rarely * tokens_of(f" {position}. {word}")
                 if tokens > budget and len(rare) >= _COMMON_WORDS:
                     draw = partial(_repeat_words, gold, often, rare, rarely)
-                    draft = WordList(header, (), numbered=True, seed=self._make_order(length, index))
-                    return _fit_longest(self, length, index, gold, draft, draw, range(_COMMON_WORDS, len(rare) + 1))
+                    return _fit_longest(self, length, index, gold, draw, range(_COMMON_WORDS, len(rare) + 1), header)
                 rare.append(word)
         raise self.make_length_error(length, _COMMON_WORDS)
 
@@ -72,9 +71,6 @@ class CommonWordsTask(GeneratedTask):
     def question(self) -> str:
         """The question, the same for all samples."""
         return "Which are the ten words that occur most often in the list in question? Name all ten."
-
-    def _make_order(self, length: int, index: int) -> str:
-        return f"{self.settings.seed}/{self.name}/{length}/{index}/order"
 
     def _make_example(self, words: list[str], *, is_short: bool) -> str:
         frequent, rare = words[:_COMMON_WORDS], words[_COMMON_WORDS:]
@@ -127,8 +123,7 @@ class FrequentWordsTask(GeneratedTask):
         if missing > 0:
             raise self.make_length_error(length, missing)
         max_size = bisect_right(range(4 * budget), budget, lo=1, key=tokens)
-        draft = WordList("", (), numbered=False, seed=f"{self.settings.seed}/{self.name}/{length}/{index}/order")
-        return _fit_longest(self, length, index, tuple(words[1:4]), draft, entries, range(min_size, max_size))
+        return _fit_longest(self, length, index, tuple(words[1:4]), entries, range(min_size, max_size))
 
     @property
     def question(self) -> str:
@@ -190,19 +185,21 @@ def _fit_longest(
     length: int,
     index: int,
     gold: tuple[str, ...],
-    draft: WordList,
     words_of: Callable[[int], list[str]],
     sizes: range,
+    header: str = "",
 ) -> Sample:
-    """Return the sample with the longest list that fits. The largest of `sizes` is only an estimate.
+    """Return the sample with the longest list that fits. The largest of `sizes` is only an estimate. With a header, the
+    list is numbered.
 
     Raises:
         EvaluationError: not even the smallest size fits.
     """
     budget = task.compute_document_budget(length, task.question)
+    order = f"{task.settings.seed}/{task.name}/{length}/{index}/order"
     size = sizes.stop - 1
     while True:
-        text = WordList(draft.header, words_of(size), numbered=draft.numbered, seed=draft.seed)
+        text = WordList(header, words_of(size), numbered=bool(header), seed=order)
         tokens = task.settings.tokenizer.count("".join(text.pieces()))
         if tokens <= budget:
             needles = text.needles(gold)

@@ -18,7 +18,7 @@ from functools import partial
 from memagent_evaluation.data_files import find_data_paths
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, read_records
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.generated import GeneratedTask, Permutation, make_rng
+from memagent_evaluation.tasks.generated import GeneratedTask, iter_shuffled, make_rng
 from memagent_evaluation.tasks.placements import DocumentLayout, Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 
@@ -39,7 +39,7 @@ class PassagesTask(GeneratedTask):
     """Questions about paragraphs of a data set.
 
     Attributes:
-        records: the questions with their paragraphs.
+        records: the questions with their paragraphs, in the order of the samples.
         paragraphs: all distinct paragraphs, any of which can be a distractor.
     """
 
@@ -96,10 +96,9 @@ class PassagesTask(GeneratedTask):
         positions = sorted(rng.sample(range(length), len(inserted)))
         rng.shuffle(inserted)
         slots = tuple(position - before for before, position in enumerate(positions))
-        layout = DocumentLayout(tuple(inserted), slots, others)
         haystack = Haystack(partial(self._iter_others, length, index, used), _format_passage)
-        text = partial(layout.pieces, haystack)
-        return Sample(self, length, index, record.question, record.answers, text, layout.needles(haystack), length)
+        layout = DocumentLayout(haystack, tuple(inserted), slots, others)
+        return Sample(self, length, index, record.question, record.answers, layout.pieces, layout.needles(), length)
 
     def _record(self, index: int) -> QARecord:
         if index >= len(self.records):
@@ -107,7 +106,7 @@ class PassagesTask(GeneratedTask):
                 f"{self.name} has no sample {index}: the data file has {len(self.records):,} questions",
                 hint="Ask for fewer samples, or name a data file with more questions.",
             )
-        return self.records[Permutation(len(self.records), make_rng(self.settings, self.name, "questions"))[index]]
+        return self.records[index]
 
     def _take_fitting(self, paragraphs: Sequence[Paragraph], budget: float) -> list[Paragraph]:
         fitting = []
@@ -127,8 +126,7 @@ class PassagesTask(GeneratedTask):
         rng = self.rng(length, index, "others")
         is_empty = True
         while True:
-            for paragraph_index in Permutation(len(self.paragraphs), rng):
-                paragraph = self.paragraphs[paragraph_index]
+            for paragraph in iter_shuffled(self.paragraphs, rng):
                 if paragraph.text not in used:
                     is_empty = False
                     yield paragraph.written
@@ -160,6 +158,6 @@ def make_passage_task(records: Sequence[QARecord], name: str, settings: TaskSett
         answer_tokens=_HQA_ANSWER_TOKENS if by_passages else _QA_ANSWER_TOKENS,
         metric=Metric.ANY,
         unit=LengthUnit.PASSAGES if by_passages else LengthUnit.TOKENS,
-        records=records,
+        records=tuple(iter_shuffled(records, make_rng(settings, name, "questions"))),
         paragraphs=pool,
     )

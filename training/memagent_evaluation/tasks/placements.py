@@ -42,8 +42,9 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class DocumentLayout:
-    """A planned document. Together with the haystack it gives the text, any number of times."""
+    """A planned document. It gives the text any number of times."""
 
+    haystack: Haystack
     insertions: tuple[Insertion, ...]
     """In the document's order."""
     slots: tuple[int, ...]
@@ -51,21 +52,21 @@ class DocumentLayout:
     units: int
     """The number of units of the haystack that the document has, from the first one on."""
 
-    def pieces(self, haystack: Haystack) -> Iterator[str]:
+    def pieces(self) -> Iterator[str]:
         """Yield the document's text in parts, without white space at its end."""
         previous = ""
-        for part, _ in self._parts(haystack):
+        for part, _ in self._parts():
             if previous:
                 yield previous
             previous = part
         if previous := previous.rstrip():
             yield previous
 
-    def needles(self, haystack: Haystack) -> tuple[Needle, ...]:
+    def needles(self) -> tuple[Needle, ...]:
         """Return the insertions that have gold strings as needles."""
         starts: list[tuple[Insertion, str, int]] = []
         characters = end = 0
-        for part, insertion in self._parts(haystack):
+        for part, insertion in self._parts():
             if insertion is not None and insertion.gold is not None:
                 starts.append((insertion, insertion.gold, characters + max(part.find(insertion.text), 0)))
             characters += len(part)
@@ -73,23 +74,17 @@ class DocumentLayout:
         total = characters + end
         return tuple(Needle(insertion.text, gold, start / total) for insertion, gold, start in starts)
 
-    def _parts(self, haystack: Haystack) -> Iterator[tuple[str, Insertion | None]]:
+    def _parts(self) -> Iterator[tuple[str, Insertion | None]]:
         """Yield the document's parts, each with its insertion, or None for a unit of the haystack."""
         position = inserted = 0
-        for index, unit in enumerate(itertools.chain(itertools.islice(haystack.units(), self.units), [None])):
+        for index, unit in enumerate(itertools.chain(itertools.islice(self.haystack.units(), self.units), [None])):
             while inserted < len(self.slots) and self.slots[inserted] <= index:
                 insertion = self.insertions[inserted]
-                yield haystack.piece(position, insertion.text), insertion
+                yield self.haystack.piece(position, insertion.text), insertion
                 position, inserted = position + 1, inserted + 1
             if unit is not None:
-                yield haystack.piece(position, unit), None
+                yield self.haystack.piece(position, unit), None
                 position += 1
-
-
-def count_min_tokens(haystack: Haystack, insertions: Sequence[Insertion], tokenizer: Tokenizer) -> int:
-    """Return the number of tokens of a document that has nothing but the insertions."""
-    pieces = (haystack.piece(position, insertion.text) for position, insertion in enumerate(_sort_by_depth(insertions)))
-    return tokenizer.count("".join(pieces).rstrip())
 
 
 def lay_out(
@@ -99,14 +94,14 @@ def lay_out(
 
     Args:
         haystack: the text around the insertions.
-        insertions: the texts to insert; they alone must fit.
+        insertions: the texts to insert. If they alone have too many tokens, the document has nothing else.
         budget: the maximum number of tokens.
         tokenizer: what counts them.
 
     Returns:
         The layout, and the document's number of tokens.
     """
-    ordered = _sort_by_depth(insertions)
+    ordered = tuple(sorted(insertions, key=lambda insertion: insertion.depth))
     reserved = [tokenizer.count(haystack.piece(_LATE_POSITION, insertion.text)) for insertion in ordered]
     hay_budget = max(0, budget - sum(reserved))
     slots: list[int] = []
@@ -127,7 +122,7 @@ def lay_out(
     for insertion in ordered[len(slots) :]:
         text.add(haystack.piece(units + len(slots), insertion.text))
         slots.append(units)
-    return DocumentLayout(ordered, tuple(slots), units), text.tokens
+    return DocumentLayout(haystack, ordered, tuple(slots), units), text.tokens
 
 
 class _TokenCounter:
@@ -148,7 +143,3 @@ class _TokenCounter:
         self.tokens += self.count_added(part) if tokens is None else tokens
         self._tail = (self._tail + part)[-_TAIL_CHARACTERS:]
         self._tail_tokens = self._tokenizer.count(self._tail)
-
-
-def _sort_by_depth(insertions: Sequence[Insertion]) -> tuple[Insertion, ...]:
-    return tuple(sorted(insertions, key=lambda insertion: insertion.depth))

@@ -62,7 +62,6 @@ class StepPlan:
     """One optimizer step: for each rank its micro-batches, the same number on every rank, the heaviest first."""
 
     layout: Layout
-    token_budget: int
     micro_batches: tuple[tuple[PlannedMicroBatch, ...], ...] = field(repr=False)
     row_tokens: int
     """Tokens of all rows; shared ones count for each row."""
@@ -112,7 +111,7 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
     costs = [sum(map(step.critical_tokens, positions)) for positions in candidates]
     near_best = [pair for pair in zip(candidates, costs, strict=True) if pair[1] <= _NEAR * min(costs)]
     best, _ = min(near_best, key=lambda pair: (len(pair[0]), pair[1]))
-    return StepPlan(layout, token_budget, _deal(step, best, ranks, order), sum(step.lengths))
+    return StepPlan(layout, _deal(step, best, ranks, order), sum(step.lengths))
 
 
 def split_into_steps(

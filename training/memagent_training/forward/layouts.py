@@ -113,16 +113,6 @@ class IdRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedRows:
-    """Rows as rectangles, under the names that TRL's `_compute_loss` reads; masks are 1 where there is a token."""
-
-    prompt_ids: Tensor
-    prompt_mask: Tensor
-    completion_ids: Tensor
-    completion_mask: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Model inputs for some rows, and where each completion token is predicted."""
 
@@ -141,17 +131,16 @@ class MicroBatch:
     longest: int
     """Tokens of the longest row."""
 
-    @property
-    def mask_BT(self) -> Tensor:  # noqa: N802
-        """True where a row has a completion token."""
-        return self.score_index_BT < len(self.scored_ids_C)
 
+def pad_rows(
+    rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return left-padded prompts, their mask, right-padded completions, and theirs, as TRL's `_compute_loss` has them.
 
-def pad_rows(rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | str = "cpu") -> PaddedRows:
-    """Return left-padded prompts and right-padded completions."""
-    prompt_ids, prompt_mask = _rectangle([row.prompt_ids_P for row in rows], pad_id, "left")
-    completion_ids, completion_mask = _rectangle([row.completion_ids_T for row in rows], pad_id, "right")
-    return PaddedRows(*(part.to(device) for part in (prompt_ids, prompt_mask, completion_ids, completion_mask)))
+    Masks are 1 where there is a token.
+    """
+    prompts = _rectangle([row.prompt_ids_P for row in rows], pad_id, "left", device)
+    return *prompts, *_rectangle([row.completion_ids_T for row in rows], pad_id, "right", device)
 
 
 def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch.device | str = "cpu") -> MicroBatch:
@@ -169,9 +158,11 @@ def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch
     return _in_one_sequence(rows, (lay_out_in_sequence if layout == "packed" else lay_out_as_tree)(ids), layout, device)
 
 
-def _rectangle(rows: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
+def _rectangle(
+    rows: Sequence[Sequence[int]], pad_id: int, side: str, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
     """Return rows as ids and mask of equal width, padded on one side."""
-    ids = [torch.tensor(list(row), dtype=torch.long) for row in rows]
+    ids = [torch.tensor(list(row), dtype=torch.long, device=device) for row in rows]
     masks = [torch.ones_like(row) for row in ids]
     return (
         pad_sequence(ids, batch_first=True, padding_value=pad_id, padding_side=side),
@@ -180,21 +171,21 @@ def _rectangle(rows: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[T
 
 
 def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> MicroBatch:
-    parts = pad_rows(rows, pad_id=pad_id, device=device)
-    mask_SN = torch.cat([parts.prompt_mask, parts.completion_mask], dim=1)
-    completion_BT = parts.completion_mask.bool()
+    prompt_ids, prompt_mask, completion_ids, completion_mask = pad_rows(rows, pad_id=pad_id, device=device)
+    mask_SN = torch.cat([prompt_mask, completion_mask], dim=1)
+    completion_BT = completion_mask.bool()
     index_SN = torch.arange(mask_SN.numel(), device=mask_SN.device).view_as(mask_SN)
-    before_BT = index_SN[:, parts.prompt_ids.shape[1] :] - 1
-    score_index_BT = torch.full_like(parts.completion_ids, int(completion_BT.sum()))
+    before_BT = index_SN[:, prompt_ids.shape[1] :] - 1
+    score_index_BT = torch.full_like(completion_ids, int(completion_BT.sum()))
     score_index_BT[completion_BT] = torch.arange(int(completion_BT.sum()), device=mask_SN.device)
     return MicroBatch(
         layout="padded",
-        input_ids_SN=torch.cat([parts.prompt_ids, parts.completion_ids], dim=1),
+        input_ids_SN=torch.cat([prompt_ids, completion_ids], dim=1),
         position_ids_SN=(mask_SN.cumsum(1) - 1).clamp(min=0),
         padding_mask_SN=mask_SN,
         nodes=(),
         scored_indices_C=before_BT[completion_BT],
-        scored_ids_C=parts.completion_ids[completion_BT],
+        scored_ids_C=completion_ids[completion_BT],
         score_index_BT=score_index_BT,
         longest=int(mask_SN.sum(1).max()),
     )

@@ -37,7 +37,6 @@ class LogProbs:
     logprobs_BT: Tensor
     entropies_BT: Tensor | None
     """Entropy of the distribution of each token, in nats."""
-    mask_BT: Tensor
 
 
 def score_completions(
@@ -81,7 +80,7 @@ def score_completions(
     # The last entry is for the missing tokens of shorter completions.
     by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_index_BT]
     entropies_BT = by_row_BT2[..., 1] if with_entropy else None
-    return LogProbs(by_row_BT2[..., 0], entropies_BT, micro_batch.mask_BT)
+    return LogProbs(by_row_BT2[..., 0], entropies_BT)
 
 
 _MODELS_THAT_CHANGE_LOGITS: WeakSet[nn.Module] = WeakSet()

@@ -104,12 +104,6 @@ class Collection:
         return len(self.all_groups) + len(self.failures)
 
     @property
-    def reward(self) -> float:
-        """The mean over all rollouts, including groups without variance; NaN if there are none."""
-        rewards = [reward for group in self.all_groups for reward in group.rewards]
-        return sum(rewards) / len(rewards) if rewards else math.nan
-
-    @property
     def group_of(self) -> dict[str, str]:
         """The group's name of each run of these groups, for `load_groups`."""
         return {run_id: group.name for group in self.groups for run_id in group.run_ids}

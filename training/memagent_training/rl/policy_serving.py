@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, UpdateRule
 from memagent_graph.errors import PolicyUnreachableError
-from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.run_log import RunLog
 from memagent_training.job.job_options import Engine
@@ -42,7 +41,7 @@ _MAX_RESTARTS: Final = 3
 class PolicyBackend(ABC):
     """Serves the newest version of the policy, and makes readers that use it."""
 
-    def __init__(self, prepared: PreparedLoop, policy: Policy) -> None:
+    def __init__(self, prepared: PreparedLoop, policy: LocalPolicy | OpenAICompatiblePolicy) -> None:
         job = prepared.job
         self._prepared = prepared
         self._folder = job.out / POLICIES
@@ -51,9 +50,10 @@ class PolicyBackend(ABC):
         self.rollouts = self._rollout_reader()
         """Reads for training, at its temperature, and logs."""
 
-    @abstractmethod
     async def close(self) -> None:
-        """Stop the server, if it is ours, and close the readers' resources."""
+        """Close the readers' resources."""
+        await self._policy.aclose()
+        self.run_log.close()
 
     @abstractmethod
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
@@ -67,9 +67,10 @@ class PolicyBackend(ABC):
             TrainingError: the weights cannot be used; the message says why.
         """
 
-    @abstractmethod
     async def run_reads(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
         """Do work that reads with the served weights of `iteration`."""
+        del iteration
+        return await work()
 
     def policy_folder(self, iteration: int) -> Path:
         """Return the folder of an iteration's initial weights."""
@@ -126,11 +127,6 @@ class LocalBackend(PolicyBackend):
         self._template = parse_template_arguments(prepared.job.chat_template_kwargs)
         super().__init__(prepared, LocalPolicy(prepared.base.folder))
 
-    async def close(self) -> None:
-        """Close the policy and the log."""
-        await self._policy.aclose()
-        self.run_log.close()
-
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
         """Load an iteration's weights in place of the previous ones."""
         folder, version = self.policy_folder(iteration), self.version(iteration)
@@ -146,11 +142,6 @@ class LocalBackend(PolicyBackend):
         self.rollouts = self._rollout_reader()
         await previous.aclose()
         self._delete_before(iteration)
-
-    async def run_reads(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the work."""
-        del iteration
-        return await work()
 
 
 class ServerBackend(PolicyBackend):
@@ -197,11 +188,10 @@ class ServerBackend(PolicyBackend):
         super().__init__(prepared, policy)
 
     async def close(self) -> None:
-        """Stop the server, if it is ours, and close the readers' resources."""
-        await self._policy.aclose()
+        """Close the readers' resources, and stop the server if it is ours."""
+        await super().close()
         if self._own_server is not None:
             await asyncio.to_thread(self._own_server.kill)
-        self.run_log.close()
 
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
         """Load an iteration's weights into the server."""

@@ -111,13 +111,8 @@ class VLLMServer:
     """The file for the server's stdout and stderr."""
     model_name: str = "policy"
     """The name that requests use."""
-    max_model_len: int | None = None
-    """Context window in tokens; None means the model's own."""
     api_key: str | None = None
     """The bearer token that requests need; None admits everyone."""
-    dtype: str | None = None
-    """The number format of the weights; `options` may name another. None means bfloat16 on an accelerator, and
-    otherwise float32, whose log-probs are comparable with the trainer's to 1e-4."""
     gpus: str | None = None
     """The GPUs that it may use, as in CUDA_VISIBLE_DEVICES ("6,7"); None means the GPUs of this process."""
     max_lora_rank: int | None = None
@@ -151,10 +146,13 @@ class VLLMServer:
 
     @property
     def number_format(self) -> str:
-        """The number format that it computes in."""
+        """The number format that it computes in: as in `options`, else bfloat16 on an accelerator and float32 on a CPU.
+
+        Log-probs in float32 are comparable with the trainer's to 1e-4.
+        """
         arguments = [argument for option in self.options for argument in option.split("=", 1)]
         formats = [value for option, value in pairwise(arguments) if option == "--dtype"]
-        return formats[-1] if formats else self.dtype or ("bfloat16" if has_accelerator() else "float32")
+        return formats[-1] if formats else "bfloat16" if has_accelerator() else "float32"
 
     @property
     def is_running(self) -> bool:
@@ -258,8 +256,6 @@ class VLLMServer:
         arguments += ["--dtype", self.number_format, "--seed", "0", "--enable-prompt-tokens-details"]
         arguments += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
         arguments += [] if has_accelerator() else CPU_OPTIONS
-        if self.max_model_len is not None:
-            arguments += ["--max-model-len", str(self.max_model_len)]
         if self.max_lora_rank is not None:
             # Two at once: readers of one version continue while readers of the next one begin.
             arguments += ["--enable-lora", "--max-loras", "2"]

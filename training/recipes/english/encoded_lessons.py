@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from itertools import groupby, takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,9 +46,9 @@ def encode(tokenizer: Any, readings: Sequence[Sequence[Lesson]]) -> EncodedTrees
     """Return the conversations of some readings; those of a reading that have the same role form a tree."""
     ids: list[int] = []
     segments: list[tuple[int, int, int, int]] = []
-    number = 0
+    number, by_role = 0, attrgetter("role")
     for reading in readings:
-        for _, lessons in groupby(sorted(reading, key=_role), key=_role):
+        for _, lessons in groupby(sorted(reading, key=by_role), key=by_role):
             rows = [(lesson, *_ids_of(tokenizer, lesson)) for lesson in lessons]
             prompts = [prompt for _, prompt, _ in rows]
             alike = sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, zip(*prompts, strict=False)))
@@ -60,10 +61,6 @@ def encode(tokenizer: Any, readings: Sequence[Sequence[Lesson]]) -> EncodedTrees
                 segments.append((number, len(prompt) - shared, len(reply), category))
             number += 1
     return EncodedTrees(numpy.array(ids, numpy.uint32), numpy.array(segments, numpy.int32))
-
-
-def _role(lesson: Lesson) -> str:
-    return lesson.role
 
 
 def _ids_of(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[int]]:

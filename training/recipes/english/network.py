@@ -38,7 +38,6 @@ class NetworkShape:
 
     layers: int
     heads: int
-    key_heads: int
     head_width: int
     rope_theta: float
     norm_eps: float
@@ -50,7 +49,6 @@ class NetworkShape:
         return cls(
             table["num_hidden_layers"],
             table["num_attention_heads"],
-            table["num_key_value_heads"],
             table["hidden_size"] // table["num_attention_heads"],
             float(table.get("rope_theta") or table["rope_parameters"]["rope_theta"]),
             float(table["rms_norm_eps"]),

@@ -32,11 +32,9 @@ _MIN_SIGNAL_TO_NOISE: Final = 6.0
 _MAX_UNEXPLAINED_FRACTION: Final = 0.4
 """Maximum fraction of that move that may be missing in the server's log-probs."""
 _FLOAT32_RESOLUTION: Final = 1e-6
-ReferenceLogProbs: TypeAlias = Callable[[Path, Sequence[TokenRow]], list[list[float]]]
-"""Log-probs of rows' completion tokens under a policy's weights: one list per row, one number per token, at temperature
-1. Called in a separate thread."""
 RowLogProbs: TypeAlias = Callable[[Sequence[TokenRow]], list[list[float]]]
-"""The same of weights that are in memory."""
+"""Log-probs of rows' completion tokens under some weights: one list per row, one number per token, at temperature 1.
+Called in a separate thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +191,7 @@ def _rms(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def score_with_folder(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
-    """Return the log-probs of a policy's files (`ReferenceLogProbs`), loaded in float32 on the CPU, and released again.
+    """Return the log-probs of a policy's files (`RowLogProbs`), loaded in float32 on the CPU, and released again.
 
     Raises:
         TrainingError: the policy cannot be loaded.

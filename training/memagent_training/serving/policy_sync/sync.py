@@ -22,7 +22,6 @@ from memagent_training.serving.policy_sync.probe import (
     Probe,
     ProbeLogProbs,
     ProbeReading,
-    ReferenceLogProbs,
     RowLogProbs,
     find_fault,
     find_largest_gap,
@@ -102,7 +101,6 @@ class PolicySync:
             with the trainer's.
         reload_tied: whether a model with tied embeddings is also reloaded in place: vLLM 0.31 keeps the old head. The
             probe decides then.
-        reference: the trainer's log-probs; by default `score_with_folder`.
     """
 
     def __init__(
@@ -112,10 +110,8 @@ class PolicySync:
         methods: Sequence[SyncMethod] = tuple(SyncMethod),
         tolerance: float | None = None,
         reload_tied: bool = False,
-        reference: ReferenceLogProbs = score_with_folder,
     ) -> None:
         self.server = server
-        self.reference = reference
         self._methods = methods
         self._reload_tied = reload_tied
         self._own_server = server if isinstance(server, VLLMServer) else None
@@ -152,7 +148,7 @@ class PolicySync:
         Args:
             policy: a folder with whole weights, adapters (separate, or as written by `training_job`), or both.
             version: its name for the run log.
-            logprobs: the trainer's log-probs, if it has these weights; otherwise `reference` loads the folder.
+            logprobs: the trainer's log-probs, if it has these weights; otherwise `score_with_folder` loads the folder.
 
         Raises:
             TrainingError: the folder has no policy, or no method succeeded; the message has the reasons.
@@ -276,7 +272,12 @@ class PolicySync:
         finally:
             with suppress(SyncError):  # a broken engine does not resume
                 await self._api.resume()
-        await self._adopt(folder)
+        self._remote_base = folder.path
+        if self._own_server is not None:
+            self._own_server.model = folder.path
+        for name in self._adapters:  # of the old weights
+            await self._unload(name)
+        self._adapters.clear()
 
     async def _pause(self) -> None:
         try:
@@ -292,15 +293,6 @@ class PolicySync:
         assert self._own_server is not None  # noqa: S101  else this method is not tried
         folders.require_servable(folder.path)
         await asyncio.to_thread(self._own_server.restart, folder.path)
-        self._adapters.clear()
-
-    async def _adopt(self, folder: PolicyFolder) -> None:
-        """Note that other whole weights are served, and unload the adapters of the old ones."""
-        self._remote_base = folder.path
-        if self._own_server is not None:
-            self._own_server.model = folder.path
-        for name in self._adapters:
-            await self._unload(name)
         self._adapters.clear()
 
     async def _verify(
@@ -336,7 +328,7 @@ class PolicySync:
         return find_largest_gap(reading.logprobs, expected)
 
     async def _expect(self, policy: Path, reading: ProbeReading, logprobs: RowLogProbs | None = None) -> ProbeLogProbs:
-        scored = partial(self.reference, policy) if logprobs is None else logprobs
+        scored = partial(score_with_folder, policy) if logprobs is None else logprobs
         return reading.arrange(await asyncio.to_thread(scored, reading.rows))
 
     async def _unload_surplus(self) -> None:
