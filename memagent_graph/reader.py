@@ -119,7 +119,7 @@ class MemAgent:
             self.policy = as_policy(settings.policy, settings)
         self.store = (
             store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
-        ).with_converter(settings.converter)
+        ).with_options(converter=settings.converter, replace_undecodable=settings.replace_undecodable)
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
         self._checkpoints = checkpoints
@@ -558,9 +558,7 @@ class MemAgent:
         if document is None:
             return graph, state
         try:
-            await self.store.reattach(
-                state["document"], Document.of(document), replace_undecodable=self.settings.replace_undecodable
-            )
+            await self.store.reattach(state["document"], Document.of(document))
         except DocumentMismatchError as error:
             raise RunMismatchError(
                 f"this is another document than {state['document']['name']}, which the run began with",
@@ -571,8 +569,7 @@ class MemAgent:
 
     async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
         check_options(options)
-        replaces = self.settings.replace_undecodable
-        return await store_document(document, self.store, pages=options.get("pages"), replace_undecodable=replaces)
+        return await store_document(document, self.store, pages=options.get("pages"))
 
     async def _read_each(
         self,

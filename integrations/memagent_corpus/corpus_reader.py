@@ -182,11 +182,10 @@ class CorpusReader:
 
     async def _store(self, document: CorpusDocument) -> DocumentRef:
         """Fetch, convert and store a document's text in a thread, which stops when this call is cancelled."""
-        replace = (await self.agent.aprepare()).replace_undecodable
 
         def store(cancellation: Cancellation) -> DocumentRef:
             with self.access.open_document(document) as source:
-                return self.agent.store.add(source, replace_undecodable=replace, cancellation=cancellation)
+                return self.agent.store.add(source, cancellation=cancellation)
 
         try:
             return await run_in_thread(store)

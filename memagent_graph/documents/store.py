@@ -56,29 +56,27 @@ class DocumentStore:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self._converter: str | None = None
+        self._replaces = False
         self._texts = self.root / "texts"
         self._sections = self.root / "sections"
 
-    def with_converter(self, converter: str | None) -> Self:
-        """Return the same store with a user's converter for files that are not plain text.
+    def with_options(self, *, converter: str | None = None, replace_undecodable: bool = False) -> Self:
+        """Return the same store with options for the documents that are added.
 
         Args:
-            converter: path/to/file.py:function or module:function, see `memagent_graph.converters`; None for none.
+            converter: a user's converter for files that are not plain text: path/to/file.py:function or
+                module:function, see `memagent_graph.converters`.
+            replace_undecodable: whether to put U+FFFD for bytes or code points that are not text.
         """
-        if converter is None:
-            return self
         other = copy(self)
-        other._converter = converter
+        other._converter, other._replaces = converter or self._converter, replace_undecodable or self._replaces
         return other
 
-    def add(
-        self, document: Any, *, replace_undecodable: bool = False, cancellation: Cancellation | None = None
-    ) -> DocumentRef:
+    def add(self, document: Any, *, cancellation: Cancellation | None = None) -> DocumentRef:
         """Store the text of a document, if it is not stored yet, and return its reference.
 
         Args:
             document: a `Document`, or anything that `Document.of` accepts. It is read here, a megabyte at a time.
-            replace_undecodable: whether to put U+FFFD for bytes or code points that are not text.
             cancellation: ends a conversion from another thread.
 
         Raises:
@@ -88,7 +86,7 @@ class DocumentStore:
         document = Document.of(document)
         with self._translate_disk_errors():
             self._make_folders()
-            replace, converter = replace_undecodable, self._converter
+            replace, converter = self._replaces, self._converter
             opening = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
             omissions: list[Omission] = []
             with opening as (kind, parts), self._new_file() as (file, temporary):
@@ -111,13 +109,11 @@ class DocumentStore:
                 ref["path"] = str(document.content.absolute())
             return ref
 
-    async def add_async(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
+    async def add_async(self, document: Document) -> DocumentRef:
         """Run `add` in a thread. If the call is cancelled, the conversion ends, too."""
-        return await run_in_thread(
-            lambda cancellation: self.add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
-        )
+        return await run_in_thread(lambda cancellation: self.add(document, cancellation=cancellation))
 
-    async def reattach(self, ref: DocumentRef, document: Document, *, replace_undecodable: bool = False) -> None:
+    async def reattach(self, ref: DocumentRef, document: Document) -> None:
         """Store the text of a reference again, if it was removed.
 
         Raises:
@@ -125,7 +121,7 @@ class DocumentStore:
         """
         if "pages" in ref and not document.pages:
             document = document.only(ref["pages"])
-        stored = await self.add_async(document, replace_undecodable=replace_undecodable)
+        stored = await self.add_async(document)
         if stored["key"] != ref["key"]:
             raise DocumentMismatchError(
                 f"{document.name} is not the text that {ref['name']} was", hint="Pass the document of that run."
@@ -153,6 +149,12 @@ class DocumentStore:
                 hint="Use the spans of chunks.",
             ) from error
 
+    def pieces(self, ref: DocumentRef) -> Iterator[str]:
+        """Yield the text, a megabyte at a time. Raises DocumentError if it is no longer here."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        for start in range(0, ref["size"], READ_BYTES):
+            yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
+
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Return the starts of the document's pages or sources, in order; empty if it has none."""
         return self._marks(ref.get("sections"))
@@ -173,7 +175,7 @@ class DocumentStore:
         try:
             marks = [SourceMark(*values) for values in read_json_file(stored)]
         except (FileNotFoundError, ValueError):
-            marks = find_headings(self._decode(ref), ref["media_type"])
+            marks = find_headings(self.pieces(ref), ref["media_type"])
             # If the store is read-only, they are found again the next time.
             with contextlib.suppress(OSError):
                 write_atomically(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
@@ -196,11 +198,6 @@ class DocumentStore:
 
     def _headings_path(self, ref: DocumentRef, kind: str) -> Path:
         return self._sections / f"{_text_digest(ref)}-{kind}.json"
-
-    def _decode(self, ref: DocumentRef) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        for start in range(0, ref["size"], READ_BYTES):
-            yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
 
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text, also for other references to the same text."""
