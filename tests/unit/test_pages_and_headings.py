@@ -172,16 +172,6 @@ class TestHeadings:
     def test_are_looked_for_in_linear_time(self, text) -> None:
         assert len(find_headings([text], "text/plain")) <= 1
 
-    def test_are_kept_beside_the_text(self, store) -> None:
-        ref = store.add(CONTRACT)
-        first = store.headings(ref)
-        [kept] = [path for path in (store.root / "sections").iterdir() if path.name.endswith("-text.json")]
-        assert store.headings(ref) == first
-        kept.write_text("{damaged")
-        assert store.headings(ref) == first
-        store.remove(ref)
-        assert not list((store.root / "sections").iterdir())
-
     @pytest.mark.parametrize(
         ("name", "data", "expected"),
         [
