@@ -169,5 +169,6 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))
     require_room(strategy.roles, prompts, budget, count)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
-    context = replace(context, prompts=prompts, budget=budget, strategy=identity)
+    looks_back = strategy.uses_previous_calls
+    context = replace(context, prompts=prompts, budget=budget, strategy=identity, uses_previous_calls=looks_back)
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))

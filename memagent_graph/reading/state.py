@@ -216,6 +216,8 @@ class ReaderContext:
     on_hidden_update: Callable[[dict[str, Any]], object] | None = field(default=None, repr=False)
     """Called with updates that a `LoopNode` makes without supersteps. It is set only if the caller sees nothing of a
     read before its end; see `memagent_graph.reading.nodes`."""
+    uses_previous_calls: bool = False
+    """Whether the strategy's steps use `StepContext.load_previous_calls`."""
     previous_steps: Trace | None = field(default=None, repr=False)
     """The run's steps before this call; None if they are only in its log."""
     barrier: Barrier | None = field(default=None, repr=False)

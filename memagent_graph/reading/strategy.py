@@ -50,6 +50,8 @@ class Strategy(ABC):
     """All roles that the steps use."""
     state: ClassVar[type] = ReaderState
     """The class of the state: a TypedDict that extends `ReaderState` or `LineState`."""
+    uses_previous_calls: ClassVar[bool] = False
+    """Whether the steps use `StepContext.load_previous_calls`. It is available only then."""
     reads_all: ClassVar[bool] = True
     """Whether the policy sees all of the document. A profile may only name a strategy that does."""
     shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"
