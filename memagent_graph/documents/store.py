@@ -69,7 +69,7 @@ class DocumentStore:
             replace_undecodable: whether to put U+FFFD for bytes or code points that are not text.
         """
         other = copy(self)
-        other._converter, other._replaces = converter or self._converter, replace_undecodable or self._replaces
+        other._converter, other._replaces = converter, replace_undecodable
         return other
 
     def add(self, document: Any, *, cancellation: Cancellation | None = None) -> DocumentRef:
