@@ -1,7 +1,7 @@
 """Stores the texts of documents as UTF-8 files in a folder, named by the sha256 of their content.
 
     texts/<sha256>.txt       a document's text, unchanged, with its newlines
-    sections/<sha256>.json   starts of pages, sources or headings; with -text or -markdown, headings found in a text
+    sections/<sha256>.json   starts of pages, sources or headings
 
 State and run logs contain a `DocumentRef`; the text is read from here. Several processes may share a folder: files
 appear only when they are complete, and their names depend only on their content.
@@ -26,7 +26,7 @@ from typing import IO, Any, Final, Literal, Self
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import run_in_thread
-from memagent_graph.documents.headings import MAX_HEADINGS, find_headings, is_markdown
+from memagent_graph.documents.headings import MAX_HEADINGS, find_headings
 from memagent_graph.documents.loaders import READ_BYTES, open_document
 from memagent_graph.documents.omissions import describe_omission, summarize_omissions
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
@@ -69,7 +69,7 @@ class DocumentStore:
             replace_undecodable: whether to put U+FFFD for bytes or code points that are not text.
         """
         other = copy(self)
-        other._converter, other._replaces = converter or self._converter, replace_undecodable or self._replaces
+        other._converter, other._replaces = converter, replace_undecodable
         return other
 
     def add(self, document: Any, *, cancellation: Cancellation | None = None) -> DocumentRef:
@@ -163,24 +163,17 @@ class DocumentStore:
         """Return the starts of the document's headings, in order. A label includes the headings above.
 
         They come from the converter. If it found none, or only a title, headings and numbered clauses are found in the
-        text once, and stored in the folder of sections.
+        text.
 
         Raises:
             DocumentError: the text is no longer here.
         """
-        declared = self._marks(ref.get("headings"))
-        if len(declared) > 1:
-            return declared
-        stored = self._headings_path(ref, "markdown" if is_markdown(ref["media_type"]) else "text")
-        try:
-            marks = [SourceMark(*values) for values in read_json_file(stored)]
-        except (FileNotFoundError, ValueError):
-            marks = find_headings(self.pieces(ref), ref["media_type"])
-            # If the store is read-only, they are found again the next time.
-            with contextlib.suppress(OSError):
-                write_atomically(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
-        by_place = {mark.start_char: mark for mark in [*marks, *declared]}
-        return [by_place[place] for place in sorted(by_place)]
+        marks = self._marks(ref.get("headings"))
+        if len(marks) <= 1:
+            guesses = find_headings(self.pieces(ref), ref["media_type"])
+            by_place = {mark.start_char: mark for mark in [*guesses, *marks]}
+            marks = [by_place[place] for place in sorted(by_place)]
+        return marks
 
     def _marks(self, name: str | None) -> list[SourceMark]:
         if name is None:
@@ -196,16 +189,10 @@ class DocumentStore:
         except FileNotFoundError:
             return []
 
-    def _headings_path(self, ref: DocumentRef, kind: str) -> Path:
-        return self._sections / f"{_text_digest(ref)}-{kind}.json"
-
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text, also for other references to the same text."""
-        paths = [
-            self._text_path(ref),
-            *(self._headings_path(ref, kind) for kind in ("markdown", "text")),
-        ]
-        paths += [self._sections / f"{name}.json" for name in (ref.get("sections"), ref.get("headings")) if name]
+        names = filter(None, (ref.get("sections"), ref.get("headings")))
+        paths = [self._text_path(ref), *(self._sections / f"{name}.json" for name in names)]
         with self._translate_disk_errors():
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -249,15 +236,13 @@ class DocumentStore:
         return name
 
     def _text_path(self, ref: DocumentRef) -> Path:
-        return self._texts / f"{_text_digest(ref)}.txt"
-
-
-def _text_digest(ref: DocumentRef) -> str:
-    """Return the sha256 in a reference's key. Raises DocumentError if it is not a key."""
-    match = _KEY.fullmatch(ref["key"])
-    if match is None:
-        raise DocumentError(f"{ref['key']!r} is not a key of the document store", hint="Pass what store.add returned.")
-    return match[1]
+        """Return the path of a text. Raises DocumentError if the reference has no key of a store."""
+        match = _KEY.fullmatch(ref["key"])
+        if match is None:
+            raise DocumentError(
+                f"{ref['key']!r} is not a key of the document store", hint="Pass what store.add returned."
+            )
+        return self._texts / f"{match[1]}.txt"
 
 
 def _utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:

@@ -694,7 +694,10 @@ def _open_files() -> Iterator[Made]:
     yield Made("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "1 pictures"))
 
 
-def _charset_files() -> Iterator[Made]:
+def _text_files() -> Iterator[Made]:
+    for kind in ("md", "txt"):
+        text = "# Title\n\n<p>as it *is*</p>\n"
+        yield Made(f"marked.{kind}", text.encode(), (text,))
     for charset in ("utf-8", "cp1252"):
         yield Made(f"{charset}.html", f'<meta charset="{charset}"><p>Über'.encode(charset), ("Über",))
     for charset in ("nonsense", "punycode", "idna", "unicode_escape", "utf-7", "utf-16", "base64"):
@@ -723,5 +726,5 @@ def _charset_files() -> Iterator[Made]:
 def made_documents() -> list[Made]:
     """All of them."""
     return [
-        *_word_files(), *_html_files(), *_pdf_files(), *_mail_files(), *_office_files(), *_open_files(), *_charset_files()
+        *_word_files(), *_html_files(), *_pdf_files(), *_mail_files(), *_office_files(), *_open_files(), *_text_files()
     ]  # fmt: skip

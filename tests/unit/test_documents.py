@@ -184,6 +184,8 @@ def test_a_readers_setting_replaces_what_is_not_text_in_all_that_its_store_takes
     document = reader.read(b"plain text, and one odd byte: \xff.", "What?").document
     assert whole(reader.store, document) == "plain text, and one odd byte: \ufffd."
     assert reader.store.add("ab\ud83d")["key"] == reader.store.add("ab\ufffd")["key"]
+    with pytest.raises(EncodingError):
+        reader.copy(replace_undecodable=False).read("ab\ud83d", "What?")
 
 
 def test_langchain_documents_keep_their_sources_as_sections(store):
