@@ -92,7 +92,11 @@ def measure_formats(arguments: argparse.Namespace) -> Iterator[str]:
         exact = gradients["no cap"]
         errors = {name: float((gradient - exact).norm() / exact.norm()) for name, gradient in gradients.items()}
         cosine = float(torch.dot(gradients["not corrected"], exact) / gradients["not corrected"].norm() / exact.norm())
-        numbers = [gap.mean, gap.largest, gap.k1, gap.k3, gap.ratio_min, gap.ratio_max, gap.effective_sample_size]
+        names = (
+            "sampling_logp_difference/mean", "sampling_logp_difference/max", "kl_k1", "kl_k3",
+            "importance_sampling_ratio/min", "importance_sampling_ratio/max", "effective_sample_size",
+        )  # fmt: skip
+        numbers = [gap.metrics[f"sampling/{name}"] for name in names]
         cells = [dtype, f"{gap.tokens:,}", *(f"{number:.2g}" for number in numbers)]
         cells += [f"{errors['not corrected']:.2%}", f"{cosine:.4f}", f"{errors['cap 2']:.2%}"]
         yield f"| {' | '.join(cells)} |"

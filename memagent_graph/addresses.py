@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from memagent_graph.errors import MemAgentError
@@ -39,6 +39,29 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def require_safe(host: str, names: Collection[str], *, danger: str | None, remedy: str) -> None:
+    """Refuse an address that other machines can reach if that is a danger, or if clients have no host name for it.
+
+    Args:
+        host: the address.
+        names: the host names that clients use.
+        danger: why other machines should not reach it; None if they may.
+        remedy: what to do then.
+
+    Raises:
+        MemAgentError: with the remedy.
+    """
+    if is_local(host):
+        return
+    if danger is not None:
+        raise MemAgentError(f"other machines can reach {host}, and {danger}", hint=remedy)
+    if not names and not client_host_names(host):
+        raise MemAgentError(
+            f"{host} means all addresses of this machine, and no host name is set for clients",
+            hint="Add --server-name with the host's name or address; requests with another one are refused.",
+        )
 
 
 def client_host_names(host: str) -> list[str]:

@@ -82,7 +82,8 @@ class MemAgent:
             used), the name of a policy, or the address of a server. By default it is chosen by `model` or `base_url`,
             then OPENAI_BASE_URL, then a policy that was added to this machine (`memagent policy add`).
         settings: the settings of the reader, as on the command line.
-        store: the store for texts of documents, by default in the user's data folder.
+        store: the store for texts of documents, by default in the user's data folder. Its options are those of the
+            settings.
         checkpoints: saves the state at every step, so that runs can be resumed and edited: the path of a SQLite file,
             the URL of a PostgreSQL server (the extra "postgres"), or a LangGraph checkpointer. Without it, runs cannot
             be resumed.
@@ -117,9 +118,6 @@ class MemAgent:
             self.policy = make_policy(settings)
         else:
             self.policy = as_policy(settings.policy, settings)
-        self.store = (
-            store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
-        ).with_converter(settings.converter)
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
         self._checkpoints = checkpoints
@@ -130,7 +128,7 @@ class MemAgent:
             Parts(
                 settings=settings,
                 policy=self.policy,
-                store=self.store,
+                store=store if isinstance(store, DocumentStore) else DocumentStore(store or default_store()),
                 profile=require_profile(profile) if isinstance(profile, str | Path) else profile,
                 tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
                 run_log=self.run_log,
@@ -139,9 +137,12 @@ class MemAgent:
 
     def _settle(self, parts: Parts) -> None:
         """Use these parts. Nothing is opened, and no policy is called yet."""
-        self._parts = parts
-        self.settings = parts.settings
+        self.settings = settings = parts.settings
         """The settings of the reader."""
+        self.store = parts.store.with_options(
+            converter=settings.converter, replace_undecodable=settings.replace_undecodable
+        )
+        self._parts = parts = replace(parts, store=self.store)
         self.strategy = reading_strategy(parts.settings.strategy, parts.profile)
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list, self._close_graphs)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
@@ -558,9 +559,7 @@ class MemAgent:
         if document is None:
             return graph, state
         try:
-            await self.store.reattach(
-                state["document"], Document.of(document), replace_undecodable=self.settings.replace_undecodable
-            )
+            await self.store.reattach(state["document"], Document.of(document))
         except DocumentMismatchError as error:
             raise RunMismatchError(
                 f"this is another document than {state['document']['name']}, which the run began with",
@@ -571,8 +570,7 @@ class MemAgent:
 
     async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
         check_options(options)
-        replaces = self.settings.replace_undecodable
-        return await store_document(document, self.store, pages=options.get("pages"), replace_undecodable=replaces)
+        return await store_document(document, self.store, pages=options.get("pages"))
 
     async def _read_each(
         self,

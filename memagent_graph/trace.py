@@ -61,6 +61,13 @@ class Trace:
     steps: tuple[Call, ...] = ()
     document_bytes: int | None = None
 
+    @classmethod
+    def of(cls, replayed: Replayed) -> Trace:
+        """Return the trace of steps that have been replayed."""
+        trace = cls(tuple(replayed.steps), replayed.document_bytes)
+        trace.__dict__["_replayed"] = replayed
+        return trace
+
     @cached_property
     def by_id(self) -> Mapping[str, Call]:
         """The steps by their ids."""

@@ -65,9 +65,7 @@ class GraphReads:
 
     async def store(self, document: Any) -> DocumentRef:
         """Store a document that `Document.of` accepts, and return its reference; a reference is returned unchanged."""
-        return await store_document(
-            document, self.reader.store, replace_undecodable=self.reader.settings.replace_undecodable
-        )
+        return await store_document(document, self.reader.store)
 
     async def read_each(
         self,

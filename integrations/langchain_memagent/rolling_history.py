@@ -214,9 +214,9 @@ async def read_on(
     async def new_state(report: Report) -> Mapping[str, Any]:
         # A dialogue is private to its thread, so its text is deleted after the read.
         with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
-            store = DocumentStore(folder)
+            store = DocumentStore(folder).with_options(replace_undecodable=True)
             document = Document.from_text(text, name="conversation")
-            reference = await store.add_async(document, replace_undecodable=True)
+            reference = await store.add_async(document)
             private = replace(context, store=store, run_log=None, limits=Limits())
             graph = build_graph(private, _ReadOn(memory), checkpointer=False)
             state: dict[str, Any] = {"question": question, "document": reference, "memory": memory}

@@ -11,7 +11,6 @@ import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from memagent_corpus.typed_columns import make_typed_columns
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
 from memagent_graph.documents import DocumentRef
+from memagent_graph.documents.conversion import run_in_thread
 from memagent_graph.errors import (
     CheckpointError,
     CorpusError,
@@ -47,8 +47,6 @@ from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
-_MAX_LOADS: Final = 16
-"""Documents that are fetched, converted and stored at the same time."""
 _LOCK_WAIT_SECONDS: Final = 60.0
 """The time to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
 _LOCK_RETRY_SECONDS: Final = 0.5
@@ -91,7 +89,6 @@ class CorpusReader:
             make_typed_columns(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
         )
         self.keeps_texts = keep_texts
-        self._loading = ThreadPoolExecutor(_MAX_LOADS, thread_name_prefix="memagent-loading")
         self._text_users: Counter[str] = Counter()
         """The number of running reads for each text. Two documents may have the same text."""
         self._settings: str | None = None
@@ -176,7 +173,6 @@ class CorpusReader:
 
     async def aclose(self) -> None:
         """Close the agent."""
-        self._loading.shutdown(wait=False, cancel_futures=True)
         await self.agent.aclose()
 
     async def _fingerprint(self) -> str:
@@ -186,18 +182,13 @@ class CorpusReader:
 
     async def _store(self, document: CorpusDocument) -> DocumentRef:
         """Fetch, convert and store a document's text in a thread, which stops when this call is cancelled."""
-        cancellation = Cancellation()
-        replace = (await self.agent.aprepare()).replace_undecodable
 
-        def store() -> DocumentRef:
+        def store(cancellation: Cancellation) -> DocumentRef:
             with self.access.open_document(document) as source:
-                return self.agent.store.add(source, replace_undecodable=replace, cancellation=cancellation)
+                return self.agent.store.add(source, cancellation=cancellation)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._loading, store)
-        except asyncio.CancelledError:
-            cancellation.cancel()
-            raise
+            return await run_in_thread(store)
         except MemAgentError:
             raise
         except Exception as error:  # parsers of damaged files raise many kinds of exceptions

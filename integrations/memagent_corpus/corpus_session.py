@@ -189,20 +189,17 @@ def _estimate(inputs: CorpusInputs, reader: CorpusReader, context: ReaderContext
 def _count(document: CorpusDocument, reader: CorpusReader, context: ReaderContext) -> dict[str, int]:
     """Return the tokens and bytes of a document of the sample.
 
-    The text is counted in pieces of 1 MiB. A character at their boundary may be cut in two, so the number of tokens can
-    be slightly too high.
+    The text is counted in pieces of a megabyte, so the number of tokens can be slightly too high.
     """
-    store, step = reader.agent.store, 2**20
+    store = reader.agent.store
     try:
         with reader.access.open_document(document) as source:
-            reference = store.add(source, replace_undecodable=context.replace_undecodable)
+            reference = store.add(source)
     except MemAgentError:
         return {"unreadable": 1}
-    size = reference["size"] or 0
-    pieces = (store.read_bytes(reference, start, start + step) for start in range(0, size, step))
-    tokens = sum(context.tokenizer.count(piece.decode("utf-8", "replace")) for piece in pieces)
+    tokens = sum(map(context.tokenizer.count, store.pieces(reference)))
     store.remove(reference)
-    return {"counted": 1, "tokens": tokens, "bytes": document.size or size}
+    return {"counted": 1, "tokens": tokens, "bytes": document.size or reference["size"]}
 
 
 class CorpusSession:

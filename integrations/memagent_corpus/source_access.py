@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from memagent_graph.documents.allowed_paths import resolve_below
-from memagent_graph.errors import DocumentError, MissingExtraError, RefusedSourceError
+from memagent_graph.errors import DocumentError, MissingExtraError, RefusedSourceError, load_extra
 
 if TYPE_CHECKING:
     from memagent_graph.documents import Document
@@ -111,10 +111,7 @@ class SourceAccess:
                 f"{display_url(location)} is a chain of URLs", hint="Use the URL of the file or archive itself."
             )
         scheme = get_scheme(location)
-        if importlib.util.find_spec("fsspec") is None:
-            raise MissingExtraError("corpus", f"opening {display_url(location)}")
-        import fsspec.core  # noqa: PLC0415  an optional dependency
-
+        fsspec = load_extra("fsspec", "corpus", f"opening {display_url(location)}")
         if not scheme:
             return fsspec.filesystem("file"), str(Path(location).absolute())
         if scheme not in WEB | STORES:
@@ -135,7 +132,7 @@ class SourceAccess:
         elif scheme != "memory":
             options = {"use_listings_cache": False}
         with store_errors(location):
-            filesystem, path = fsspec.core.url_to_fs(location, **options)
+            filesystem, path = fsspec.url_to_fs(location, **options)
         return filesystem, str(path)
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memagent_graph.errors import MissingExtraError
+from memagent_graph.errors import load_extra
 
 if TYPE_CHECKING:
     from memagent_mcp.server import make_server as make_server
@@ -15,10 +15,7 @@ __all__ = ["make_server"]
 def __getattr__(name: str) -> Any:
     if name != "make_server":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        import mcp  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise MissingExtraError("mcp", "the MCP server") from error
+    load_extra("mcp", "mcp", "the MCP server")
     from memagent_mcp.server import make_server  # noqa: PLC0415
 
     return make_server

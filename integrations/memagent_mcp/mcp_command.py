@@ -89,10 +89,16 @@ class Mcp(ReaderOptions):
     def run(self) -> None:
         """Run the command."""
         with report_failures():
+            from memagent_graph.addresses import require_safe  # noqa: PLC0415
             from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
 
             if self.http:
-                _check_address(self.host, allow_remote=self.allow_remote, names=self.server_name or [])
+                require_safe(
+                    self.host,
+                    self.server_name or (),
+                    danger=None if self.allow_remote else "there is no login",
+                    remedy="Add --allow-remote if you want this.",
+                )
             elif (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
                 raise typer.BadParameter(
                     "--host, --port, --allow-remote and --server-name need this option", param_hint="'--http'"
@@ -133,21 +139,3 @@ async def _serve_http(request: Mcp) -> None:
                     err=True,
                 )
             await serve_http(server, listener, [*(request.server_name or []), *client_host_names(request.host)])
-
-
-def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
-    from memagent_graph.addresses import client_host_names, is_local  # noqa: PLC0415
-
-    if is_local(host):
-        return
-    if not allow_remote:
-        raise typer.BadParameter(
-            f"other machines can reach {host}, and there is no login; add --allow-remote if you want this",
-            param_hint="'--host'",
-        )
-    if not names and not client_host_names(host):
-        raise typer.BadParameter(
-            f"{host} means all addresses of this machine; use --server-name to set the host name that clients use; "
-            "requests with another name are refused",
-            param_hint="'--server-name'",
-        )

@@ -236,7 +236,7 @@ class Tools:
         bounds = self.ceilings.lowered(limits)
         if isinstance(document, Document):
             # Store the document once for all questions.
-            reference = await store.add_async(document, replace_undecodable=prepared.replace_undecodable)
+            reference = await store.add_async(document)
         else:
             reference = document
         reads = {text: ActiveRead(new_run_id(), text, reference["name"]) for text in texts}

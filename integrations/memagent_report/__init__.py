@@ -141,13 +141,12 @@ async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) 
     """
     if not sources:
         raise DocumentError("there are no documents", hint="Pass at least one.")
-    replace_undecodable = (await agent.aprepare()).replace_undecodable
     failures: list[DocumentError] = []
     report_documents: list[ReportDocument] = []
     for source in sources:
         try:
             document = Document.of(source)
-            reference = await agent.store.add_async(document, replace_undecodable=replace_undecodable)
+            reference = await agent.store.add_async(document)
             report_documents.append(ReportDocument(document.name, reference))
         except DocumentError as error:
             failures.append(error)

@@ -194,7 +194,8 @@ def _make_routes(serving: ServerResources) -> list[Route]:
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
     async def list_reads(request: Request) -> Response:
-        entries = await asyncio.to_thread(serving.ledger.list_reads, get_owner(request).name, newest=_MAX_LISTED_READS)
+        owner, newest = get_owner(request), _MAX_LISTED_READS
+        entries, _ = await asyncio.to_thread(serving.ledger.search, owner.name, "", newest=newest)
         return JSONResponse({"object": "list", "data": [_read_object(entry) for entry in entries]})
 
     async def get_read(request: Request) -> Response:
@@ -287,7 +288,7 @@ async def _check_policy(reader: MemAgent) -> str:
 
 async def _check_ledger(ledger: Ledger) -> str:
     try:
-        await asyncio.to_thread(ledger.list_reads, "", newest=1)
+        await asyncio.to_thread(ledger.search, "", "", newest=1)
     except MemAgentError:
         return "the list of reads cannot be read; is the disk full?"
     return "ok"

@@ -109,10 +109,6 @@ class Ledger:
         """Return the reads of one request of a key, the newest first."""
         return self._select("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
 
-    def list_reads(self, owner: str, *, newest: int) -> list[Entry]:
-        """Return the newest reads of a key."""
-        return self._select("owner = ? ORDER BY began DESC LIMIT ?", (owner, newest))
-
     def search(self, owner: str, text: str, *, newest: int, skip: int = 0) -> tuple[list[Entry], int]:
         """Return a key's reads with a text in the question, the document's name or the id, ignoring case, newest first.
 

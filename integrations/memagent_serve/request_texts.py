@@ -5,7 +5,6 @@ The document is the request's long parts one after the other, each with its name
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
@@ -22,7 +21,6 @@ from memagent_graph.tokenizers.pieces import shorten_text
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart, PartPosition
 from memagent_serve.long_parts import MESSAGE_TOKENS, ReadingPlan, find_latest_request, name_speaker
 
-_READ_BYTES: Final = 1 << 20
 _MAX_NAME_LENGTH: Final = 120
 _HEAD_CHARS: Final = 600
 """Characters of a long system message that stay in the request."""
@@ -90,12 +88,9 @@ def iter_stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
     for mark in store.headings(ref) if "headings" in ref else ():
         blocks[mark.start_char] = replace(blocks.get(mark.start_char, Block("")), headings=(mark.label,))
     starts = sorted(blocks, reverse=True)
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    size = ref["size"]
     position = 0
-    for start in range(0, size, _READ_BYTES):
-        text = decoder.decode(store.read_bytes(ref, start, start + _READ_BYTES), final=start + _READ_BYTES >= size)
-        block = Block("")
+    for piece in store.pieces(ref):
+        block, text = Block(""), piece
         while starts and starts[-1] < position + len(text):
             begin = starts.pop()
             yield replace(block, text=text[: begin - position])

@@ -105,15 +105,20 @@ class Serve(ReaderOptions):
         """
         import os  # noqa: PLC0415
 
-        from memagent_graph.addresses import client_host_names  # noqa: PLC0415
+        from memagent_graph.addresses import client_host_names, require_safe  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_graph.storage.paths import data_folder  # noqa: PLC0415
         from memagent_serve.keys import Keys  # noqa: PLC0415
-        from memagent_serve.serve_settings import ServeSettings, require_safe  # noqa: PLC0415
+        from memagent_serve.serve_settings import ServeSettings  # noqa: PLC0415
 
         keys = Keys.load(self.keys, os.environ.get("MEMAGENT_KEYS", ""))
         names = tuple(self.server_name or ())
-        require_safe(self.host, keys, names, forced=self.without_keys)
+        require_safe(
+            self.host,
+            names,
+            danger=None if keys or self.without_keys else "there are no keys",
+            remedy="Set --keys to a file of keys, or add --without-keys if everyone may use this server.",
+        )
         return ServeSettings(
             folder=data_folder() / "serve",
             keys=keys,

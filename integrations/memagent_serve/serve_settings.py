@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from memagent_graph.addresses import client_host_names, is_local
-from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_serve.keys import Keys
 
@@ -49,23 +46,3 @@ class ServeSettings:
     body_seconds: float = 900.0
     """The longest time for a whole request to arrive."""
     max_connections: int = 2000
-
-
-def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool) -> None:
-    """Refuse an address that other machines can reach if no key is needed, or no host name is set.
-
-    Raises:
-        MemAgentError: with the remedy.
-    """
-    if is_local(host):
-        return
-    if not keys and not forced:
-        raise MemAgentError(
-            f"other machines can reach {host}, and there are no keys",
-            hint="Set --keys to a file of keys, or add --without-keys if everyone may use this server.",
-        )
-    if not names and not client_host_names(host):
-        raise MemAgentError(
-            f"{host} means all addresses of this machine, and no host name is set for clients",
-            hint="Add --server-name with the host's name or address; requests with another one are refused.",
-        )

@@ -79,9 +79,11 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             ).only(self.pages)
             name = self.run_id or new_run_id()
             # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.
-            store = open_store(store_url).with_converter(self.converter)
+            store = open_store(store_url).with_options(
+                converter=self.converter, replace_undecodable=self.replace_undecodable
+            )
             with console.show_status("reading the file"):
-                reference = await store.add_async(source, replace_undecodable=self.replace_undecodable)
+                reference = await store.add_async(source)
             settings = self.settings()
             console.print_policy(settings.policy_reason)
             with console.show_status("loading the policy"):

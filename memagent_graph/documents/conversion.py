@@ -26,6 +26,8 @@ from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedD
 
 T = TypeVar("T")
 
+_MAX_THREADS: Final = 16
+"""Maximum number of documents that an event loop converts at the same time."""
 _MAX_HEADER_BYTES: Final = 1 << 16
 _MAX_CHARACTERS: Final = {"what": 100, "place": 200, "remedy": 300}
 """Maximum characters of a text in an omission."""
@@ -69,7 +71,7 @@ async def run_in_thread(work: Callable[[Cancellation], T]) -> T:
 
 
 _threads: Final = PerLoop(
-    lambda: ThreadPoolExecutor(thread_name_prefix="memagent-conversion"),
+    lambda: ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="memagent-conversion"),
     lambda threads: asyncio.to_thread(threads.shutdown, cancel_futures=True),
 )
 """A separate thread pool, because a conversion may take minutes and short work must not wait for it."""

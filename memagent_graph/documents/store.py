@@ -1,7 +1,7 @@
 """Stores the texts of documents as UTF-8 files in a folder, named by the sha256 of their content.
 
     texts/<sha256>.txt       a document's text, unchanged, with its newlines
-    sections/<sha256>.json   starts of pages, sources or headings; with -text or -markdown, headings found in a text
+    sections/<sha256>.json   starts of pages, sources or headings
 
 State and run logs contain a `DocumentRef`; the text is read from here. Several processes may share a folder: files
 appear only when they are complete, and their names depend only on their content.
@@ -26,7 +26,7 @@ from typing import IO, Any, Final, Literal, Self
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import run_in_thread
-from memagent_graph.documents.headings import MAX_HEADINGS, find_headings, is_markdown
+from memagent_graph.documents.headings import MAX_HEADINGS, find_headings
 from memagent_graph.documents.loaders import READ_BYTES, open_document
 from memagent_graph.documents.omissions import describe_omission, summarize_omissions
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
@@ -56,29 +56,27 @@ class DocumentStore:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self._converter: str | None = None
+        self._replaces = False
         self._texts = self.root / "texts"
         self._sections = self.root / "sections"
 
-    def with_converter(self, converter: str | None) -> Self:
-        """Return the same store with a user's converter for files that are not plain text.
+    def with_options(self, *, converter: str | None = None, replace_undecodable: bool = False) -> Self:
+        """Return the same store with options for the documents that are added.
 
         Args:
-            converter: path/to/file.py:function or module:function, see `memagent_graph.converters`; None for none.
+            converter: a user's converter for files that are not plain text: path/to/file.py:function or
+                module:function, see `memagent_graph.converters`.
+            replace_undecodable: whether to put U+FFFD for bytes or code points that are not text.
         """
-        if converter is None:
-            return self
         other = copy(self)
-        other._converter = converter
+        other._converter, other._replaces = converter, replace_undecodable
         return other
 
-    def add(
-        self, document: Any, *, replace_undecodable: bool = False, cancellation: Cancellation | None = None
-    ) -> DocumentRef:
+    def add(self, document: Any, *, cancellation: Cancellation | None = None) -> DocumentRef:
         """Store the text of a document, if it is not stored yet, and return its reference.
 
         Args:
             document: a `Document`, or anything that `Document.of` accepts. It is read here, a megabyte at a time.
-            replace_undecodable: whether to put U+FFFD for bytes or code points that are not text.
             cancellation: ends a conversion from another thread.
 
         Raises:
@@ -88,7 +86,7 @@ class DocumentStore:
         document = Document.of(document)
         with self._translate_disk_errors():
             self._make_folders()
-            replace, converter = replace_undecodable, self._converter
+            replace, converter = self._replaces, self._converter
             opening = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
             omissions: list[Omission] = []
             with opening as (kind, parts), self._new_file() as (file, temporary):
@@ -111,13 +109,11 @@ class DocumentStore:
                 ref["path"] = str(document.content.absolute())
             return ref
 
-    async def add_async(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
+    async def add_async(self, document: Document) -> DocumentRef:
         """Run `add` in a thread. If the call is cancelled, the conversion ends, too."""
-        return await run_in_thread(
-            lambda cancellation: self.add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
-        )
+        return await run_in_thread(lambda cancellation: self.add(document, cancellation=cancellation))
 
-    async def reattach(self, ref: DocumentRef, document: Document, *, replace_undecodable: bool = False) -> None:
+    async def reattach(self, ref: DocumentRef, document: Document) -> None:
         """Store the text of a reference again, if it was removed.
 
         Raises:
@@ -125,7 +121,7 @@ class DocumentStore:
         """
         if "pages" in ref and not document.pages:
             document = document.only(ref["pages"])
-        stored = await self.add_async(document, replace_undecodable=replace_undecodable)
+        stored = await self.add_async(document)
         if stored["key"] != ref["key"]:
             raise DocumentMismatchError(
                 f"{document.name} is not the text that {ref['name']} was", hint="Pass the document of that run."
@@ -153,6 +149,12 @@ class DocumentStore:
                 hint="Use the spans of chunks.",
             ) from error
 
+    def pieces(self, ref: DocumentRef) -> Iterator[str]:
+        """Yield the text, a megabyte at a time. Raises DocumentError if it is no longer here."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        for start in range(0, ref["size"], READ_BYTES):
+            yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
+
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Return the starts of the document's pages or sources, in order; empty if it has none."""
         return self._marks(ref.get("sections"))
@@ -161,24 +163,17 @@ class DocumentStore:
         """Return the starts of the document's headings, in order. A label includes the headings above.
 
         They come from the converter. If it found none, or only a title, headings and numbered clauses are found in the
-        text once, and stored in the folder of sections.
+        text.
 
         Raises:
             DocumentError: the text is no longer here.
         """
-        declared = self._marks(ref.get("headings"))
-        if len(declared) > 1:
-            return declared
-        stored = self._headings_path(ref, "markdown" if is_markdown(ref["media_type"]) else "text")
-        try:
-            marks = [SourceMark(*values) for values in read_json_file(stored)]
-        except (FileNotFoundError, ValueError):
-            marks = find_headings(self._decode(ref), ref["media_type"])
-            # If the store is read-only, they are found again the next time.
-            with contextlib.suppress(OSError):
-                write_atomically(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
-        by_place = {mark.start_char: mark for mark in [*marks, *declared]}
-        return [by_place[place] for place in sorted(by_place)]
+        marks = self._marks(ref.get("headings"))
+        if len(marks) <= 1:
+            guesses = find_headings(self.pieces(ref), ref["media_type"])
+            by_place = {mark.start_char: mark for mark in [*guesses, *marks]}
+            marks = [by_place[place] for place in sorted(by_place)]
+        return marks
 
     def _marks(self, name: str | None) -> list[SourceMark]:
         if name is None:
@@ -194,21 +189,10 @@ class DocumentStore:
         except FileNotFoundError:
             return []
 
-    def _headings_path(self, ref: DocumentRef, kind: str) -> Path:
-        return self._sections / f"{_text_digest(ref)}-{kind}.json"
-
-    def _decode(self, ref: DocumentRef) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        for start in range(0, ref["size"], READ_BYTES):
-            yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
-
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text, also for other references to the same text."""
-        paths = [
-            self._text_path(ref),
-            *(self._headings_path(ref, kind) for kind in ("markdown", "text")),
-        ]
-        paths += [self._sections / f"{name}.json" for name in (ref.get("sections"), ref.get("headings")) if name]
+        names = filter(None, (ref.get("sections"), ref.get("headings")))
+        paths = [self._text_path(ref), *(self._sections / f"{name}.json" for name in names)]
         with self._translate_disk_errors():
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -252,15 +236,13 @@ class DocumentStore:
         return name
 
     def _text_path(self, ref: DocumentRef) -> Path:
-        return self._texts / f"{_text_digest(ref)}.txt"
-
-
-def _text_digest(ref: DocumentRef) -> str:
-    """Return the sha256 in a reference's key. Raises DocumentError if it is not a key."""
-    match = _KEY.fullmatch(ref["key"])
-    if match is None:
-        raise DocumentError(f"{ref['key']!r} is not a key of the document store", hint="Pass what store.add returned.")
-    return match[1]
+        """Return the path of a text. Raises DocumentError if the reference has no key of a store."""
+        match = _KEY.fullmatch(ref["key"])
+        if match is None:
+            raise DocumentError(
+                f"{ref['key']!r} is not a key of the document store", hint="Pass what store.add returned."
+            )
+        return self._texts / f"{match[1]}.txt"
 
 
 def _utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:

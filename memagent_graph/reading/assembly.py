@@ -98,7 +98,6 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
         shape=info.shape,
         on_incomplete=settings.on_incomplete,
         prompt_counts=None if info.number_format else PromptCounts(tokenizer),
-        replace_undecodable=settings.replace_undecodable,
         run_log=parts.run_log,
         log_settings=settings.for_log(),
     )

@@ -199,8 +199,8 @@ class Execution:
     """The index of a chunk that an earlier call of the graph chose and did not read. This call reads it first."""
     chunk_texts: dict[int, tuple[Span, str]] = field(default_factory=dict, repr=False)
     """The texts of chunks that were chosen and not yet read, by chunk index."""
-    changes: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """The changes so far with calls of the policy, for strategies that look back."""
+    calls: list[Call] = field(default_factory=list, repr=False)
+    """The policy calls so far, for strategies that look back."""
     _chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
 

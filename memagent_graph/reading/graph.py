@@ -120,9 +120,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
             )
         check_question(value["question"], self.reader_context)
         context = self.reader_context
-        document = await store_document(
-            value["document"], context.store, replace_undecodable=context.replace_undecodable
-        )
+        document = await store_document(value["document"], context.store)
         check_complete(document, context.on_incomplete)
         return {**value, "run_id": value.get("run_id") or new_run_id(), "document": document}
 
@@ -171,5 +169,6 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))
     require_room(strategy.roles, prompts, budget, count)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
-    context = replace(context, prompts=prompts, budget=budget, strategy=identity)
+    looks_back = strategy.uses_previous_calls
+    context = replace(context, prompts=prompts, budget=budget, strategy=identity, uses_previous_calls=looks_back)
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))

@@ -83,9 +83,7 @@ def check_questions(questions: Iterable[str], context: ReaderContext) -> list[st
     return texts
 
 
-async def store_document(
-    document: Any, store: DocumentStore, *, pages: str | None = None, replace_undecodable: bool = False
-) -> DocumentRef:
+async def store_document(document: Any, store: DocumentStore, *, pages: str | None = None) -> DocumentRef:
     """Return the reference of a document. A source is stored first, all of it or only `pages`.
 
     Raises:
@@ -93,7 +91,7 @@ async def store_document(
     """
     if not is_reference(document):
         source = await asyncio.to_thread(Document.of, document)
-        return await store.add_async(source.only(pages), replace_undecodable=replace_undecodable)
+        return await store.add_async(source.only(pages))
     if pages is not None:
         raise DocumentError(
             f"{document['name']} is stored already, and pages are chosen before",

@@ -20,7 +20,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.channels import BinaryOperatorAggregate
 from langgraph.runtime import Runtime, get_runtime
 
-from memagent_graph.calls import Call, Writes, pack_call
+from memagent_graph.calls import Call, Writes, load_calls, pack_call
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
@@ -90,8 +90,8 @@ class StepNode(Runnable[Any, Change]):
         if step.chunks and "span" in self.channels:
             change = {"span": None, **change}
         change = _add_accounts(change, step, seconds)
-        if "steps" in change:
-            execution.changes.append(change)
+        if context.uses_previous_calls:
+            execution.calls += load_calls(change.get("steps", ()), change)
         execution.chunks += step.chunks
         return change, step.calls
 
@@ -147,9 +147,10 @@ class LoopNode(StepNode):
         """Apply a change to a state, or to earlier changes, with the reducers of the channels, as the graph does."""
         for key, value in change.items():
             channel = self.channels[key]
+            reducer = channel.operator if type(channel) is BinaryOperatorAggregate else None
             for state in states:
-                has_both = isinstance(channel, BinaryOperatorAggregate) and state.get(key) is not None
-                state[key] = channel.operator(state[key], value) if has_both else value
+                before = state.get(key) if reducer else None
+                state[key] = value if before is None or reducer is None else reducer(before, value)
 
 
 def _add_accounts(change: Change, step: StepExecution, seconds: float) -> Change:

@@ -53,7 +53,7 @@ class Progress:
     @property
     def trace(self) -> Trace:
         """The trace so far."""
-        return Trace(tuple(self._replayed.steps), self._replayed.document_bytes)
+        return Trace.of(self._replayed)
 
 
 def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:

@@ -20,7 +20,7 @@ from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.reading.state import Counters, add_cost
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
-from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
+from memagent_graph.run_log import Conversation, Outcome
 from memagent_graph.words import find_invented_word
 
 
@@ -313,12 +313,7 @@ class PolicyRequest:
                 logprobs=completion.logprobs,
                 parents=call.parents,
                 reads=call.reads,
-                events=tuple(
-                    LoggedEvent(
-                        began + seconds, event.kind.value, event.detail, self._chunk, event.rule and event.rule.value
-                    )
-                    for event in events
-                ),
+                events=tuple(events),
                 trace=self._step.trace,
             ),
             [message["content"] for message in self._messages],

@@ -210,13 +210,14 @@ class ReaderContext:
     """The rule for a document with content that could not be converted to text: report, or stop."""
     prompt_counts: PromptCounts | None = field(default=None, repr=False)
     """Detects prompts that a server has cut; None for policies in this process."""
-    replace_undecodable: bool = False
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The reader's settings, for the log."""
     on_hidden_update: Callable[[dict[str, Any]], object] | None = field(default=None, repr=False)
     """Called with updates that a `LoopNode` makes without supersteps. It is set only if the caller sees nothing of a
     read before its end; see `memagent_graph.reading.nodes`."""
+    uses_previous_calls: bool = False
+    """Whether the strategy's steps use `StepContext.load_previous_calls`."""
     previous_steps: Trace | None = field(default=None, repr=False)
     """The run's steps before this call; None if they are only in its log."""
     barrier: Barrier | None = field(default=None, repr=False)

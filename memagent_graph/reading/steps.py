@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from langgraph.graph import END
 from langgraph.types import Send
 
-from memagent_graph.calls import Call, Span, Writes, load_calls
+from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
@@ -221,15 +221,14 @@ class StepContext(StepExecution):
         return reply
 
     async def load_previous_calls(self) -> list[Call]:
-        """Return the run's calls so far, in order.
+        """Return the run's calls so far, in order; for strategies that set `uses_previous_calls`.
 
         Inside another graph, the calls before a resume come from the run's log; without a log they are missing.
 
         Raises:
             RunLogError: the log cannot be read.
         """
-        context, recording = self.context, self.execution.recording
-        calls = [call for change in self.execution.changes for call in load_calls(change["steps"], change)]
+        context, calls, recording = self.context, self.execution.calls, self.execution.recording
         earlier = context.previous_steps
         if earlier is None and context.run_log is not None and recording is not None:
             await recording.settle()

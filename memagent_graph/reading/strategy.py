@@ -38,7 +38,7 @@ from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
 """The first node of every graph. It resets the state of an earlier run on the same thread."""
-_INPUT = frozenset({"run_id", "question", "document"})
+_INPUT = frozenset({"question", "document"})
 
 
 class Strategy(ABC):
@@ -50,6 +50,8 @@ class Strategy(ABC):
     """All roles that the steps use."""
     state: ClassVar[type] = ReaderState
     """The class of the state: a TypedDict that extends `ReaderState` or `LineState`."""
+    uses_previous_calls: ClassVar[bool] = False
+    """Whether the steps use `StepContext.load_previous_calls`. It is available only then."""
     reads_all: ClassVar[bool] = True
     """Whether the policy sees all of the document. A profile may only name a strategy that does."""
     shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"
@@ -149,7 +151,7 @@ class StrategyGraph:
         if recording := step.execution.recording:
             recording.begin(step, afresh=True)
         empty = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _INPUT}
-        return {**empty, "memory": "", "settings": step.context.settings}
+        return {**empty, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}
 
     def run_as_loop(self, first: str, second: str) -> None:
         """Let the second of two nodes that alternate run both in turn if nothing observes the read; see `LoopNode`."""

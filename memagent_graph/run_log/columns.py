@@ -16,6 +16,7 @@ import msgspec
 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
+from memagent_graph.events import ReadEvent
 from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.packing import pack_numbers, pack_text, unpack_numbers, unpack_text
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
@@ -50,7 +51,7 @@ def _json(values: Mapping[str, Any]) -> str:
     return json.dumps(dict(values))
 
 
-def _packed_events(events: tuple[LoggedEvent, ...]) -> str:
+def _packed_events(events: tuple[ReadEvent | LoggedEvent, ...]) -> str:
     return json.dumps(list(map(asdict, events)))
 
 
@@ -85,9 +86,7 @@ _BY_ANNOTATION: Final = {
     "LogProbs": Column("BLOB", "logprobs", partial(pack_numbers, "f"), partial(unpack_numbers, "f")),
     "tuple[str, ...]": Column("TEXT NOT NULL", "names", json.dumps, json.loads, list),
     "tuple[Span, ...]": Column("TEXT NOT NULL", "spans", _packed_spans, _spans, lambda spans: list(map(asdict, spans))),
-    "tuple[LoggedEvent, ...]": Column(
-        "TEXT NOT NULL", "string", _packed_events, json.loads, _packed_events, json.loads
-    ),
+    "tuple[ReadEvent, ...]": Column("TEXT NOT NULL", "string", _packed_events, json.loads, _packed_events, json.loads),
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
+from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
 from memagent_graph.run_log.columns import bound_records, pack_row, unpack_row
@@ -149,31 +150,25 @@ class RunLog:
         memory: str,
         *,
         step: str,
+        remaining: Collection[str],
         author: str | None = None,
-        remaining: Collection[str] | None = None,
     ) -> Future[None]:
-        """Log that a person replaced the memory of a step. Dependent and later steps are superseded.
+        """Log that a person replaced the memory of a step, after `begin`: an edit is a new attempt of the run.
 
         Args:
             run_id: the run.
             position: the index of the chunk.
             memory: the new memory.
             step: the id of the step.
+            remaining: the ids of the run's remaining steps. All others are superseded.
             author: the person, if known.
-            remaining: the ids of the run's remaining steps; if left out, only what depends on the step is
-                superseded.
         """
         text = self._redact_text(TextKind.MEMORY, memory)
+        event = LoggedEvent(time.time(), EventKind.MEMORY_EDITED, describe_edit(author), position, text, step)
 
         def job(connection: sqlite3.Connection) -> None:
-            if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
-                raise RunNotFoundError(f"there is no run {run_id!r} in {self.path}", hint="Begin it first.")
-            rows.supersede(connection, run_id, [step], include_steps=False)
-            if remaining is not None:
-                rows.supersede_except(connection, run_id, remaining)
-            event = LoggedEvent(time.time(), "memory_edited", describe_edit(author), position)
-            rows.insert_event(connection, run_id, replace(event, text=text, step=step))
-            rows.begin_attempt(connection, run_id, event.time)
+            rows.supersede_except(connection, run_id, remaining)
+            rows.insert_event(connection, run_id, event)
 
         return self._writer.submit(job)
 

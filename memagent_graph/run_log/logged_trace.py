@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from memagent_graph.calls import Call, Writes
-from memagent_graph.events import EventKind, ReadEvent, UpdateRule
+from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.grouping import group_values
 from memagent_graph.policy import Completion, FinishReason, TokenUsage
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
@@ -38,17 +38,11 @@ def build_trace(
             memory = last.memory if last.memory is not None else _before(step, texts)
             step = replace(step, text=memory if step.writes is Writes.MEMORY else "")
         for edit in edits_of.get(step_id, ()):
-            events = (*step.events, as_read_event(edit))
-            step = replace(step, writes=Writes.MEMORY, text=edit.text or "", events=events)
+            event = ReadEvent(EventKind.MEMORY_EDITED, edit.position, edit.detail)
+            step = replace(step, writes=Writes.MEMORY, text=edit.text or "", events=(*step.events, event))
         steps.append(step)
         texts[step_id] = step.text if step.writes is Writes.MEMORY else _before(step, texts)
     return Trace(tuple(steps), document_bytes)
-
-
-def as_read_event(event: LoggedEvent) -> ReadEvent:
-    """Return a logged event as a `ReadEvent`."""
-    rule = UpdateRule(event.rule) if event.rule else None
-    return ReadEvent(EventKind(event.kind), event.position, event.detail, rule)
 
 
 def _step(tries: Sequence[Conversation]) -> Call:
@@ -70,11 +64,7 @@ def _step(tries: Sequence[Conversation]) -> Call:
             sum(attempt.cached_tokens for attempt in tries),
         ),
         seconds=sum(attempt.seconds for attempt in tries),
-        events=tuple(
-            replace(as_read_event(event), chunk_index=None) if last.writes is Writes.ANSWER else as_read_event(event)
-            for attempt in tries
-            for event in attempt.events
-        ),
+        events=tuple(event for attempt in tries for event in attempt.events),
     )
 
 

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef
+from memagent_graph.events import ReadEvent
 from memagent_graph.policy import Origin
 from memagent_graph.reasoning import extract_reply
 
@@ -109,16 +110,15 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """Something that happened in a run: an event of a completion, or another one, such as an edit."""
+    """Something that happened in a run and not in one of its conversations: an edit of a memory."""
 
     time: Time
     kind: str
     """A value of `EventKind`."""
     detail: str
     position: int | None = None
-    rule: str | None = None
     text: LongText = None
-    """The new memory, if a person replaced it."""
+    """The new memory."""
     step: str | None = None
     """The step whose memory was replaced."""
 
@@ -183,7 +183,7 @@ class Conversation(Origin):
     """The steps whose output was in the prompt."""
     reads: tuple[Span, ...] = ()
     """The chunks that were in the prompt."""
-    events: tuple[LoggedEvent, ...] = ()
+    events: tuple[ReadEvent, ...] = ()
     """Its events, such as a memory that was cut off."""
     superseded: bool = False
     """Whether a resume or an edit replaced it. If so, it does not belong to the run's trajectory."""

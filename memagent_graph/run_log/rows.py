@@ -114,13 +114,8 @@ def insert_conversation(conversation: Conversation, *, supersede_others: bool) -
 
     The values are packed in the caller's thread, when the job is created, so that the writer thread does little work.
 
-    Args:
-        conversation: the conversation. Its position is copied to its events.
-        supersede_others: whether to supersede other steps in its slot, and everything that depends on them.
+    With `supersede_others`, other steps in its slot are superseded, and everything that depends on them.
     """
-    if conversation.events:
-        events = tuple(replace(event, position=conversation.position) for event in conversation.events)
-        conversation = replace(conversation, events=events)
     values = pack_row(conversation) | {"id": None}
     run_id = conversation.run_id
 
@@ -130,14 +125,14 @@ def insert_conversation(conversation: Conversation, *, supersede_others: bool) -
                 "SELECT DISTINCT step FROM conversations WHERE run_id = :run_id AND branch = :branch AND role = :role "
                 "AND slot = :slot AND superseded = 0 AND step <> :step"
             )
-            supersede(connection, run_id, [row[0] for row in connection.execute(query, values)], include_steps=True)
+            supersede(connection, run_id, [row[0] for row in connection.execute(query, values)])
         return insert(connection, "conversations", values)
 
     return job
 
 
-def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, include_steps: bool) -> None:
-    """Supersede everything that depends on some steps, and with `include_steps` also the steps."""
+def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str]) -> None:
+    """Supersede some steps, and everything that depends on them."""
     if not steps:
         return
     query = "SELECT step, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY id"
@@ -145,9 +140,8 @@ def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str],
     for step, parents in connection.execute(query, (run_id,)):  # each after its parents
         if not dependents.isdisjoint(json.loads(parents)):
             dependents.add(step)
-    stale = dependents if include_steps else dependents.difference(steps)
     update = "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND step IN (SELECT value FROM json_each(?))"
-    connection.execute(update, (run_id, json.dumps(list(stale))))
+    connection.execute(update, (run_id, json.dumps(list(dependents))))
 
 
 def supersede_except(connection: sqlite3.Connection, run_id: str, steps: Collection[str]) -> None:

@@ -13,7 +13,6 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.errors import CheckpointError, MissingExtraError, RunHeldError
 from memagent_graph.storage.file_locks import lease
-from memagent_graph.storage.state_serializer import CompressedSerializer
 
 _POSTGRES = ("postgresql://", "postgres://")
 
@@ -35,12 +34,12 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
             from memagent_graph.storage.postgres_saver import PostgresSaver  # noqa: PLC0415
         except ImportError:
             raise MissingExtraError("postgres", "checkpoints on a PostgreSQL server") from None
-        return await PostgresSaver.open(str(checkpoints), display_checkpoints(checkpoints), CompressedSerializer())
+        return await PostgresSaver.open(str(checkpoints), display_checkpoints(checkpoints))
     from memagent_graph.storage.sqlite_saver import SqliteSaver  # noqa: PLC0415  loaded only for checkpoints
 
     path = Path(checkpoints)
     try:
-        return await asyncio.to_thread(SqliteSaver, path, CompressedSerializer())
+        return await asyncio.to_thread(SqliteSaver, path)
     except (OSError, sqlite3.Error) as error:
         raise CheckpointError(
             f"{path} cannot be used for checkpoints: {error}", hint="Choose another file with --checkpoints."

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import psycopg
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
-from langgraph.checkpoint.serde.base import SerializerProtocol
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from memagent_graph.errors import CheckpointError
 from memagent_graph.storage.state_serializer import (
+    CompressedSerializer,
+    SeparateText,
     UndecodableStateError,
     bound_next_state,
-    decompress,
-    require_decodable,
     require_state,
 )
 
@@ -40,33 +37,6 @@ _SETUP_LOCK: Final = 5_730_211_907
 _INLINE_CHARACTERS: Final = 200
 _NOT_IN_JSON: Final = re.compile(r"[\x00\ud800-\udfff]")
 """Characters that PostgreSQL cannot store in JSON."""
-_TEXT: Final = "text"
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A text that is stored once as a separate value, and not in the JSON of every checkpoint."""
-
-    text: str
-
-
-class _TextSerializer(SerializerProtocol):
-    """Adds the serialization of `_Text` to another serializer."""
-
-    def __init__(self, inner: SerializerProtocol) -> None:
-        self._inner = inner
-
-    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        if isinstance(obj, _Text):
-            text = obj.text.encode("utf-8", "surrogatepass")
-            require_decodable(text)
-            return _TEXT, zlib.compress(text, 1)
-        return self._inner.dumps_typed(obj)
-
-    def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        if data[0] == _TEXT:
-            return decompress(data[1]).decode("utf-8", "surrogatepass")
-        return self._inner.loads_typed(data)
 
 
 class PostgresSaver(AsyncPostgresSaver):
@@ -75,20 +45,19 @@ class PostgresSaver(AsyncPostgresSaver):
     All methods raise `CheckpointError` if the server cannot be reached or refuses a statement.
     """
 
-    def __init__(self, pool: AsyncConnectionPool[Any], shown: str, serde: SerializerProtocol) -> None:
-        super().__init__(pool, serde=_TextSerializer(serde))
+    def __init__(self, pool: AsyncConnectionPool[Any], shown: str) -> None:
+        super().__init__(pool, serde=CompressedSerializer())
         self.shown = shown
         # The lock of the base class is for a single connection. With a pool, reads need not wait for each other.
         self.lock = asyncio.Semaphore(_CONNECTIONS)  # type: ignore[assignment,unused-ignore]
 
     @classmethod
-    async def open(cls, url: str, shown: str, serde: SerializerProtocol) -> PostgresSaver:
+    async def open(cls, url: str, shown: str) -> PostgresSaver:
         """Connect, and create the tables if they do not exist.
 
         Args:
             url: the server and database. Without a password, the settings of libpq are used.
             shown: the URL for messages.
-            serde: the serializer of values.
 
         Raises:
             CheckpointError: the server cannot be reached, refuses the user, or does not allow it to create tables.
@@ -105,7 +74,7 @@ class PostgresSaver(AsyncPostgresSaver):
             await pool.open(wait=True, timeout=_CONNECT_SECONDS)
         except (psycopg.Error, OSError) as error:
             raise _failure(shown, error, None) from error
-        return cls(pool, shown, serde)
+        return cls(pool, shown)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -173,7 +142,7 @@ class PostgresSaver(AsyncPostgresSaver):
 def _stored_value(value: Any) -> Any:
     """Return the value of a channel to save. Short texts stay in the checkpoint, long ones are separate values."""
     if isinstance(value, str) and (len(value) > _INLINE_CHARACTERS or _NOT_IN_JSON.search(value)):
-        return _Text(value)
+        return SeparateText(value)
     return value
 
 

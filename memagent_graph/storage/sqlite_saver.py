@@ -25,13 +25,17 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
 )
-from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from memagent_graph.errors import CheckpointError
 from memagent_graph.storage.database import open_database
 from memagent_graph.storage.database_writer import DatabaseWriter
-from memagent_graph.storage.state_serializer import UndecodableStateError, bound_next_state, require_state
+from memagent_graph.storage.state_serializer import (
+    CompressedSerializer,
+    UndecodableStateError,
+    bound_next_state,
+    require_state,
+)
 
 _T = TypeVar("_T")
 
@@ -56,16 +60,15 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
 
     Args:
         path: the file.
-        serde: the serializer of states.
 
     Raises:
         OSError, sqlite3.Error: the file cannot be opened, is not a database, or has other tables.
     """
 
-    def __init__(self, path: Path, serde: SerializerProtocol) -> None:
+    def __init__(self, path: Path) -> None:
         connection = open_database(path, _SCHEMA)  # which refuses a file that cannot be used
         connection.close()
-        super().__init__(connection, serde=serde)
+        super().__init__(connection, serde=CompressedSerializer())
         self.is_setup = True
         self.path = path
         self._connected: SqliteSaver | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final, NotRequired, TypedDict
 
 import msgspec
@@ -15,6 +16,7 @@ from memagent_graph.errors import CheckpointError
 
 _WORTHWHILE_BYTES: Final = 400
 _SUFFIX: Final = "+zlib"
+_TEXT: Final = "text"
 _MAX_BYTES: Final = 12 << 20
 """Maximum size of a decompressed value. The state of a report has the cells of all documents."""
 _MAX_TOTAL_BYTES: Final = 2 * _MAX_BYTES
@@ -32,6 +34,13 @@ class _GraphState(TypedDict):
     channel_versions: dict[str, str | int | float]
     versions_seen: dict[str, dict[str, str | int | float]]
     updated_channels: NotRequired[list[str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateText:
+    """A text that PostgreSQL stores once as a separate value, and not in the JSON of every checkpoint."""
+
+    text: str
 
 
 class UndecodableStateError(ValueError):
@@ -54,8 +63,16 @@ class CompressedSerializer(SerializerProtocol):
         Raises:
             CheckpointError: the value is too large to be decoded again.
         """
-        kind, data = self._plain.dumps_typed(obj)
-        require_decodable(data)
+        is_text = isinstance(obj, SeparateText)
+        kind, data = (_TEXT, obj.text.encode("utf-8", "surrogatepass")) if is_text else self._plain.dumps_typed(obj)
+        if len(data) > _MAX_BYTES:
+            raise CheckpointError(
+                f"a checkpoint would have {len(data):,} bytes, and only {_MAX_BYTES:,} can be read again",
+                hint="Use fewer documents or questions at a time, or a smaller memory. "
+                "Earlier checkpoints are not lost.",
+            )
+        if is_text:
+            return kind, zlib.compress(data, 1)
         return (kind, data) if len(data) < _WORTHWHILE_BYTES else (kind + _SUFFIX, zlib.compress(data, 1))
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
@@ -66,6 +83,8 @@ class CompressedSerializer(SerializerProtocol):
         """
         kind, content = data
         try:
+            if kind == _TEXT:
+                return decompress(content).decode("utf-8", "surrogatepass")
             content = decompress(content) if kind.endswith(_SUFFIX) else _account_for(content)
             return self._plain.loads_typed((kind.removesuffix(_SUFFIX), content))
         except Exception as error:  # decoders can raise anything for damaged bytes
@@ -98,15 +117,6 @@ def _account_for(content: bytes) -> bytes:
             f"a value has more than {_MAX_BYTES:,} bytes, or all of a state {_MAX_TOTAL_BYTES:,}"
         )
     return content
-
-
-def require_decodable(content: bytes) -> None:
-    """Raise `CheckpointError` if a value is too large to be decoded again."""
-    if len(content) > _MAX_BYTES:
-        raise CheckpointError(
-            f"a checkpoint would have {len(content):,} bytes, and only {_MAX_BYTES:,} can be read again",
-            hint="Use fewer documents or questions at a time, or a smaller memory. Earlier checkpoints are not lost.",
-        )
 
 
 def require_state(state: CheckpointTuple | None) -> CheckpointTuple | None:

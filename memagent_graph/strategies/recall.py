@@ -81,6 +81,7 @@ class Recall(Strategy):
     name: ClassVar[str] = "recall"
     roles: ClassVar[tuple[Role, ...]] = (RECALL_UPDATE, RECALL_LAST, ANSWER)
     state: ClassVar[type] = RecallState
+    uses_previous_calls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.require_at_least(

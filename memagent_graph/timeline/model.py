@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from memagent_graph.calls import Call, Writes
+from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.plain_text import list_names, quantity
@@ -227,7 +227,6 @@ def build_timeline(view: RunView) -> Timeline:
     step_index_by_update = [0] * len(order)
     for position, number in enumerate(order):
         step_index_by_update[number] = position
-    calls = _calls_by_update(trace)
     quoted = {evidence.update for evidence in view.provenance.evidence}
     times: Counter[tuple[str, int | None]] = Counter()
     steps = []
@@ -251,7 +250,7 @@ def build_timeline(view: RunView) -> Timeline:
                     [trace.updates[source].branch for source in sources],
                     again=times[update.branch, update.chunk_index] > 1,
                 ),
-                kept=all(step.writes is Writes.DECISION for step in calls[number]),
+                kept=trace.by_id[update.step].writes is Writes.DECISION,
                 sources=tuple(step_index_by_update[source] for source in sources),
                 previous=previous,
                 diff=change,
@@ -297,15 +296,6 @@ def _order(trace: Trace) -> list[int]:
                 visited.add(index)
                 order.append(index)
     return order
-
-
-def _calls_by_update(trace: Trace) -> list[list[Call]]:
-    """Return the steps of every update."""
-    calls: list[list[Call]] = [[] for _ in trace.updates]
-    for step in trace.steps:
-        if step.writes is Writes.MEMORY or (step.reads and step.writes is Writes.DECISION):
-            calls[trace.update_index(step.id)].append(step)
-    return calls
 
 
 def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:

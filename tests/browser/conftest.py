@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.traces import answered, fan_out, line, spans
+from support.traces import answered, fan_out, line, spans, view
 
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
@@ -94,15 +94,15 @@ def long_run(*, chunks: int = CHUNKS, lines: int = MEMORY_LINES, seed: int = 1) 
         seconds.append(1.4 + generator.random())
     marks = [SourceMark(index * 40_000, f"page {index + 1}") for index in range(chunks // 2)]
     trace = line(memories, texts, events=events, tokens=(6132, 988), seconds=seconds)
-    view = _answered_run(
-        "overwrite", QUESTION, trace, "Ilse Thornbury built it; it was lit for the first time in 1743."
-    )
-    return replace(
-        view,
+    answer = "Ilse Thornbury built it; it was lit for the first time in 1743."
+    return view(
+        trace,
         run_id="20251104-harbour",
-        document={**view.document, "name": "harbour-annals.pdf", "size": 14_000_000, "media_type": ""},
+        question=QUESTION,
+        document={"key": "sha256:" + "0" * 64, "name": "harbour-annals.pdf", "size": 14_000_000, "media_type": ""},
         model="Qwen/Qwen2.5-7B-Instruct",
-        raw_answer=f"From memory: \\boxed{{{view.answer}}}",
+        answer=answer,
+        raw_answer=f"From memory: \\boxed{{{answer}}}",
         began=1_762_240_000.0,
         rewards=(Reward("r", "exact", 1.0, "judge", 1_762_250_000.0),),
         sections=marks,
@@ -116,13 +116,13 @@ def hostile_run() -> RunView:
     event = ReadEvent(EventKind.REFUSED, 0, HOSTILE)
     memories = [f"{HOSTILE} lighthouse keeper {index}" for index in range(3)]
     trace = line(memories, [text] * 3, events=dict.fromkeys(range(3), event), answer=answered("2", events=(event,)))
-    view = _answered_run(HOSTILE, HOSTILE, trace, f"{HOSTILE} keeper")
-    return replace(
-        view,
-        document={**view.document, "name": HOSTILE, "media_type": HOSTILE},
-        model=HOSTILE,
+    names = dict.fromkeys(("run_id", "question", "model", "strategy", "stop_reason"), HOSTILE)
+    return view(
+        trace,
+        **names,
+        document={"key": "sha256:" + "0" * 64, "name": HOSTILE, "size": 1, "media_type": HOSTILE},
+        answer=f"{HOSTILE} keeper",
         raw_answer=f"raw {HOSTILE}",
-        stop_reason=HOSTILE,
         rewards=(Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),),
         sections=[SourceMark(0, HOSTILE)],
         chunk_text=lambda _: text,
@@ -137,8 +137,8 @@ def branched_run() -> RunView:
     ]
     merged = "\n".join(lane[-1] for lane in memories[:2])
     trace = fan_out(memories, merged, chunks)
-    view = _answered_run("segments", "What was sold?", trace, "the tannery")
-    return replace(view, chunk_text=lambda update: chunks[update.chunk_index])
+    texts = {"question": "What was sold?", "answer": "the tannery"}
+    return view(trace, strategy="segments", chunk_text=lambda update: chunks[update.chunk_index], **texts)
 
 
 def excerpt_run() -> RunView:
@@ -146,23 +146,7 @@ def excerpt_run() -> RunView:
     text = f"{HOSTILE} The lighthouse keeper was Ilse Thornbury. {HOSTILE}"
     (span,) = spans([text])
     shown = replace(answered(text="Ilse Thornbury"), reads=(span,), slot=-1)
-    view = _answered_run("retrieval", HOSTILE, Trace((shown,)), "Ilse Thornbury")
-    return replace(view, span_text=lambda _: text)
-
-
-def _answered_run(strategy: str, question: str, trace: Trace, answer: str) -> RunView:
-    """A run of a strategy, which is also its id."""
-    return RunView(
-        run_id=strategy,
-        question=question,
-        document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
-        model="some-model",
-        strategy=strategy,
-        trace=trace,
-        answer=answer,
-        raw_answer=answer,
-        stop_reason="answered",
-    )
+    return view(Trace((shown,)), strategy="retrieval", question=HOSTILE, span_text=lambda _: text)
 
 
 @pytest.fixture(scope="session")
@@ -192,8 +176,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The pages of the runs above, by kind."""
     views = {"long": long_run(), "hostile": hostile_run(), "branched": branched_run(), "excerpt": excerpt_run()}
     paths = {kind: tmp_path_factory.mktemp("page") / f"{kind}.html" for kind in views}
-    for kind, view in views.items():
-        paths[kind].write_text(render_page(build_timeline(view)), encoding="utf-8")
+    for kind, run in views.items():
+        paths[kind].write_text(render_page(build_timeline(run)), encoding="utf-8")
     return paths
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
-from support.postgres_server import PostgresNotInstalledError, PostgresServer
+from support.postgres_server import PostgresServer, running_server
 from support.ray_world import RayWorld
 
 
@@ -19,10 +18,4 @@ def cluster() -> Iterator[RayWorld]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    try:
-        with PostgresServer() as server:
-            yield server
-    except PostgresNotInstalledError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+    yield from running_server()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from support.corpus_world import (
     rows_in,
     run_corpus_command,
     text_of,
+    wait_until_it_reads,
     write_corpus,
 )
 from support.ray_world import RayWorld
@@ -102,9 +102,7 @@ def test_an_interrupt_ends_a_read_and_the_same_command_continues_at_its_chunks(
     with CountingServer(delay=0.1) as server:
         command = corpus_command(tmp_path / "in", tmp_path / "out", server, *options)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            while sum(server.read.values()) < 40:
-                assert process.poll() is None, "it ended by itself"
-                time.sleep(0.01)
+            wait_until_it_reads(process, server, 40)
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate()
         assert process.returncode == 130 and "Traceback" not in errors, errors

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.corpus_world import CountingServer, corpus_command, rows_in, run_corpus_command, write_corpus
+from support.corpus_world import (
+    CountingServer,
+    corpus_command,
+    rows_in,
+    run_corpus_command,
+    wait_until_it_reads,
+    write_corpus,
+)
 from support.postgres_server import PostgresServer
 from support.programs import KillableProcess
 from support.ray_world import RayWorld
@@ -41,13 +48,6 @@ class Driver(KillableProcess):
         return self._output.read_text("utf-8", "replace")
 
 
-def wait_until_it_reads(server: CountingServer, driver: Driver, before: int) -> None:
-    end = time.monotonic() + 120
-    while sum(server.read.values()) <= before:
-        assert driver.process.poll() is None and time.monotonic() < end, driver.output
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("checkpoints", KINDS)
 def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
     checkpoints: str,
@@ -71,7 +71,7 @@ def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
         Driver(corpus_command(tmp_path / "in", out, server, *options), tmp_path / "output.txt") as driver,
     ):
         for number in range(kills):
-            wait_until_it_reads(server, driver, sum(server.read.values()))
+            wait_until_it_reads(driver.process, server)
             time.sleep(moments.uniform(0.0, size(700, 20_000) / 1000))
             assert driver.process.poll() is None, "it ended before it could be killed"
             kind = KINDS[checkpoints][number % 3]

@@ -1,9 +1,8 @@
 """What of an outcome is promised, and how a later version's outcome is held against a recorded one.
 
 Not promised, and so replaced before anything is recorded or compared: times (by "<time>"), folders ("<folder>"), the
-fake server's address ("<server>"), sizes in bytes of files ("<size>"), the log format's version ("<version>"), and ids
-that are drawn or counted by a database, which are numbered in the order of their first appearance; any numbering will
-do that tells the same ids apart.
+fake server's address ("<server>"), sizes in bytes of files ("<size>"), and ids that are drawn or counted by a database,
+which are numbered in the order of their first appearance; any numbering will do that tells the same ids apart.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 
 TIMES = frozenset({"seconds", "began", "ended", "time"})
 SIZES = frozenset({"bytes", "bytes_freed"})
-VERSIONS = frozenset({"version", "schema"})
 COUNTED = frozenset({"id", "conversation", "step"})
 """Keys of ids: rows of a database, and one execution of one step."""
 DRAWN = re.compile(r"\b\d{8}-\d{6}-[0-9a-f]{8}\b|\bin-[0-9a-f]{24}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
@@ -31,7 +29,7 @@ SERVER = re.compile(r"http://127\.0\.0\.1:\d+")
 def jsonable(value: Any) -> Any:
     """A value of the package's as JSON would have it; arrays as lists."""
     if is_dataclass(value) and not isinstance(value, type):
-        return jsonable({**asdict(value), **_by_former_names(value)})
+        return jsonable(asdict(value))
     if isinstance(value, dict):
         return {str(key): jsonable(part) for key, part in value.items()}
     if isinstance(value, str):
@@ -42,19 +40,6 @@ def jsonable(value: Any) -> Any:
         items = sorted(value) if isinstance(value, set | frozenset) else value
         return [jsonable(item) for item in items]
     return str(value)
-
-
-def _by_former_names(value: Any) -> dict[str, Any]:
-    """A conversation's purpose and chunk, by the names that they had before `role`, `writes` and `reads`."""
-    if not hasattr(value, "reads") or not hasattr(value, "writes") or not hasattr(value, "position"):
-        return {}
-    span = value.reads[0] if value.reads else None
-    names = {name: getattr(span, name, None) for name in ("start_char", "end_char", "start_byte", "end_byte")}
-    return {
-        "kind": "answer" if value.writes == "answer" else "update",
-        **names,
-        "chunk_tokens": getattr(span, "tokens", None),
-    }
 
 
 def normalised(value: Any, *folders: Any, times: bool = False) -> Any:
@@ -81,7 +66,7 @@ def normalised(value: Any, *folders: Any, times: bool = False) -> Any:
         if key in COUNTED and isinstance(item, int | str) and not isinstance(item, bool):
             return numbered("row" if isinstance(item, int) else key, item)
         if isinstance(item, int | float) and not isinstance(item, bool):
-            for keys, word in ((frozenset() if times else TIMES, "<time>"), (SIZES, "<size>"), (VERSIONS, "<version>")):
+            for keys, word in ((frozenset() if times else TIMES, "<time>"), (SIZES, "<size>")):
                 if key in keys:
                     return word
         return text(item) if isinstance(item, str) else item

@@ -81,10 +81,9 @@ class Place:
 def log_lines(path: Path) -> list[Any]:
     """All that a log holds, oldest run first, as plain objects with a type: what was recorded of it."""
     log = RunLog(path)
-    lines: list[Any] = [{"type": "format", "name": "memagent-runs", "version": 0}]
+    lines: list[Any] = []
     fingerprints: set[str] = set()
-    records = list(log.runs())[::-1]
-    for record in records:
+    for record in list(log.runs())[::-1]:
         templates = log.templates(record.run_id)
         for fingerprint in sorted(templates.keys() - fingerprints):
             lines.append({"type": "template", "fingerprint": fingerprint, "wording": templates[fingerprint]})
@@ -98,7 +97,7 @@ def log_lines(path: Path) -> list[Any]:
         lines += [{"type": "conversation", **jsonable(conversation)} for conversation in conversations]
         lines += [{"type": "reward", **jsonable(reward)} for reward in log.rewards(record.run_id)]
     log.close()
-    return [*lines, {"type": "end", "runs": len(records)}]
+    return lines
 
 
 def log_of_lines(source: Path, path: Path) -> Path:

@@ -7,14 +7,13 @@ Where a server is missing, its tests are skipped, or fail where CI is set.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from support.postgres_server import PostgresNotInstalledError, PostgresServer
+from support.postgres_server import PostgresServer, running_server
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +26,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def running_postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer().__enter__()
-    except PostgresNotInstalledError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-    try:
-        yield server
-    finally:
-        server.__exit__()
+    yield from running_server()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.corpus_world import BUDGET, QUESTIONS, CountingServer, corpus_command, text_of
+from support.corpus_world import BUDGET, QUESTIONS, CountingServer, corpus_command, text_of, wait_until_it_reads
 from support.postgres_server import PASSWORD, PostgresServer
 from support.scripts import document_with, perfect_reader
 from unit.corpus.test_corpus_kills import count_chunks, require_each_row_once
@@ -145,11 +145,8 @@ def test_a_corpus_that_is_killed_continues_on_other_machines(
             return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
         for machine in range(kills):
-            before = sum(server.read.values())
             with start(machine) as process:
-                while sum(server.read.values()) < before + 30:
-                    assert process.poll() is None, process.communicate()[1]
-                    time.sleep(0.005)
+                wait_until_it_reads(process, server, 30)
                 time.sleep(moments.uniform(0.0, 0.5))
                 assert process.poll() is None, "the corpus was read before it could be killed"
                 os.kill(process.pid, signal.SIGKILL)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.corpus_world import NAMES, QUESTIONS, CountingServer, key_of, rows_in, run_corpus_command, write_corpus
+from support.corpus_world import CountingServer, rows_in, run_corpus_command, write_corpus
 from support.fake_server import FakeServer
 from support.scripts import document_with
 from support.server_faults import BUSY, FINAL, MALFORMED, TOO_LONG
 from support.serving import small_reader
+from unit.corpus.test_corpus_kills import require_each_row_once
 
 from memagent_graph import MemAgent
 from memagent_graph.errors import PolicyError, RunNotFoundError
@@ -125,11 +126,6 @@ def test_a_corpus_on_a_disk_of_a_few_megabytes_keeps_its_rows_and_continues_when
         rows = rows_in(disk / "out")
     finally:  # lazily, because threads of pyarrow may hold a file for a moment after its table has been read
         subprocess.run([shutil.which("umount") or "umount", "--lazy", disk], check=True)
-    counted = Counter((row["document"], row["question"]) for row in rows)
-    assert counted == {(name, question): 1 for name in numbers for question in QUESTIONS}
-    for row in rows:
-        number = numbers[row["document"]]
-        key = None if number is None else key_of(number, NAMES[QUESTIONS.index(row["question"])])
-        assert row["answer"] == key
+    require_each_row_once(rows, numbers)
     record_property("rows before the disk was full", rows_before)
     record_property("rows", len(rows))

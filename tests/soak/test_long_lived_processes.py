@@ -15,6 +15,7 @@ import httpx2
 from support.fake_server import FakeServer
 from support.scripts import document_with
 from support.serving import served, small_reader
+from unit.serving.test_live_page import Browser, finish
 
 SHORT = document_with({0.5: "The key of harbor is 4711."}, words=60)
 LONG = document_with({0.5: "The key of harbor is 4711."}, words=900)
@@ -77,7 +78,7 @@ def test_requests_reads_uploads_and_pages_of_a_server(
 ) -> None:
     requests, runs, warm = size(16, 2000), size(4, 200), size(2, 40)
     with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, page=True) as server:
-        client = httpx2.Client(base_url=server.url, headers={"X-Memagent-Page": "1"}, timeout=60)
+        browser = Browser.of(server)
 
         def ask(number: int) -> None:
             content = f"{LONG} {number}" if number % 10 == 0 else f"<problem>{number}</problem>"
@@ -86,14 +87,10 @@ def test_requests_reads_uploads_and_pages_of_a_server(
             assert reply.status_code == 200, reply.text
 
         def run_on_the_page(number: int) -> None:
-            upload = client.post("/page/files", files={"file": (f"{number}.txt", f"{SHORT} {number}".encode())})
-            begun = client.post("/page/reads", json={"files": [upload.json()["id"]], "questions": [QUESTION]})
-            (run_id,) = begun.json()["reads"]
-            with client.stream("GET", "/page/events", params={"run": run_id}) as events:
-                assert next(line for line in events.iter_lines() if "4711" in line and "finished" in line)
-            assert client.get(f"/page/reads/{run_id}/page").status_code == 200
+            (run_id,) = browser.begin(document=f"{SHORT} {number}")
+            assert finish(browser, run_id)["answer"] == "4711"
+            assert browser.client.get(f"/page/reads/{run_id}/page").status_code == 200
 
-        assert client.post("/page/session", json={"token": server.sessions.token}).status_code == 204
         for number in range(max(requests, runs)):
             if number == warm:
                 before = Footprint.of_this_process(upstream)
@@ -103,5 +100,5 @@ def test_requests_reads_uploads_and_pages_of_a_server(
                 run_on_the_page(number)
             if number % 20 == 0:
                 Footprint.of_this_process(upstream)
-        client.close()
+        browser.client.close()
         before.require_flat(Footprint.of_this_process(upstream), record_property)

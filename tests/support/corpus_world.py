@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,14 @@ def run_corpus_command(source: Path | str, out: Path | str, server: FakeServer, 
     process = run_program(corpus_command(source, out, server, *options), capture_output=True)
     assert "Traceback" not in process.stderr, process.stderr
     return process
+
+
+def wait_until_it_reads(process: Any, server: CountingServer, chunks: int = 1) -> None:
+    """Wait until a process that reads through the server has read so many more chunks."""
+    number, end = sum(server.read.values()) + chunks, time.monotonic() + 120
+    while sum(server.read.values()) < number:
+        assert process.poll() is None and time.monotonic() < end, "it ended by itself, or does not read"
+        time.sleep(0.005)
 
 
 def rows_in(out: Path) -> list[dict[str, Any]]:

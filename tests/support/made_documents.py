@@ -115,10 +115,6 @@ _FRACTION = (
 )
 
 
-def _math(inner: str) -> str:
-    return word(f"<w:p>{r('The mass is ')}<m:oMath>{inner}</m:oMath>{r(' kg.')}</w:p>")
-
-
 def _mr(text: str) -> str:
     return f"<m:r><m:t>{text}</m:t></m:r>"
 
@@ -147,11 +143,10 @@ def _word_files() -> Iterator[Made]:
     spans = ("| EU | Hub | 7 |", "| Both | Both | 1\\|9 |")
     yield Made("spans.docx", word(table(head + first + second + wide)), spans)
     script = f"<m:sSup><m:e>{_mr('mc')}</m:e><m:sup>{_mr('2')}</m:sup></m:sSup>"
-    yield Made("formula.docx", _math(_FRACTION + script), ("The mass is E=(a+b)/2mc^2 kg.",))
     root = f"<m:rad><m:deg/><m:e>{_mr('x')}</m:e></m:rad>"
-    yield Made("root.docx", _math(root), ("√(x)",))
     total = f'<m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr><m:sub>{_mr("i=1")}</m:sub><m:sup>{_mr("n")}</m:sup><m:e>{_mr("i")}</m:e></m:nary>'
-    yield Made("sum.docx", _math(total), ("∑_(i=1)^n i",))
+    formula = f"<w:p>{r('The mass is ')}<m:oMath>{_FRACTION}{script}{root}{total}</m:oMath>{r(' kg.')}</w:p>"
+    yield Made("formula.docx", word(formula), ("The mass is E=(a+b)/2mc^2√(x)∑_(i=1)^n i kg.",))
     headings = (
         p("Scope", '<w:pStyle w:val="H1"/>') + p("Terms", '<w:pStyle w:val="H1"/>') + p("Law", '<w:pStyle w:val="H2"/>')
     )
@@ -190,19 +185,11 @@ def _word_files() -> Iterator[Made]:
     header, footer = f"<w:hdr {W}>{p('Contract 4711')}</w:hdr>", f"<w:ftr {W}>{p('Draft of May')}</w:ftr>"
     body = word(p("Body."), header1__xml=header, footer1__xml=footer)
     yield Made("header.docx", body, ("Contract 4711", "Draft of May"))
-    yield Made(
-        "comment.docx",
-        word(
-            f'<w:p>{r("Body")}<w:r><w:commentReference w:id="1"/></w:r></w:p>',
-            comments__xml=_note("comment", "It is 42."),
-        ),
-        ("Body[^c1]", "[^c1]: Ada: It is 42."),
-    )
-    yield Made(
-        "footnote.docx",
-        word(f'<w:p>{r("In 1987")}<w:r><w:rPr>{SUPER}</w:rPr><w:footnoteReference w:id="1"/></w:r></w:p>', footnotes__xml=_note("footnote", "See Ames.")),
-        ("In 1987[^1]", "[^1]: See Ames."), ("19871",),
-    )  # fmt: skip
+    commented = f'<w:p>{r("Body")}<w:r><w:commentReference w:id="1"/></w:r></w:p>'
+    noted = f'<w:p>{r("In 1987")}<w:r><w:rPr>{SUPER}</w:rPr><w:footnoteReference w:id="1"/></w:r></w:p>'
+    notes = {"comments__xml": _note("comment", "It is 42."), "footnotes__xml": _note("footnote", "See Ames.")}
+    facts = ("Body[^c1]", "[^c1]: Ada: It is 42.", "In 1987[^1]", "[^1]: See Ames.")
+    yield Made("notes.docx", word(commented + noted, **notes), facts, ("19871",))
     boxes = "".join(
         f"<wps:wsp><wps:txbx><w:txbxContent>{p(text)}</w:txbxContent></wps:txbx></wps:wsp>" for text in ("One", "Two")
     )
@@ -707,7 +694,10 @@ def _open_files() -> Iterator[Made]:
     yield Made("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "1 pictures"))
 
 
-def _charset_files() -> Iterator[Made]:
+def _text_files() -> Iterator[Made]:
+    for kind in ("md", "txt"):
+        text = "# Title\n\n<p>as it *is*</p>\n"
+        yield Made(f"marked.{kind}", text.encode(), (text,))
     for charset in ("utf-8", "cp1252"):
         yield Made(f"{charset}.html", f'<meta charset="{charset}"><p>Über'.encode(charset), ("Über",))
     for charset in ("nonsense", "punycode", "idna", "unicode_escape", "utf-7", "utf-16", "base64"):
@@ -736,5 +726,5 @@ def _charset_files() -> Iterator[Made]:
 def made_documents() -> list[Made]:
     """All of them."""
     return [
-        *_word_files(), *_html_files(), *_pdf_files(), *_mail_files(), *_office_files(), *_open_files(), *_charset_files()
+        *_word_files(), *_html_files(), *_pdf_files(), *_mail_files(), *_office_files(), *_open_files(), *_text_files()
     ]  # fmt: skip

@@ -8,7 +8,6 @@ of each case what the source was asked for, what was saved, how it ended, and th
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from transformers import TrainerCallback
 
 from memagent_training.data.rollouts import RolloutGroup
@@ -29,8 +27,7 @@ from support import training_world
 ITERATIONS = 3
 GROUPS = 3
 """Of each iteration."""
-QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
-SMALL = {"token_budget": 200, "learning_rate": 0.005, "warmup_steps": 0, "weight_decay": 0.0, "max_logprob_gap": 9}
+SMALL = training_world.SMALL | {"weight_decay": 0.0}
 
 
 def make_world(folder: Path) -> list[list[RolloutGroup]]:
@@ -115,7 +112,7 @@ def config_of(output: Path, steps: int, iterations: int = ITERATIONS, **changes:
         "save_steps": steps,
         "save_total_limit": None,
     }
-    return load_preset("dapo", output_dir=str(output), **(QUIET | SMALL | schedule | changes))
+    return load_preset("dapo", output_dir=str(output), **(SMALL | schedule | changes))
 
 
 def make_training(
@@ -169,10 +166,7 @@ def main() -> None:
             "steps": training.trainer.state.global_step,
             "weights": training.weights(),
         }
-    torch.save(outcomes, output / f"{os.environ.get('RANK', '0')}.pt")
-    state = PartialState()
-    state.wait_for_everyone()
-    state.destroy_process_group()  # a process that ends with the group's threads running may abort
+    training_world.end_rank(outcomes, output)
 
 
 if __name__ == "__main__":

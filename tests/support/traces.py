@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import ReadEvent
 from memagent_graph.policy import Completion, FinishReason, TokenUsage
+from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
 
 
@@ -119,3 +121,13 @@ def fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str
     turns = [call for row in zip_longest(*lanes) for call in row if call is not None]
     merge = step("merge", merged, *(lane[-1].id for lane in lanes), role="merge")
     return Trace((*turns, merge, answered("merge", text=answer)), spans(chunks)[-1].end_byte)
+
+
+def view(trace: Trace, **changes: Any) -> RunView:
+    """A run with this trace that has answered; its fields are those of a run about a lighthouse, but for changes."""
+    values = {
+        "run_id": "r1", "question": "Who built the lighthouse?", "model": "some-model", "strategy": "overwrite",
+        "document": {"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
+        "answer": "Ilse Thornbury", "stop_reason": "answered", **changes,
+    }  # fmt: skip
+    return RunView(trace=trace, **{"raw_answer": values["answer"], **values})

@@ -29,14 +29,13 @@ def test_files_below_a_root_are_found(tree: Path, path: str) -> None:
     assert roots.document(path.format(root=tree / "open")).content == (tree / "open" / "inner" / "book.txt").resolve()
 
 
+OUTSIDE = ("../secret.txt", "inner/../../secret.txt", "way_out.txt", "way_up/secret.txt", "{root}/secret.txt")
+
+
 @pytest.mark.parametrize(
     "path",
     [
-        "../secret.txt",
-        "inner/../../secret.txt",
-        "way_out.txt",
-        "way_up/secret.txt",
-        "{root}/secret.txt",
+        *OUTSIDE,
         "/etc/passwd",
         "~/.ssh/id_rsa",
         "absent.txt",
@@ -81,12 +80,12 @@ def test_a_folder_is_refused_with_the_names_of_what_may_be_read_in_it(tree: Path
         roots.document("empty")
 
 
-def test_folders_pipes_and_huge_files_are_refused(tree: Path) -> None:
+def test_pipes_and_huge_files_are_refused(tree: Path) -> None:
     os.mkfifo(tree / "open" / "pipe")
     with (tree / "open" / "huge.txt").open("wb") as file:
         file.truncate(10 * 2**30)
     roots = AllowedRoots([tree / "open"])
-    for path, words in (("inner", "is a folder"), ("pipe", "not a regular file"), ("huge.txt", "10,737,418,240")):
+    for path, words in (("pipe", "not a regular file"), ("huge.txt", "10,737,418,240")):
         with pytest.raises(RefusedSourceError, match=words):
             roots.document(path)
 
@@ -101,11 +100,7 @@ def test_without_roots_no_file_may_be_read(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("../secret.txt", "is outside"),
-        ("inner/../../secret.txt", "is outside"),
-        ("way_out.txt", "is outside"),
-        ("way_up/secret.txt", "is outside"),
-        ("{root}/secret.txt", "is outside"),
+        *((path, "is outside") for path in OUTSIDE),
         ("way_up/open/pipe", "is not a regular file"),
         ("inner", "is not a regular file"),
         ("pipe", "is not a regular file"),

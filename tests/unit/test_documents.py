@@ -145,7 +145,7 @@ def test_undecodable_bytes_are_an_error_unless_replaced(data, offset, store):
         store.add(Document.from_bytes(data))
     with pytest.raises(EncodingError, match=rf"offset {offset} "):
         store.add(Document.from_stream([data[:offset], data[offset:]]))
-    text = whole(store, store.add(Document.from_bytes(data), replace_undecodable=True))
+    text = whole(store, store.with_options(replace_undecodable=True).add(Document.from_bytes(data)))
     assert text == data.decode("utf-8", "replace")
 
 
@@ -176,7 +176,16 @@ def test_a_lone_surrogate_is_an_error_with_its_place_unless_replaced(store):
     text = "ab\ud83dc"
     with pytest.raises(EncodingError, match="character 2"):
         store.add(Document.from_text(text))
-    assert whole(store, store.add(Document.from_text(text), replace_undecodable=True)) == "ab\ufffdc"
+    assert whole(store, store.with_options(replace_undecodable=True).add(Document.from_text(text))) == "ab\ufffdc"
+
+
+def test_a_readers_setting_replaces_what_is_not_text_in_all_that_its_store_takes(make_reader):
+    reader = make_reader(replace_undecodable=True)
+    document = reader.read(b"plain text, and one odd byte: \xff.", "What?").document
+    assert whole(reader.store, document) == "plain text, and one odd byte: \ufffd."
+    assert reader.store.add("ab\ud83d")["key"] == reader.store.add("ab\ufffd")["key"]
+    with pytest.raises(EncodingError):
+        reader.copy(replace_undecodable=False).read("ab\ud83d", "What?")
 
 
 def test_langchain_documents_keep_their_sources_as_sections(store):

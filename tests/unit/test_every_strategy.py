@@ -283,10 +283,8 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     kills = 0
     with FakeServer(lambda body, number: reads_perfectly(body["messages"][0]["content"]), delay=0.02) as server:
         command = [sys.executable, str(tmp_path / "read.py"), server.base_url, str(tmp_path), QUESTION, killed]
-        places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
         while kills < most and not is_finished:
-            with Program(command, stdout=subprocess.PIPE, env=environment) as process:
+            with Program(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout.readline() == "reading\n"
                 enough = len(server.requests) + moments.randrange(3, 12)
                 while len(server.requests) < enough and process.poll() is None:
@@ -295,7 +293,7 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
                 if not is_finished:
                     os.kill(process.pid, signal.SIGKILL)
                     kills += 1
-        output = run_program(command, stdout=subprocess.PIPE, check=True, env=environment).stdout.split()
+        output = run_program(command, stdout=subprocess.PIPE, check=True).stdout.split()
         prompts = [body["messages"][0]["content"] for body in server.requests]
         sections = Counter(prompt for prompt in prompts if "<section>" in prompt)
     assert kills >= 1

@@ -153,14 +153,6 @@ def test_quotes_come_from_the_chunks_that_brought_the_words() -> None:
     assert {quote.coverage for quote in result.evidence} == {1.0}
 
 
-def test_a_quote_names_the_page_it_begins_in() -> None:
-    chunk = "x" * 50 + " Ilse built the lighthouse."
-    trace = made_of(["Ilse built the lighthouse"], [chunk])
-    marks = [SourceMark(0, "page 1"), SourceMark(50, "page 2"), SourceMark(60, "page 3")]
-    assert [quote.section for quote in find_provenance(trace, lambda _: chunk, Places(marks)).evidence] == ["page 2"]
-    assert [quote.section for quote in find_provenance(trace, lambda _: chunk, Places(marks[2:])).evidence] == [None]
-
-
 def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
     result = find_provenance(made_of(["Ilse built it"], ["gone"]), lambda _: None)
     assert [line.update for line in result.lines] == [0]

@@ -22,6 +22,7 @@ from support.conversations import conversation as make_conversation
 
 from memagent_graph import Span, Writes
 from memagent_graph.errors import MissingExtraError, RunLogError
+from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.prompts import load_prompts
 from memagent_graph.run_log import (
     Conversation,
@@ -56,11 +57,14 @@ def content(log: RunLog) -> dict[str, Any]:
 
 def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_path, log, other) -> None:
     rows = write_run(log, count=4)
-    events = (LoggedEvent(2.0, "retried", "it was empty", rule="retry"), LoggedEvent(2.5, "memory_kept", "no luck"))
+    events = (
+        ReadEvent(EventKind.EMPTY, 1, "it was empty", UpdateRule.RETRY),
+        ReadEvent(EventKind.RESAMPLED, 1, "no luck"),
+    )
     discarded = conversation(1, step="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
     log.record(discarded)
     log.record(conversation(1, step="again", attempt=1, outcome=Outcome.KEPT_PREVIOUS, memory="before", events=events))
-    log.wait(log.edit("r", 1, "a better memory", step="again"))
+    log.wait(log.edit("r", 1, "a better memory", step="again", remaining=["s0", "again"]))
     last = log.wait(log.record(conversation(2, answers=True, finish_reason="length", trace={"x": "1"})))
     log.wait(log.end("r", "answered", None))
     log.reward("r", 1.0, name="exact")
@@ -93,7 +97,14 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 ids = st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=6)
 small_json = st.dictionaries(text, st.none() | st.booleans() | st.integers(-9, 9) | finite | hostile, max_size=3)
 logged_events = st.builds(
-    LoggedEvent, times, text, text, st.none() | st.integers(0, 99), st.none() | text, st.none() | hostile
+    LoggedEvent, times, text, text, st.none() | st.integers(0, 99), st.none() | hostile, st.none() | text
+)
+read_events = st.builds(
+    ReadEvent,
+    st.sampled_from(EventKind),
+    st.none() | st.integers(0, 99),
+    text,
+    st.none() | st.sampled_from(UpdateRule),
 )
 spans = st.builds(Span, *[st.integers(0, 2**40)] * 6)
 drawn_conversation = st.builds(
@@ -107,7 +118,7 @@ drawn_conversation = st.builds(
     completion_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9), finish_reason=text,
     text=st.none() | hostile, memory=st.none() | hostile, prompt_token_ids=ids, token_ids=ids,
     logprobs=st.none() | st.lists(st.floats(width=32), max_size=6),
-    events=st.lists(logged_events, max_size=2).map(tuple),
+    events=st.lists(read_events, max_size=2).map(tuple),
     superseded=st.just(True), trace=st.dictionaries(text, text, max_size=2),
 )  # fmt: skip
 

@@ -481,7 +481,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
                          id=f"log: {column} {value}")
             for table, column, value in (
                 ("runs", "settings", '"x"'), ("runs", "settings", "[NaN, 1e999]"), ("runs", "trace", "null"),
-                ("runs", "document", "[]"), ("events", "rule", "null"),
+                ("runs", "document", "[]"), ("events", "time", "-1"),
                 ("conversations", "reads", "[[0]]"), ("conversations", "parents", "[1]"),
                 ("runs", "began", "253402300800"), ("runs", "ended", "-1"), ("conversations", "began", "1e300"),
                 ("conversations", "seconds", "2e307"),

@@ -9,36 +9,31 @@ import threading
 
 import pytest
 
-from memagent_graph import Limits, MemAgent, ScriptedPolicy
+from memagent_graph import Limits, ScriptedPolicy
 from memagent_graph.errors import CheckpointError, RunError
 from memagent_graph.storage.file_locks import lease
 
 TEXT = "The tower was built in 1904, and the bridge beside it in 1911. " * 100
 
 
-def reader(tmp_path, reply=lambda prompt: "memory" if "<section>" in prompt else r"\boxed{1904}") -> MemAgent:
-    return MemAgent(
-        ScriptedPolicy(reply),
-        tokenizer="embedded",
-        store=tmp_path / "store",
-        run_log=False,
-        checkpoints=tmp_path / "checkpoints.sqlite",
-        chunk_tokens=200,
-    )
-
-
-def test_of_two_resumes_at_once_the_second_is_refused_and_reads_nothing(tmp_path) -> None:
+def test_of_two_resumes_at_once_the_second_is_refused_and_reads_nothing(make_reader, tmp_path) -> None:
     reading, go_on = threading.Event(), threading.Event()
+
+    def script(prompt: str) -> str:
+        return "memory" if "<section>" in prompt else r"\boxed{1904}"
 
     def slow(prompt: str) -> str:
         reading.set()
         assert go_on.wait(60)
-        return "memory" if "<section>" in prompt else r"\boxed{1904}"
+        return script(prompt)
 
-    with reader(tmp_path) as first:
+    checkpoints, results = tmp_path / "checkpoints.sqlite", []
+    with make_reader(ScriptedPolicy(script), checkpoints=checkpoints) as first:
         first.read(TEXT, "When?", run_id="r", limits=Limits(max_chunks=2))
-    results = []
-    with reader(tmp_path, slow) as first, reader(tmp_path) as second:
+    with (
+        make_reader(ScriptedPolicy(slow), checkpoints=checkpoints) as first,
+        make_reader(ScriptedPolicy(script), checkpoints=checkpoints) as second,
+    ):
 
         async def resumed() -> None:
             results.append(await first.aresume("r"))

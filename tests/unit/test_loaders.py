@@ -67,9 +67,3 @@ def test_mail_and_pages_without_a_telling_name_are_known_by_their_content(data, 
     assert store.add(Document.from_bytes(data, "a.txt"))["media_type"] == "text/plain"
     store.add(Document.of(data.decode("utf-16" if data[0] > 127 else "utf-8")))
     assert caplog.text.count("begins like a file of the kind") == (0 if kind == "text/plain" else 2)
-
-
-def test_markdown_and_html_in_a_text_file_stay_as_they_are(store, tmp_path):
-    for name in ("a.md", "a.txt", "a.py"):
-        (tmp_path / name).write_text("# Title\n\n<p>as it *is*</p>\n")
-        assert read(store, Document.from_path(tmp_path / name))[0] == "# Title\n\n<p>as it *is*</p>\n"

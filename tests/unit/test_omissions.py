@@ -99,7 +99,7 @@ def own(store, tmp_path, monkeypatch):
     ],
 )
 def test_a_converter_that_the_user_names_reads_the_file(name, text, own):
-    store = own.with_converter(name)
+    store = own.with_options(converter=name)
     ref = store.add(document())
     assert store.read(ref, 0, ref["size"]) == text
     assert ("omissions" in ref) == ("[read" not in text and "All" not in text)
@@ -117,19 +117,19 @@ def test_a_converter_that_the_user_names_reads_the_file(name, text, own):
 )
 def test_a_converter_that_fails_is_named(name, error, own):
     with pytest.raises(DocumentError, match=error):
-        own.with_converter(name).add(document())
+        own.with_options(converter=name).add(document())
 
 
 @pytest.mark.usefixtures("converts_here")
 def test_it_gets_files_of_kinds_that_nobody_else_converts_too_but_no_text(own):
     drawing = Document.from_bytes(b"PK\x03\x04\x00\x00\xff\xfe", "plan.xyz")
-    ref = own.with_converter("own_converter.py:whole").add(drawing)
+    ref = own.with_options(converter="own_converter.py:whole").add(drawing)
     assert (own.read(ref, 0, ref["size"]), ref["media_type"]) == ("# All of xyz", "application/x-xyz")
     with pytest.raises(DocumentError, match="has no 'missing'"):
-        own.with_converter("own_converter.py:missing").add(drawing)
+        own.with_options(converter="own_converter.py:missing").add(drawing)
     with pytest.raises(UnsupportedDocumentError, match="xyz"):
-        own.with_converter("own_converter.py:declining").add(drawing)
-    text = own.with_converter("own_converter.py:whole").add(Document.from_bytes(b"As it is.", "notes.xyz"))
+        own.with_options(converter="own_converter.py:declining").add(drawing)
+    text = own.with_options(converter="own_converter.py:whole").add(Document.from_bytes(b"As it is.", "notes.xyz"))
     assert own.read(text, 0, text["size"]) == "As it is."
 
 

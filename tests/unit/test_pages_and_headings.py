@@ -13,7 +13,7 @@ from support.scripts import perfect_reader
 from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy
 from memagent_graph.documents.headings import find_headings
 from memagent_graph.documents.sources import SourceMark, normalise_pages
-from memagent_graph.errors import DocumentError, EmptyDocumentError, UnsupportedDocumentError
+from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 from memagent_graph.provenance.places import Places
 from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.timeline.model import build_timeline
@@ -108,11 +108,6 @@ class TestPagesThatAreChosen:
         with pytest.raises(DocumentError, match=words):
             store.add(Document.from_path(report(tmp_path)).only(pages))
 
-    def test_without_text_are_named(self, store, tmp_path) -> None:
-        path = report(tmp_path, "Some text.", "")
-        with pytest.raises(EmptyDocumentError, match="holds no text"):
-            store.add(Document.from_path(path).only("2"))
-
     def test_of_what_has_no_pages_are_an_error_with_the_remedy(self, store, tmp_path) -> None:
         (tmp_path / "notes.txt").write_text("text")
         (tmp_path / "notes.md").write_text("# text")
@@ -176,16 +171,6 @@ class TestHeadings:
     )
     def test_are_looked_for_in_linear_time(self, text) -> None:
         assert len(find_headings([text], "text/plain")) <= 1
-
-    def test_are_kept_beside_the_text(self, store) -> None:
-        ref = store.add(CONTRACT)
-        first = store.headings(ref)
-        [kept] = [path for path in (store.root / "sections").iterdir() if path.name.endswith("-text.json")]
-        assert store.headings(ref) == first
-        kept.write_text("{damaged")
-        assert store.headings(ref) == first
-        store.remove(ref)
-        assert not list((store.root / "sections").iterdir())
 
     @pytest.mark.parametrize(
         ("name", "data", "expected"),
@@ -267,3 +252,5 @@ def test_a_heading_of_one_source_does_not_name_text_of_the_next() -> None:
     )
     assert [places.section(char) for char in (0, 30, 120, 160)] == ["a.txt", "1. One", "b.txt", "2. Two"]
     assert places.page(30) is None
+    places = Places([SourceMark(50, "page 2"), SourceMark(60, "page 3")])
+    assert [places.section(char) for char in (49, 50, 59, 60)] == [None, "page 2", "page 2", "page 3"]

@@ -51,42 +51,35 @@ PERMITTED = ("os.stat", "os.listdir", "io.BufferedReader.read", "io.TextIOWrappe
 """What `langgraph dev` lets block its event loop."""
 
 
-class TestSettings:
-    def test_without_variables_are_the_defaults(self) -> None:
-        assert ReadSettings.from_environment({"HOME": "/home/ada", "MEMAGENT_HOME": "/data"}) == ReadSettings()
+def test_settings_have_a_variable_for_every_field() -> None:
+    others = {"HOME": "/home/ada", "MEMAGENT_HOME": "/data"}
+    assert ReadSettings.from_environment(others) == ReadSettings()
+    variables = {
+        "MEMAGENT_MODEL": "qwen",
+        "MEMAGENT_CHUNK_TOKENS": "5000",
+        "MEMAGENT_TEMPERATURE": "0.7",
+        "MEMAGENT_LOGPROBS": "false",
+        "MEMAGENT_REPLACE_UNDECODABLE": "True",
+        "MEMAGENT_BOUNDARY": "sentence",
+        "MEMAGENT_SEED": "",
+    }
+    values = {"model": "qwen", "chunk_tokens": 5000, "temperature": 0.7, "logprobs": False, "boundary": "sentence"}
+    assert ReadSettings.from_environment(variables) == ReadSettings(**values, replace_undecodable=True)
 
-    def test_have_a_variable_for_every_field(self) -> None:
-        variables = {
-            "MEMAGENT_MODEL": "qwen",
-            "MEMAGENT_CHUNK_TOKENS": "5000",
-            "MEMAGENT_TEMPERATURE": "0.7",
-            "MEMAGENT_LOGPROBS": "false",
-            "MEMAGENT_REPLACE_UNDECODABLE": "True",
-            "MEMAGENT_BOUNDARY": "sentence",
-            "MEMAGENT_SEED": "",
-        }
-        assert ReadSettings.from_environment(variables) == ReadSettings(
-            model="qwen",
-            chunk_tokens=5000,
-            temperature=0.7,
-            logprobs=False,
-            replace_undecodable=True,
-            boundary="sentence",
-        )
 
-    @pytest.mark.parametrize(
-        ("variable", "text", "words"),
-        [
-            ("MEMAGENT_CHUNK_TOKENS", "many", "='many': Input should be a valid integer"),
-            ("MEMAGENT_TEMPERATURE", "warm", "='warm': Input should be a valid number"),
-            ("MEMAGENT_LOGPROBS", "perhaps", "='perhaps': Input should be a valid boolean"),
-            ("MEMAGENT_BOUNDARY", "line", "='line': Input should be 'token', 'sentence', 'paragraph' or 'heading'"),
-            ("MEMAGENT_CHUNK_TOKEN", "5", " is not a setting.*MEMAGENT_CHUNK_TOKENS"),
-        ],
-    )
-    def test_that_cannot_be_understood_are_refused_by_name(self, variable, text, words) -> None:
-        with pytest.raises(MemAgentError, match=f"{variable}{words}"):
-            ReadSettings.from_environment({variable: text})
+@pytest.mark.parametrize(
+    ("variable", "text", "words"),
+    [
+        ("MEMAGENT_CHUNK_TOKENS", "many", "='many': Input should be a valid integer"),
+        ("MEMAGENT_TEMPERATURE", "warm", "='warm': Input should be a valid number"),
+        ("MEMAGENT_LOGPROBS", "perhaps", "='perhaps': Input should be a valid boolean"),
+        ("MEMAGENT_BOUNDARY", "line", "='line': Input should be 'token', 'sentence', 'paragraph' or 'heading'"),
+        ("MEMAGENT_CHUNK_TOKEN", "5", " is not a setting.*MEMAGENT_CHUNK_TOKENS"),
+    ],
+)
+def test_settings_that_cannot_be_understood_are_refused_by_name(variable, text, words) -> None:
+    with pytest.raises(MemAgentError, match=f"{variable}{words}"):
+        ReadSettings.from_environment({variable: text})
 
 
 async def test_remedies_name_variables(monkeypatch) -> None:

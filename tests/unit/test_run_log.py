@@ -292,23 +292,6 @@ def test_a_kept_memory_that_equals_the_refused_reply_is_logged_as_it_is(make_rea
     assert sorted(texts) == sorted((step.branch, step.role, step.text) for step in log.trace("r").steps)
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda path: path.write_text("this is no database" * 100), "not a database.*Restore it"),
-        (lambda path: path.write_bytes(path.read_bytes()[:100] + b"\xff" * 5000), "malformed|not a database"),
-    ],
-)
-def test_a_file_that_is_no_log_is_refused_and_left_alone(tmp_path, damage, words) -> None:
-    path = tmp_path / "runs.sqlite"
-    RunLog(path).close()
-    damage(path)
-    before = path.read_bytes()
-    with pytest.raises(RunLogError, match=words):
-        list(RunLog(path).runs())
-    assert path.read_bytes() == before
-
-
 def test_a_text_that_is_larger_than_any_reply_is_not_written(log) -> None:
     with pytest.raises(ValueError, match="more than 16,777,216 bytes"):
         log.record(conversation(1, text="a" * (2**24 + 1)))

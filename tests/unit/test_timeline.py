@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.traces import answered, fan_out, line, spans
+from support.traces import answered, fan_out, line, spans, view
 from support.traces import step as asked
 
 from memagent_graph.calls import Writes
@@ -45,21 +45,13 @@ HOSTILE = (
 
 def run(memories: list[str] = MEMORIES, chunks: list[str] = CHUNKS, **changes: Any) -> RunView:
     last = [str(len(memories) - 1)] if memories else []
-    view = RunView(
-        run_id="r1",
-        question="Who built the lighthouse?",
-        document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
-        model="some-model",
-        strategy="overwrite",
-        trace=line(memories, chunks, events={4: EVENT}, answer=answered(*last)),
-        answer="Ilse Thornbury",
-        raw_answer="Ilse Thornbury",
-        stop_reason="answered",
-        rewards=(Reward("r", "exact", 1.0, "judge", 0.0),),
-        sections=[SourceMark(0, "page 1"), SourceMark(100, "page 2")],
-        chunk_text=lambda update: chunks[update.chunk_index],
-    )
-    return replace(view, **changes)
+    values = {
+        "trace": line(memories, chunks, events={4: EVENT}, answer=answered(*last)),
+        "rewards": (Reward("r", "exact", 1.0, "judge", 0.0),),
+        "sections": [SourceMark(0, "page 1"), SourceMark(100, "page 2")],
+        "chunk_text": lambda update: chunks[update.chunk_index],
+    }
+    return view(**{**values, **changes})
 
 
 def print_text(renderable: Any, *, color: bool = False, width: int = 100) -> str:
@@ -135,14 +127,6 @@ def test_a_difference_is_told_by_brackets_where_there_is_no_color() -> None:
     timeline = build_timeline(run(["lit in 1743", "lit in 1744"], ["a", "b"]))
     assert "lit in [-1743-]{+1744+}" in print_text(render_timeline(timeline))
     assert "[-1743-]" not in print_text(render_timeline(timeline), color=True)
-
-
-def test_one_chunk_is_shown_with_its_memories_and_its_text() -> None:
-    text = print_text(render_timeline(build_timeline(run()), chunk=5))
-    assert "[bold]The harbour[/bold] froze." in text
-    assert text.count(LIGHTHOUSE) == 2
-    with pytest.raises(ValueError, match=r"not read chunk 9; it has read chunks 1 to 5"):
-        render_timeline(build_timeline(run()), chunk=9)
 
 
 @pytest.mark.parametrize("renderer", [render_timeline, render_page, render_notebook])

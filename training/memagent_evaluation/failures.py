@@ -177,22 +177,13 @@ def _was_cut(update: MemoryUpdate) -> bool:
 
 
 def _find_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
-    """Yield the chunks in which a fact begins, the nearest to the needle first, and whether each has all of it.
-
-    If the text is not available, for example because the document was deleted, the needle's position decides.
-    """
+    """Yield the chunks in which a fact begins, the nearest to the needle first, and whether each has all of it."""
     fact = _find_sentence(needle)
     reads = {update.chunk_index: update for update in run.trace.final_path if update.chunk_index is not None}
     chunks = sorted(reads.values(), key=lambda update: update.start_char)
     characters = max((chunk.end_char for chunk in chunks), default=0)
     position = needle.depth * characters
     following = {chunk.start_char: chunk for chunk in chunks}
-    if chunks and run.stop_reason != StopReason.ENOUGH and all(run.chunk_text(chunk) is None for chunk in chunks):
-        start = needle.span(characters)[0] + needle.text.index(fact)
-        first = next((chunk for chunk in chunks if chunk.start_char <= start < chunk.end_char), None)
-        if first is not None and start + len(fact) <= characters:
-            yield first, start + len(fact) <= first.end_char
-        return
 
     def distance(chunk: MemoryUpdate) -> float:
         return max(chunk.start_char - position, position - chunk.end_char, 0.0)

@@ -63,11 +63,6 @@ class Needle:
     depth: float
     """The position of its first character, as a fraction of the document's characters, 0 to 1."""
 
-    def span(self, characters: int) -> tuple[int, int]:
-        """Return where it begins and ends in a document of that many characters."""
-        start = round(self.depth * characters)
-        return start, start + len(self.text)
-
 
 class Task(Protocol):
     """A kind of question at any length. Equal arguments give equal samples, in any process."""

@@ -248,7 +248,7 @@ function addStep(update) {
   read.before.set(update.branch, new Set((read.branches.get(update.branch)?.memory || "").split("\n")));
   read.branches.set(update.branch, update);
   read.progress = update.progress;
-  const tokens = update.tokens[0] ? `${number(update.tokens[0])} tokens read` : "";
+  const tokens = update.tokens ? `${number(update.tokens)} tokens read` : "";
   $("steps").prepend(el("li", { class: update.diff.length || update.events.length ? "step" : "step dull" },
     el("div", { class: "step-head" }, el("h3", {}, update.name[0].toUpperCase() + update.name.slice(1)),
       el("span", {}, update.diff.length ? "" : "unchanged"), el("span", {}, tokens), el("span", {}, `${update.seconds} s`)),

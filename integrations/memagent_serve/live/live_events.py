@@ -41,12 +41,10 @@ def format_read(entry: Entry, read: ServedRead | None, answer: str | None = None
         "question": entry.question,
         "document": entry.document,
         "began": entry.began,
-        "ended": entry.ended,
         "state": state.value if read is not None or state.has_ended else "interrupted",
         "error": entry.error if read is None else None,
         "edited": entry.edited,
         "answer": read.result.answer if read and read.result else answer,
-        "chunks": read.chunks if read else None,
         "progress": read.update.progress if read and read.update else None,
     }
 
@@ -63,7 +61,7 @@ def format_update(update: MemoryUpdate, before: str) -> dict[str, Any]:
         if before != update.memory
         else [],
         "progress": update.progress,
-        "tokens": [update.chunk_tokens, update.prompt_tokens, update.completion_tokens],
+        "tokens": update.chunk_tokens,
         "seconds": round(update.seconds, 2),
         "events": [
             {"kind": event.kind.value, "detail": event.detail, "rule": event.rule.value if event.rule else ""}
@@ -213,11 +211,10 @@ class ReadWatcher:
         try:
             view = await self._reads.get_view(self._owner, self._run_id)
         except ApiError:
-            return {"answer": None, "stop_reason": None, "thumb": None}
+            return {"answer": None, "thumb": None}
         thumbs = [reward.value for reward in view.rewards if reward.name == "thumbs"]
         return {
             "answer": view.answer,
-            "stop_reason": view.stop_reason,
             "thumb": thumbs[-1] if thumbs else None,
             "model": view.model,
             "strategy": view.strategy,

@@ -191,7 +191,7 @@ class LiveReads:
             await asyncio.to_thread(self.ledger.mark, run_id, ReadState.PAUSED)
             self.edits[run_id] += 1
 
-    async def answer_now(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
+    async def answer_now(self, owner: Owner, run_id: str, question: str) -> AnswerSoFar:
         """Answer a question from the current memory; the read itself is not affected.
 
         Raises:
@@ -199,8 +199,7 @@ class LiveReads:
         """
         entry = await self.get_entry(owner, run_id)
         reader = await self.manager.get_reader(ReadRequest.of_entry(entry, owner))
-        if question is not None:
-            _require_answerable(question, await reader.aprepare(), "question")
+        _require_answerable(question, await reader.aprepare(), "question")
         try:
             answer = await reader.aanswer_so_far(run_id, question)
         except RunNotFoundError as error:
@@ -209,13 +208,11 @@ class LiveReads:
             self._serving.metrics.count(answer.usage)
         return answer
 
-    async def judge(self, owner: Owner, run_id: str, *, up: bool, note: str | None) -> None:
+    async def judge(self, owner: Owner, run_id: str, *, up: bool) -> None:
         """Record a thumb up or down for a read, with the key's name as the source."""
         await self.get_entry(owner, run_id)
         try:
-            await asyncio.to_thread(
-                self._log.reward, run_id, float(up), name="thumbs", source=owner.name, note=note or None
-            )
+            await asyncio.to_thread(self._log.reward, run_id, float(up), name="thumbs", source=owner.name)
         except RunNotFoundError as error:
             raise not_found("the read has not begun") from error
 

@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec import Meta
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,8 +35,6 @@ _PAGE_ENTRIES: Final = 200
 _MAX_QUESTIONS: Final = 32
 _MAX_FILES: Final = 64
 _STREAMS_PER_OWNER: Final = 32
-_MAX_NOTE_LENGTH: Final = 4000
-"""The maximum characters of a note on an answer."""
 _SEND_SECONDS: Final = 30.0
 _HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
 _FILE_HEADERS: Final = {
@@ -75,16 +72,15 @@ class Edit(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AskNow(msgspec.Struct, forbid_unknown_fields=True):
-    """Ask from the current memory; by default, the read's own question."""
+    """Ask from the current memory."""
 
-    question: str | None = None
+    question: str
 
 
 class Thumb(msgspec.Struct, forbid_unknown_fields=True):
     """Judge an answer."""
 
     up: bool
-    note: Annotated[str, Meta(max_length=_MAX_NOTE_LENGTH)] | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -137,15 +133,8 @@ class LivePage:
         return self.sessions.sign_in(body.token, server[1] if server else 0)
 
     async def _describe_session(self, request: Request) -> Response:
-        context = await self.serving.reader.aprepare()
-        return _json_response(
-            {
-                "owner": get_owner(request).name,
-                "model": self.serving.reader.policy.name,
-                "memory_tokens": context.budget.memory_tokens,
-                "question_tokens": context.budget.question_tokens,
-            }
-        )
+        await self.serving.reader.aprepare()  # some policies have their name then
+        return _json_response({"owner": get_owner(request).name, "model": self.serving.reader.policy.name})
 
     async def _sign_out(self, request: Request) -> Response:
         self.sessions.sign_out(request.scope)
@@ -154,9 +143,7 @@ class LivePage:
     async def _add_file(self, request: Request) -> Response:
         file = await store_upload(self.serving, request)
         document = await cancel_on_disconnect(request, self._live.add_document(get_owner(request), file))
-        return _json_response(
-            {"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]}
-        )
+        return _json_response({"id": file.id, "text_bytes": document["size"]})
 
     async def _start_reads(self, request: Request) -> Response:
         body = await _parse_body(self.serving, request, NewReads)
@@ -200,14 +187,13 @@ class LivePage:
         return Response(status_code=204)
 
     async def _answer(self, request: Request) -> Response:
-        answer = await self._live.answer_now(
-            *_get_owner_and_run_id(request), (await _parse_body(self.serving, request, AskNow)).question
-        )
+        body = await _parse_body(self.serving, request, AskNow)
+        answer = await self._live.answer_now(*_get_owner_and_run_id(request), body.question)
         return _json_response({"answer": answer.answer, "memory": answer.memory})
 
     async def _judge(self, request: Request) -> Response:
         body = await _parse_body(self.serving, request, Thumb)
-        await self._live.judge(*_get_owner_and_run_id(request), up=body.up, note=body.note)
+        await self._live.judge(*_get_owner_and_run_id(request), up=body.up)
         return Response(status_code=204)
 
     async def _show_sources(self, request: Request) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -90,14 +91,10 @@ def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
 
 def _union(lists: Iterable[Sequence[Item]]) -> list[Item]:
     """Return the union of lists as multisets."""
-    union: list[Item] = []
+    union: Counter[Item] = Counter()
     for items in lists:
-        missing = list(items)
-        for item in union:
-            if item in missing:
-                missing.remove(item)
-        union += missing
-    return union
+        union |= Counter(items)
+    return list(union.elements())
 
 
 def _conversations(

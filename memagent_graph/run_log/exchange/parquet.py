@@ -15,6 +15,7 @@ and the text is written as in a JSON string.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ COLUMNS: Final = {
     "escaped": Column("", "names"),
 }
 _LONG_TEXTS: Final = tuple(field.name for field in fields(Conversation) if field.type == "LongText")
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _LISTS: Final = [name for name, column in COLUMNS.items() if column.arrow in {"names", "spans", "rewards"}]
 _REWARD: Final = {
     name: column.arrow
@@ -223,7 +225,7 @@ def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) 
         stored: column.export(getattr(conversation, "id" if stored == "conversation" else stored))
         for stored, column in _CONVERSATION_COLUMNS.items()
     }
-    escaped = [name for name in _LONG_TEXTS if values[name] is not None and not _is_utf8(values[name])]
+    escaped = [name for name in _LONG_TEXTS if _SURROGATES.search(values[name] or "")]
     values |= {name: json.dumps(values[name])[1:-1] for name in escaped}
     return {**values, "rewards": list(map(_reward_values, rewards)), "escaped": escaped}
 
@@ -242,14 +244,6 @@ def _conversation(row: Mapping[str, Any]) -> Conversation:
 
 def _reward_values(reward: Reward) -> dict[str, Any]:
     return {name: getattr(reward, name) for name in _REWARD}
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _schema(pa: Any) -> Any:

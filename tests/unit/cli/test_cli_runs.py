@@ -275,24 +275,15 @@ def test_importing_what_is_not_there_makes_no_log(tmp_path) -> None:
 
 def test_a_run_is_named_by_its_id_by_how_that_begins_or_as_the_latest(log) -> None:
     for run_id in ("20261124-a-1", "20261124-a-10", "20261125-b"):
-        write_run(log, run_id)
+        write_run(log, run_id, count=0)
     for name, run_id in (("20261124-a-1", "20261124-a-1"), ("20261125", "20261125-b"), ("latest", "20261125-b")):
         memagent("reward", name, 1.0, "--name", name)
         assert log.latest_rewards(run_id)[name] == 1.0
-    assert json.loads(memagent("runs", "latest", "--json").stdout)["runs"][0]["run_id"] == "20261125-b"
+    result = memagent("reward", "20261124", 1.0, "--name", "none", code=6)
+    assert "several runs begin with '20261124'" in result.output
+    assert "20261124-a-10, 20261124-a-1." in " ".join(result.output.split())
+    assert not any("none" in log.latest_rewards(run.run_id) for run in log.runs())
     assert "20261125-b" in memagent("show").stdout
-
-
-def test_a_beginning_that_several_runs_share_names_them_unless_it_is_itself_an_id(log) -> None:
-    for run_id in ("2026-a", "2026-b", *(f"run{number}" for number in range(20)), "run", "run20", "run21"):
-        write_run(log, run_id, count=0)
-    result = memagent("reward", "2026", 1.0, code=6)
-    assert "several runs begin with '2026'" in result.output
-    assert "2026-a" in result.output and "2026-b" in result.output
-    assert not log.latest_rewards("2026-a")
-    assert "several runs begin with 'ru'" in memagent("reward", "ru", 1.0, code=6).output
-    memagent("reward", "run", 1.0)
-    assert log.latest_rewards("run") == {"reward": 1.0}
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from support.command_line import memagent
-from support.corpus_world import QUESTIONS, CountingServer, corpus_command, rows_in, text_of
+from support.corpus_world import QUESTIONS, CountingServer, corpus_command, rows_in, text_of, wait_until_it_reads
 from support.programs import Program
 
 from memagent_graph.cli.exit_codes import ExitCode
@@ -97,9 +96,7 @@ def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(corpus:
     corpus.server.delay = 0.02
     command = corpus_command(corpus.folder, corpus.out, corpus.server, "--documents", "2", "--quiet")
     with Program(command, stderr=subprocess.PIPE) as process:
-        while not corpus.server.read:
-            assert process.poll() is None
-            time.sleep(0.01)
+        wait_until_it_reads(process, corpus.server)
         os.kill(process.pid, signal.SIGINT)
         errors = process.communicate()[1]
     assert process.returncode == ExitCode.INTERRUPTED, errors

@@ -19,6 +19,7 @@ from support.corpus_world import (
     key_of,
     rows_in,
     run_corpus_command,
+    wait_until_it_reads,
     write_corpus,
 )
 from support.programs import Program
@@ -34,16 +35,12 @@ def test_a_corpus_killed_at_random_moments_ends_with_every_row_once(
     out, moments = tmp_path / "out", random.Random(7)
     options = ("--documents", str(IN_FLIGHT), "--rows-per-part", "40", "--quiet")
     with CountingServer(faults=0.1, delay=0.02) as server:
-        done_before = 0
         for _ in range(kills):
             with Program(corpus_command(tmp_path / "in", out, server, *options)) as process:
-                while sum(server.read.values()) == done_before:
-                    assert process.poll() is None, "the process ended by itself"
-                    time.sleep(0.005)
+                wait_until_it_reads(process, server)
                 time.sleep(moments.uniform(0.0, size(400, 30_000) / 1000))
                 assert process.poll() is None, "the corpus was read before it could be killed"
                 os.kill(process.pid, signal.SIGKILL)
-            done_before = sum(server.read.values())
         done = run_corpus_command(tmp_path / "in", out, server, *options)
         assert done.returncode == 0, done.stderr
         calls = sum(server.read.values())

@@ -185,7 +185,7 @@ def test_one_bad_file_is_a_row_with_an_error_that_does_not_show_this_machine(wor
     world.write("good.txt", 7)
     (world.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
     (world.folder / "empty.txt").write_text("  \n")
-    (made,) = (document for document in made_documents() if document.name == "unread.eml")  # it is not wholly text
+    (made,) = (document for document in made_documents() if document.name == "attached.eml")  # it is not wholly text
     (world.folder / made.name).write_bytes(made.data)
     summary = world.run()
     assert (summary.read, summary.failed, summary.failed_rows, summary.incomplete) == (4, 2, 2, 1)

@@ -154,7 +154,7 @@ def test_hotpotqa_is_a_task_of_shuffled_paragraphs_with_its_needles_where_they_a
     assert len(orders) > 1
     assert {needle.gold for needle in samples[0].needles} == {"1901", "Port Alder"}
     for needle in samples[0].needles:
-        assert text[slice(*needle.span(len(text)))] == needle.text
+        assert text[round(needle.depth * len(text)) :].startswith(needle.text)
     other_seed = load_data_task("hotpotqa", tmp_path / "h.json", TaskSettings(SETTINGS.tokenizer, seed=6))
     assert [text_of(other_seed.sample(length, at)) for at in range(5)] != [text_of(sample) for sample in samples]
 

@@ -103,14 +103,6 @@ def test_a_value_whose_form_was_changed_was_not_lost(run, expected) -> None:
     assert analyse(sample(LONG), run) == (NeedleLoss(LONG, *expected),)
 
 
-@pytest.mark.parametrize(("chunks", "loss", "at"), [(CHUNKS, Loss.CUT_BY_CAP, 1), (SPLIT, Loss.CUT_BY_CHUNK, 0)])
-def test_without_the_texts_a_needles_place_says_which_chunk_held_it(chunks, loss, at) -> None:
-    """As for documents that are gone."""
-    question, run = read_view(chunks, cut=1, depth="".join(chunks).index("The key") / len("".join(chunks)))
-    (result,) = analyse(question, replace(run, chunk_text=lambda update: None))
-    assert (result.loss, result.chunk_index) == (loss, at)
-
-
 def test_every_needle_is_told_by_itself() -> None:
     needles = NEEDLE, Needle("x", "12", 0.1), Needle("y", "99", 0.9)
     losses = analyse(sample(*needles), view("12", "12 4711", "4711", answer="4711"))

@@ -32,15 +32,15 @@ from memagent_graph.storage.checkpoints import open_saver
 
 
 class Oracle:
-    """A system that looks the answer up in the document's text, unless `fail` raises."""
+    """A system that waits, then looks the answer up in the document's text, unless `fail` returns an error."""
 
     def __init__(
-        self, store: DocumentStore, name: str = "oracle", fail: Any = None, pause: float = 0.001, **attempt: Any
+        self, store: DocumentStore, name: str = "oracle", fail: Any = None, wait: Any = None, **attempt: Any
     ) -> None:
         self.name = name
         self.store = store
         self.fail = fail or (lambda number, run_id: None)
-        self.pause = pause
+        self.wait = wait or (lambda number: asyncio.sleep(0.001))
         self.attempt_values = attempt
         self.run_ids: list[str] = []
         self.at_once = self.most_at_once = 0
@@ -52,7 +52,7 @@ class Oracle:
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             number = len(self.run_ids) - 1
-            await asyncio.sleep(self.pause)
+            await self.wait(number)
             if (error := self.fail(number, run_id)) is not None:
                 raise error
             text = self.store.read(document, 0, document["size"])
@@ -130,19 +130,9 @@ async def test_every_system_answers_every_question_of_every_length(run, store) -
 
 
 async def test_no_more_questions_are_under_way_than_allowed_and_as_many_as_allowed(run, store) -> None:
-    class Together(Oracle):
-        """Answers nothing until seven are asked."""
-
-        async def attempt(self, document: Any, question: str, **options: Any) -> Attempt:
-            queue.append(question)
-            if len(queue) == 7:
-                seven.set()
-            await asyncio.wait_for(seven.wait(), 60)
-            return await super().attempt(document, question, **options)
-
-    seven, queue = asyncio.Event(), list[str]()
-    oracle = Together(store)
-    await run(oracle, plan=questions(30), concurrency=7)
+    seven = asyncio.Barrier(7)
+    oracle = Oracle(store, wait=lambda number: asyncio.wait_for(seven.wait(), 60))
+    await run(oracle, plan=questions(28), concurrency=7)
     assert oracle.most_at_once == 7
 
 
@@ -267,9 +257,8 @@ async def test_failures_among_successes_do_not_stop_it(run, store) -> None:
     ],
 )
 async def test_a_limit_stops_it_and_the_rest_is_done_later(run, store, limits, end) -> None:
-    slow = Oracle(store, pause=0.0)
-    if "max_seconds" in limits:  # the fifth question takes too long
-        slow.fail = lambda number, run_id: setattr(slow, "pause", 3600.0 if number >= 3 else 0.0)
+    is_slow = "max_seconds" in limits  # from the fifth question on
+    slow = Oracle(store, wait=lambda number: asyncio.sleep(3600 if is_slow and number > 3 else 0))
     reason, rows = await run(slow, **limits, concurrency=2)
     assert reason is end
     assert 0 < len(rows) <= 8

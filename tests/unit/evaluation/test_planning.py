@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -24,23 +25,9 @@ from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
 
-class Passages(Keys):
-    name, unit = "passages", LengthUnit.PASSAGES
-
-
-@dataclass
-class FromFile(Keys):
+def from_file(counts: dict[int, int]) -> SimpleNamespace:
     """A task whose data has so many samples of each length."""
-
-    counts: dict[int, int]
-    name = "file"
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return tuple(self.counts)
-
-    def count(self, length: int) -> int:
-        return self.counts.get(length, 0)
+    return SimpleNamespace(lengths=tuple(counts), count=counts.get)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +45,15 @@ def test_what_is_no_length_is_refused(text) -> None:
 
 
 def test_named_lengths_are_the_same_for_all_tasks() -> None:
-    tasks = {"keys": Keys(), "file": FromFile({100: 3})}
+    tasks = {"keys": Keys(), "file": from_file({100: 3})}
     assert build_plan(("memagent",), tasks, (10, 20), 5) == EvaluationPlan.grid(
         ("memagent",), ("keys", "file"), (10, 20), 5
     )
 
 
 def test_without_lengths_a_data_file_has_all_of_its_own_with_what_it_has_of_each() -> None:
-    tasks = {"keys": Keys(), "passages": Passages(), "file": FromFile({100: 3, 4000: 700})}
+    passages = SimpleNamespace(unit=LengthUnit.PASSAGES)
+    tasks = {"keys": Keys(), "passages": passages, "file": from_file({100: 3, 4000: 700})}
     plan = build_plan(("memagent",), tasks, None, 5)
     assert [cell for cell in plan.cells if cell.task == "file"] == [PlanCell("file", 100, 3), PlanCell("file", 4000, 5)]
     for name, unit in (("keys", LengthUnit.TOKENS), ("passages", LengthUnit.PASSAGES)):

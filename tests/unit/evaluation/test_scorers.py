@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_evaluation.result_table import QuestionOutcome
-from memagent_evaluation.samples import LengthUnit, Metric, Sample
+from memagent_evaluation.samples import Metric, Sample
 from memagent_evaluation.scorers import (
     WRONG,
     Scores,
@@ -24,25 +25,8 @@ from memagent_graph.events import StopReason
 from memagent_graph.prompts import AnswerFormat
 
 
-@dataclass(frozen=True)
-class AnyTask:
-    metric: Metric = Metric.ANY
-    name: str = "any"
-    unit: LengthUnit = LengthUnit.TOKENS
-    answer_tokens: int = 32
-
-    def sample(self, length: int, index: int) -> Sample:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class OwnTask(AnyTask):
-    def own_score(self, sample: Sample, answer: str) -> float:
-        return 0.25 if answer == "mine" else 0.75
-
-
-def make_sample(*gold: str, metric: Metric = Metric.ANY, task: AnyTask | None = None) -> Sample:
-    return Sample(task or AnyTask(metric), 100, 0, "Which?", gold, ("text",).__iter__)
+def make_sample(*gold: str, metric: Metric = Metric.ANY, **task: object) -> Sample:
+    return Sample(SimpleNamespace(metric=metric, **task), 100, 0, "Which?", gold, ("text",).__iter__)
 
 
 words = st.text(alphabet="abcdeé 12.,;/The", min_size=1, max_size=12).filter(normalise)
@@ -166,7 +150,7 @@ def test_f1_is_symmetric_and_at_most_1(a, b) -> None:
 
 
 def test_a_task_may_put_its_own_metric_in_the_place_of_string_match() -> None:
-    sample = make_sample("gold", task=OwnTask())
+    sample = make_sample("gold", own_score=lambda sample, answer: 0.25 if answer == "mine" else 0.75)
     assert score(sample, "mine", "gold").string_match == 0.25
     assert score(sample, "other", "gold").string_match == 0.75
     assert score(sample, "mine", "gold", outcome=QuestionOutcome.FAILED).string_match == 0

@@ -1,51 +1,19 @@
 """Lengths are counted with the policy's tokenizer, whichever it is: reached but for a unit, stated, never exceeded."""
 
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-from tokenizers import Tokenizer as Backend
+from support.made_tokenizers import KINDS
 
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.haystacks import reference_topics
 from memagent_evaluation.tasks.lists import LISTS
 from memagent_evaluation.tasks.needles import SHAPES
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers.loading import load_tokenizer
 
-CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 GENERATED = (*(*SHAPES, "vt", *LISTS, "english_hop_2", "state_3"),)
 LONGEST_UNIT = 400
 """Tokens of a sentence of 600 characters, which is the longest."""
-PROSE = list(itertools.islice(reference_topics(), 300))
-
-
-def save_small_cl100k(path):
-    """A tokenizer.json that runs on tiktoken; newlines after a full stop belong to its token."""
-    backend = Backend(models.BPE())
-    split = pre_tokenizers.Split(Regex(CL100K), "isolated")
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(
-        PROSE, trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
-    )
-    backend.save(str(path))
-
-
-def save_unigram(path):
-    """A tokenizer.json that runs on the tokenizers library, with a mark in front of every word."""
-    backend = Backend(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=1000, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
-    backend.train_from_iterator(PROSE, trainer)
-    backend.save(str(path))
 
 
 @pytest.fixture(scope="module", params=["embedded", "cl100k", "unigram"])
@@ -53,7 +21,7 @@ def tokenizer(request, tmp_path_factory):
     if request.param == "embedded":
         return load_tokenizer("embedded")
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    (save_small_cl100k if request.param == "cl100k" else save_unigram)(path)
+    KINDS[request.param]().save(str(path))
     return load_tokenizer(path)
 
 

@@ -71,7 +71,7 @@ def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length
         assert sample.gold == record.answers
         golds = {needle.text: needle.gold for needle in sample.needles}
         assert golds == {text_of(record.gold[0]): record.gold[0].title, text_of(record.gold[1]): record.answers[0]}
-        assert all(text[slice(*needle.span(len(text)))] == needle.text for needle in sample.needles)
+        assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
 
 
 def test_the_same_index_is_the_same_question_at_every_length_and_each_comes_once():
@@ -121,7 +121,7 @@ def test_ruler_hqa_has_so_many_different_passages(length):
         own = {text_of(paragraph) for paragraph in record.distractors}
         assert len(own & set(paragraphs)) == min(8, length - 2)
         assert len(sample.needles) == 2
-        assert all(text[slice(*needle.span(len(text)))] == needle.text for needle in sample.needles)
+        assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
 
 
 def test_a_paragraph_with_the_gold_text_is_no_distractor_under_another_title():

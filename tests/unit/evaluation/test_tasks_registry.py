@@ -46,7 +46,7 @@ def test_a_task_describes_itself_says_where_its_answer_stands_and_refuses_the_im
     assert (task.name, sample.task, sample.id) == (name, task, f"{name}/3000/5")
     assert (sample.length, sample.index) == (3000, 5)
     assert {needle.gold for needle in sample.needles} >= set(sample.gold) or name == "english_absent"
-    assert all(text[slice(*needle.span(len(text)))] == needle.text for needle in sample.needles)
+    assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
     for length, index, message in (
         (0, 0, "Lengths are tokens, at least 1"),
         (-5, 0, "Lengths are tokens, at least 1"),

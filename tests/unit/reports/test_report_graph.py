@@ -171,19 +171,15 @@ def test_a_policy_whose_profile_has_templates_for_the_roles_writes(reader, tmp_p
     assert sum(prompt.startswith("My own") for prompt in policy.prompts) >= 3
 
 
-def test_the_paper_s_budget_has_room_for_the_roles_of_a_report(reader, tmp_path) -> None:
-    agent = reader(ScriptedPolicy(reads_keys_and_writes), budget=Budget())
-    result = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR])
-    assert (result.mode, result.events) == (ReportMode.WRITTEN, ())
-
-
 def test_what_a_server_sends_that_is_no_text_stops_no_report(reader, tmp_path) -> None:
     def script(prompt: str) -> str:
         if "<section>" in prompt or "<quotes>" in prompt or "<answers>" in prompt:
             return reads_keys_and_writes(prompt)
         return "\\boxed{4711 \ud800}"
 
-    result = report(reader(ScriptedPolicy(script)), "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR])
+    agent = reader(ScriptedPolicy(script), budget=Budget())
+    result = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR])
+    assert (result.mode, result.events) == (ReportMode.WRITTEN, ()), "the paper's budget has room for its roles"
     assert result.matrix.cell(0, 0).answer == "4711 ?"
     assert result.to_html().encode()
 

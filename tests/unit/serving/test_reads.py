@@ -20,7 +20,7 @@ from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, served
 from unit.serving.test_attacks import POST_CHAT, head, until
 
-from memagent_graph import Document, ReadResult, SamplingParams, ScriptedPolicy
+from memagent_graph import Document, SamplingParams, ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_serve import completions
 from memagent_serve.api_errors import ApiError
@@ -163,7 +163,7 @@ def test_a_client_that_goes_away_ends_the_read_only_where_that_is_set(slow: Fake
             _ask_and_go_away(server.api, slow)
             if cancels:
                 until(lambda server=server: not len(server.serving.manager))
-            entry = server.serving.ledger.list_reads("local", newest=1)[0]
+            entry = server.serving.ledger.search("local", "", newest=1)[0][0]
             assert entry.state is (ReadState.CANCELLED if cancels else ReadState.RUNNING)
             assert answer(post(server.api, body())) == "4711"
     assert set(sections(slow).values()) <= {2, 3}, "two servers read, and one of them was at a chunk when it stopped"
@@ -280,7 +280,7 @@ def test_the_ledger_knows_and_finds_the_reads_of_their_owner_alone(tmp_path: Pat
     ledger.mark_edited("r2")
     assert [read.run_id for read in ledger.find_by_request("alice", "same")] == ["r2", "r0"]
     assert ledger.get("bob", "r0") is None
-    newest, failed = ledger.list_reads("alice", newest=5)
+    newest, failed = ledger.search("alice", "", newest=5)[0]
     assert (failed.state, failed.error, failed.ended is None) == (ReadState.FAILED, "why", False)
     assert (newest.edited, newest.state.has_ended) == (True, True)
     assert [read.run_id for read in ledger.search("bob", "0% _", newest=9)[0]] == ["r1"]
@@ -309,19 +309,3 @@ async def test_a_read_that_is_cancelled_twice_is_gone_like_one_that_is_cancelled
     with pytest.raises(ApiError, match="was cancelled"):
         async for _ in manager.follow(read):
             pass
-
-
-async def test_without_checkpoints_a_request_that_is_repeated_is_read_again(make_reader, tmp_path) -> None:
-    reader = make_reader()
-    manager = ReadManager(reader, Ledger(tmp_path / "ledger.sqlite"), ServeSettings(folder=tmp_path), Metrics())
-    document = reader.store.add(Document.from_text(LONG))
-    ask = ReadRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
-    answers = []
-    for _ in range(2):
-        read, kind = await manager.start(ask)
-        async for event in manager.follow(read):
-            if isinstance(event, ReadResult):
-                answers.append((kind, event.answer))
-    assert [kind for kind, _ in answers] == ["started", "repeated"]
-    assert answers[0][1] == answers[1][1] is not None
-    await manager.aclose()

@@ -62,14 +62,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="session")
 def small_settings() -> Callable[..., Any]:
-    """Settings of a training by itself. The runs of the world have made-up log-probs, .23 nats off."""
+    from support.training_world import SMALL
+
     from memagent_training.job.job_settings import load_preset
 
-    usual = {
-        "report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
-        "max_logprob_gap": 9, "groups_per_step": 2, "token_budget": 200, "learning_rate": 0.005, "warmup_steps": 0,
-        "save_strategy": "no",
-    }  # fmt: skip
+    usual = SMALL | {"groups_per_step": 2, "save_strategy": "no"}
 
     def load(output: Path, preset: str = "memagent-paper", **changes: Any) -> Any:
         return load_preset(preset, output_dir=str(output), **(usual | changes))

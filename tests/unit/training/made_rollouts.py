@@ -83,7 +83,7 @@ def weights_of(model: Any) -> dict[str, Any]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-def changes(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+def find_changes(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
     """The names of the weights that are not the same to the last bit."""
     assert before.keys() == after.keys()
     return {name for name, weight in before.items() if not torch.equal(weight, after[name])}

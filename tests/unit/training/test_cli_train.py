@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from made_rollouts import changes
+from made_rollouts import find_changes
 from safetensors.torch import load_file
 from step_from_rows import take_step
 from support.command_line import memagent
@@ -62,16 +63,23 @@ def process(arguments: list[str], **options: Any) -> Program:
 # Plans
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path) -> None:
-    text = memagent(*arguments("--dry-run")).stdout
+def test_a_dry_run_prints_the_plan_loads_no_weights_and_writes_nothing(arguments, world, tmp_path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(world.model, bare)
+    (bare / "model.safetensors").write_bytes(b"no weights at all")
+    text = memagent(*arguments("--dry-run", model=bare)).stdout
     for words in (
         "(equal_rewards)", "total steps", "layout: prefix_tree", "weights 78.5 kB", "activations", "policy versions",
         "micro batches per rank",
     ):  # fmt: skip
         assert words in text, words
-    plan = json.loads(memagent(*arguments("--dry-run", "--json", groups_per_step="2")).stdout)
-    assert plan["schedule"]["layout"] == "prefix_tree"
-    assert plan["memory"]["total"] > plan["memory"]["weights"] > 0
+    plan = json.loads(memagent(*arguments("--dry-run", "--json", model=bare, groups_per_step="2")).stdout)
+    schedule, groups = plan["schedule"], len(comparable(world.groups))
+    assert (schedule["layout"], schedule["groups"]) == ("prefix_tree", groups - 1)
+    assert schedule["steps_per_pass"] == math.ceil((groups - 1) / 2) == schedule["total_steps"]
+    assert list(plan["dropped"].values()) == ["equal_rewards"]
+    assert plan["memory"]["total"] > plan["memory"]["weights"] == 4 * 19_616
+    assert plan["report"]["groups"] == groups
     assert plan["report"]["versions"] == {"v1": plan["report"]["conversations"]}
     assert not (tmp_path / "out").exists()
 
@@ -112,7 +120,7 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     assert [line.split(": loss ")[0] for line in steps] == ["step 1 of 2", "step 2 of 2"]
     assert "{'loss'" not in result.stderr
     before, after = (load_file(folder / "model.safetensors") for folder in (model, out))
-    assert changes(before, after)
+    assert find_changes(before, after)
     assert load_tokenizer(out).fingerprint == load_tokenizer(model).fingerprint
     assert (out / "memagent.json").is_file()
     assert json.loads((out / "config.json").read_text())["use_cache"]  # which training turns off
@@ -233,7 +241,7 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tm
     assert "continuing from" in lines
     memagent(*command(world, tmp_path / "whole", **PASSES, save_strategy="no"))
     undisturbed, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", out))
-    assert not changes(undisturbed, after)
+    assert not find_changes(undisturbed, after)
 
 
 # Under accelerate

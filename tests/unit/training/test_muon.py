@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from made_rollouts import changes, make_model, weights_of  # noqa: E402
+from made_rollouts import find_changes, make_model, weights_of  # noqa: E402
 
 from memagent_training.algorithm.muon import MuonWithAdamW  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
@@ -52,7 +52,7 @@ def test_it_takes_the_steps_of_both_optimizers(tied: bool) -> None:
     adamw = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
     muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1)
     train(apart, 3, lambda: (adamw.step(), muon.step()))
-    assert not changes(weights_of(together), weights_of(apart))
+    assert not find_changes(weights_of(together), weights_of(apart))
 
 
 def test_a_schedule_moves_both_rates_and_what_is_not_trained_stays() -> None:
@@ -64,9 +64,9 @@ def test_a_schedule_moves_both_rates_and_what_is_not_trained_stays() -> None:
     train(model, 1, lambda: (optimizer.step(), schedule.step()))
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.0, 0.0]
     middle = weights_of(model)
-    assert changes(before, middle) == {name for name in before if "layers.0." not in name}
+    assert find_changes(before, middle) == {name for name in before if "layers.0." not in name}
     train(model, 1, optimizer.step)
-    assert not changes(middle, weights_of(model))
+    assert not find_changes(middle, weights_of(model))
 
 
 def test_matrices_alone_as_adapters_are() -> None:
@@ -77,7 +77,7 @@ def test_matrices_alone_as_adapters_are() -> None:
     assert len(optimizer.param_groups) == 1
     before = weights_of(model)
     train(model, 1, optimizer.step)
-    assert changes(before, weights_of(model)) == {name for name in before if name.endswith("q_proj.weight")}
+    assert find_changes(before, weights_of(model)) == {name for name in before if name.endswith("q_proj.weight")}
 
 
 # In a training
@@ -89,10 +89,10 @@ def test_a_training_with_muon_resumes_with_the_same_bits(make_trainer, tmp_path:
     whole = make_trainer(tmp_path, "dapo", **settings, **saving)
     whole.train()
     resumed = make_trainer(tmp_path, "dapo", **settings)
-    assert changes(weights_of(resumed.model), weights_of(whole.model))
+    assert find_changes(weights_of(resumed.model), weights_of(whole.model))
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert resumed.state.global_step == whole.state.global_step == 3
-    assert not changes(weights_of(resumed.model), weights_of(whole.model))
+    assert not find_changes(weights_of(resumed.model), weights_of(whole.model))
 
 
 def test_matrices_that_are_spread_over_ranks_are_refused(make_trainer, tmp_path: Path) -> None:

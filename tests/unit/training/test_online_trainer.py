@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 import multi_conv_dapo as dapo  # noqa: E402
-from made_rollouts import OF_THE_MACHINE, changes, edit, logs_of, weights_of  # noqa: E402
+from made_rollouts import OF_THE_MACHINE, edit, find_changes, logs_of, weights_of  # noqa: E402
 from support import online_world  # noqa: E402
 from support.online_world import FAILURES, GROUPS, ITERATIONS, Training  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
@@ -158,7 +158,7 @@ def test_resumed_from_any_checkpoint_it_ends_with_the_same_bits(
     resumed.trainer.train(resume_from_checkpoint=str(output / f"checkpoint-{iteration * steps}"))
     assert resumed.source.iterations == list(range(iteration, ITERATIONS))
     assert all(largest_difference(resumed.policies[number], whole.policies[number]) == 0 for number in resumed.policies)
-    assert not changes(whole.weights(), resumed.weights())
+    assert not find_changes(whole.weights(), resumed.weights())
     assert resumed.steps.groups == whole.steps.groups[iteration * steps :]
     histories = [logs_of(run.trainer, apart_from=OF_THE_MACHINE) for run in (whole, resumed)]
     assert histories[0] == histories[1]
@@ -181,7 +181,7 @@ def test_iterations_may_be_added(world, trainings, tmp_path) -> None:
     longer = online_world.make_training(world[0], tmp_path, 1)
     longer.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert longer.source.iterations == [2]
-    assert not changes(trainings[1][0].weights(), longer.weights())
+    assert not find_changes(trainings[1][0].weights(), longer.weights())
 
 
 def test_a_checkpoint_within_an_iteration_is_refused(world, trainings, tmp_path) -> None:

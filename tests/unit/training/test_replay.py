@@ -18,13 +18,13 @@ from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.run_log import Conversation, LoggedEvent, LoggedRun, Outcome, Reward, RunRecord
+from memagent_graph.run_log import Conversation, LoggedRun, Outcome, Reward, RunRecord
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
 from memagent_training.data.reward_functions import LoggedStepReward
 from memagent_training.data.rollouts import RolloutGroup
-from memagent_training.data.training_runs import TrainingRun, read_run
+from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import ReplayError, RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
@@ -137,7 +137,7 @@ def test_a_log_its_path_and_its_exports_give_the_same_groups(tmp_path, log, suff
     write(log, "unfinished", stop_reason=None, question="Another?")
     write(log, "edited", question="A third?")
     step = next(log.conversations("edited")).step
-    log.wait(log.edit("edited", 0, "better", step=step))
+    log.wait(log.edit("edited", 0, "better", step=step, remaining=[step]))
     log.wait(log.record(turn("edited", 1, 1, step="anew")))
     log.wait(log.end("edited", "answered", "1"))
     path = log.path if suffix == "sqlite" else tmp_path / f"runs.{suffix}"
@@ -577,11 +577,3 @@ def test_an_edit_of_an_earlier_reading_does_not_count(reader, log) -> None:
     for run_id in "rs":
         log.reward(run_id, float(run_id == "r"))
     assert load_groups(log).report.refused == {}
-
-
-def test_steps_that_no_reader_logged_are_an_error_that_names_the_run(log: RunLog) -> None:
-    write(log, "r")
-    run = read_run(log, "r")
-    edit = LoggedEvent(1.0, "memory_edited", "", rule="of somebody", step=run.conversations_K[0].step)
-    with pytest.raises(ReplayError, match="run r has steps that no reader logged"):
-        _ = replace(run, events=(edit,)).trace

@@ -15,8 +15,9 @@ from support.scripts import document_with, perfect_reader
 from memagent_evaluation.samples import Metric, Sample
 from memagent_evaluation.scorers import REWARD_NAMES, contains, normalise, score
 from memagent_graph import Limits, ScriptedPolicy
+from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.prompts import AnswerFormat, last_boxed
-from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunRecord
+from memagent_graph.run_log import Conversation, Outcome, Reward, RunRecord
 from memagent_training.data.reward_functions import LoggedReward, LoggedStepReward
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.rewards.gold_answers import GoldAnswers
@@ -227,7 +228,7 @@ def test_feedback_in_the_log_is_the_newest_of_its_name_and_source() -> None:
 
 
 def test_the_form_is_kept_by_memories_and_answers_that_are_whole() -> None:
-    cut = LoggedEvent(1.0, "overlong", "cut")
+    cut = ReadEvent(EventKind.OVERLONG, 2, "cut")
     answer_run = run(
         "\\boxed{1}",
         memories=(

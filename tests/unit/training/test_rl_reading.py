@@ -42,16 +42,10 @@ def test_without_choices_the_models_own_profile_holds(tmp_path: Path) -> None:
     assert "read_with" not in prepared.record["loop"]
 
 
-async def test_a_loop_reads_without_the_rule_for_invented_words(tmp_path: Path) -> None:
+async def test_a_loop_samples_the_whole_distribution_and_keeps_every_memory_but_its_policy_reads_by_its_profile(
+    tmp_path: Path,
+) -> None:
     """Its rewards are for what the policy wrote, not for what was kept from it."""
-    prepared = prepare(small_job(tmp_path / "rl", model="embedded", base_url="http://127.0.0.1:9/v1"))
-    own = load_profile(prepared.base.folder)
-    assert own is not None and own.on_invented is UpdateRule.KEEP_PREVIOUS
-    context = await ServerBackend(prepared).reader(1.0).aprepare()
-    assert context.rules.invented is UpdateRule.ACCEPT
-
-
-async def test_a_loop_samples_the_whole_distribution_and_its_policy_keeps_the_profiles_sampling(tmp_path: Path) -> None:
     model = tmp_path / "narrow"
     shutil.copytree(EMBEDDED_FOLDER, model)
     values = json.loads((model / "memagent.json").read_text())
@@ -61,6 +55,7 @@ async def test_a_loop_samples_the_whole_distribution_and_its_policy_keeps_the_pr
     serving = ServerBackend(prepared)
     contexts = [await serving.reader(1.0, as_deployed=as_deployed).aprepare() for as_deployed in (False, True)]
     assert [context.sampling.top_p for context in contexts] == [1.0, 0.95]
+    assert [context.rules.invented for context in contexts] == [UpdateRule.ACCEPT, UpdateRule.KEEP_PREVIOUS]
     assert serving.rollouts.settings.top_p == 1.0
     assert prepared.profile is not None
     assert (prepared.profile.temperature, prepared.profile.top_p) == (0.7, 0.95)

@@ -85,12 +85,8 @@ def test_rows_that_the_sampler_was_sure_of_are_not_forwarded_but_count_in_the_me
     assert len(step.batch.rows) == 3
 
 
-def test_where_every_row_was_sure_one_is_forwarded_all_the_same() -> None:
+def test_one_row_is_forwarded_where_every_row_was_sure_and_all_are_for_kl_or_entropy() -> None:
     groups = [RolloutGroup("g", (sure(0, 0.9999, 1.0), sure(1, 0.9998, 0.0)))]
-    assert len(schedule(groups, all_rows=False, skip_certain=0.01).step(0).rows) == 1
-
-
-def test_other_rows_of_a_loss_with_kl_or_entropy_are_all_forwarded() -> None:
-    groups = [RolloutGroup("g", (sure(0, 0.9999, 1.0), sure(1, 0.5, 0.0)))]
-    assert len(schedule(groups, all_rows=True, skip_certain=0.01).step(0).rows) == 2
+    steps = [schedule(groups, all_rows=all_rows, skip_certain=0.01).step(0) for all_rows in (False, True)]
+    assert [len(step.rows) for step in steps] == [1, 2]
     assert schedule(groups, skip_certain=0.01).fingerprint != schedule(groups).fingerprint

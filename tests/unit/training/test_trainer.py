@@ -19,7 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from made_rollouts import OF_THE_MACHINE, changes, edit, logs_of, weights_of  # noqa: E402
+from made_rollouts import OF_THE_MACHINE, edit, find_changes, logs_of, weights_of  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from support import training_world  # noqa: E402
 from support.programs import run_ranks  # noqa: E402
@@ -75,7 +75,7 @@ def test_a_resumed_run_ends_with_the_same_bits(two_passes, make_trainer, tmp_pat
     resumed = make_trainer(tmp_path, **TWO_PASSES)
     resumed.train(resume_from_checkpoint=str(output / "checkpoint-4"))
     assert resumed.state.global_step == whole.state.global_step == 6
-    assert not changes(weights_of(whole.model), weights_of(resumed.model))
+    assert not find_changes(weights_of(whole.model), weights_of(resumed.model))
     last, again = (logs_of(run, apart_from=OF_THE_MACHINE)[-1] for run in (whole, resumed))
     assert last == again
 
@@ -84,7 +84,7 @@ def test_a_resumed_run_ends_with_the_same_bits(two_passes, make_trainer, tmp_pat
 def test_a_training_of_one_step_keeps_what_a_longer_one_goes_on_with(two_passes, make_trainer, tmp_path) -> None:
     make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     short, long = (load_file(folder / "checkpoint-1" / recomputed.FILE_NAME) for folder in (tmp_path, two_passes[1]))
-    assert short and not changes(short, long)
+    assert short and not find_changes(short, long)
 
 
 def test_a_checkpoint_of_other_runs_is_refused(two_passes, world, make_trainer, tmp_path) -> None:
@@ -131,7 +131,7 @@ def test_an_adapter_learns_and_its_base_is_the_reference(world, small_settings, 
     trainer = MultiConvDAPOTrainer(str(world.model), world.groups, args, peft_config=lora)
     before = weights_of(trainer.model)
     trainer.train()
-    names = changes(before, weights_of(trainer.model))
+    names = find_changes(before, weights_of(trainer.model))
     assert names
     assert all("lora" in name for name in names)
     logs = logs_of(trainer)
@@ -279,7 +279,7 @@ def test_the_wrong_base_model_is_noticed_before_the_first_step(make_trainer, tmp
     with pytest.raises(TrainingError, match=r"not sampled by this model.*Name the model that wrote them") as raised:
         trainer.train()
     assert raised.value.run_id is not None
-    assert not changes(before, weights_of(trainer.model))
+    assert not find_changes(before, weights_of(trainer.model))
 
 
 @pytest.mark.parametrize(

@@ -67,21 +67,6 @@ def refusal(job: TrainingJob) -> str:
 # What a prepared training knows
 
 
-def test_runs_and_model_that_fit_are_planned_without_loading_weights(world, groups, job, tmp_path) -> None:
-    bare = tmp_path / "bare"
-    shutil.copytree(world.model, bare)
-    (bare / "model.safetensors").write_bytes(b"no weights at all")
-    prepared = prepare(job(model=str(bare)))
-    plan = plan_training(prepared)
-    schedule = plan["schedule"]
-    assert len(prepared.replay.groups) == len(groups)
-    assert schedule["groups"] == len(groups) - 1
-    assert list(plan["dropped"].values()) == ["equal_rewards"]
-    assert schedule["steps_per_pass"] == math.ceil(schedule["groups"] / 2) == schedule["total_steps"]
-    assert plan["memory"]["weights"] == 4 * 19_616
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_plan_has_the_costs_of_its_layout(job) -> None:
     plans = [plan_training(prepare(job(settings={"layout": layout}))) for layout in reversed(Layout)]
     tree, packed, padded = (plan["schedule"]["forwarded_tokens"] for plan in plans)

@@ -238,8 +238,7 @@ def _refusals(
     # Edits of an earlier reading of this run do not count.
     steps = {conversation.step for conversation in run.conversations_K}
     of_run = (event for event in run.events if event.step is None or event.step in steps)
-    events = [*of_run, *(event for conversation in kept for event in conversation.events)]
-    if any(event.kind == EventKind.MEMORY_EDITED for event in events):
+    if any(event.kind == EventKind.MEMORY_EDITED for event in of_run):
         yield Refusal.EDITED
     if not _is_unbroken(run):
         yield Refusal.LOST_CONVERSATIONS

@@ -77,12 +77,7 @@ class TrainingRun:
     @cached_property
     def trace(self) -> Trace:
         """The run as a graph of steps, with edits applied."""
-        try:
-            return build_trace(self.conversations_K, self.events, document_bytes=self.record.document.get("size"))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ReplayError(
-                f"run {self.run_id} has steps that no reader logged: {error}", hint="Train without this run."
-            ) from error
+        return build_trace(self.conversations_K, self.events, document_bytes=self.record.document.get("size"))
 
     @property
     def memories(self) -> list[str | None]:

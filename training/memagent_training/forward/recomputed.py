@@ -43,36 +43,19 @@ class LogProbGap:
     worst_run: str
     """The run with the largest mean difference."""
     worst_mean: float
-    k1: float
-    """The KL divergence of the sampler from the initial weights, as the mean of log(p_logged / p_old)."""
-    k3: float
-    """The same divergence, estimated by Schulman's k3, which is never negative."""
-    ratio_min: float
-    """The smallest p_old / p_logged of a token: its importance weight without a cap."""
-    ratio_mean: float
-    ratio_max: float
-    effective_sample_size: float
-    """(sum of ratios)^2 / sum of their squares, as a fraction of the tokens: 1 if all weigh the same."""
+    metrics: Mapping[str, float]
+    """The numbers for the training log, under TRL's names where it has one.
+
+    The ratio of a token is p_old / p_logged: its importance weight without a cap. k1 and k3 estimate the KL divergence
+    of the sampler from the initial weights: the mean of log(p_logged / p_old), and Schulman's, which is never negative.
+    The effective sample size is (sum of ratios)^2 / sum of their squares, as a fraction of the tokens.
+    """
 
     def __str__(self) -> str:
         return (
             f"logged against recomputed log-probs over {self.tokens:,} tokens: {self.mean:.2g} nats on average, "
             f"{self.largest:.2g} at most; run {self.worst_run} has the most, {self.worst_mean:.2g} on average"
         )
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The numbers for the training log, under TRL's names where it has one."""
-        return {
-            "sampling/sampling_logp_difference/mean": self.mean,
-            "sampling/sampling_logp_difference/max": self.largest,
-            "sampling/importance_sampling_ratio/min": self.ratio_min,
-            "sampling/importance_sampling_ratio/mean": self.ratio_mean,
-            "sampling/importance_sampling_ratio/max": self.ratio_max,
-            "sampling/kl_k1": self.k1,
-            "sampling/kl_k3": self.k3,
-            "sampling/effective_sample_size": self.effective_sample_size,
-        }
 
 
 def compare_logprobs(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]) -> LogProbGap | None:
@@ -94,19 +77,18 @@ def compare_logprobs(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Te
     worst = max(sorted(means), key=lambda run_id: means[run_id])
     gaps = torch.cat(list(of_run.values()))
     ratios = gaps.clamp(-LOG_BOUND, LOG_BOUND).exp()
-    return LogProbGap(
-        tokens=len(gaps),
-        mean=float(gaps.abs().mean()),
-        largest=float(gaps.abs().max()),
-        worst_run=worst,
-        worst_mean=means[worst],
-        k1=float(-gaps.mean()),
-        k3=float((ratios - 1 - gaps).mean()),
-        ratio_min=float(ratios.min()),
-        ratio_mean=float(ratios.mean()),
-        ratio_max=float(ratios.max()),
-        effective_sample_size=float(ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)),
-    )
+    mean, largest = float(gaps.abs().mean()), float(gaps.abs().max())
+    metrics = {
+        "sampling/sampling_logp_difference/mean": mean,
+        "sampling/sampling_logp_difference/max": largest,
+        "sampling/importance_sampling_ratio/min": float(ratios.min()),
+        "sampling/importance_sampling_ratio/mean": float(ratios.mean()),
+        "sampling/importance_sampling_ratio/max": float(ratios.max()),
+        "sampling/kl_k1": float(-gaps.mean()),
+        "sampling/kl_k3": float((ratios - 1 - gaps).mean()),
+        "sampling/effective_sample_size": float(ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)),
+    }
+    return LogProbGap(len(gaps), mean, largest, worst, means[worst], metrics)
 
 
 def save(path: Path, fingerprint: str, recomputed: Mapping[RowKey, Tensor]) -> None:

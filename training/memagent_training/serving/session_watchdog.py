@@ -1,6 +1,6 @@
 """Runs a command and ends its whole session when it ends, or when the process that started it has ended.
 
-    python watchdog.py PARENT_PID COMMAND [ARGUMENT ...]
+    python session_watchdog.py PARENT_PID COMMAND [ARGUMENT ...]
 
 A server's worker processes outlive the server and a test run that is killed with SIGKILL, and then nothing stops them.
 Start this script in its own session. The exit status is the command's, or 1 after the loss of PARENT_PID.

@@ -272,7 +272,12 @@ class PolicySync:
         finally:
             with suppress(SyncError):  # a broken engine does not resume
                 await self._api.resume()
-        await self._adopt(folder)
+        self._remote_base = folder.path
+        if self._own_server is not None:
+            self._own_server.model = folder.path
+        for name in self._adapters:  # of the old weights
+            await self._unload(name)
+        self._adapters.clear()
 
     async def _pause(self) -> None:
         try:
@@ -288,15 +293,6 @@ class PolicySync:
         assert self._own_server is not None  # noqa: S101  else this method is not tried
         folders.require_servable(folder.path)
         await asyncio.to_thread(self._own_server.restart, folder.path)
-        self._adapters.clear()
-
-    async def _adopt(self, folder: PolicyFolder) -> None:
-        """Note that other whole weights are served, and unload the adapters of the old ones."""
-        self._remote_base = folder.path
-        if self._own_server is not None:
-            self._own_server.model = folder.path
-        for name in self._adapters:
-            await self._unload(name)
         self._adapters.clear()
 
     async def _verify(

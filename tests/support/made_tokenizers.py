@@ -1,0 +1,64 @@
+"""Tokenizers of the tokenizers library, small and trained on Python's own sources."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+SAMPLE = Path(json.__file__).parent
+TRAINING = [*(path.read_text() for path in SAMPLE.glob("*.py")), "naïve café Ärger e\u0301 日本語 " * 20]
+
+
+def trained(model, trainer, pre_tokenizer, decoder=None, normalizer=None):
+    """A tokenizer of the tokenizers library, trained on `TRAINING`."""
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizer
+    if decoder is not None:
+        backend.decoder = decoder
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.train_from_iterator(TRAINING, trainer)
+    return backend
+
+
+def byte_level(pattern=CL100K, normalizer=None):
+    split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pre_tokenizer = pre_tokenizers.Sequence([*split, own]) if split else own
+    return trained(models.BPE(), trainer, pre_tokenizer, decoders.ByteLevel(), normalizer)
+
+
+def sentencepiece_like():
+    trainer = trainers.UnigramTrainer(
+        vocab_size=1000, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    return trained(models.Unigram(), trainer, pre_tokenizers.Metaspace(), decoders.Metaspace())
+
+
+def word_piece():
+    trainer = trainers.WordPieceTrainer(vocab_size=1000, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
+    model, normalizer = models.WordPiece(unk_token="[UNK]"), normalizers.BertNormalizer()
+    return trained(model, trainer, pre_tokenizers.BertPreTokenizer(), normalizer=normalizer)
+
+
+KINDS = {
+    "cl100k": byte_level,
+    "gpt2": lambda: byte_level(None),
+    "nfc": lambda: byte_level(normalizer=normalizers.NFC()),
+    "unigram": sentencepiece_like,
+    "wordpiece": word_piece,
+}
