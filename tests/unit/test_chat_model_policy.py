@@ -11,9 +11,10 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 
 from memagent_graph import ChatModelPolicy, EventKind, FinishReason, SamplingParams
-from memagent_graph.errors import PolicyError, PolicyRequestError
+from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError
 from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
@@ -131,3 +132,13 @@ async def test_an_error_of_the_model_and_a_prompt_of_token_ids_are_errors_of_the
         await policy.complete(HELLO, SamplingParams())
     with pytest.raises(PolicyRequestError, match="messages, not token ids"):
         await policy.complete([1, 2], SamplingParams())
+
+
+async def test_a_model_that_failed_while_it_wrote_is_asked_again_as_often_as_that_is_allowed(monkeypatch) -> None:
+    monkeypatch.setattr("memagent_graph.policies.chat_model._PAUSE", 0)
+    half = AIMessage("half a te", response_metadata={"finish_reason": "error"})
+    policy = ChatModelPolicy(GenericFakeChatModel(messages=iter([half, AIMessage("whole"), half, half])), max_retries=1)
+    completion = await policy.complete(HELLO, SamplingParams())
+    assert (completion.text, completion.retries) == ("whole", 1)
+    with pytest.raises(PolicyResponseError, match="still broke its reply off after 1 retries"):
+        await policy.complete(HELLO, SamplingParams())
