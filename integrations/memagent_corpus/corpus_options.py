@@ -11,12 +11,12 @@ import typer
 from memagent_graph.cli.options import (
     CHECKPOINTS_HELP,
     STORE_HELP,
-    AsJSON,
-    MaxSeconds,
-    MaxTokensTotal,
-    PriceIn,
-    PriceOut,
-    Quiet,
+    JSONOption,
+    MaxSecondsOption,
+    MaxTokensTotalOption,
+    PriceInOption,
+    PriceOutOption,
+    QuietOption,
     ReaderOptions,
 )
 from memagent_graph.settings import SamplingSettings
@@ -124,12 +124,12 @@ class CorpusOptions(ReaderOptions, SamplingSettings):
     max_documents: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many documents; can be continued.")
     ] = None
-    max_tokens_total: MaxTokensTotal = None
-    max_seconds: MaxSeconds = None
-    price_in: PriceIn = None
-    price_out: PriceOut = None
+    max_tokens_total: MaxTokensTotalOption = None
+    max_seconds: MaxSecondsOption = None
+    price_in: PriceInOption = None
+    price_out: PriceOutOption = None
     tokens_per_second: Annotated[
         float | None, typer.Option(min=0.001, help="With --estimate: the server's throughput, to estimate the time.")
     ] = None
-    as_json: AsJSON = False
-    quiet: Quiet = False
+    as_json: JSONOption = False
+    quiet: QuietOption = False

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
-from memagent_graph.cli.options import Checkpoints, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, open_reader
+from memagent_graph.cli.options import (
+    CheckpointsOption,
+    MaxSecondsOption,
+    MaxTokensTotalOption,
+    ReaderOptions,
+    StoreOption,
+    open_reader,
+)
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -52,10 +59,10 @@ class Mcp(ReaderOptions):
     ] = None
     max_bytes: Annotated[int, typer.Option(min=1, help="The maximum size of a document, in bytes.")] = _MAX_BYTES
     max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop each read after this many chunks.")] = None
-    max_tokens_total: MaxTokensTotal = None
-    max_seconds: MaxSeconds = None
-    checkpoints: Checkpoints = None
-    store: Store = None
+    max_tokens_total: MaxTokensTotalOption = None
+    max_seconds: MaxSecondsOption = None
+    checkpoints: CheckpointsOption = None
+    store: StoreOption = None
     log: Annotated[
         Path | None,
         typer.Option(

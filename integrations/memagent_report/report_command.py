@@ -12,14 +12,14 @@ import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import (
-    AsJSON,
-    Checkpoints,
-    Log,
-    MaxSeconds,
-    MaxTokensTotal,
-    Quiet,
+    CheckpointsOption,
+    JSONOption,
+    LogOption,
+    MaxSecondsOption,
+    MaxTokensTotalOption,
+    QuietOption,
     ReaderOptions,
-    Store,
+    StoreOption,
     expand_questions,
     open_reader,
 )
@@ -82,13 +82,13 @@ class ReportDocuments(ReaderOptions):
     ] = False
     encoding: Annotated[str | None, typer.Option(help="The documents' charset.", show_default="detected")] = None
     max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop each read after this many chunks.")] = None
-    max_tokens_total: MaxTokensTotal = None
-    max_seconds: MaxSeconds = None
-    checkpoints: Checkpoints = None
-    store: Store = None
-    log: Log = None
-    as_json: AsJSON = False
-    quiet: Quiet = False
+    max_tokens_total: MaxTokensTotalOption = None
+    max_seconds: MaxSecondsOption = None
+    checkpoints: CheckpointsOption = None
+    store: StoreOption = None
+    log: LogOption = None
+    as_json: JSONOption = False
+    quiet: QuietOption = False
 
     def run(self) -> None:
         """Run the command."""

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
-from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, open_reader
+from memagent_graph.cli.options import (
+    CheckpointsOption,
+    LogOption,
+    MaxSecondsOption,
+    MaxTokensTotalOption,
+    ReaderOptions,
+    StoreOption,
+    open_reader,
+)
 from memagent_graph.errors import PolicyError
 from memagent_graph.plain_text import in_one_line
 
@@ -74,8 +82,8 @@ class Serve(ReaderOptions):
     cancel_on_close: Annotated[
         bool, typer.Option("--cancel-on-close", help="Cancel a read when its last client disconnects.")
     ] = False
-    max_tokens_total: MaxTokensTotal = None
-    max_seconds: MaxSeconds = None
+    max_tokens_total: MaxTokensTotalOption = None
+    max_seconds: MaxSecondsOption = None
     max_body: Annotated[
         int, typer.Option(min=1, help="The maximum size of a request, in MiB; larger documents are uploaded as files.")
     ] = 64
@@ -89,9 +97,9 @@ class Serve(ReaderOptions):
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
         2000
     )
-    checkpoints: Checkpoints = None
-    store: Store = None
-    log: Log = None
+    checkpoints: CheckpointsOption = None
+    store: StoreOption = None
+    log: LogOption = None
 
     def make_reader(self) -> MemAgent:
         """Return the server's reader."""

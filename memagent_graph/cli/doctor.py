@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
-from memagent_graph.cli.options import AsJSON, ReaderOptions
+from memagent_graph.cli.options import JSONOption, ReaderOptions
 from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Doctor(ReaderOptions):
     )
     timeout: float = 60.0
     retries: int = 0
-    as_json: AsJSON = False
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.exit_codes import report_failures
-from memagent_graph.cli.options import AsJSON, Log
+from memagent_graph.cli.options import JSONOption, LogOption
 from memagent_graph.cli.output import format_size, print_json
 from memagent_graph.cli.run_choice import RunChoice, open_log
 from memagent_graph.errors import RunLogError
@@ -29,8 +29,8 @@ class Export(RunChoice):
         bool, typer.Option("--for-training", help="Fail if a run has no token ids or log-probs.")
     ] = False
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False
-    log: Log = None
-    as_json: AsJSON = False
+    log: LogOption = None
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""
@@ -77,20 +77,23 @@ class Import:
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace runs in the log that have the same id but other content.")
     ] = False
-    log: Log = None
-    as_json: AsJSON = False
+    log: LogOption = None
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""
         from memagent_graph.cli.console import Console
         from memagent_graph.run_log import RunLog
-        from memagent_graph.run_log.exchange import import_runs, is_log, merge_logs
+        from memagent_graph.run_log.exchange import import_runs, is_sqlite_file, merge_logs
         from memagent_graph.storage.paths import default_run_log
 
         with report_failures(as_json=self.as_json), Console().show_status("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):
                 raise RunLogError(f"there is no file {missing}", hint="Check the path of the file.")
-            log, logs = RunLog(self.log or default_run_log()), [source for source in self.sources if is_log(source)]
+            log, logs = (
+                RunLog(self.log or default_run_log()),
+                [source for source in self.sources if is_sqlite_file(source)],
+            )
             files = (source for source in self.sources if source not in logs)
             reports = [import_runs(log, source, replace=self.replace) for source in files]
             reports += [merge_logs(log, logs)] if logs else []

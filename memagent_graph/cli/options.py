@@ -55,13 +55,13 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 
 # An evaluation's tasks
 
-Haystack = Annotated[
+HaystackOption = Annotated[
     Path | None,
     typer.Option(
         help="Text to hide facts in: a file, or a folder with .txt and .md files.", show_default="Python's docs"
     ),
 ]
-Small = Annotated[
+SmallOption = Annotated[
     bool, typer.Option("--small", help="Use small variants, for a small context, of tasks that have them.")
 ]
 
@@ -82,8 +82,10 @@ def make_setting_options() -> dict[str, Any]:
 
 # Where a call stops
 
-MaxTokensTotal = Annotated[int | None, typer.Option(min=1, help="Stop after this many tokens. The run can be resumed.")]
-MaxSeconds = Annotated[
+MaxTokensTotalOption = Annotated[
+    int | None, typer.Option(min=1, help="Stop after this many tokens. The run can be resumed.")
+]
+MaxSecondsOption = Annotated[
     float | None, typer.Option(min=0.001, help="Stop after this many seconds. The run can be resumed.")
 ]
 
@@ -92,16 +94,16 @@ MaxSeconds = Annotated[
 CHECKPOINTS_HELP: Final = (
     "SQLite file for checkpoints, or a PostgreSQL server that several machines share: postgresql://USER@HOST/DATABASE."
 )
-Checkpoints = Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="user's data folder")]
+CheckpointsOption = Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="user's data folder")]
 STORE_HELP: Final = "Folder for the documents' texts. Machines that mount the same folder can continue a run."
-Store = Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_default="user's data folder")]
-Log = Annotated[
+StoreOption = Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_default="user's data folder")]
+LogOption = Annotated[
     Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
 ]
-PriceIn = Annotated[float | None, typer.Option(min=0.0, help="Price per million prompt tokens, for the report.")]
-PriceOut = Annotated[float | None, typer.Option(min=0.0, help="Price per million completion tokens.")]
-AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
+PriceInOption = Annotated[float | None, typer.Option(min=0.0, help="Price per million prompt tokens, for the report.")]
+PriceOutOption = Annotated[float | None, typer.Option(min=0.0, help="Price per million completion tokens.")]
+JSONOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
 
 
 def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_logged: bool = True) -> MemAgent:

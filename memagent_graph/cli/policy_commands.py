@@ -10,7 +10,7 @@ import typer
 
 from memagent_graph.cli.commands import Command
 from memagent_graph.cli.exit_codes import report_failures
-from memagent_graph.cli.options import AsJSON
+from memagent_graph.cli.options import JSONOption
 from memagent_graph.cli.output import print_json
 
 
@@ -58,7 +58,7 @@ class ListPolicies:
     """List the policies that were added to this machine."""
 
     examples: ClassVar = ("memagent policy list",)
-    as_json: AsJSON = False
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, exit_code, report_failures
-from memagent_graph.cli.options import AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet, Store
+from memagent_graph.cli.options import (
+    CheckpointsOption,
+    JSONOption,
+    LogOption,
+    MaxSecondsOption,
+    MaxTokensTotalOption,
+    QuietOption,
+    StoreOption,
+)
 from memagent_graph.errors import DocumentError, MemAgentError
 
 if TYPE_CHECKING:
@@ -59,14 +67,14 @@ class RunOptions:
     max_chunks: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many chunks. The run can be resumed.")
     ] = None
-    max_tokens_total: MaxTokensTotal = None
-    max_seconds: MaxSeconds = None
-    checkpoints: Checkpoints = None
-    store: Store = None
-    log: Log = None
+    max_tokens_total: MaxTokensTotalOption = None
+    max_seconds: MaxSecondsOption = None
+    checkpoints: CheckpointsOption = None
+    store: StoreOption = None
+    log: LogOption = None
     updates: Annotated[bool, typer.Option("--updates", help="Add the memory after every chunk to the JSON.")] = False
-    as_json: AsJSON = False
-    quiet: Quiet = False
+    as_json: JSONOption = False
+    quiet: QuietOption = False
 
     @property
     def limits(self) -> Limits:

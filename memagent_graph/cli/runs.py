@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import typer
 
 from memagent_graph.cli.exit_codes import report_failures
-from memagent_graph.cli.options import AsJSON, Log
+from memagent_graph.cli.options import JSONOption, LogOption
 from memagent_graph.cli.output import format_size, print_json
 from memagent_graph.cli.run_choice import LISTED_RUNS, RunArgument, RunChoice, find_run, open_log
 from memagent_graph.plain_text import in_one_line, quantity
@@ -40,8 +40,8 @@ class Runs(RunChoice):
     run_ids: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Only these runs.")] = None
     delete: Annotated[bool, typer.Option("--delete", help="Delete these runs and free their disk space.")] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False
-    log: Log = None
-    as_json: AsJSON = False
+    log: LogOption = None
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""
@@ -76,8 +76,8 @@ class GiveReward:
     source: Annotated[str, typer.Option(help="The person or program that gives the reward.")] = "person"
     note: Annotated[str | None, typer.Option(help="The reason for the reward.")] = None
     conversation: Annotated[int | None, typer.Option(help="Reward only the conversation with this id.")] = None
-    log: Log = None
-    as_json: AsJSON = False
+    log: LogOption = None
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""

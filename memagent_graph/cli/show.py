@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from memagent_graph.cli.exit_codes import report_failures
-from memagent_graph.cli.options import AsJSON, Log, Store
+from memagent_graph.cli.options import JSONOption, LogOption, StoreOption
 from memagent_graph.cli.output import print_json
 from memagent_graph.cli.run_choice import LATEST, RunArgument, find_run, open_log
 from memagent_graph.errors import RunError
@@ -42,9 +42,9 @@ class Show:
     chunk: Annotated[
         int | None, typer.Option(min=1, help="Show only this chunk, in full. Chunks are counted from 1.")
     ] = None
-    log: Log = None
-    store: Store = None
-    as_json: AsJSON = False
+    log: LogOption = None
+    store: StoreOption = None
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""

@@ -137,7 +137,7 @@ class RunLog:
         """
         if self._redact is not None:
             conversation = self._mask(conversation, prompt_texts)
-        return self._writer.submit(rows.insert_conversation(conversation, supersede_others=supersede), may_wait=True)
+        return self._writer.submit(rows.make_conversation_job(conversation, supersede_others=supersede), may_wait=True)
 
     def flush_soon(self) -> None:
         """Write the submitted entries within milliseconds, because a caller waits for them."""
@@ -227,7 +227,7 @@ class RunLog:
             for fingerprint, wording in run.templates.items():
                 rows.insert_template(connection, fingerprint, wording)
             row_ids = {
-                conversation.id: rows.insert_conversation(conversation, supersede_others=False)(connection)
+                conversation.id: rows.make_conversation_job(conversation, supersede_others=False)(connection)
                 for conversation in sorted(run.conversations, key=lambda conversation: conversation.id or 0)
             }
             for event in run.events:

@@ -109,7 +109,7 @@ def insert_reward(connection: sqlite3.Connection, reward: Reward) -> None:
     insert(connection, "rewards", pack_row(replace(reward, id=None)))
 
 
-def insert_conversation(conversation: Conversation, *, supersede_others: bool) -> Callable[[sqlite3.Connection], int]:
+def make_conversation_job(conversation: Conversation, *, supersede_others: bool) -> Callable[[sqlite3.Connection], int]:
     """Return a job that adds a conversation and returns its row id.
 
     The values are packed in the caller's thread, when the job is created, so that the writer thread does little work.

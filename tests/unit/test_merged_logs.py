@@ -16,7 +16,7 @@ from support.scripts import document_with, perfect_reader
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log import RunLog
-from memagent_graph.run_log.exchange import export_runs, is_log, merge_logs
+from memagent_graph.run_log.exchange import export_runs, is_sqlite_file, merge_logs
 from memagent_graph.run_log.exchange.logged_run import contents, load_run
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
@@ -100,7 +100,11 @@ async def test_the_command_takes_logs_and_exports_together(make_reader: Any, tmp
     (tmp_path / "more").mkdir()
     (other,) = await read_in_parts(make_reader, tmp_path / "more", [])
     export_runs(RunLog(other), tmp_path / "runs.parquet")
-    assert is_log(other) and not is_log(tmp_path / "runs.parquet") and not is_log(tmp_path / "nothing")
+    assert (
+        is_sqlite_file(other)
+        and not is_sqlite_file(tmp_path / "runs.parquet")
+        and not is_sqlite_file(tmp_path / "nothing")
+    )
     options = ("--log", tmp_path / "all.sqlite", "--json")
     assert json.loads(memagent("import", *logs, *options).stdout)["runs"] == 1
     files = tmp_path / "runs.parquet", logs[0]

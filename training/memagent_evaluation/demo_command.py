@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.exit_codes import report_failures
-from memagent_graph.cli.options import AsJSON
+from memagent_graph.cli.options import JSONOption
 from memagent_graph.cli.output import print_json
 from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import in_one_line, quantity
@@ -48,7 +48,7 @@ class Demo:
     profile: str | None = None
     strategy: str | None = None
     on_invented: UpdateRule | None = None
-    as_json: AsJSON = False
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""

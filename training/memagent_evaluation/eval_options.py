@@ -9,15 +9,15 @@ from typing import Annotated
 import typer
 
 from memagent_graph.cli.options import (
-    AsJSON,
-    Haystack,
-    MaxSeconds,
-    MaxTokensTotal,
-    PriceIn,
-    PriceOut,
-    Quiet,
+    HaystackOption,
+    JSONOption,
+    MaxSecondsOption,
+    MaxTokensTotalOption,
+    PriceInOption,
+    PriceOutOption,
+    QuietOption,
     ReaderOptions,
-    Small,
+    SmallOption,
 )
 from memagent_graph.settings import SamplingSettings
 
@@ -64,8 +64,8 @@ class EvalOptions(ReaderOptions, SamplingSettings):
             help="Maximum answer tokens; raised for tasks that need more.", show_default="the policy's, or 1024"
         ),
     ] = None
-    small: Small = False
-    haystack: Haystack = None
+    small: SmallOption = False
+    haystack: HaystackOption = None
     questions_per_document: Annotated[
         int,
         typer.Option(
@@ -99,16 +99,16 @@ class EvalOptions(ReaderOptions, SamplingSettings):
             show_default="the policy's on its server",
         ),
     ] = None
-    price_in: PriceIn = None
-    price_out: PriceOut = None
+    price_in: PriceInOption = None
+    price_out: PriceOutOption = None
     concurrency: Annotated[
         int, typer.Option(min=1, help="Maximum number of questions, and of requests, in flight.")
     ] = 128
     max_questions: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many questions; can be resumed.")
     ] = None
-    max_tokens_total: MaxTokensTotal = None
-    max_seconds: MaxSeconds = None
+    max_tokens_total: MaxTokensTotalOption = None
+    max_seconds: MaxSecondsOption = None
     out: Annotated[Path, typer.Option(help="Folder for results, report, plots and run log.")] = Path("memagent-eval")
     resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in the folder, or add to it.")] = (
         False
@@ -128,5 +128,5 @@ class EvalOptions(ReaderOptions, SamplingSettings):
             "--keep-documents", help="Keep the documents in the folder, so that `memagent show` can show the chunks."
         ),
     ] = False
-    as_json: AsJSON = False
-    quiet: Quiet = False
+    as_json: JSONOption = False
+    quiet: QuietOption = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.exit_codes import report_failures
-from memagent_graph.cli.options import AsJSON, PriceIn, PriceOut
+from memagent_graph.cli.options import JSONOption, PriceInOption, PriceOutOption
 from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ class EvalReport:
     other: Annotated[Path | None, typer.Argument(help="Another one, to compare on the questions that both have.")] = (
         None
     )
-    price_in: PriceIn = None
-    price_out: PriceOut = None
-    as_json: AsJSON = False
+    price_in: PriceInOption = None
+    price_out: PriceOutOption = None
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""

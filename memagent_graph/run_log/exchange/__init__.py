@@ -26,7 +26,7 @@ from memagent_graph.storage.private_files import open_atomically
 
 _MAX_NAMES: Final = 3
 """Maximum number of runs that an error names."""
-_SQLITE: Final = b"SQLite format 3\0"
+_SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +148,17 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
         with open_regular(source) as file:
             for run in parquet.read(source, file):
                 run_id = run.record.run_id
-                present = load_run(log, run_id)
-                if present is not None and is_same(present, run):
+                existing = load_run(log, run_id)
+                if existing is not None and is_same(existing, run):
                     counts["skipped"] += 1
                     continue
-                if present is not None and not replace:
+                if existing is not None and not replace:
                     raise RunLogError(
                         f"{log.path} has run {run_id!r} with other content than {source}",
                         hint="Replace the run in the log with --replace, or import into another log. The runs before "
                         "this one were imported.",
                     )
-                log.add(run, replacing=present is not None)
+                log.add(run, replacing=existing is not None)
                 counts += Counter(runs=1) + _count(run)
     except OSError as error:
         raise RunLogError(
@@ -167,11 +167,11 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
     return ImportReport(**counts)
 
 
-def is_log(path: Path) -> bool:
-    """Return whether a file is a run log, not an export."""
+def is_sqlite_file(path: Path) -> bool:
+    """Return whether a file is an SQLite database, as logs are, and not an export."""
     try:
         with open_regular(path) as file:
-            return file.read(len(_SQLITE)) == _SQLITE
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
     except OSError:
         return False
 
@@ -192,25 +192,25 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
     Raises:
         RunLogError: a file is not a log, or a log cannot be read or written.
     """
-    began: dict[str, list[tuple[float, int]]] = {}
+    starts_by_run: dict[str, list[tuple[float, int]]] = {}
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
         logs = []
-        for number, source in enumerate(map(Path, sources)):
-            if not is_log(source):
+        for log_index, source in enumerate(map(Path, sources)):
+            if not is_sqlite_file(source):
                 raise RunLogError(
                     f"{source} is not a log of runs", hint="Pass only run logs, which `memagent read` writes."
                 )
             logs.append(stack.enter_context(closing(RunLog(source))))
             for record in logs[-1].runs():
-                began.setdefault(record.run_id, []).append((record.began, number))
-        for run_id in sorted(began, key=lambda run_id: min(began[run_id])):
-            present = load_run(log, run_id)
-            parts = [present, *(load_run(logs[number], run_id) for _, number in sorted(began[run_id]))]
+                starts_by_run.setdefault(record.run_id, []).append((record.began, log_index))
+        for run_id in sorted(starts_by_run, key=lambda run_id: min(starts_by_run[run_id])):
+            existing = load_run(log, run_id)
+            parts = [existing, *(load_run(logs[log_index], run_id) for _, log_index in sorted(starts_by_run[run_id]))]
             run = merge_parts([part for part in parts if part is not None])
-            if present is not None and is_same(present, run):
+            if existing is not None and is_same(existing, run):
                 counts["skipped"] += 1
                 continue
-            log.add(run, replacing=present is not None)
-            counts += Counter(runs=1) + _count(run) - _count(present)
+            log.add(run, replacing=existing is not None)
+            counts += Counter(runs=1) + _count(run) - _count(existing)
     return ImportReport(**counts)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.cli.options import AsJSON, Quiet
+from memagent_graph.cli.options import JSONOption, QuietOption
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import PolicyError
 from memagent_graph.settings import WordingSettings
@@ -104,8 +104,8 @@ class RL(LoopOptions, WordingSettings):
             metavar="OPTION", help='Option of the loop\'s own server, as in "--max-model-len 4096". Repeatable.'
         ),
     ] = None
-    quiet: Quiet = False
-    as_json: AsJSON = False
+    quiet: QuietOption = False
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""

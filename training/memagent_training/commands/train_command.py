@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.options import AsJSON
+from memagent_graph.cli.options import JSONOption
 from memagent_graph.cli.output import print_json
 from memagent_training.commands.training_process import (
     Settings,
@@ -69,7 +69,7 @@ class Train(TrainingOptions):
             "advantage, weight), for another trainer; train nothing."
         ),
     ] = None
-    as_json: AsJSON = False
+    as_json: JSONOption = False
 
     def run(self) -> None:
         """Run the command."""

@@ -14,7 +14,7 @@ from memagent_evaluation.samples import Metric
 from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore, find_store
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
-from memagent_graph.run_log.exchange import is_log, parquet
+from memagent_graph.run_log.exchange import is_sqlite_file, parquet
 from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import RunRecord
 from memagent_graph.storage.bounded_files import open_regular
@@ -149,7 +149,7 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
         yield from _logged_runs(source, chosen)
         return
     path = Path(source)
-    if is_log(path):
+    if is_sqlite_file(path):
         with closing(RunLog(path)) as log:
             yield from _logged_runs(log, chosen)
         return

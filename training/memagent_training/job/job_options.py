@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from memagent_graph.cli.options import Haystack, Small
+from memagent_graph.cli.options import HaystackOption, SmallOption
 
 _PRESETS: Final = (
     "memagent-paper, dapo, gru-mem (GRU-Mem, arXiv 2602.10560: gate and exit; constants ours), rememr1 (ReMemR1, arXiv "
@@ -89,8 +89,8 @@ class LoopOptions:
     advance_at: Annotated[
         float, typer.Option(help="Add the next length when the mean reward at the longest one so far reaches this.")
     ] = 0.8
-    small: Small = False
-    haystack: Haystack = None
+    small: SmallOption = False
+    haystack: HaystackOption = None
     seed: Annotated[int, typer.Option(help="Seed of the questions and of the training.")] = 0
     measure_every: Annotated[int, typer.Option(min=0, help="Iterations between measurements; 0 for none.")] = 10
     measure_count: Annotated[int, typer.Option(min=1, help="Number of questions to measure with, per length.")] = 32
