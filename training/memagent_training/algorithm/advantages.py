@@ -151,8 +151,6 @@ class AdvantageBatch:
     """The dropped groups' ids, each with its reason."""
     learned_tokens: int
     """Completion tokens to learn from, T."""
-    reward_mean: float
-    """The mean reward of all rollouts, before any penalty."""
     penalised_rollouts: int
     """Rollouts that got an overlong penalty."""
 
@@ -212,12 +210,10 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
                 if tokens:
                     learned.append((TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens))
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-    rewards = [rollout.reward for rollout in rollouts]
     return AdvantageBatch(
         rows=_weigh(learned, settings.loss_weights),
         dropped=dropped,
         learned_tokens=sum(tokens for _, tokens in learned),
-        reward_mean=fmean(rewards) if rewards else 0.0,
         penalised_rollouts=sum(_penalty(rollout, settings) < 0 for rollout in rollouts),
     )
 

@@ -86,7 +86,7 @@ def compute_row_metrics(
     conversations = [conversation for rollout in rollouts for conversation in rollout.conversations_K]
     lengths = [len(conversation.completion_ids_T) for conversation in conversations]
     metrics = {
-        "reward": batch.reward_mean,
+        "reward": fmean(rollout.reward for rollout in rollouts),
         "reward_std": fmean(
             stdev(rollout.reward for rollout in group.rollouts_G) if len(group.rollouts_G) > 1 else 0.0
             for group in groups

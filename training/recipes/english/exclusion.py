@@ -3,7 +3,7 @@
 `exclusion.toml` lists them, and `exclusion.bin` holds the hashes of their n-grams of 13 words, so that data can be made
 on a machine that has none of the texts. A text overlaps if it has an n-gram of an excluded text, without case and
 punctuation; a short text, such as a question, if all of its words are those of an excluded one. Whatever makes data
-asks here for every text (`Exclusion.overlap`) and drops and counts what overlaps.
+asks here for every text (`Exclusion.overlap`) and drops what overlaps.
 
     python -m recipes.english.exclusion            # writes exclusion.bin again, after a change of exclusion.toml
 """
@@ -17,7 +17,7 @@ import pydoc_data.topics
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -50,15 +50,13 @@ def hash_ngrams(text: str) -> Iterator[int]:
             yield int.from_bytes(blake2b(ngram.encode(), digest_size=8).digest(), "big")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Exclusion:
-    """Hashes of excluded n-grams, and excluded names; counts what it finds."""
+    """Hashes of excluded n-grams, and excluded names."""
 
     hashes: frozenset[int]
     names: frozenset[str] = frozenset()
     """Single words, such as held-out people and towns, in lower case."""
-    overlaps: dict[str, int] = field(default_factory=dict)
-    """How many texts of each kind overlapped."""
 
     @classmethod
     def load(cls, folder: Path = FOLDER) -> Exclusion:
@@ -76,14 +74,10 @@ class Exclusion:
         names = (name.casefold() for module in table["names"] for name in _call(module))
         return cls(frozenset(hashes), frozenset(names))
 
-    def overlap(self, text: str, kind: str = "text") -> bool:
-        """Return whether a text shares an n-gram, or a held-out name, with an excluded one, and count it."""
-        is_excluded = any(value in self.hashes for value in hash_ngrams(text)) or not self.names.isdisjoint(
-            split_words(text)
-        )
-        if is_excluded:
-            self.overlaps[kind] = self.overlaps.get(kind, 0) + 1
-        return is_excluded
+    def overlap(self, text: str) -> bool:
+        """Return whether a text shares an n-gram, or a held-out name, with an excluded one."""
+        has_ngram = any(value in self.hashes for value in hash_ngrams(text))
+        return has_ngram or not self.names.isdisjoint(split_words(text))
 
     def require_clear(self, texts: Iterable[str]) -> None:
         """Raise an error if any of the texts overlaps: the last check before rows are trained on.

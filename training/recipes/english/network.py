@@ -37,7 +37,6 @@ class NetworkShape:
     """The sizes of the network."""
 
     layers: int
-    heads: int
     head_width: int
     rope_theta: float
     norm_eps: float
@@ -48,7 +47,6 @@ class NetworkShape:
         table: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
         return cls(
             table["num_hidden_layers"],
-            table["num_attention_heads"],
             table["hidden_size"] // table["num_attention_heads"],
             float(table.get("rope_theta") or table["rope_parameters"]["rope_theta"]),
             float(table["rms_norm_eps"]),

@@ -85,7 +85,7 @@ def all_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | 
         for source in read_pins(SOURCES)
         if source.held_out == held_out
         for section in cut_source(source, read_text(source, cache))
-        if section.is_prose and not exclusion.overlap(section.text, "section")
+        if section.is_prose and not exclusion.overlap(section.text)
     ]
     random.Random("sections").shuffle(sections)
     turns: Counter[str] = Counter()
