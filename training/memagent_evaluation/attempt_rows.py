@@ -13,7 +13,7 @@ from memagent_evaluation.samples import Needle, Sample
 from memagent_evaluation.scorers import contains, score
 from memagent_evaluation.systems import Attempt
 from memagent_graph.documents import DocumentStore
-from memagent_graph.errors import RunError
+from memagent_graph.errors import MemAgentError, RunError
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.run_log import RunLog
 
@@ -48,7 +48,7 @@ def make_row(
     seed: int,
     answer_format: AnswerFormat,
     scripted: bool = False,
-    error: str | None = None,
+    error: Exception | None = None,
 ) -> ResultRow:
     """Return the row of an attempt, without the lost facts from the run log (`with_losses`).
 
@@ -63,6 +63,7 @@ def make_row(
     """
     stored, usage = question.stored, attempt.usage
     sample, answered = stored.sample, attempt.outcome is QuestionOutcome.ANSWERED
+    text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
     scores = score(sample, attempt.answer, attempt.raw_answer, outcome=attempt.outcome, answer_format=answer_format)
     return ResultRow(
         system=question.system,
@@ -78,7 +79,7 @@ def make_row(
         answer=attempt.answer,
         raw_answer=attempt.raw_answer,
         outcome=attempt.outcome,
-        error=error,
+        error=None if error is None else text,
         detail=attempt.detail,
         **asdict(scores),
         run_id=attempt.run_id,

@@ -276,6 +276,7 @@ class _EvaluationRun:
         start_time = time.monotonic()
         for _ in range(ATTEMPTS):
             self._attempts[question.key] += 1
+            error: Exception | None = None
             try:
                 attempt = await evaluation.systems[question.system].attempt(
                     question.stored.document,
@@ -284,22 +285,16 @@ class _EvaluationRun:
                     run_id=run_id,
                     repeat=question.repeat,
                 )
+                break
             except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row
                 error = failure
-            else:
-                return await self._row(question, attempt), None
-        text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
-        usage = Usage(seconds=time.monotonic() - start_time)
-        failed = Attempt(QuestionOutcome.FAILED, None, None, usage, run_id=run_id)
-        return await self._row(question, failed, text), error
-
-    async def _row(self, question: OpenQuestion, attempt: Attempt, error: str | None = None) -> ResultRow:
-        evaluation = self._evaluation
+                usage = Usage(seconds=time.monotonic() - start_time)
+                attempt = Attempt(QuestionOutcome.FAILED, None, None, usage, run_id=run_id)
         row = make_row(
             question, attempt, attempts=self._attempts[question.key], error=error, seed=evaluation.seed,
             answer_format=evaluation.answer_format, scripted=evaluation.scripted,
         )  # fmt: skip
-        return await with_losses(row, question.stored.sample, evaluation.run_log, evaluation.store)
+        return await with_losses(row, sample, evaluation.run_log, evaluation.store), error
 
     async def _record_or_defer(self, row: ResultRow, error: Exception | None) -> None:
         """Record a row, unless its failure may be because the server is down.

@@ -308,20 +308,13 @@ def compute_newcombe_interval(both: int, only_first: int, only_second: int, neit
     return max(-1.0, difference - below), min(1.0, difference + above)
 
 
-def correct_by_holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Return p-values corrected by Holm's method: compared with one level, they keep the family-wise error below it."""
-    corrected = [0.0] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = largest
-    return tuple(corrected)
-
-
 def correct_p_values(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """Return comparisons with p-values corrected for their number (Holm)."""
-    p_values = correct_by_holm([comparison.p_value for comparison in comparisons])
-    return tuple(
-        replace(comparison, p_value=p_value, corrected_for=len(comparisons))
-        for comparison, p_value in zip(comparisons, p_values, strict=True)
-    )
+    """Return comparisons with p-values corrected for their number by Holm's method: compared with one level, they keep
+    the family-wise error below it.
+    """
+    corrected = list(comparisons)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(comparisons)), key=lambda index: comparisons[index].p_value)):
+        largest = max(largest, min(1.0, (len(comparisons) - rank) * comparisons[index].p_value))
+        corrected[index] = replace(comparisons[index], p_value=largest, corrected_for=len(comparisons))
+    return tuple(corrected)

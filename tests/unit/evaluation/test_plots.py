@@ -36,13 +36,6 @@ def lines(axes) -> dict:
     return {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """A folder with all pictures of some results, and those of them that a report shows."""
-    folder = tmp_path_factory.mktemp("pictures")
-    return folder, draw_all(results(row()), folder)
-
-
 @pytest.fixture
 def names(monkeypatch, tmp_path) -> Callable[..., list[str]]:
     """The names of the pictures of these rows, which are not rendered: that takes nearly all the time."""
@@ -50,15 +43,21 @@ def names(monkeypatch, tmp_path) -> Callable[..., list[str]]:
     return lambda *rows: [path.name for path in draw_all(results(*rows), tmp_path)]
 
 
-def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pictures) -> None:
-    folder, paths = pictures
+def test_pictures_are_png_and_svg_wide_enough_for_a_readme_and_equal_for_equal_results(tmp_path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        folder.mkdir()
+        paths = draw_all(results(row()), folder)
     assert [path.name for path in paths] == ["accuracy.png", "depth_memagent.png"]
     for path in paths:
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG")
         assert struct.unpack(">II", data[16:24]) == (1600, 880)
         assert path.with_suffix(".svg").read_text().startswith("<?xml")
-    assert len(list(folder.iterdir())) == 2 * len(paths), "nothing else is left behind"
+    assert len(list(one.iterdir())) == 2 * len(paths), "nothing else is left behind"
+    for path in one.iterdir():
+        assert path.read_bytes() == (other / path.name).read_bytes()
+        assert b"dc:date" not in path.read_bytes()
 
 
 OTHER = [row(system, length, task="vt") for system in ("memagent", "refine") for length in LENGTHS]
@@ -91,14 +90,6 @@ def test_names_of_systems_that_are_no_file_names_become_some_and_stay_apart(name
     files = names(*map(row, ("gated:stop=yes", "gated-stop=yes", "my/own.py:Way")))
     assert len({name for name in files if name.startswith("depth_")}) == 3
     assert all(re.fullmatch(r"[\w+-]+\.png", name) for name in files)
-
-
-def test_equal_results_give_equal_files_without_a_date(pictures, tmp_path) -> None:
-    folder, _ = pictures
-    draw_all(results(row()), tmp_path)
-    for path in folder.iterdir():
-        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
-        assert b"dc:date" not in path.read_bytes()
 
 
 def test_accuracy_has_a_line_and_a_wilson_band_for_each_system_on_a_logarithmic_axis() -> None:

@@ -94,10 +94,23 @@ def test_a_report_over_ten_real_documents_has_only_quotes_that_are_in_them(reade
     assert set(once.values()) == {1}
 
 
-def test_a_finished_report_costs_nothing_and_a_new_document_costs_its_own_read(reader, tmp_path) -> None:
-    paths, policy = real_documents(tmp_path / "files"), ScriptedPolicy(writes_reports)
+def test_a_failed_call_is_continued_a_finished_report_costs_nothing_and_a_new_document_its_own_read(
+    reader, tmp_path
+) -> None:
+    failures = [PolicyError("the server is gone")]
+    paths = real_documents(tmp_path / "files")
+
+    def script(prompt: str) -> Any:
+        return failures.pop() if failures and policy.prompts[8:] else writes_reports(prompt)
+
+    policy = ScriptedPolicy(script)
     agent = reader(policy)
+    with pytest.raises(PolicyError, match="the server is gone"):
+        report(agent, QUESTION, paths[:4], questions=QUESTIONS)
     first = report(agent, QUESTION, paths[:4], questions=QUESTIONS)
+    assert {cell.state for cell in first.matrix.cells} <= {CellState.ANSWERED, CellState.EMPTY}
+    repeated = Counter(asked_sections(policy.prompts))
+    assert sum(repeated.values()) - len(repeated) <= 8, "one for each read that was under way"
     calls = len(policy.prompts)
     assert report(agent, QUESTION, paths[:4], questions=QUESTIONS) == first
     assert len(policy.prompts) == calls
@@ -316,26 +329,6 @@ async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_comm
     assert [cell.answer for cell in both[0].matrix.column(0)] == ["4711", "12", "5"]
     assert [cell.answer for cell in both[1].matrix.column(1)] == ["5", "12", "4711"]
     assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
-
-
-def test_a_failed_call_stops_the_report_and_the_same_call_continues_it(reader, tmp_path) -> None:
-    state = {"fails": True}
-
-    def script(prompt: str) -> Any:
-        if state["fails"] and "aword150 " in part(prompt, "section"):
-            return PolicyError("the server is gone")
-        return reads_keys(prompt)
-
-    policy = ScriptedPolicy(script)
-    agent = reader(policy, budget=Budget(900, 50, 60, 100, 60))
-    paths = keys(tmp_path, a="4711", b="12", c="5")
-    with pytest.raises(PolicyError):
-        report(agent, HARBOR, paths, extractive=True)
-    state["fails"] = False
-    result = report(agent, HARBOR, paths, extractive=True)
-    assert [cell.answer for cell in result.matrix.cells] == ["4711", "12", "5"]
-    again = sum(Counter(asked_sections(policy.prompts)).values()) - len(set(asked_sections(policy.prompts)))
-    assert again <= 3  # the chunk that failed, and those that the other two documents were at
 
 
 async def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(reader, tmp_path) -> None:
