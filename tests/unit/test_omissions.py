@@ -18,6 +18,7 @@ from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.view import load_run_view
 from memagent_mcp.tool_results import format_run
 from memagent_serve.chat_replies import read_details
+from memagent_serve.request_texts import iter_stored_pieces
 
 MIXED = next(made for made in made_documents() if made.name == "mixed.pdf")
 IMAGE = "pages that are images (1: page 2)"
@@ -152,8 +153,13 @@ def test_many_omissions_are_a_short_list():
     assert load_omissions({"omissions": summary[:1]}) == [Omission("scans", summary[0]["places"], "Do.", 6)]
 
 
-def test_a_text_of_blocks_keeps_labels_and_omissions(store):
-    parts = [Block("One. ", "first"), Omission("scans", "second"), Block("Two.", "third")]
+def test_a_text_of_blocks_keeps_labels_headings_and_omissions_also_within_another_document(store):
+    parts = [Block("One. ", "first"), Omission("scans", "second"), Block("Two.", "third", ("Two",)), Block("é", "last")]
     ref = store.add(Document.from_pieces(lambda: iter(parts)))
-    assert [(mark.start_char, mark.label) for mark in store.sections(ref)] == [(0, "first"), (5, "third")]
-    assert ref["omissions"] == [{"what": "scans", "count": 1, "places": "second", "remedy": ""}]
+    again = store.add(Document.from_pieces(lambda: iter_stored_pieces(store, ref)))
+    for stored in (ref, again):
+        assert stored["key"] == ref["key"]
+        labels = [(mark.start_char, mark.label) for mark in store.sections(stored)]
+        assert labels == [(0, "first"), (5, "third"), (9, "last")]
+        assert [(mark.start_char, mark.label) for mark in store.headings(stored)] == [(5, "Two")]
+        assert stored["omissions"] == [{"what": "scans", "count": 1, "places": "second", "remedy": ""}]
