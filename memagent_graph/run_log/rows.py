@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -89,9 +90,15 @@ def insert(
 
 
 def begin_attempt(connection: sqlite3.Connection, run_id: str, time: float) -> None:
-    """Remove the end of a run, if it exists, because another attempt begins. Its own rewards so far do not count."""
+    """Remove the end of a run, if it exists, because another attempt begins. Its own rewards so far do not count.
+
+    The attempt begins after them even if the clock was set back.
+    """
+    rewards = "SELECT max(time) FROM rewards WHERE run_id = ? AND conversation IS NULL"
+    (newest,) = connection.execute(rewards, (run_id,)).fetchone()
+    attempt = time if newest is None else max(time, math.nextafter(newest, math.inf))
     update = "UPDATE runs SET attempt = ?, ended = NULL, stop_reason = NULL, answer = NULL WHERE run_id = ?"
-    connection.execute(update, (time, run_id))
+    connection.execute(update, (attempt, run_id))
 
 
 def insert_template(connection: sqlite3.Connection, fingerprint: str, wording: Mapping[str, str]) -> None:
@@ -105,7 +112,13 @@ def insert_event(connection: sqlite3.Connection, run_id: str, event: LoggedEvent
 
 
 def insert_reward(connection: sqlite3.Connection, reward: Reward) -> None:
-    """Add a reward; its `conversation` is a row id or None."""
+    """Add a reward; its `conversation` is a row id or None.
+
+    A reward of the run is valid for the present attempt even if the clock was set back.
+    """
+    if reward.conversation is None:
+        (attempt,) = connection.execute("SELECT attempt FROM runs WHERE run_id = ?", (reward.run_id,)).fetchone()
+        reward = replace(reward, time=max(reward.time, attempt or 0.0))
     insert(connection, "rewards", pack_row(replace(reward, id=None)))
 
 

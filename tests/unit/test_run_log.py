@@ -183,6 +183,18 @@ def test_rewards_pile_up_and_the_newest_of_a_name_counts(log) -> None:
         log.reward("r", float("nan"))
 
 
+def test_rewards_count_for_their_attempt_even_if_the_clock_is_set_back(log, monkeypatch) -> None:
+    times = iter([1000.0, 2000.0, 1500.0, 1200.0])
+    monkeypatch.setattr("memagent_graph.run_log.log.time.time", lambda: next(times))
+    log.wait(log.begin("r", QUESTION, REF, {}))
+    log.reward("r", 0.0, name="first")
+    log.wait(log.begin("r", QUESTION, REF, {}))
+    assert log.latest_rewards("r") == {}
+    log.reward("r", 1.0, name="second")
+    assert log.latest_rewards("r") == {"second": 1.0}
+    assert [reward.name for reward in log.rewards("r", earlier=True)] == ["first", "second"]
+
+
 def test_runs_are_found_by_what_is_known_of_them_and_deleted_with_all_they_have(log) -> None:
     for index, name in enumerate(("a.txt", "b.txt", "c.txt")):
         log.begin(f"r{index}", f"Question {index}?", {**REF, "name": name}, {})
