@@ -219,6 +219,14 @@ async def test_a_systems_readers_share_one_connection_to_a_file_of_checkpoints(m
     await reader.aclose()
 
 
+async def test_full_context_keeps_the_room_for_answers_that_the_user_names(make_reader) -> None:
+    reader = make_reader(Reader())
+    system = load_system("full_context:least_answer_tokens=40", reader)
+    document = reader.store.add(Document.of(SHORT))
+    assert (await system.attempt(document, QUESTION, answer_tokens=30, run_id="r")).answer == "4711"
+    await reader.aclose()
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 async def test_attempts_are_logged_with_places_so_that_they_can_be_resumed(make_reader, tmp_path, name) -> None:
     log, policy = RunLog(tmp_path / "runs.sqlite"), Reader()

@@ -229,9 +229,14 @@ def test_a_training_goes_on_only_with_what_it_began_with(tmp_path) -> None:
     with pytest.raises(TrainingError, match="weights was 'abc' and is 'def'"):
         require_same(tmp_path, {**record, "model": {"weights": "def", "lora_rank": None}})
     require_same(tmp_path, {**record, "model": {"weights": "", "lora_rank": None}})  # on the hub, not yet here
-    (tmp_path / "training.json").write_text("{")
-    with pytest.raises(TrainingError, match="cannot be read"):
-        require_same(tmp_path, record)
+    with pytest.raises(TrainingError, match="strategy was None and is 'gated'"):
+        require_same(tmp_path, {**record, "loop": {"strategy": "gated"}})
+    with pytest.raises(TrainingError, match="seed was 1 and is None"):
+        require_same(tmp_path, {**record, "settings": {"beta": 0.0}})
+    for damaged in ("{", "[]"):
+        (tmp_path / "training.json").write_text(damaged)
+        with pytest.raises(TrainingError, match="cannot be read"):
+            require_same(tmp_path, record)
 
 
 def test_the_number_of_steps_is_part_of_it_where_the_learning_rate_follows_from_it(job) -> None:

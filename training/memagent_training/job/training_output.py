@@ -103,19 +103,24 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
     """
     try:
         recorded = read_json_file(out / RECORD)
+        if not isinstance(recorded, dict) or not all(isinstance(part, dict) for part in recorded.values()):
+            raise ValueError("it is no record of a training run")
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
         raise TrainingError(
             f"{out / RECORD} cannot be read: {error}", hint="Begin again in another output folder."
         ) from error
-    new = json.loads(json.dumps(record))
-    differences = [
-        f"{name} was {old!r} and is {new[part][name]!r}"
-        for part in sorted(new)
-        for name, old in sorted(recorded.get(part, {}).items())
-        if name in new[part] and new[part][name] != old and not (name == "weights" and "" in {old, new[part][name]})
-    ]  # weights on the hub have no hash before they are downloaded
+    current = json.loads(json.dumps(record))
+    differences = []
+    for part in sorted(recorded.keys() | current.keys()):
+        before, now = recorded.get(part, {}), current.get(part, {})  # without its name, a value is None
+        for name in sorted(before.keys() | now.keys()):
+            old, new = before.get(name), now.get(name)
+            if old != new and not (
+                name == "weights" and "" in {old, new}
+            ):  # on the hub, without a hash before the download
+                differences.append(f"{name} was {old!r} and is {new!r}")
     if differences:
         raise TrainingError(
             f"the training run in {out} was started with different inputs: {'; '.join(differences)}",
