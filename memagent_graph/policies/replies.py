@@ -110,6 +110,8 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         # A choice's own numbers may be an empty list, for an empty text.
         values = {name: reply.get(name) for name in _TokenNumbers.__struct_fields__}
         values |= {name: choice[name] for name in values if choice.get(name) is not None}
+        if isinstance(values["logprobs"], msgspec.Raw):
+            values["logprobs"] = msgspec.json.decode(values["logprobs"], type=_Logprobs | None)
         numbers = msgspec.convert(values, _TokenNumbers)
     except msgspec.ValidationError:
         notes = (*notes, _DAMAGED) if sampling.logprobs else notes
@@ -129,9 +131,17 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
 
 
 def _parse(content: bytes) -> Any:
-    """Return the JSON in a body. The events of a stream are joined to one reply."""
+    """Return the JSON in a body. The events of a stream are joined to one reply.
+
+    The log-probs of a choice may still be raw, because all their fields take longer to decode than everything else.
+    """
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return msgspec.json.decode(content)
+        try:
+            fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+            raw_choices = msgspec.json.decode(fields.pop("choices"), type=list[dict[str, msgspec.Raw]])
+        except (msgspec.ValidationError, KeyError):
+            return msgspec.json.decode(content)
+        return _decode_values(fields) | {"choices": [_decode_values(choice, raw="logprobs") for choice in raw_choices]}
     text = content.decode("utf-8-sig")
     try:
         return _loads(text)
@@ -146,6 +156,11 @@ def _parse(content: bytes) -> Any:
     reason = next((choice["finish_reason"] for choice in reversed(choices) if choice.get("finish_reason")), None)
     whole = {name: value for event in events for name, value in event.items() if value is not None}
     return whole | {"choices": [{"message": {"content": text}, "finish_reason": reason}] if choices else []}
+
+
+def _decode_values(fields: Mapping[str, msgspec.Raw], raw: str = "") -> dict[str, Any]:
+    values = {name: msgspec.json.decode(value) for name, value in fields.items() if name != raw}
+    return values | {name: value for name, value in fields.items() if name == raw and bytes(value) != b"null"}
 
 
 _loads: Final = partial(json.loads, parse_constant=lambda _: None, strict=False)
