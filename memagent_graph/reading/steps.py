@@ -235,7 +235,7 @@ class StepContext(StepExecution):
             if recording.failure is None:
                 earlier = await asyncio.to_thread(context.run_log.trace, self.state["run_id"])
         ids = {call.id for call in calls}
-        return [*(call for call in (earlier.steps if earlier else ()) if call.id not in ids), *calls]
+        return [*(call for call in (earlier.calls if earlier else ()) if call.id not in ids), *calls]
 
     # Where a read stops
 

@@ -108,7 +108,7 @@ def agent(make_reader, tmp_path, strategy, log) -> MemAgent:
 
 def comparable(trace: Trace) -> list[object]:
     """A trace's steps without what the clock says."""
-    return [replace(step, seconds=0) for step in trace.steps]
+    return [replace(step, seconds=0) for step in trace.calls]
 
 
 def counted_places(log: RunLog) -> Counter[tuple[str, str, int, int]]:
@@ -153,13 +153,13 @@ def test_every_parent_stands_before_its_children_and_all_lead_to_the_answer(fini
     _, log, _ = finished
     trace = log.trace("r")
     before: set[str] = set()
-    for step in trace.steps:
+    for step in trace.calls:
         assert set(step.parents) <= before
         before.add(step.id)
     (answer,) = trace.answers
-    with_news = [step.id for step in trace.steps if step.chunk_index is not None and "harbor" in (step.text or "")]
+    with_news = [step.id for step in trace.calls if step.chunk_index is not None and "harbor" in (step.text or "")]
     ancestors = {answer.id}
-    for step in reversed(trace.steps):
+    for step in reversed(trace.calls):
         ancestors.update(step.parents if step.id in ancestors else ())
     assert set(with_news) <= ancestors
 
@@ -212,7 +212,7 @@ def test_an_edited_memory_is_read_on_from(agent, log) -> None:
     assert [event.kind.value for event in result.events] == ["memory_edited"]
     trace = log.trace("r")
     assert trace.final_memory == result.memory
-    assert {step.id for step in trace.steps} == {step.id for step in result.trace.steps}
+    assert {step.id for step in trace.calls} == {step.id for step in result.trace.calls}
     assert [(update.chunk_index, update.branch, update.memory) for update in trace.updates] == [
         (update.chunk_index, update.branch, update.memory) for update in agent.resume("r").updates
     ]
@@ -309,5 +309,5 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     assert {span.index for conversation in log.conversations("r") for span in conversation.reads} == set(range(chunks))
     assert int(chunks_read) % chunks == 0, "each pass reads every chunk"
     trace = log.trace("r")
-    assert {parent for step in trace.steps for parent in step.parents} <= {step.id for step in trace.steps}
+    assert {parent for step in trace.calls for parent in step.parents} <= {step.id for step in trace.calls}
     assert log.get("r").answer == "4711"
