@@ -294,9 +294,9 @@ def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
     lookups = {
         span.index
         for index in indices
-        for step in (trace.calls_by_id.get(trace.updates[index].step),)
-        for span in (step.reads[0 if step.chunk_index is None else 1 :] if step else ())
-        if step is not None and span.index != step.chunk_index
+        for call in (trace.calls_by_id[trace.updates[index].step],)
+        for span in call.reads[0 if call.chunk_index is None else 1 :]
+        if span.index != call.chunk_index
     }
     if not lookups:
         return sorted(indices)
