@@ -60,6 +60,7 @@ def test_a_schedule_moves_both_rates_and_what_is_not_trained_stays() -> None:
     model.model.layers[0].requires_grad_(requires_grad=False)
     before = weights_of(model)
     optimizer = optimizer_of(model)
+    optimizer.load_state_dict(optimizer.state_dict())  # as a resumed training does
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step == 0 else 0.0)
     train(model, 1, lambda: (optimizer.step(), schedule.step()))
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.0, 0.0]
