@@ -21,13 +21,12 @@ import pytest
 import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
-from support.scripts import document_with
-from support.strategies import EVERY, policy_prompt_ids, reads_perfectly, short
+from support.scripts import document_with, with_ids
+from support.strategies import EVERY, reads_perfectly, short
 
 from memagent_graph import (
     Budget,
     Completion,
-    FinishReason,
     Limits,
     MemAgent,
     ReadResult,
@@ -39,7 +38,6 @@ from memagent_graph import (
     load_tokenizer,
 )
 from memagent_graph.errors import PolicyError, PolicyUnreachableError
-from memagent_graph.policy import TokenUsage
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
@@ -54,19 +52,7 @@ SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_
 
 
 def exactly(prompt: str) -> Completion:
-    """A policy that tells ids and log-probs, made up from the text."""
-    text = reads_perfectly(prompt)
-    ids = policy_prompt_ids(text)
-    return Completion(
-        text=text,
-        finish_reason=FinishReason.STOP,
-        model="scripted",
-        usage=TokenUsage(len(prompt), len(ids)),
-        prompt_token_ids=policy_prompt_ids(prompt),
-        token_ids=ids,
-        logprobs=[-0.25] * len(ids),
-        policy_version="v7",
-    )
+    return with_ids(prompt, reads_perfectly(prompt))
 
 
 KILLED = ("overwrite", "parallel", "segments:count=3", "reread", "recall")
@@ -143,7 +129,7 @@ def test_it_is_logged_exactly(finished) -> None:
     assert sum(conversation.prompt_tokens for conversation in conversations) == result.usage.prompt_tokens
     steps = {conversation.step for conversation in conversations}
     for conversation in conversations:
-        assert list(conversation.token_ids) == policy_prompt_ids(conversation.text)
+        assert list(conversation.token_ids) == list(conversation.text.encode())
         assert set(conversation.parents) <= steps
         assert all(span.start_char < span.end_char for span in conversation.reads)
     assert len(counted_places(log)) == len(conversations)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
 from support import conversations
-from support.scripts import document_with, perfect_reader
+from support.scripts import document_with, perfect_reader, with_ids
 
 from memagent_graph import (
     Completion,
@@ -37,27 +37,8 @@ QUESTION = "What is the key of harbor?"
 REF = {"key": "sha256:" + "0" * 64, "name": "a.txt", "size": 10, "media_type": "text/plain"}
 
 
-@pytest.fixture
-def log(tmp_path):
-    log = RunLog(tmp_path / "runs.sqlite")
-    yield log
-    log.close()
-
-
 def exactly(prompt: str) -> Completion:
-    """A policy that tells ids, made up from the text, and log-probs."""
-    text = perfect_reader(prompt)
-    ids = list(text.encode())
-    return Completion(
-        text=text,
-        finish_reason=FinishReason.STOP,
-        model="scripted",
-        usage=TokenUsage(len(prompt), len(ids)),
-        prompt_token_ids=list(prompt.encode()),
-        token_ids=ids,
-        logprobs=[-0.25] * len(ids),
-        policy_version="v7",
-    )
+    return with_ids(prompt, perfect_reader(prompt))
 
 
 def conversation(position: int, step: str = "s", **changes) -> Conversation:

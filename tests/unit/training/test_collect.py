@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripts import with_ids
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
-from memagent_graph import Budget, Completion, FinishReason, MemAgent, PolicyError, ScriptedPolicy
+from memagent_graph import Budget, Completion, MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_training.data.replay import load_groups
 from memagent_training.data.training_runs import TrainingRun
@@ -126,20 +127,17 @@ async def test_a_failed_read_is_tried_again_and_its_group_is_whole_in_the_log_to
     calls = itertools.count()
     agent = reader(tmp_path, lambda number, read: PolicyError("gone") if next(calls) == 0 else half(number, read))
     script = agent.policy.script
-    agent.policy.script = lambda prompt: with_ids(script(prompt))
+
+    def reply_with_ids(prompt: str) -> Completion | Exception:
+        reply = script(prompt)
+        return with_ids(prompt, reply) if isinstance(reply, str) else reply
+
+    agent.policy.script = reply_with_ids
     collection = await gather(agent, 1, rollouts=3)
     assert collection.groups[0].run_ids == ("x-0-0", "x-0-1", "x-0-2")
     assert not collection.failures
     (group,) = load_groups(agent.run_log, reward="exact_match").groups
     assert len(group.rollouts_G) == 3
-
-
-def with_ids(reply: str | Exception) -> Completion | Exception:
-    """A scripted reply as one of a policy that tells token ids."""
-    if isinstance(reply, Exception):
-        return reply
-    ids = {"prompt_token_ids": [1, 2], "token_ids": [3], "logprobs": [-0.5], "policy_version": "v1"}
-    return Completion(reply, FinishReason.STOP, "scripted", **ids)
 
 
 async def test_a_read_that_fails_for_good_takes_its_group_out_and_is_tried_again_when_the_collection_goes_on(

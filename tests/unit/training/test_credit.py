@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,10 @@ import pytest
 pytest.importorskip("trl")
 
 from support.rl_loops import SETTINGS, small_job
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import document_with, part, perfect_reader, with_ids
 from support.strategies import reads_perfectly
 
-from memagent_graph import Completion, FinishReason, MemAgentError, RunLog, ScriptedPolicy
-from memagent_graph.policy import TokenUsage
+from memagent_graph import MemAgentError, RunLog, ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_training.algorithm.advantages import AdvantageSettings, find_drop_reason, prepare_batch
 from memagent_training.algorithm.credit import CreditTerm, Scope, check_roles, parse_terms
@@ -54,19 +54,17 @@ def reads(prompt: str) -> str:
 
 
 @pytest.fixture
-def read(make_reader, tmp_path: Path):
-    """A run of a policy over the text, with its gold answer and evidence."""
-    log = RunLog(tmp_path / "runs.sqlite")
+def read(make_reader, log: RunLog) -> Callable[..., TrainingRun]:
+    """Read the text with a policy: the run, with its gold answer and evidence."""
 
-    def done(
+    def read(
         policy: Any = reads, strategy: str = "gated:stop=yes", gold: Gold | None = GOLD, **options: Any
     ) -> TrainingRun:
         make_reader(ScriptedPolicy(policy), strategy=strategy, run_log=log, **options).read(TEXT, QUESTION, run_id="r")
         (run,) = read_runs(log)
         return replace(run.without_discarded(), gold=gold)
 
-    yield done
-    log.close()
+    return read
 
 
 def gold_chunk(run: TrainingRun) -> int:
@@ -177,26 +175,19 @@ def test_what_is_not_known_says_why(read) -> None:
 
 
 def test_old_runs_are_scored_from_a_file_that_knows_their_evidence(read, tmp_path: Path) -> None:
-    read()
+    run = read(gold=None)
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [FACT]}))
     gold = GoldAnswers.load(tmp_path / "gold.jsonl")
-    log = RunLog(tmp_path / "runs.sqlite")
-    (run,) = read_runs(log)
     rescored = replace(run, gold=gold.of(run))
     assert EvidenceF2()(rescored) == 1.0
     assert GateRight()(rescored) is not None
-    log.close()
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [""]}))
     with pytest.raises(MemAgentError, match="line 1: evidence without text"):
         GoldAnswers.load(tmp_path / "gold.jsonl")
 
 
 def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Path) -> None:
-    def exactly(prompt: str) -> Completion:
-        text, usage = reads(prompt), TokenUsage(1, 1)
-        return Completion(text, FinishReason.STOP, "scripted", usage, [5], [6], [-0.5], policy_version="v1")
-
-    read(exactly)
+    read(lambda prompt: with_ids(prompt, reads(prompt)))
     terms = parse_terms([{"reward": "kindness"}, {"reward": "evidence_f2"}])
     replay = load_groups(
         tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=choose_term_rewards(terms, has_gold=False)

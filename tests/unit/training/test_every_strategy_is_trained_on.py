@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 
 from support import training_world
 from support.scripts import document_with
-from support.strategies import EVERY, policy_prompt_ids, reads_perfectly, short
+from support.strategies import EVERY, reads_perfectly, short
 from test_trainer_equals_reference import Reference, assert_equal
 
 from memagent_graph import Completion, FinishReason, RunLog, ScriptedPolicy
@@ -29,8 +29,8 @@ CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_
 
 def sample(noise: random.Random, text: str, prompt: str) -> Completion:
     """A reply with ids and log-probs."""
-    ids = [*policy_prompt_ids(text)[:6], noise.randrange(3, 60)]
-    prompt_ids = policy_prompt_ids(prompt)
+    prompt_ids, ids = ([ord(character) % 60 + 3 for character in part] for part in (prompt[-40:], text[-40:][:6]))
+    ids.append(noise.randrange(3, 60))
     usage = TokenUsage(len(prompt_ids), len(ids))
     logprobs = [-noise.uniform(3.0, 5.0) for _ in ids]
     return Completion(text, FinishReason.STOP, "scripted", usage, prompt_ids, ids, logprobs, policy_version="v1")

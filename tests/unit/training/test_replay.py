@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conversations import conversation
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import document_with, part, perfect_reader, with_ids
 from support.training_log import DOCUMENT
 
-from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
+from memagent_graph import Completion, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
-from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, LoggedRun, Outcome, Reward, RunRecord
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_training.data.replay import load_groups
@@ -33,24 +32,12 @@ QUESTION = "What is the key of harbor?"
 
 @pytest.fixture
 def reader(make_reader, log, tmp_path):
-    """Its policy tells ids, and its runs can be resumed."""
+    """Its policy returns token ids, and its runs can be resumed."""
     return make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "c.sqlite")
 
 
 def exactly(prompt: str, text: str | None = None) -> Completion:
-    """A policy that tells ids, made up from the text, and log-probs."""
-    text = perfect_reader(prompt) if text is None else text
-    ids = list(text.encode())
-    return Completion(
-        text=text,
-        finish_reason=FinishReason.STOP,
-        model="scripted",
-        usage=TokenUsage(len(prompt), len(ids)),
-        prompt_token_ids=list(prompt.encode()),
-        token_ids=ids,
-        logprobs=[-0.25] * len(ids),
-        policy_version="v7",
-    )
+    return with_ids(prompt, perfect_reader(prompt) if text is None else text)
 
 
 def turn(run_id: str, position: int, answer_at: int, **changes: Any) -> Conversation:
