@@ -15,7 +15,7 @@ from support.strategies import reads_perfectly
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.systems import ReaderSystem, load_system
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_graph import Budget, Document, OpenAICompatiblePolicy, RunLog, ScriptedPolicy, load_prompts
+from memagent_graph import Budget, Document, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, MissingExtraError
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
@@ -171,8 +171,8 @@ async def test_what_leaves_no_room_for_text_is_an_error_with_a_remedy(ask, name)
 # Full context
 
 
-async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_nothing_is_asked(ask, tmp_path) -> None:
-    log, policy = RunLog(tmp_path / "runs.sqlite"), Reader()
+async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_nothing_is_asked(ask, log) -> None:
+    policy = Reader()
     attempt = await ask("full_context", LONG, policy, run_log=log, run_id="too-long")
     assert attempt.outcome is QuestionOutcome.DOES_NOT_FIT
     assert (attempt.answer, attempt.usage.turns, attempt.usage.flops) == (None, 0, 0.0)
@@ -181,7 +181,6 @@ async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_no
     assert 0 < int(size[1].replace(",", "")) - tokens(LONG) < 250
     assert not policy.prompts
     run = log.get("too-long")
-    log.close()
     assert run.stop_reason == QuestionOutcome.DOES_NOT_FIT
     assert run.ended is not None and run.answer is None
 
@@ -228,8 +227,8 @@ async def test_full_context_keeps_the_room_for_answers_that_the_user_names(make_
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-async def test_attempts_are_logged_with_places_so_that_they_can_be_resumed(make_reader, tmp_path, name) -> None:
-    log, policy = RunLog(tmp_path / "runs.sqlite"), Reader()
+async def test_attempts_are_logged_with_places_so_that_they_can_be_resumed(make_reader, tmp_path, log, name) -> None:
+    policy = Reader()
     reader = make_reader(policy, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite")
     document = reader.store.add(Document.of(SHORT))
     for _ in range(2):
@@ -246,7 +245,6 @@ async def test_attempts_are_logged_with_places_so_that_they_can_be_resumed(make_
     assert FACT in excerpt
     assert all(excerpt in SHORT or span.start_char < span.end_char <= len(SHORT) for span in reads)
     await reader.aclose()
-    log.close()
 
 
 # Middle truncation

@@ -19,7 +19,7 @@ from memagent_evaluation.result_journal import ResultJournal, load_results, open
 from memagent_evaluation.result_table import EvaluationPlan, QuestionOutcome, ResultRow
 from memagent_evaluation.samples import Needle, Sample, Task
 from memagent_evaluation.systems import Attempt, load_system
-from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
+from memagent_graph import DocumentStore, ScriptedPolicy
 from memagent_graph.errors import (
     EvaluationError,
     PolicyAuthenticationError,
@@ -75,11 +75,6 @@ class Hops(Keys):
     def sample(self, length: int, index: int) -> Sample:
         sample = super().sample(length, index)
         return replace(sample, task=self, needles=(Needle("The key of", "the lock", 0.0), *sample.needles))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> DocumentStore:
-    return DocumentStore(tmp_path / "documents")
 
 
 @pytest.fixture
@@ -319,7 +314,7 @@ async def test_samples_that_cannot_be_made_are_told_with_the_reason_once_all_els
 
 
 async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_are_told(
-    run, tmp_path, store, make_reader
+    run, tmp_path, store, make_reader, log
 ) -> None:
     def forgetful(prompt: str) -> str:
         return "nothing yet" if "the end " in prompt else perfect_reader(prompt)
@@ -330,7 +325,6 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
             fillers = [f" filler{number}" for number in range(99)]
             return replace(sample, text=lambda: iter([*sample.text(), *fillers, " the end "]))
 
-    log = RunLog(tmp_path / "runs.sqlite")
     saver = await open_saver(tmp_path / "checkpoints.sqlite")
     system = load_system(
         "memagent", make_reader(ScriptedPolicy(forgetful), run_log=log, store=store, checkpoints=saver)
@@ -344,7 +338,6 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
         assert result.calls == result.chunks + 1
     assert [checkpoint async for checkpoint in saver.alist(None)] == [], "checkpoints of finished questions are deleted"
     await saver.aclose()
-    log.close()
 
 
 class Display:

@@ -15,7 +15,6 @@ from memagent_graph.errors import EvaluationError, RunMismatchError
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import SamplingParams
-from memagent_graph.run_log import RunLog
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.strategies.refine import IMPROVE, Refine
 
@@ -109,14 +108,14 @@ async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:
 
 
 async def test_each_sample_of_an_answer_is_drawn_with_a_seed_of_its_own_and_so_is_its_resumption(
-    make_reader, document, tmp_path
+    make_reader, document, log
 ) -> None:
     class Seeds(DescribedPolicy):
         async def complete(self, prompt, sampling):
             seeds.add(sampling.seed)
             return await super().complete(prompt, sampling)
 
-    log, seeds_of_repeats = RunLog(tmp_path / "runs.sqlite"), []
+    seeds_of_repeats = []
     system = memagent(make_reader, Seeds(perfect_reader), run_log=log, sampling=SamplingParams(temperature=0.7, seed=5))
     for repeat in range(3):
         seeds: set[int] = set()

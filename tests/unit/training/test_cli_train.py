@@ -199,12 +199,6 @@ def test_what_cannot_be_had_is_refused_in_words(arguments, more, settings, words
     assert words in refusal and "what to do:" in refusal
 
 
-def test_a_failure_as_json_is_one_object(arguments) -> None:
-    failure = json.loads(memagent(*arguments("--json", "--max-tokens", "3"), code=ExitCode.USAGE).stdout)["error"]
-    assert failure["type"] == "ReplayError"
-    assert failure["run_id"] in failure["message"]
-
-
 def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))

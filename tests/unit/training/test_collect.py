@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +237,8 @@ async def test_whole_groups_come_from_the_log_without_a_read(tmp_path: Path) -> 
 async def test_a_group_of_which_a_reward_is_missing_is_read_anew(tmp_path: Path) -> None:
     """Its collection was killed while it wrote them; an earlier reward of one read must not be taken for the new."""
     await gather(reader(tmp_path, half), 3, rollouts=3)
-    _delete_rewards(tmp_path, "x-1-2")
+    with closing(sqlite3.connect(tmp_path / "runs.sqlite")) as connection, connection:
+        connection.execute("DELETE FROM rewards WHERE run_id = 'x-1-2'")
     agent = reader(tmp_path, lambda number, read: right(number) if read == 0 else r"\boxed{wrong}")
     collection = await gather(agent, 3, rollouts=3)
     assert questions_of(agent) == [1, 1, 1]
@@ -243,14 +246,6 @@ async def test_a_group_of_which_a_reward_is_missing_is_read_anew(tmp_path: Path)
     assert sorted(again.rewards) == [0, 0, 1]
     for run_id, reward in zip(again.run_ids, again.rewards, strict=True):
         assert agent.run_log.latest_rewards(run_id)["exact_match"] == reward
-
-
-def _delete_rewards(folder: Path, run_id: str) -> None:
-    import sqlite3
-
-    with sqlite3.connect(folder / "runs.sqlite") as connection:
-        connection.execute("DELETE FROM rewards WHERE run_id = ?", (run_id,))
-    connection.close()
 
 
 async def test_another_collections_groups_are_not_mistaken_for_ones_own(tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ PRESETS = [
 
 
 @pytest.mark.parametrize(("strategy", "preset"), PRESETS)
-def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path, strategy: str, preset: str) -> None:
+def test_each_preset_on_its_runs_is_the_plain_files(
+    make_reader, log, tmp_path: Path, strategy: str, preset: str
+) -> None:
     noise = random.Random(4)
 
     def now_and_then(prompt: str) -> Completion:
@@ -82,7 +84,6 @@ def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path,
             text = "REWRITE\nnothing yet"
         return sample(noise, text, prompt)
 
-    log = RunLog(tmp_path / "runs.sqlite")
     agent = make_reader(ScriptedPolicy(now_and_then), strategy=strategy, run_log=log)
     for question in GOLD:
         for number in range(3):
@@ -103,4 +104,3 @@ def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path,
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
     steps = training_world.run_case(tmp_path, case, tmp_path)
     assert_equal(Reference(tmp_path, groups), case, steps, tmp_path)
-    log.close()

@@ -26,6 +26,7 @@ import multi_conv_dapo as dapo  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from made_rollouts import example_settings  # noqa: E402
+from support import small_models  # noqa: E402
 from support.training_log import comparable, write_log  # noqa: E402
 
 from memagent_training.algorithm.advantages import (  # noqa: E402
@@ -209,7 +210,7 @@ def llama(seed: int = 0, dtype: Any = torch.float64, **changes: Any) -> Any:
         "vocab_size": 24, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 1, "initializer_range": 0.3,
     }  # fmt: skip
-    return made_rollouts.make_model(seed=seed, dtype=dtype, **sizes, **changes).eval()
+    return small_models.make_model(seed=seed, dtype=dtype, **sizes, **changes).eval()
 
 
 def read_steps(out: str) -> list[tuple[int, float, float]]:

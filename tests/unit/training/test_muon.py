@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from made_rollouts import find_changes, make_model, weights_of  # noqa: E402
+from made_rollouts import find_changes, weights_of  # noqa: E402
+from support.small_models import make_model  # noqa: E402
 
 from memagent_training.algorithm.muon import MuonWithAdamW  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402

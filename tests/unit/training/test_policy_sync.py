@@ -366,11 +366,6 @@ async def test_old_adapters_go_after_their_last_reader(sync, fake, base, tmp_pat
     assert set(fake.adapters) == {token.model for token in later}
 
 
-async def test_the_newest_adapters_stay(sync, fake, base, tmp_path) -> None:
-    names = [(await sync.sync(write_adapter(tmp_path / str(k), base, 0.1 * k), str(k))).model for k in range(1, 5)]
-    assert list(fake.adapters) == names[-2:]
-
-
 async def test_adapters_that_a_dead_process_left_go_too_but_not_from_a_server_of_others(fake, base, tmp_path) -> None:
     fake.adapters |= {"left": 0.1, "older": 0.2}
     await remote(fake, model=base).sync(write_policy(tmp_path / "1", 0.1), "1")
@@ -537,7 +532,7 @@ def test_a_probe_fits_vocabulary_and_window(vocabulary, window) -> None:
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
-    from made_rollouts import make_model
+    from support.small_models import make_model
 
     folder = tmp_path_factory.mktemp("llama")
     make_model(dtype=torch.float32).save_pretrained(folder)

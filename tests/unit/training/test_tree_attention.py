@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from made_rollouts import make_model  # noqa: E402
+from support.small_models import make_model  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.attention import flex_attention  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
