@@ -52,14 +52,6 @@ def arguments(world, tmp_path):
     return partial(command, world, tmp_path / "out")
 
 
-def process(arguments: list[str], **options: Any) -> Program:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "training")}
-    return Program(
-        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, **options,
-    )  # fmt: skip
-
-
 # Plans
 
 
@@ -213,7 +205,9 @@ PASSES = {"num_train_epochs": "3"}
 
 def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tmp_path) -> None:
     out = tmp_path / "out"
-    program = process(["memagent_graph", *arguments(**PASSES)])
+    command_line = [sys.executable, "-m", "memagent_graph", *arguments(**PASSES)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "training")}
+    program = Program(command_line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 100
     while not (out / "checkpoint-2" / recomputed.FILE_NAME).exists():
         assert program.poll() is None and time.monotonic() < deadline, program.communicate()

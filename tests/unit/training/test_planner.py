@@ -96,15 +96,6 @@ def test_the_order_of_rows_changes_nothing(rows, ranks, layout, rng):
 
     assert content(rows) == content(rng.sample(rows, len(rows)))
 
-
-class TestLayouts:
-    def test_padded_rows_cost_the_longest_prompt_and_the_longest_completion(self):
-        rows = [row(10, 2, "a"), row(3, 9, "b")]
-        plan = plan_step(rows, ranks=1, token_budget=38, layout=Layout.PADDED)
-        assert [batch.tokens for batch in plan.micro_batches[0]] == [2 * (10 + 9)]
-        assert plan.padding_tokens == 14
-        assert len(plan_step(rows, ranks=1, token_budget=37, layout=Layout.PADDED).micro_batches[0]) == 2
-
     def test_padding_puts_rows_of_like_length_together(self):
         rows = rows_of(4, 40, 4, 40, 4, 40)
         plan = plan_step(rows, ranks=1, token_budget=120, layout=Layout.PADDED)
