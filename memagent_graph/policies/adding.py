@@ -309,14 +309,12 @@ def _write_gguf(base: Path, model: Path, target: Path) -> None:
 
     reader: Any = gguf.GGUFReader(base)
     values = {name: field.contents() for name, field in reader.fields.items()}
-    if (template := model / "chat_template.jinja").exists():
-        values["tokenizer.chat_template"] = template.read_text("utf-8")
+    values["tokenizer.chat_template"] = (model / "chat_template.jinja").read_text("utf-8")
     architecture = values["general.architecture"]
     writer: Any = gguf.GGUFWriter(target, architecture)
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name not in _REWRITTEN_KEYS:
-            is_array = field.types[0] == gguf.GGUFValueType.ARRAY
-            writer.add_key_value(name, values[name], field.types[0], sub_type=field.types[-1] if is_array else None)
+            writer.add_key_value(name, values[name], field.types[0], sub_type=field.types[-1])
     writer.add_file_type(_FTYPE_F16)
     with safe_open(model / "model.safetensors", "numpy") as merged:
         for tensor in reader.tensors:
