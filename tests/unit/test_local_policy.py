@@ -102,10 +102,10 @@ async def test_questions_on_two_documents_share_what_is_theirs(policy) -> None:
     prompts = [prompt(question, 0, fact) for question in QUESTIONS for fact in facts]
     alone = [await policy.complete(prompt, GREEDY) for prompt in prompts]
     requests = [_Request(policy._engine.prompt_ids(prompt, {}), GREEDY, Future()) for prompt in prompts]
-    batches = policy._batches(requests)
+    batches = policy._group_by_prefix(requests)
     assert [len(batch) for batch in batches] == [len(QUESTIONS)] * len(facts)
     for batch in batches:
-        policy._serve(batch)
+        policy._run_batch(batch)
     together = [request.future.result() for request in requests]
     assert sum(completion.usage.cached_tokens > 320 for completion in together) >= len(prompts) - len(facts)
     assert [completion.token_ids for completion in together] == [completion.token_ids for completion in alone]
