@@ -150,7 +150,8 @@ class CommandGroup(typer.core.TyperGroup):
         added = _list_added()
         if cmd_name in added:
             return _added_command(added[cmd_name])
-        self.commands = dict.fromkeys(self.list_commands(ctx))  # from which typer proposes another name
+        # typer proposes a name of these.
+        self.commands = {name: typer.core.TyperCommand(name) for name in self.list_commands(ctx)}
         return None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
