@@ -32,9 +32,9 @@ CHAT = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_en
 def write_tiny_gguf(path: Path) -> None:
     """A Qwen2 of two layers with random weights in Q8_0 and a byte-level vocabulary."""
     gguf = pytest.importorskip("gguf")
-    from support.adversarial_texts import byte_of_character
+    from memagent_graph.tokenizers.byte_level import map_characters_to_bytes
 
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_of_character(), "ĠĠ", "Ċ" * 2]
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map_characters_to_bytes(), "ĠĠ", "Ċ" * 2]
     writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_context_length(256)
     writer.add_embedding_length(WIDTH)
