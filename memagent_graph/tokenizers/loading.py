@@ -1,7 +1,7 @@
 """Tokenizers: text to ids and back, and the number of characters that the first n tokens cover.
 
 `load_tokenizer` accepts `embedded`, a tiktoken encoding or model name, a file or folder with a tokenizer.json, a hub
-id. OpenAI's encodings use tiktoken; all other tokenizers use the `tokenizers` library.
+id. tiktoken does the work for OpenAI's encodings and for most byte-level BPE, the `tokenizers` library for the rest.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tokenizers import Tokenizer as Backend
 from memagent_graph.errors import TokenizerError, load_extra
 from memagent_graph.plain_text import did_you_mean, in_one_line
 from memagent_graph.storage.bounded_files import read_json_file
+from memagent_graph.tokenizers.byte_level import make_encoding
 from memagent_graph.tokenizers.pieces import cut_pieces
 from memagent_graph.words import without_surrogates
 
@@ -97,9 +98,9 @@ class Tokenizer(Protocol):
 class TiktokenTokenizer:
     """A tiktoken encoding as a `Tokenizer`."""
 
-    def __init__(self, encoding: tiktoken.Encoding) -> None:
+    def __init__(self, encoding: tiktoken.Encoding, *, name: str = "") -> None:
         self._encoding = encoding
-        self.name = encoding.name
+        self.name = name or encoding.name
         self.special_tokens = frozenset(encoding.special_tokens_set)
 
     @functools.cached_property
@@ -164,7 +165,9 @@ class _TiktokenText:
 
 
 class HFTokenizer:
-    """A tokenizer.json of any kind, on the `tokenizers` library.
+    """A tokenizer.json of any kind.
+
+    The `tokenizers` library is loaded only if tiktoken cannot give the same ids.
 
     Args:
         specification: the parsed tokenizer.json.
@@ -183,13 +186,27 @@ class HFTokenizer:
             added = [{**token, "special": True} for token in specification.get("added_tokens") or []]
             replaced = {"added_tokens": added, "truncation": None, "padding": None, "post_processor": None}
             self._rules = {**specification, **replaced}
-            self._backend = Backend.from_str(json.dumps(self._rules))
-        self._backend.encode_special_tokens = True
+            encoding = make_encoding(self._rules)
+        self._fast = TiktokenTokenizer(encoding, name=name) if encoding is not None else None
+        self._composes = self._rules.get("normalizer") is not None
+        if self._fast is None:
+            _ = self._backend
         self._ids = functools.lru_cache(maxsize=8)(self.encode)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the specification, because the cache of ids cannot be pickled."""
         return functools.partial(HFTokenizer, name=self.name), (self._specification,)
+
+    @functools.cached_property
+    def _backend(self) -> Backend:
+        with _library_errors(self.name):
+            backend = Backend.from_str(json.dumps(self._rules))
+        backend.encode_special_tokens = True
+        return backend
+
+    def _choose_fast(self, text: str) -> TiktokenTokenizer | None:
+        """Return the tokenizer that gives the ids of `text` by tiktoken, if there is one."""
+        return self._fast if not self._composes or unicodedata.is_normalized("NFC", text) else None
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -212,16 +229,22 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
+        if (fast := self._choose_fast(text)) is not None:
+            return fast.encode(text)
         return [token for _, encoding in self._encodings(text) for token in encoding.ids]
 
     def tokenize(self, text: str) -> TextTokens:
         """Return the tokens of `text` with their places."""
+        if (fast := self._choose_fast(text)) is not None:
+            return fast.tokenize(text)
         parts = [*self._encodings(text)]
         first_tokens = itertools.accumulate((len(encoding) for _, encoding in parts), initial=0)
-        return _HFText(text, parts, [*first_tokens], composes=self._backend.normalizer is not None)
+        return _HFText(text, parts, [*first_tokens], composes=self._composes)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
+        if self._fast is not None:
+            return self._fast.decode(ids)
         if ids and not 0 <= max(ids) <= self._largest_id:  # the library would silently drop them
             raise TokenizerError(f"the tokenizer {self.name} has no token {max(ids)}", hint=_OTHER_TOKENIZER)
         with _library_errors(self.name):

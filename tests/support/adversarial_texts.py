@@ -1,33 +1,9 @@
-"""Texts on which tokenizers are most likely to disagree, and byte-level BPE by another library."""
+"""Texts on which tokenizers are most likely to disagree."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
-
-import tiktoken
-
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-
-def byte_of_character() -> dict[str, int]:
-    """GPT-2's printable characters for the 256 bytes, from character to byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    table = {chr(byte): byte for byte in printable}
-    table.update({chr(256 + position): byte for position, byte in enumerate(others)})
-    return table
-
-
-def as_tiktoken(specification: dict[str, Any], pattern: str = GPT2_PATTERN) -> tiktoken.Encoding:
-    """A byte-level BPE tokenizer.json, whose merges must be in the order of their ids, as a tiktoken encoding."""
-    table, vocabulary = byte_of_character(), specification["model"]["vocab"]
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in specification["model"]["merges"]]
-    tokens = [*table, *(left + right for left, right in merges)]
-    ranks = {bytes(table[character] for character in token): vocabulary[token] for token in tokens}
-    return tiktoken.Encoding("oracle", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-
 
 _ALPHABETS = (
     "abcdefghijklmnopqrstuvwxyz",

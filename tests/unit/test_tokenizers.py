@@ -8,11 +8,14 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.adversarial_texts import GPT2_PATTERN, adversarial_texts, as_tiktoken
+from support.adversarial_texts import adversarial_texts
 from support.made_tokenizers import CL100K, KINDS
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
 
 from memagent_graph.errors import MissingExtraError, TokenizerError, install_command
-from memagent_graph.tokenizers.loading import TiktokenTokenizer, load_tokenizer
+from memagent_graph.tokenizers.byte_level import map_characters_to_bytes
+from memagent_graph.tokenizers.loading import HFTokenizer, load_tokenizer
 from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES
 
 
@@ -32,10 +35,6 @@ def tokenizer(request, folder):
 
 def specification(folder, kind):
     return json.loads((folder / kind / "tokenizer.json").read_text())
-
-
-def oracle(folder, kind):
-    return as_tiktoken(specification(folder, kind), CL100K if kind == "cl100k" else GPT2_PATTERN)
 
 
 def test_text_that_looks_special_is_ordinary_text(tokenizer):
@@ -64,26 +63,53 @@ def test_any_text_encodes_and_its_prefixes_are_true(text, tokenizer):
     assert ids == tokenizer.encode(clean)
 
 
-@pytest.mark.parametrize("kind", ["cl100k", "gpt2"])
-def test_ids_and_prefixes_are_those_of_another_implementation_of_bpe(kind, folder):
-    tokenizer, other = load_tokenizer(folder / kind), oracle(folder, kind)
-    vocabulary = [other.decode_single_token_bytes(token) for token in range(300, 2000)]
+def by_library(spec):
+    """A tokenizer of the same file that leaves all work to the tokenizers library."""
+    tokenizer = HFTokenizer(spec, name="library")
+    tokenizer._fast = None
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["cl100k", "gpt2", "nfc"])
+def test_byte_level_bpe_by_tiktoken_has_the_ids_and_prefixes_of_the_library(kind, folder):
+    tokenizer, library = load_tokenizer(folder / kind), by_library(specification(folder, kind))
+    vocabulary = [tokenizer._fast._encoding.decode_single_token_bytes(token) for token in range(300, 2000)]
     inside = 0
     for number, text in enumerate(adversarial_texts(vocabulary, count=1500)):
         ids = tokenizer.encode(text)
-        assert ids == other.encode_ordinary(text) == TiktokenTokenizer(other).encode(text)
-        assert tokenizer.decode(ids) == other.decode(ids)
-        tokenized, other_tokenized = tokenizer.tokenize(text), TiktokenTokenizer(other).tokenize(text)
+        assert ids == library.encode(text)
+        assert tokenizer.decode(ids) == library.decode(ids)
+        tokenized, by_offsets = tokenizer.tokenize(text), library.tokenize(text)
         for n in range(len(ids) + 1) if number % 5 == 0 else ():
             length = tokenized.prefix_chars(n)
-            assert other_tokenized.prefix_chars(n) == length
-            if length is None:
-                inside += 1
-                with pytest.raises(UnicodeDecodeError):
-                    other.decode_bytes(ids[:n]).decode()
-            else:
-                assert other.decode_bytes(ids[:n]).decode() == text[:length]
+            assert by_offsets.prefix_chars(n) == length
+            inside += length is None
+            assert length is None or kind == "nfc" or tokenizer.decode(ids[:n]) == text[:length]
     assert inside > 100
+
+
+def merges_of(*merges, ignore_merges=False):
+    """GPT-2's words, and a vocabulary of bytes and these merges."""
+    vocab = {character: number for number, character in enumerate(map_characters_to_bytes())}
+    for merge in merges:
+        vocab.setdefault("".join(merge), len(vocab))
+    backend = Backend(models.BPE(vocab=vocab, merges=[*merges], ignore_merges=ignore_merges))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return json.loads(backend.to_str())
+
+
+A_TOKEN_IN_TWO_WAYS = (("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc"))
+A_TOKEN_OUT_OF_REACH = (("b", "c"), ("a", "b"), ("ab", "c"))
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True])
+@pytest.mark.parametrize("merges", [A_TOKEN_IN_TWO_WAYS, A_TOKEN_OUT_OF_REACH, (("1", "0"), ("0", "0"), ("10", "0"))])
+def test_the_library_does_what_tiktoken_would_do_otherwise(merges, ignore_merges):
+    spec = merges_of(*merges, ignore_merges=ignore_merges)
+    tokenizer, library = HFTokenizer(spec, name="own"), by_library(spec)
+    for text in ("abc", "xabc abcd", "bcabc", "100", "2100 1000"):
+        assert tokenizer.encode(text) == library.encode(text)
+        assert tokenizer.tokenize(text).prefix_chars(1) == library.tokenize(text).prefix_chars(1)
 
 
 def test_prefixes_of_text_that_a_normal_form_changes_are_in_its_own_characters(folder):
@@ -118,9 +144,9 @@ def test_much_of_one_character_neither_crashes_nor_crawls(unit, tokenizer, monke
     """No text that the library's patterns could take for ever over is given to it: pieces are bounded, and few."""
     text = (unit * 100_000)[: 100_000 // len(unit.encode("utf-8", "replace"))]
     fresh = pickle.loads(pickle.dumps(tokenizer))  # it has encoded nothing yet
-    library = "_encoding" if isinstance(fresh, TiktokenTokenizer) else "_backend"
-    fed = Fed(getattr(fresh, library))
-    monkeypatch.setattr(fresh, library, fed)
+    owner, library = (fresh, "_backend") if fresh._choose_fast(text) is None else (fresh._fast, "_encoding")
+    fed = Fed(getattr(owner, library))
+    monkeypatch.setattr(owner, library, fed)
     ids = fresh.encode(text)
     largest = MAX_PIECE_BYTES // 4
     assert max(fed.lengths) <= largest
@@ -184,7 +210,7 @@ def test_a_tiktoken_encoding_is_found_by_model_name(monkeypatch):
 
     def get(name):
         names.append(name)
-        return tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|x|>": 256})
+        return tiktoken.Encoding(name, pat_str=CL100K, mergeable_ranks=ranks, special_tokens={"<|x|>": 256})
 
     monkeypatch.setattr(tiktoken, "get_encoding", get)
     tokenizer = load_tokenizer("gpt-4o-mini")

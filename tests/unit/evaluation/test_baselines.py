@@ -21,7 +21,7 @@ from memagent_graph.errors import BudgetError, MemAgentError, MissingExtraError
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reasoning import extract_reply
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.excerpts import FullContext, count_prompt_overhead
 from memagent_graph.strategies.retrieval import Retrieval
@@ -206,9 +206,9 @@ async def test_a_systems_readers_share_one_connection_to_a_file_of_checkpoints(m
     async def count_opening(checkpoints):
         if isinstance(checkpoints, Path):
             paths.append(checkpoints)
-        return await open_saver(checkpoints)
+        return await open_checkpointer(checkpoints)
 
-    monkeypatch.setattr("memagent_graph.reader.open_saver", count_opening)
+    monkeypatch.setattr("memagent_graph.reader.open_checkpointer", count_opening)
     reader = make_reader(Reader(), checkpoints=tmp_path / "checkpoints.sqlite")
     system = load_system("refine", reader)
     document = reader.store.add(Document.of(SHORT))

@@ -28,7 +28,7 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
 )
 from memagent_graph.results import Usage
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 
 
 class Oracle:
@@ -325,7 +325,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
             fillers = [f" filler{number}" for number in range(99)]
             return replace(sample, text=lambda: iter([*sample.text(), *fillers, " the end "]))
 
-    saver = await open_saver(tmp_path / "checkpoints.sqlite")
+    saver = await open_checkpointer(tmp_path / "checkpoints.sqlite")
     system = load_system(
         "memagent", make_reader(ScriptedPolicy(forgetful), run_log=log, store=store, checkpoints=saver)
     )

@@ -15,7 +15,7 @@ from memagent_graph.errors import EvaluationError, RunMismatchError
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import SamplingParams
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 from memagent_graph.strategies.refine import IMPROVE, Refine
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
@@ -84,7 +84,7 @@ async def test_the_policy_s_own_words_are_used_where_the_reader_uses_them(make_r
 
 
 async def test_one_name_for_two_questions_is_refused(make_reader, document, tmp_path) -> None:
-    saver = await open_saver(tmp_path / "checkpoints.sqlite")
+    saver = await open_checkpointer(tmp_path / "checkpoints.sqlite")
     system = memagent(make_reader, None, checkpoints=saver)
     await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
     with pytest.raises(RunMismatchError, match="another question or document"):
