@@ -120,7 +120,7 @@ async def test_a_fact_in_a_short_document_is_found_and_costs_what_all_calls_do(a
     assert attempt.usage.seconds > 0
 
 
-async def test_operations_are_not_told_where_the_model_s_size_is_not_known(ask) -> None:
+async def test_operations_are_unknown_if_the_model_size_is_unknown(ask) -> None:
     usage = (await ask("full_context", SHORT, ScriptedPolicy(answerer))).usage
     assert (usage.flops, usage.full_context_flops) == (None, None)
 
@@ -161,7 +161,7 @@ async def test_plain_answers_are_asked_for_without_a_box_and_taken_whole(ask, na
 
 
 @pytest.mark.parametrize("name", ["memagent", "full_context", "refine"])
-async def test_what_leaves_no_room_for_text_is_an_error_with_a_remedy(ask, name) -> None:
+async def test_a_budget_without_room_for_text_is_an_error_with_a_hint(ask, name) -> None:
     with pytest.raises(BudgetError, match=r"an answer needs \d+ tokens .* window has 1000\. Lower"):
         await ask(name, SHORT, answer_tokens=990)
     with pytest.raises(MemAgentError, match="the question is empty"):

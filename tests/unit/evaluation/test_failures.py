@@ -130,7 +130,7 @@ def test_a_fact_that_no_memory_held_is_looked_for_in_the_chunks(chunks, cut, exp
 
 
 @pytest.mark.parametrize(("chunks", "loss"), [(["a", "b", "c"], Loss.NOT_READ), (CHUNKS, Loss.NEVER_WRITTEN)])
-def test_a_fact_behind_the_end_of_a_read_that_stopped_early_was_not_read(chunks, loss) -> None:
+def test_a_fact_after_an_early_stop_was_not_read(chunks, loss) -> None:
     question, run = read_view(chunks)
     (result,) = analyse(question, replace(run, stop_reason="enough"))
     assert result.loss is loss

@@ -77,7 +77,7 @@ def test_strict_wants_all_of_several_gold_strings_in_any_order_however_they_are_
 
 
 @pytest.mark.parametrize("answer", ["7, 12", "7, 12, 30, 31", "71230", "They are 7, 12, 30", "", "7, 12, 3 0"])
-def test_strict_wants_none_besides_and_none_left_out(answer) -> None:
+def test_strict_refuses_extra_and_missing_strings(answer) -> None:
     assert not is_exactly(answer, ("7", "12", "30"), Metric.ALL)
 
 
@@ -111,7 +111,7 @@ def test_punctuation_parts_words_where_there_is_no_space(text) -> None:
         ("café society", "caf"),
     ],
 )
-def test_what_stands_inside_a_number_or_word_is_none_of_its_own(text, gold) -> None:
+def test_parts_of_a_number_or_word_do_not_match(text, gold) -> None:
     assert not contains(text, gold)
     assert contains(text, text)
 
@@ -130,7 +130,7 @@ def test_lenient_wants_any_wording_of_one_answer_but_all_of_several() -> None:
 
 
 @given(words, st.lists(words, min_size=1, max_size=3), st.sampled_from(Metric))
-def test_what_is_strictly_right_is_leniently_right(answer, gold, metric) -> None:
+def test_strict_matches_are_lenient_matches(answer, gold, metric) -> None:
     for text in (answer, ",".join(gold), ";".join(gold), "/".join(gold)):
         scores = score(make_sample(*gold, metric=metric), text, text, answer_format=AnswerFormat.PLAIN)
         assert scores.strict <= scores.lenient

@@ -83,7 +83,7 @@ async def test_the_policy_s_own_words_are_used_where_the_reader_uses_them(make_r
         assert attempt.usage.turns == calls
 
 
-async def test_one_name_for_two_questions_is_refused(make_reader, document, tmp_path) -> None:
+async def test_one_run_id_for_two_questions_is_refused(make_reader, document, tmp_path) -> None:
     saver = await open_checkpointer(tmp_path / "checkpoints.sqlite")
     system = memagent(make_reader, None, checkpoints=saver)
     await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")

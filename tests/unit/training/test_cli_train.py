@@ -186,12 +186,12 @@ def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(ar
         (["--gold", os.devnull], {}, "Name one (--reward): exact_match"),
     ],
 )
-def test_what_cannot_be_had_is_refused_in_words(arguments, more, settings, words) -> None:
+def test_invalid_options_are_refused_with_a_hint(arguments, more, settings, words) -> None:
     refusal = memagent(*arguments("--dry-run", *more, **settings), code=ExitCode.USAGE).stderr
     assert words in refusal and "what to do:" in refusal
 
 
-def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
+def test_a_missing_extra_is_named(arguments, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
     assert install_command("train") in memagent(*arguments(), code=ExitCode.SETTINGS).stderr

@@ -74,7 +74,7 @@ def gold_chunk(run: TrainingRun) -> int:
     )
 
 
-def test_f2_counts_recall_more_than_precision() -> None:
+def test_f2_weighs_recall_above_precision() -> None:
     assert compute_f2({1, 2}, {1, 2}) == 1.0
     assert compute_f2({1}, {1, 2}) == pytest.approx(5 * 1 * 0.5 / (4 * 1 + 0.5))
     assert compute_f2({1, 2}, {1}) == pytest.approx(5 * 0.5 * 1 / (4 * 0.5 + 1))
@@ -135,7 +135,7 @@ def test_a_read_ends_best_with_the_chunk_of_the_last_evidence(read, late: int, l
 
 
 @pytest.mark.parametrize("strategy", ["parallel", "reread"])
-def test_who_reads_again_and_finds_nothing_more_has_lost_nothing(read, strategy: str) -> None:
+def test_a_second_reading_without_new_facts_loses_no_credit(read, strategy: str) -> None:
     run = read(reads_perfectly, strategy)
     places = [at for at, row in enumerate(run.conversations_K) if row.span and row.span.index == gold_chunk(run)]
     assert len(places) == 2, "each chunk is read twice"
@@ -146,13 +146,13 @@ def test_who_reads_again_and_finds_nothing_more_has_lost_nothing(read, strategy:
 
 
 @pytest.mark.parametrize("strategy", ["map_reduce", "parallel", "segments:count=3", "reread"])
-def test_what_is_read_in_several_lines_has_no_one_end(read, strategy: str) -> None:
+def test_runs_with_branches_have_no_exit_reward(read, strategy: str) -> None:
     run = read(reads_perfectly, strategy)
     assert ExitInTime()(run) is None
     assert "several branches" in ExitInTime().why_unknown(run)
 
 
-def test_a_run_that_a_limit_ended_did_not_end_too_early(read) -> None:
+def test_a_run_that_a_limit_ended_has_no_exit_reward(read) -> None:
     run = read(limits=Limits(max_chunks=1))
     assert ExitInTime()(run) is None
     assert ExitInTime().why_unknown(run) == "it has no answer"
@@ -160,7 +160,7 @@ def test_a_run_that_a_limit_ended_did_not_end_too_early(read) -> None:
     assert LongRLVR().why_unknown(run) == "it has no answer"
 
 
-def test_what_is_not_known_says_why(read) -> None:
+def test_unknown_rewards_state_their_reason(read) -> None:
     run = read(gold=None)
     cases = [
         (run, "no gold evidence is known"),
@@ -217,12 +217,12 @@ def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Pat
     ],
     ids=str,
 )
-def test_terms_that_cannot_be(entry: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_credit_terms_are_refused(entry: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=message):
         load_preset("dapo", output_dir=str(tmp_path), credit=[entry], use_cpu=True, bf16=False)
 
 
-def test_a_penalty_that_no_term_takes_in_is_refused(tmp_path: Path) -> None:
+def test_an_overlong_penalty_without_an_outcome_term_is_refused(tmp_path: Path) -> None:
     penalty = {"overlong_max_length": 8, "overlong_cache_length": 4, "use_cpu": True, "bf16": False}
     with pytest.raises(TrainingError, match="no credit term is about the outcome"):
         load_preset("longrlvr", output_dir=str(tmp_path), **penalty)
@@ -239,7 +239,7 @@ def test_a_reward_of_whole_runs_for_single_conversations_is_refused_wherever_gro
             look(RolloutGroup("g", rollouts), settings)
 
 
-def test_a_mask_that_leaves_no_conversation_names_the_roles_there_are() -> None:
+def test_a_term_for_no_role_of_the_runs_names_their_roles() -> None:
     check_roles([CreditTerm("outcome", roles=("gated_*", "answer"))], {"gated_update", "answer"})
     with pytest.raises(TrainingError, match=r"role 'gated_\*', and the runs have answer, update.*strategy"):
         check_roles([CreditTerm("outcome", roles=("gated_*",))], {"update", "answer"})
@@ -255,7 +255,7 @@ def test_a_mask_that_leaves_no_conversation_names_the_roles_there_are() -> None:
     ],
     ids=str,
 )
-def test_a_loop_refuses_terms_that_cannot_be(credit: Any, message: str, tmp_path: Path) -> None:
+def test_a_loop_refuses_invalid_credit_terms(credit: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(MemAgentError, match=message):
         prepare(small_job(tmp_path / "rl", settings={**SETTINGS, "credit": credit}))
 

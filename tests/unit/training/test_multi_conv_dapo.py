@@ -102,7 +102,7 @@ def test_without_old_log_probs_they_are_the_model_s_and_move_nothing(cap: float 
     assert float(model.table.grad[0, 1]) == pytest.approx(0.5 * weight * (1 - 0.25) / 2)
 
 
-def test_what_cannot_be_computed_is_refused() -> None:
+def test_missing_reference_variance_or_log_probs_are_refused() -> None:
     with pytest.raises(ValueError, match="kl_coef needs a reference"):
         loss([SHORT_AND_LONG], dapo.MEMAGENT_PAPER)
     equal = group((1.0, [conversation(1)]), (1.0, [conversation(1)]))

@@ -80,7 +80,7 @@ def write_gold(folder: Path, *lines: dict[str, Any]) -> Path:
         (None, None),
     ],
 )
-def test_boxed_exact_match_is_the_papers(raw, value) -> None:
+def test_boxed_exact_match_follows_the_paper(raw, value) -> None:
     assert BoxedExactMatch()(run(raw, gold=GOLD)) == value
     assert BoxedExactMatch()(run(raw)) is None
 
@@ -108,7 +108,7 @@ def test_gold_answers_go_by_run_first_then_by_question_and_can_be_read_from_a_fi
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"question": "q"}', '{"question": 1, "answer": "x"}', '{"answers": [1]}'])
-def test_a_line_that_holds_no_gold_answer_is_named(tmp_path, line) -> None:
+def test_a_line_without_a_gold_answer_is_named(tmp_path, line) -> None:
     path = tmp_path / "gold.jsonl"
     path.write_text('{"question": "q", "answer": "a"}\n' + line)
     with pytest.raises(RewardError, match=r"gold\.jsonl, line 2: no question"):
@@ -132,7 +132,7 @@ def test_the_same_question_about_two_documents_has_an_answer_in_each(tmp_path) -
 
 
 @pytest.mark.parametrize("document", [{}, {"document": "a"}])
-def test_a_line_that_answers_otherwise_what_another_has_answered_is_named(tmp_path, document) -> None:
+def test_contradicting_gold_answers_are_named_with_their_lines(tmp_path, document) -> None:
     lines = [{"question": QUESTION} | document | {"answer": answer} for answer in ("1", "1", "2")]
     with pytest.raises(RewardError, match=r"gold\.jsonl, line 3: the question of line 1 again.*Name the document"):
         GoldAnswers.load(write_gold(tmp_path, *lines))

@@ -78,7 +78,9 @@ def setting(**changes: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_a_job_that_cannot_be(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_an_invalid_job_is_refused_before_its_folder_is_made(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(MemAgentError, match=message):
         prepare(small_job(tmp_path / "rl", **changes))
     assert not (tmp_path / "rl").exists()
