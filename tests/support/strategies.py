@@ -56,8 +56,3 @@ def reads_perfectly(prompt: str) -> str:
     if "<section>" not in prompt and lines:  # of several memories below each other, some may say that they hold nothing
         prompt = prompt.replace(memory, "\n".join(lines))
     return perfect_reader(prompt)
-
-
-def policy_prompt_ids(prompt: str) -> list[int]:
-    """Token ids as a policy might tell them: made from the text."""
-    return [ord(character) % 60 + 3 for character in prompt][-40:]

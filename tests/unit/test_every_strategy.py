@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import os
 import random
 import signal
@@ -21,13 +22,12 @@ import pytest
 import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
-from support.scripts import document_with
-from support.strategies import EVERY, policy_prompt_ids, reads_perfectly, short
+from support.scripts import document_with, with_ids
+from support.strategies import EVERY, reads_perfectly, short
 
 from memagent_graph import (
     Budget,
     Completion,
-    FinishReason,
     Limits,
     MemAgent,
     ReadResult,
@@ -39,7 +39,7 @@ from memagent_graph import (
     load_tokenizer,
 )
 from memagent_graph.errors import PolicyError, PolicyUnreachableError
-from memagent_graph.policy import TokenUsage
+from memagent_graph.storage.paths import default_run_log
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
@@ -54,19 +54,7 @@ SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_
 
 
 def exactly(prompt: str) -> Completion:
-    """A policy that tells ids and log-probs, made up from the text."""
-    text = reads_perfectly(prompt)
-    ids = policy_prompt_ids(text)
-    return Completion(
-        text=text,
-        finish_reason=FinishReason.STOP,
-        model="scripted",
-        usage=TokenUsage(len(prompt), len(ids)),
-        prompt_token_ids=policy_prompt_ids(prompt),
-        token_ids=ids,
-        logprobs=[-0.25] * len(ids),
-        policy_version="v7",
-    )
+    return with_ids(prompt, reads_perfectly(prompt))
 
 
 KILLED = ("overwrite", "parallel", "segments:count=3", "reread", "recall")
@@ -143,7 +131,7 @@ def test_it_is_logged_exactly(finished) -> None:
     assert sum(conversation.prompt_tokens for conversation in conversations) == result.usage.prompt_tokens
     steps = {conversation.step for conversation in conversations}
     for conversation in conversations:
-        assert list(conversation.token_ids) == policy_prompt_ids(conversation.text)
+        assert list(conversation.token_ids) == list(conversation.text.encode())
         assert set(conversation.parents) <= steps
         assert all(span.start_char < span.end_char for span in conversation.reads)
     assert len(counted_places(log)) == len(conversations)
@@ -240,33 +228,10 @@ def test_runs_of_two_ways_of_reading_are_no_group(make_reader, log) -> None:
     assert not load_groups(log).groups
 
 
-READ = """
-import sys
-from pathlib import Path
-from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, RunLog, load_prompts
-from memagent_graph.errors import RunNotFoundError
-
-url, folder, question, strategy = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4]
-reader = MemAgent(
-    OpenAICompatiblePolicy("fake", base_url=url),
-    tokenizer="embedded",
-    budget=Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60),
-    prompts=load_prompts(),
-    strategy=strategy,
-    store=folder / "documents",
-    checkpoints=folder / "checkpoints.sqlite",
-    run_log=RunLog(folder / "runs.sqlite"),
-    branches=4,
-)
-with reader:
-    print("reading", flush=True)
-    try:
-        result = reader.resume("r")
-    except RunNotFoundError:
-        result = reader.read(folder / "book.txt", question, run_id="r")
-    print(result.answer, result.chunks_read, flush=True)
-"""
 AT_ONCE = 4
+SMALL_CHUNKS = ("--concurrency", str(AT_ONCE), "--model", "fake", "--tokenizer", "embedded", "--context-window", "1000",
+                "--question-tokens", "50", "--memory-tokens", "60", "--chunk-tokens", "40",
+                "--answer-tokens", "60")  # fmt: skip
 
 
 def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
@@ -277,15 +242,16 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     text = document_with({0.12: "The key of harbor is 4711.", 0.38: "The key of castle is 12."}, words=60 * chunks)
     text = text[: tokenizer.tokenize(text).prefix_chars(chunks * 40)]
     (tmp_path / "book.txt").write_text(text)
-    (tmp_path / "read.py").write_text(READ)
     moments, most = random.Random(f"{killed[-9:]}"), size(4, 40) if is_line else size(1, 12)
     is_finished = False
     kills = 0
     with FakeServer(lambda body, number: reads_perfectly(body["messages"][0]["content"]), delay=0.02) as server:
-        command = [sys.executable, str(tmp_path / "read.py"), server.base_url, str(tmp_path), QUESTION, killed]
+        options = ("--base-url", server.base_url, "--strategy", killed, "--json")
+        program = [sys.executable, "-m", "memagent_graph"]
+        read = [*program, "read", tmp_path / "book.txt", "-q", QUESTION, "--run-id", "r", *SMALL_CHUNKS, *options]
+        resume = [*program, "resume", "r", *options]
         while kills < most and not is_finished:
-            with Program(command, stdout=subprocess.PIPE) as process:
-                assert process.stdout.readline() == "reading\n"
+            with Program(resume if kills else read, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
                 enough = len(server.requests) + moments.randrange(3, 12)
                 while len(server.requests) < enough and process.poll() is None:
                     time.sleep(0.002)
@@ -293,21 +259,20 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
                 if not is_finished:
                     os.kill(process.pid, signal.SIGKILL)
                     kills += 1
-        output = run_program(command, stdout=subprocess.PIPE, check=True).stdout.split()
+        result = json.loads(run_program(resume, capture_output=True, check=True).stdout)
         prompts = [body["messages"][0]["content"] for body in server.requests]
         sections = Counter(prompt for prompt in prompts if "<section>" in prompt)
     assert kills >= 1
-    _, answer, chunks_read = output
-    assert answer == "4711"
+    assert result["answer"] == "4711"
     repetitions = sum(sections.values()) - len(sections)
     # A chunk is open until its reply is in the file. While some wait for that, as many others may be asked for.
     assert repetitions <= kills * (1 if is_line else 2 * AT_ONCE)
     record_property("kills", kills)
     record_property("requests asked again per kill", round(repetitions / kills, 2))
-    log = RunLog(tmp_path / "runs.sqlite")
+    log = RunLog(default_run_log())
     assert max(counted_places(log).values()) == 1
     assert {span.index for conversation in log.conversations("r") for span in conversation.reads} == set(range(chunks))
-    assert int(chunks_read) % chunks == 0, "each pass reads every chunk"
+    assert result["chunks_read"] % chunks == 0, "each pass reads every chunk"
     trace = log.trace("r")
     assert {parent for step in trace.calls for parent in step.parents} <= {step.id for step in trace.calls}
     assert log.get("r").answer == "4711"

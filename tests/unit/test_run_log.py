@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -13,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
-from support import conversations
-from support.scripts import document_with, perfect_reader
+from langgraph.checkpoint.memory import InMemorySaver
+from support.conversations import DOCUMENT
+from support.conversations import conversation as make_conversation
+from support.scripts import document_with, perfect_reader, with_ids
 
 from memagent_graph import (
     Completion,
@@ -31,37 +34,18 @@ from memagent_graph.run_log import Conversation, RunFilter, TextKind
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.packing import pack_numbers, pack_text, unpack_numbers, unpack_text
 from memagent_graph.run_log.rows import connect
+from memagent_graph.storage import database_writer
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
-REF = {"key": "sha256:" + "0" * 64, "name": "a.txt", "size": 10, "media_type": "text/plain"}
-
-
-@pytest.fixture
-def log(tmp_path):
-    log = RunLog(tmp_path / "runs.sqlite")
-    yield log
-    log.close()
 
 
 def exactly(prompt: str) -> Completion:
-    """A policy that tells ids, made up from the text, and log-probs."""
-    text = perfect_reader(prompt)
-    ids = list(text.encode())
-    return Completion(
-        text=text,
-        finish_reason=FinishReason.STOP,
-        model="scripted",
-        usage=TokenUsage(len(prompt), len(ids)),
-        prompt_token_ids=list(prompt.encode()),
-        token_ids=ids,
-        logprobs=[-0.25] * len(ids),
-        policy_version="v7",
-    )
+    return with_ids(prompt, perfect_reader(prompt))
 
 
 def conversation(position: int, step: str = "s", **changes) -> Conversation:
-    return conversations.conversation(position, step=step, **changes)
+    return make_conversation(position, step=step, **changes)
 
 
 def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader, log) -> None:
@@ -115,7 +99,7 @@ def test_a_run_under_the_id_of_another_replaces_it(make_reader, log, tmp_path) -
 
 
 def test_what_a_resume_reads_again_supersedes_what_was_logged_before(log) -> None:
-    log.begin("r", QUESTION, REF, {})
+    log.begin("r", QUESTION, DOCUMENT, {})
     for position in range(4):
         log.record(conversation(position, f"first {position}", parents=(f"first {position - 1}",)))
     log.wait(log.record(conversation(2, "second 2", parents=("first 1",), text="anew")))
@@ -167,7 +151,7 @@ def test_a_redaction_that_raises_ends_the_log_and_not_the_read(make_reader, tmp_
 
 
 def test_rewards_pile_up_and_the_newest_of_a_name_counts(log) -> None:
-    log.begin("r", QUESTION, REF, {})
+    log.begin("r", QUESTION, DOCUMENT, {})
     row = log.wait(log.record(conversation(0)))
     log.reward("r", 0.0, name="exact", source="scorer")
     log.reward("r", 1.0, name="exact", source="scorer", note="relabelled")
@@ -186,9 +170,9 @@ def test_rewards_pile_up_and_the_newest_of_a_name_counts(log) -> None:
 def test_rewards_count_for_their_attempt_even_if_the_clock_is_set_back(log, monkeypatch) -> None:
     times = iter([1000.0, 2000.0, 1500.0, 1200.0])
     monkeypatch.setattr("memagent_graph.run_log.log.time.time", lambda: next(times))
-    log.wait(log.begin("r", QUESTION, REF, {}))
+    log.wait(log.begin("r", QUESTION, DOCUMENT, {}))
     log.reward("r", 0.0, name="first")
-    log.wait(log.begin("r", QUESTION, REF, {}))
+    log.wait(log.begin("r", QUESTION, DOCUMENT, {}))
     assert log.latest_rewards("r") == {}
     log.reward("r", 1.0, name="second")
     assert log.latest_rewards("r") == {"second": 1.0}
@@ -197,7 +181,7 @@ def test_rewards_count_for_their_attempt_even_if_the_clock_is_set_back(log, monk
 
 def test_runs_are_found_by_what_is_known_of_them_and_deleted_with_all_they_have(log) -> None:
     for index, name in enumerate(("a.txt", "b.txt", "c.txt")):
-        log.begin(f"r{index}", f"Question {index}?", {**REF, "name": name}, {})
+        log.begin(f"r{index}", f"Question {index}?", {**DOCUMENT, "name": name}, {})
         log.record(conversation(0, run_id=f"r{index}", policy=f"policy {index}"))
     log.wait(log.end("r1", "answered", "yes"))
     log.reward("r2", 1.0)
@@ -224,13 +208,13 @@ def test_runs_are_found_by_what_is_known_of_them_and_deleted_with_all_they_have(
 
 
 def test_values_that_sqlite_cannot_hold_are_errors_with_a_remedy(log) -> None:
-    log.wait(log.begin("r", QUESTION, REF, {}))
+    log.wait(log.begin("r", QUESTION, DOCUMENT, {}))
     for attempt in (
         lambda: log.reward("r", 1.0, conversation=10**20),
         lambda: log.reward("r", 1.0, note="half \ud800"),
         lambda: list(log.runs(RunFilter(question="\ud800"))),
         lambda: log.get("\ud800"),
-        lambda: log.wait(log.begin("\ud800", QUESTION, REF, {})),
+        lambda: log.wait(log.begin("\ud800", QUESTION, DOCUMENT, {})),
     ):
         with pytest.raises(RunLogError, match=r"cannot store a value.*64 bits.*surrogate"):
             attempt()
@@ -238,7 +222,7 @@ def test_values_that_sqlite_cannot_hold_are_errors_with_a_remedy(log) -> None:
 
 
 def test_a_row_that_fails_takes_no_other_with_it_and_one_counts_at_each_position(log) -> None:
-    log.wait(log.begin("r", QUESTION, REF, {}))
+    log.wait(log.begin("r", QUESTION, DOCUMENT, {}))
     futures = [log.record(conversation(at, "one", run_id=run)) for at, run in enumerate(["r", "nobody", "r"])]
     log.wait(futures[0])
     log.wait(futures[2])
@@ -247,6 +231,23 @@ def test_a_row_that_fails_takes_no_other_with_it_and_one_counts_at_each_position
     with pytest.raises(RunLogError, match="UNIQUE"):
         log.wait(log.record(conversation(0, "one")))
     assert [row.position for row in log.conversations("r")] == [0, 2]
+
+
+def test_what_a_checkpoint_has_is_in_the_log_before_it(make_reader, log, monkeypatch) -> None:
+    """So a reader that is killed at any moment leaves no gap in the log."""
+    write, other = database_writer._run, RunLog(log.path)  # a log waits for its own entries
+    monkeypatch.setattr(database_writer, "_run", lambda *batch: time.sleep(0.05) or write(*batch))
+    counts: list[tuple[int, int]] = []
+
+    class Saver(InMemorySaver):
+        async def aput(self, config, checkpoint, *rest):
+            chunks = checkpoint["channel_values"].get("chunks_read", 0)
+            counts.append((chunks, len(list(other.conversations("r")))))
+            return await super().aput(config, checkpoint, *rest)
+
+    result = make_reader(run_log=log, checkpoints=Saver()).read(TEXT, QUESTION, run_id="r")
+    assert max(counts)[0] == result.chunks_read
+    assert all(chunks <= logged for chunks, logged in counts)
 
 
 async def test_readers_read_while_writers_write(make_reader, log) -> None:
@@ -311,7 +312,7 @@ def test_a_text_that_is_larger_than_any_reply_is_not_written(log) -> None:
 
 @pytest.mark.parametrize("column", ["text", "prompt_token_ids", "reads", "writes", "sampling"])
 def test_a_damaged_row_is_an_error_that_names_the_file(log, column) -> None:
-    log.begin("r", QUESTION, REF, {})
+    log.begin("r", QUESTION, DOCUMENT, {})
     log.wait(log.record(conversation(0, prompt_token_ids=[1, 2, 3])))
     damaged = b"\2\xff\xff" if column in {"text", "prompt_token_ids"} else "[1"
     with closing(sqlite3.connect(log.path)) as connection:
@@ -341,7 +342,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path) -> None:
 def test_an_unknown_run_is_named_with_the_newest(log) -> None:
     with pytest.raises(RunNotFoundError, match="There are no runs in it yet"):
         log.get("s")
-    log.wait(log.begin("r", QUESTION, REF, {}))
+    log.wait(log.begin("r", QUESTION, DOCUMENT, {}))
     with pytest.raises(RunNotFoundError, match="The newest are r"):
         log.get("s")
 
@@ -392,7 +393,7 @@ def test_packing_loses_nothing(ids, logprobs, text) -> None:
 
 
 def test_a_log_may_be_closed_while_others_write(log) -> None:
-    log.begin("r", QUESTION, REF, {})
+    log.begin("r", QUESTION, DOCUMENT, {})
     stop = threading.Event()
 
     def closing() -> None:
@@ -440,7 +441,7 @@ def test_a_log_that_is_moved_while_it_is_written_is_noticed_and_the_read_continu
 
 
 def test_a_run_is_read_as_of_one_moment_while_it_is_written(log) -> None:
-    log.begin("r", QUESTION, REF, {})
+    log.begin("r", QUESTION, DOCUMENT, {})
     log.wait(log.record(conversation(0)))
     reading = log.conversations("r")
     first = next(reading)
@@ -454,6 +455,6 @@ def test_a_file_that_could_not_be_opened_once_is_opened_by_the_next_entry(tmp_pa
     with monkeypatch.context() as patched:
         patched.setattr(log._writer, "_connect", lambda: (_ for _ in ()).throw(sqlite3.OperationalError("locked")))
         with pytest.raises(RunLogError, match="locked"):
-            log.wait(log.begin("a", QUESTION, REF, {}))
-    log.wait(log.begin("b", QUESTION, REF, {}))
+            log.wait(log.begin("a", QUESTION, DOCUMENT, {}))
+    log.wait(log.begin("b", QUESTION, DOCUMENT, {}))
     assert [run.run_id for run in log.runs()] == ["b"]
