@@ -20,12 +20,11 @@ import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
 from support.scripts import document_with
-from support.strategies import EVERY, policy_prompt_ids, reads_perfectly, short
+from support.strategies import EVERY, reads_perfectly, reply_with_ids, short
 
 from memagent_graph import (
     Budget,
     Completion,
-    FinishReason,
     Limits,
     MemAgent,
     ReadResult,
@@ -37,7 +36,6 @@ from memagent_graph import (
     load_tokenizer,
 )
 from memagent_graph.errors import PolicyError, PolicyUnreachableError
-from memagent_graph.policy import TokenUsage
 from memagent_graph.storage.paths import default_run_log
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.timeline.model import build_timeline
@@ -50,22 +48,6 @@ FACTS = {0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}
 TEXT, LONGER = document_with(FACTS, words=800), document_with(FACTS, words=1200)
 QUESTION = "What is the key of harbor?"
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
-
-
-def exactly(prompt: str) -> Completion:
-    """A policy that tells ids and log-probs, made up from the text."""
-    text = reads_perfectly(prompt)
-    ids = policy_prompt_ids(text)
-    return Completion(
-        text=text,
-        finish_reason=FinishReason.STOP,
-        model="scripted",
-        usage=TokenUsage(len(prompt), len(ids)),
-        prompt_token_ids=policy_prompt_ids(prompt),
-        token_ids=ids,
-        logprobs=[-0.25] * len(ids),
-        policy_version="v7",
-    )
 
 
 KILLED = ("overwrite", "parallel", "segments:count=3", "reread", "recall")
@@ -91,8 +73,8 @@ def finished(strategy, tmp_path_factory) -> Iterator[tuple[MemAgent, RunLog, Rea
     with (
         closing(RunLog(folder / "runs.sqlite")) as log,
         MemAgent(
-            ScriptedPolicy(exactly), strategy=strategy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(),
-            store=folder / "documents", run_log=log,
+            ScriptedPolicy(reply_with_ids), strategy=strategy, tokenizer="embedded", budget=SMALL,
+            prompts=load_prompts(), store=folder / "documents", run_log=log,
         ) as agent,
     ):  # fmt: skip
         yield agent, log, agent.read(TEXT, QUESTION, run_id="r")
@@ -101,7 +83,7 @@ def finished(strategy, tmp_path_factory) -> Iterator[tuple[MemAgent, RunLog, Rea
 @pytest.fixture
 def agent(make_reader, tmp_path, strategy, log) -> MemAgent:
     return make_reader(
-        ScriptedPolicy(exactly), strategy=strategy, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite"
+        ScriptedPolicy(reply_with_ids), strategy=strategy, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite"
     )
 
 
@@ -142,7 +124,7 @@ def test_it_is_logged_exactly(finished) -> None:
     assert sum(conversation.prompt_tokens for conversation in conversations) == result.usage.prompt_tokens
     steps = {conversation.step for conversation in conversations}
     for conversation in conversations:
-        assert list(conversation.token_ids) == policy_prompt_ids(conversation.text)
+        assert list(conversation.token_ids) == list(conversation.text.encode())
         assert set(conversation.parents) <= steps
         assert all(span.start_char < span.end_char for span in conversation.reads)
     assert len(counted_places(log)) == len(conversations)
@@ -181,7 +163,7 @@ def test_broken_off_it_reads_at_most_the_open_chunks_again(make_reader, tmp_path
     calls, breaks, branches = itertools.count(1), {4, 7, 12}, 4
 
     def gone_now_and_then(prompt: str) -> Completion | PolicyError:
-        return PolicyUnreachableError("gone") if next(calls) in breaks else exactly(prompt)
+        return PolicyUnreachableError("gone") if next(calls) in breaks else reply_with_ids(prompt)
 
     policy = ScriptedPolicy(gone_now_and_then)
     reader = make_reader(
@@ -233,7 +215,7 @@ def test_it_is_shown_in_a_terminal_and_on_a_page(finished) -> None:
 
 def test_runs_of_two_ways_of_reading_are_no_group(make_reader, log) -> None:
     for width in (2, 3):  # in the same words
-        reader = make_reader(ScriptedPolicy(exactly), strategy=MapReduce(width=width), run_log=log)
+        reader = make_reader(ScriptedPolicy(reply_with_ids), strategy=MapReduce(width=width), run_log=log)
         reader.read(TEXT, QUESTION, run_id=f"r{width}")
         log.reward(f"r{width}", 1.0)
     assert not load_groups(log).groups

@@ -368,26 +368,16 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
         options = ("--base-url", server.base_url, "--tokenizer", "embedded", "--context-window", "1500",
                    "--question-tokens", "60", "--memory-tokens", "60", "--chunk-tokens", "100",
                    "--answer-tokens", "200", "--format", "csv", "--out", tmp_path / "out")  # fmt: skip
-        documents_of_report = sorted(tmp_path.glob("*.txt"))
-        command = [
-            sys.executable,
-            "-m",
-            "memagent_graph",
-            "report",
-            "Keys?",
-            *documents_of_report,
-            *questions,
-            *options,
-        ]
+        paths = sorted(tmp_path.glob("*.txt"))
+        command = [sys.executable, "-m", "memagent_graph", "report", "Keys?", *paths, *questions, *options]
         for _ in range(kills):
             with Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
                 assert kill_after(process, server.requests, len(server.requests) + moments.randrange(2, 30))
         run_program(command, capture_output=True, check=True)
         prompts = [body["messages"][0]["content"] for body in server.requests]
     rows = csv.DictReader((tmp_path / "out" / "matrix.csv").read_text("utf-8-sig").splitlines())
-    assert [row["answer"] for row in rows] == [
-        key for number in range(documents) for key in (f"{1000 + number}", f"{2000 + number}")
-    ]
+    answers = [row["answer"] for row in rows]
+    assert answers == [key for number in range(documents) for key in (f"{1000 + number}", f"{2000 + number}")]
     sections = Counter((part(prompt, "problem"), prompt) for prompt in prompts if "<section>" in prompt)
     again = sum(sections.values()) - len(sections)
     # Each kill may lose the chunk that each of the two questions on each of the eight documents in flight was at.
