@@ -22,7 +22,7 @@ from typing import Final
 from benchmarks.cluster_simulation import Operation, Outcome, Replica, Workload, simulate
 from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import CorpusRow, RowUsage
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 
 TURNOVER: Final = 4
 """The number of simulated documents, as a multiple of the documents in flight."""
@@ -173,7 +173,7 @@ async def _measure_checkpoints(seconds: float, reads: int = 256) -> tuple[float,
     """Return the checkpoints per second that `reads` concurrent reads write, and the bytes per checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoints.sqlite"
-        saver = await open_saver(path)
+        saver = await open_checkpointer(path)
         assert saver is not None
         count, end = 0, time.monotonic() + seconds
         memory = "what was kept of the document so far, some hundreds of words of it. " * 40

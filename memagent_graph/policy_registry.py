@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import fields
-from functools import partial
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
@@ -39,10 +38,10 @@ def make_policy(settings: PolicySettings) -> Policy:
         MissingExtraError: a local policy without the extra "local".
     """
     name = settings.policy_name
-    if name in _BUILT_IN:
-        return _BUILT_IN[name](settings)
-    if name in INSTALLABLE_POLICIES:
-        return _in_process(name, settings)
+    if name == "server":
+        return _server(settings)
+    if name in {"embedded", "local", *INSTALLABLE_POLICIES}:
+        return _in_process(settings.model if name == "local" else name, settings)
     entries = list_entry_points(POLICIES)
     if name not in entries:
         names = list_policy_names()
@@ -168,16 +167,12 @@ def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()
 
 def list_policy_names() -> tuple[str, ...]:
     """Return the names for `make_policy`: policies of this package, then of other packages."""
-    return tuple(dict.fromkeys((*_BUILT_IN, *list_added_policies(), *list_entry_points(POLICIES))))
+    return tuple(dict.fromkeys(("embedded", "local", "server", *list_added_policies(), *list_entry_points(POLICIES))))
 
 
-def _local(settings: PolicySettings) -> Policy:
-    if settings.model is None:
+def _in_process(model: str | None, settings: PolicySettings) -> Policy:
+    if model is None:
         raise PolicyError("a local policy was asked for, but no model", hint="Pass a folder or a hub id with --model.")
-    return _in_process(settings.model, settings)
-
-
-def _in_process(model: str, settings: PolicySettings) -> Policy:
     arguments = parse_template_arguments(settings.chat_template_kwargs)
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415  slow to import
 
@@ -262,10 +257,3 @@ _OTHER_LIBRARIES: Final = {
     "langchain_core": "Pass the chat model itself, without what was bound to it.",
 }
 """By library of an unsupported object: the alternative."""
-
-
-_BUILT_IN: Final[Mapping[str, PolicyFactory]] = {
-    "embedded": partial(_in_process, "embedded"),
-    "local": _local,
-    "server": _server,
-}

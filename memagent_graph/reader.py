@@ -52,7 +52,7 @@ from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.checkpoints import hold_run, open_saver
+from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
 from memagent_graph.storage.paths import default_run_log, default_store
 from memagent_graph.strategies import reading_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
@@ -323,7 +323,7 @@ class MemAgent:
         `barrier` as in `ReadOptions`. Without `past_limit`, a run that stopped at a limit is not continued, but yields
         its result.
         """
-        with hold_run((await self._graph()).checkpointer, run_id):
+        with lease_run((await self._graph()).checkpointer, run_id):
             graph, state = await self._continue(run_id, document, response_format)
             done = await load_trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
@@ -414,7 +414,7 @@ class MemAgent:
         graph, (_, state) = await self._graph(), await self._continue(run_id)
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
-            remaining = {step.id for step in (await load_trace_so_far(graph, run_id)).steps}
+            remaining = {step.id for step in (await load_trace_so_far(graph, run_id)).calls}
             context = graph.reader_context  # the log of another machine may have the beginning of the run
             self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
             entry = self.run_log.edit(run_id, chunk, text, step=call.id, author=author, remaining=remaining)
@@ -533,7 +533,7 @@ class MemAgent:
         graphs = self._graphs.get()
         async with self._preparing.get():  # otherwise parallel first reads would all open the checkpoints
             if not graphs:
-                saver = await open_saver(self._checkpoints)
+                saver = await open_checkpointer(self._checkpoints)
                 graphs.append(build_graph(context, self.strategy, checkpointer=saver))
         return graphs[0]
 
@@ -611,7 +611,7 @@ class MemAgent:
         if graph.reader_context.structure is not None:
             initial["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
-        with hold_run(graph.checkpointer, run_id):
+        with lease_run(graph.checkpointer, run_id):
             async with aclosing(self._run(graph, initial, initial, done, options, is_shown=is_shown)) as parts:
                 async for part in parts:
                     yield part
@@ -628,7 +628,7 @@ class MemAgent:
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end. Yield updates if someone wants them, then the result."""
         run_id = state["run_id"]
-        progress = Progress(done.steps, state["document"]["size"], state.get("memory", ""))
+        progress = Progress(done, state.get("memory", ""))
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,

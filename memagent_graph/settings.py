@@ -440,14 +440,13 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 hint=f"If it is your server, pass --base-url {self.base_url}.",
             )
         key = NO_KEY if server_is_logged else api_key
+        changes: dict[str, Any] = {"api_key": key, "strategy": strategy or self.strategy, "header": header}
         if policy is not None:
-            changed = replaced(self, policy=policy, model=model, base_url=base_url, api_key=key, chosen_by=None)
+            changes |= {"policy": policy, "model": model, "base_url": base_url, "chosen_by": None}
         elif model is not None or base_url is not None:
-            url = base_url or self.base_url
-            changed = replaced(self, policy=None, model=model or self.model, base_url=url, api_key=key, chosen_by=None)
-        else:
-            changed = replaced(self, api_key=key)
-        return replaced(changed, strategy=strategy or self.strategy, header=header)
+            server = {"model": model or self.model, "base_url": base_url or self.base_url}
+            changes |= {"policy": None, **server, "chosen_by": None}
+        return replaced(self, **changes)
 
 
 _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {

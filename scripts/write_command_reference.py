@@ -31,7 +31,9 @@ def render_page() -> str:
 def list_commands() -> list[tuple[str, Any]]:
     """Return the commands with their full names; a group is replaced by its commands."""
     named_commands: list[tuple[str, Any]] = []
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         parts = getattr(command, "commands", None)
         named_commands += (
             [(f"{name} {part}", subcommand) for part, subcommand in parts.items()] if parts else [(name, command)]

@@ -56,7 +56,7 @@ from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import Prices
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import merge_logs
-from memagent_graph.storage.checkpoints import is_server
+from memagent_graph.storage.checkpoints import is_postgres_url
 from memagent_graph.trace import MemoryUpdate
 
 _MAX_COUNTED_DOCUMENTS: Final = 200
@@ -321,7 +321,7 @@ class CorpusSession:
             questions=tuple(self._questions),
             access=self._inputs.access.absolute,
             response_format=self._format,
-            checkpoints=checkpoints if is_server(checkpoints) else str(Path(checkpoints).absolute()),
+            checkpoints=checkpoints if is_postgres_url(checkpoints) else str(Path(checkpoints).absolute()),
             texts=str(Path(options.store).absolute()) if options.store else None,
             logs=str(_get_actor_log_folder(options.log)) if options.log else None,
         )

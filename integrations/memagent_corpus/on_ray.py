@@ -36,7 +36,7 @@ from memagent_graph.errors import CheckpointError, CorpusError, MemAgentError, R
 from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.checkpoints import is_server
+from memagent_graph.storage.checkpoints import is_postgres_url
 from memagent_graph.storage.file_locks import lease
 
 _CPUS: Final = 0.5
@@ -83,7 +83,7 @@ class ActorPlan:
 
     def list_shared_folders(self) -> list[Path]:
         """Return the folders that all machines must share with the driver."""
-        files = [] if self.checkpoints is None or is_server(self.checkpoints) else [Path(self.checkpoints).parent]
+        files = [] if self.checkpoints is None or is_postgres_url(self.checkpoints) else [Path(self.checkpoints).parent]
         return list(dict.fromkeys([*files, *(Path(folder) for folder in (self.texts, self.logs) if folder)]))
 
     def write_markers(self) -> None:
@@ -130,7 +130,7 @@ class ActorPlan:
 
     def get_local_checkpoints(self) -> str | None:
         """Return this machine's checkpoints. Machines cannot share a SQLite file, so each has its own."""
-        if self.checkpoints is None or is_server(self.checkpoints) or platform.node() == self.home:
+        if self.checkpoints is None or is_postgres_url(self.checkpoints) or platform.node() == self.home:
             return self.checkpoints
         return f"{self.checkpoints}-{hashlib.sha256(platform.node().encode()).hexdigest()[:12]}"
 

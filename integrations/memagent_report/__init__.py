@@ -19,7 +19,7 @@ from memagent_graph.plain_text import remove_folders
 from memagent_graph.reader import DocumentSource, MemAgent
 from memagent_graph.reading.inputs import check_question, check_questions
 from memagent_graph.reading.state import Limits
-from memagent_graph.storage.checkpoints import hold_run
+from memagent_graph.storage.checkpoints import lease_run
 from memagent_report.evidence_matrix import ReportDocument
 from memagent_report.report_data import Report
 from memagent_report.report_graph import OnUpdate, ReportState, ReportWork, run_in_new_context
@@ -121,7 +121,7 @@ async def _run_report(work: ReportWork) -> dict[str, Any]:
     graph = work.graph().compile(checkpointer=saver, name="MemAgentReport")
     config: Any = {"configurable": {"thread_id": work.report_id}, "max_concurrency": _DOCUMENTS_AT_ONCE}
     state: ReportState | None = {}
-    with hold_run(saver, work.report_id):
+    with lease_run(saver, work.report_id):
         if saver is not None:
             snapshot = await graph.aget_state(config)
             if snapshot.created_at is not None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ast
 import copy
-import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, fields
-from functools import cached_property
+from functools import partial, wraps
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -138,18 +137,36 @@ def _in_group(annotation: Any, group: str) -> Any:
 class CommandGroup(typer.core.TyperGroup):
     """The commands of this package and of others, loaded when they are needed."""
 
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.commands: Any = _Commands()
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, those of this package first."""
+        return [*_BUILT_IN, *_list_added()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command. Other packages are searched only for names that this package does not have."""
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
+        if cmd_name in _BUILT_IN:
+            return _built_in_command(cmd_name)
+        added = _list_added()
+        if cmd_name in added:
+            return _added_command(added[cmd_name])
+        # typer proposes a name of these.
+        self.commands = {name: typer.core.TyperCommand(name) for name in self.list_commands(ctx)}
+        return None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """List the commands, without importing commands of other packages."""
-        commands = self.commands
-        self.commands = commands.summaries()
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.commands = commands
+        """List the commands. Of commands of other packages, which are not imported, only the help is known."""
+        self.commands = {name: _built_in_command(name) for name in _BUILT_IN}
+        for name, entry in _list_added().items():
+            self.commands[name] = typer.core.TyperCommand(name, help=read_summary(entry))
+        super().format_help(ctx, formatter)
+
+
+def _list_added() -> dict[str, EntryPoint]:
+    """Return the commands of other packages by name, without the names that this package has."""
+    from memagent_graph.entry_points import COMMANDS, list_entry_points
+
+    return {name: entry for name, entry in list_entry_points(COMMANDS).items() if name not in _BUILT_IN}
 
 
 def read_summary(entry: EntryPoint) -> str:
@@ -168,42 +185,14 @@ def read_summary(entry: EntryPoint) -> str:
     return f"A command of the package {entry.dist.name}." if entry.dist else ""
 
 
-class _Commands(Mapping[str, Any]):
-    """Commands by name. Other packages are searched only for names that this package does not have."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] = {}
-
-    @cached_property
-    def _added(self) -> dict[str, EntryPoint]:
-        from memagent_graph.entry_points import COMMANDS, list_entry_points
-
-        return {name: entry for name, entry in list_entry_points(COMMANDS).items() if name not in _BUILT_IN}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            if name in _BUILT_IN:
-                module, _, kind = _BUILT_IN[name].partition(":")
-                command = getattr(import_module(f"memagent_graph.cli.{module}"), kind)
-                grouped = command if isinstance(command, Mapping) else {name: command}
-                self._loaded[name] = _click_command(grouped)
-                if grouped is command:
-                    self._loaded[name].name = name
-                    self._loaded[name].help = f"Policies on this machine: {', '.join(grouped)}."
-            else:
-                self._loaded[name] = _added_command(self._added[name])
-        return self._loaded[name]
-
-    def summaries(self) -> dict[str, Any]:
-        """Return the commands for the list of commands. Commands of other packages have only their help."""
-        added = {name: typer.core.TyperCommand(name, help=read_summary(entry)) for name, entry in self._added.items()}
-        return {name: self[name] for name in _BUILT_IN} | added
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*_BUILT_IN, *self._added))
-
-    def __len__(self) -> int:
-        return len(_BUILT_IN) + len(self._added)
+def _built_in_command(name: str) -> Any:
+    module, _, kind = _BUILT_IN[name].partition(":")
+    command = getattr(import_module(f"memagent_graph.cli.{module}"), kind)
+    if not isinstance(command, Mapping):
+        return _click_command({name: command})
+    group = _click_command(command)
+    group.name, group.help = name, f"Policies on this machine: {', '.join(command)}."
+    return group
 
 
 def _click_command(commands: Mapping[str, type[Command]]) -> Any:
@@ -229,23 +218,18 @@ def _added_command(entry: EntryPoint) -> Any:
     try:
         loaded = _click_command({entry.name: entry.load()})
     except Exception as error:  # noqa: BLE001  whatever another package raises, the other commands work
-        failure = error
-    else:
-        callback = loaded.callback
+        context = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+        return typer.core.TyperCommand(
+            entry.name, callback=partial(fail, error), help=f"Cannot be loaded: {error}.", context_settings=context
+        )
+    callback = loaded.callback
 
-        @functools.wraps(callback)
-        def run(*arguments: Any, **options: Any) -> Any:
-            try:
-                return callback(*arguments, **options)
-            except ModuleNotFoundError as error:  # a package of the command's extra
-                fail(error)
+    @wraps(callback)
+    def run(*arguments: Any, **options: Any) -> Any:
+        try:
+            return callback(*arguments, **options)
+        except ModuleNotFoundError as error:  # a package of the command's extra
+            fail(error)
 
-        loaded.callback = run
-        return loaded
-
-    def command() -> None:
-        fail(failure)
-
-    context = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    summary = f"Cannot be loaded: {failure}."
-    return typer.core.TyperCommand(entry.name, callback=command, help=summary, context_settings=context)
+    loaded.callback = run
+    return loaded

@@ -54,18 +54,18 @@ class SharedPass:
             self._advance = asyncio.Event()
 
 
-async def read_in_passes(reads: Sequence[Callable[[Barrier], Awaitable[T]]], per_pass: int) -> list[T | Exception]:
+async def read_in_passes(reads: Sequence[Callable[[Barrier], Awaitable[T]]], max_shared: int) -> list[T | Exception]:
     """Run reads of one document in parallel, all at the same chunk at the same time.
 
     Args:
         reads: each is called with the function that it has to await before it begins a chunk.
-        per_pass: the maximum number of reads that share a pass. Other reads follow in later passes.
+        max_shared: the maximum number of reads that share a pass. Other reads follow in later passes.
 
     Returns:
         The outcomes in order: a result, or the error of a read that failed. The other reads run to their end.
     """
 
-    async def one(read: Callable[[Barrier], Awaitable[T]], shared_pass: SharedPass) -> T | Exception:
+    async def run_read(read: Callable[[Barrier], Awaitable[T]], shared_pass: SharedPass) -> T | Exception:
         with shared_pass.join() as barrier:
             try:
                 await asyncio.sleep(0)  # until all have joined
@@ -74,7 +74,7 @@ async def read_in_passes(reads: Sequence[Callable[[Barrier], Awaitable[T]]], per
                 return error
 
     outcomes: list[T | Exception] = []
-    for start in range(0, len(reads), per_pass):
+    for start in range(0, len(reads), max_shared):
         shared_pass = SharedPass()
-        outcomes += await asyncio.gather(*(one(read, shared_pass) for read in reads[start : start + per_pass]))
+        outcomes += await asyncio.gather(*(run_read(read, shared_pass) for read in reads[start : start + max_shared]))
     return outcomes

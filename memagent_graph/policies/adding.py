@@ -182,20 +182,15 @@ def _check_base(adapter: Path, base: Base) -> None:
 
 
 def _check_room(base: Base, folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < base.disk_bytes:
-        raise PolicyError(
-            f"adding this policy needs {base.disk_bytes / 1e6:,.0f} MB of disk space in {folder}, "
-            f"and {free / 1e6:,.0f} MB are free",
-            hint="Free disk space there, or set MEMAGENT_HOME to a folder on another disk.",
-        )
-    available = _available_memory()
-    if available is not None and available < base.memory_bytes:
-        raise PolicyError(
-            f"adding this policy needs {base.memory_bytes / 1e6:,.0f} MB of memory, "
-            f"and {available / 1e6:,.0f} MB are free",
-            hint="Close other programs, or add it on a larger machine and copy the folder.",
-        )
+    disk = "Free disk space there, or set MEMAGENT_HOME to a folder on another disk."
+    memory = "Close other programs, or add it on a larger machine and copy the folder."
+    for what, needed, free, hint in (
+        (f"disk space in {folder}", base.disk_bytes, shutil.disk_usage(folder).free, disk),
+        ("memory", base.memory_bytes, _available_memory(), memory),
+    ):
+        if free is not None and free < needed:
+            needs = f"adding this policy needs {needed / 1e6:,.0f} MB of {what}"
+            raise PolicyError(f"{needs}, and {free / 1e6:,.0f} MB are free", hint=hint)
 
 
 def _available_memory() -> int | None:
@@ -309,14 +304,12 @@ def _write_gguf(base: Path, model: Path, target: Path) -> None:
 
     reader: Any = gguf.GGUFReader(base)
     values = {name: field.contents() for name, field in reader.fields.items()}
-    if (template := model / "chat_template.jinja").exists():
-        values["tokenizer.chat_template"] = template.read_text("utf-8")
+    values["tokenizer.chat_template"] = (model / "chat_template.jinja").read_text("utf-8")
     architecture = values["general.architecture"]
     writer: Any = gguf.GGUFWriter(target, architecture)
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name not in _REWRITTEN_KEYS:
-            is_array = field.types[0] == gguf.GGUFValueType.ARRAY
-            writer.add_key_value(name, values[name], field.types[0], sub_type=field.types[-1] if is_array else None)
+            writer.add_key_value(name, values[name], field.types[0], sub_type=field.types[-1])
     writer.add_file_type(_FTYPE_F16)
     with safe_open(model / "model.safetensors", "numpy") as merged:
         for tensor in reader.tensors:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from memagent_graph.chat_markers import folder_markers
 from memagent_graph.concurrency.background import renew_in_children
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 """The number formats of policies in this process."""
-_LINGER = 0.002
+_BATCH_WAIT_SECONDS = 0.002
 """Seconds to wait for more requests before a batch starts."""
 _MAX_BATCH = 64
 """Maximum number of requests in a batch."""
@@ -77,7 +77,7 @@ class LocalPolicy:
         """The model's folder or hub id, or "embedded"."""
         profile = load_profile(self._folder)
         self._device = device = device or ("cuda" if _load("torch").cuda.is_available() else "cpu")
-        self.dtype = dtype or _suitable(profile.dtype if profile else "", device)
+        self.dtype = dtype or _choose_dtype(profile.dtype if profile else "", device)
         """The number format in which the policy computes."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
         own_version = hash_weights(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
@@ -88,10 +88,10 @@ class LocalPolicy:
 
     def after_fork(self) -> None:
         """Forget the computing thread of the parent process. The next request starts one in this process."""
-        self._waiting: _Waiting = queue.SimpleQueue()
+        self._requests: _RequestQueue = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
-        self._starting = threading.Lock()
-        self._computing = threading.Lock()
+        self._worker_lock = threading.Lock()
+        self._model_lock = threading.Lock()
 
     @classmethod
     def embedded(cls, **options: Any) -> LocalPolicy:
@@ -100,9 +100,6 @@ class LocalPolicy:
 
     async def describe(self) -> ModelInfo:
         """Window, tokenizer, size, and the profile in the model's folder."""
-        return await asyncio.to_thread(self._describe)
-
-    def _describe(self) -> ModelInfo:
         return ModelInfo(
             context_window=self._engine.context_window,
             tokenizer=self._engine.tokenizer,
@@ -129,11 +126,11 @@ class LocalPolicy:
                 hint="Lower --chunk-tokens.",
             )
         request = _Request(ids, sampling, Future())
-        with self._starting:
-            self._waiting.put(request)
+        with self._worker_lock:
+            self._requests.put(request)
             if self._worker is None:
                 self._worker = threading.Thread(
-                    target=self._work, args=(self._waiting,), name=f"policy-{self.name}", daemon=True
+                    target=self._run_worker, args=(self._requests,), name=f"policy-{self.name}", daemon=True
                 )
                 self._worker.start()
         return await asyncio.wrap_future(request.future)
@@ -143,41 +140,41 @@ class LocalPolicy:
 
         A running thread holds the weights, even if nothing else refers to the policy.
         """
-        with self._starting:
+        with self._worker_lock:
             worker, self._worker = self._worker, None
-            waiting, self._waiting = self._waiting, queue.SimpleQueue()
+            waiting, self._requests = self._requests, queue.SimpleQueue()
         if worker is not None:
             waiting.put(None)
             await asyncio.to_thread(worker.join)
 
-    def _work(self, waiting: _Waiting) -> None:
-        last = False
-        while not last:
+    def _run_worker(self, waiting: _RequestQueue) -> None:
+        is_closing = False
+        while not is_closing:
             batch = [waiting.get()]
             while len(batch) < _MAX_BATCH and batch[-1] is not None:
                 try:
-                    batch.append(waiting.get(timeout=_LINGER))
+                    batch.append(waiting.get(timeout=_BATCH_WAIT_SECONDS))
                 except queue.Empty:
                     break
-            last = batch[-1] is None
-            with self._computing:
-                for requests in self._batches([request for request in batch if request is not None]):
-                    self._serve(requests)
+            is_closing = batch[-1] is None
+            with self._model_lock:
+                for requests in self._group_by_prefix([request for request in batch if request is not None]):
+                    self._run_batch(requests)
 
-    def _batches(self, requests: Sequence[_Request]) -> list[list[_Request]]:
+    def _group_by_prefix(self, requests: Sequence[_Request]) -> list[list[_Request]]:
         """Group requests whose prompts have a common prefix. A GPU computes all requests as one batch."""
         if self._device != "cpu":
             return [list(requests)]
         batches = group_values((tuple(request.ids[:_MIN_REUSED_TOKENS]), request) for request in requests).values()
-        alone = [batch[0] for batch in batches if len(batch) == 1]
-        return [batch for batch in batches if len(batch) > 1] + ([alone] if alone else [])
+        unshared = [batch[0] for batch in batches if len(batch) == 1]
+        return [batch for batch in batches if len(batch) > 1] + ([unshared] if unshared else [])
 
-    def _serve(self, batch: Sequence[_Request]) -> None:
+    def _run_batch(self, batch: Sequence[_Request]) -> None:
         requests = [request for request in batch if request.future.set_running_or_notify_cancel()]
         try:
             self._engine.generate(requests)
             for request in requests:
-                request.future.set_result(self._completion(request))
+                request.future.set_result(self._make_completion(request))
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
             failure = PolicyError(f"{self.name}: {type(error).__name__}: {error}")
             failure.__cause__ = error
@@ -185,13 +182,13 @@ class LocalPolicy:
                 if not request.future.done():
                     request.future.set_exception(failure)
 
-    def _completion(self, request: _Request) -> Completion:
+    def _make_completion(self, request: _Request) -> Completion:
         has_logprobs = request.sampling.logprobs
         return Completion(
             text=self._engine.decode(request.reply),
             finish_reason=FinishReason.STOP if request.stopped else FinishReason.LENGTH,
             model=self.name,
-            usage=TokenUsage(len(request.ids), len(request.reply), request.shared),
+            usage=TokenUsage(len(request.ids), len(request.reply), request.cached_tokens),
             prompt_token_ids=request.ids if has_logprobs else None,
             token_ids=request.reply if has_logprobs else None,
             logprobs=request.logprobs if has_logprobs else None,
@@ -206,7 +203,7 @@ class _Request:
     ids: list[int]
     sampling: SamplingParams
     future: Future[Completion]
-    shared: int = 0
+    cached_tokens: int = 0
     """Number of prompt tokens that were computed for another request or in the previous batch."""
     reply: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -216,15 +213,15 @@ class _Request:
     finished: bool = False
 
 
-_Waiting: TypeAlias = "queue.SimpleQueue[_Request | None]"
-"""The queue of requests. None ends the computing thread."""
+_RequestQueue: TypeAlias = "queue.SimpleQueue[_Request | None]"
+"""The queue of requests. None eos_ids the computing thread."""
 
 
 def _load(module: str) -> Any:
     return load_extra(module, "local", "a policy in this process")
 
 
-def _suitable(dtype: str, device: str) -> str:
+def _choose_dtype(dtype: str, device: str) -> str:
     """Return the number format of a profile if this machine computes fast in it, or float32."""
     if dtype != "bfloat16":
         return "float32"
@@ -260,10 +257,10 @@ class _Engine:
                 f"a policy in this process cannot compute in {dtype}", hint=f"Choose one of {', '.join(DTYPES)}."
             )
         self._name = model
-        logging = transformers.utils.logging
-        logging.disable_progress_bar()
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # its report prints names from the weights file unescaped
+        hf_logging = transformers.utils.logging
+        hf_logging.disable_progress_bar()
+        verbosity = hf_logging.get_verbosity()
+        hf_logging.set_verbosity_error()  # its report prints names from the weights file unescaped
         try:
             # Load it first, because its own bounds apply to files of others.
             self.tokenizer = load_tokenizer("embedded" if model == str(EMBEDDED_FOLDER) else Path(model))
@@ -285,12 +282,12 @@ class _Engine:
                 "local cache.",
             ) from error
         finally:
-            logging.set_verbosity(verbosity)
+            hf_logging.set_verbosity(verbosity)
         self._device = device
         window = getattr(self._model.config, "max_position_embeddings", None)
         self.context_window = int(window) if window else None
-        ends = self._model.generation_config.eos_token_id
-        self._ends = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+        eos_ids = self._model.generation_config.eos_token_id
+        self._eos_ids = frozenset(eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids])
         self._padding = self._tokenizer.pad_token_id or 0
         self._prefix = _PrefixCache()
 
@@ -319,16 +316,17 @@ class _Engine:
         with self._torch.inference_mode():
             # At least one token of the shortest prompt is computed by itself.
             shared = min(_common_length(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
-            reused = self._prefix.common_with(prompts[0][:shared])
+            reused = self._prefix.count_common_tokens(prompts[0][:shared])
             if len(prompts) == 1:
                 shared = reused
             for row, request in enumerate(requests):
-                request.shared = shared if row else reused
-                request.generator = self._generator(request.sampling)
+                request.cached_tokens = shared if row else reused
+                if request.sampling.seed is not None and request.sampling.temperature > 0:
+                    request.generator = self._torch.Generator(self._device).manual_seed(request.sampling.seed)
             logits, cache, mask = self._prefill(prompts, reused, shared)
             lengths = self._torch.tensor([len(prompt) for prompt in prompts], device=self._device)
             for step in range(max(request.sampling.max_tokens for request in requests)):
-                tokens = self._choose(logits, requests)
+                tokens = self._sample_tokens(logits, requests)
                 if all(request.finished for request in requests):
                     break
                 mask = self._torch.cat([mask, mask.new_ones(len(requests), 1)], dim=1)
@@ -382,7 +380,7 @@ class _Engine:
             self._prefix = _PrefixCache.of(prompts[0], output.past_key_values)
         return output.logits[:, -1], output.past_key_values, mask
 
-    def _choose(self, logits: torch.Tensor, requests: Sequence[_Request]) -> torch.Tensor:
+    def _sample_tokens(self, logits: torch.Tensor, requests: Sequence[_Request]) -> torch.Tensor:
         """Choose the next token of every row, and add it to its reply with its log-prob."""
         torch = self._torch
         logprobs = logits.float().log_softmax(dim=-1)
@@ -398,31 +396,24 @@ class _Engine:
                     ordered[ordered.cumsum(0) - ordered >= params.top_p] = 0
                     weights = torch.zeros_like(weights).scatter_(0, order, ordered)
                 tokens[row] = torch.multinomial(weights, 1, generator=request.generator)[0]
-            token, known = int(tokens[row]), logprobs[row]
+            token, row_logprobs = int(tokens[row]), logprobs[row]
             if self._processed_logprobs and params.temperature not in {0, 1}:
-                known = (known / params.temperature).log_softmax(dim=-1)
+                row_logprobs = (row_logprobs / params.temperature).log_softmax(dim=-1)
             request.reply.append(token)
-            request.logprobs.append(float(known[token]))
-            request.stopped = token in self._ends or self._ends_in_stop_string(request)
+            request.logprobs.append(float(row_logprobs[token]))
+            request.stopped = token in self._eos_ids or self._ends_in_stop_string(request)
             request.finished = request.stopped or len(request.reply) >= params.max_tokens
         return tokens
-
-    def _generator(self, sampling: SamplingParams) -> torch.Generator | None:
-        if sampling.seed is None or sampling.temperature == 0:
-            return None
-        generator: torch.Generator = self._torch.Generator(device=self._device)
-        return generator.manual_seed(sampling.seed)
 
     def _ends_in_stop_string(self, request: _Request) -> bool:
         return bool(request.sampling.stop) and any(stop in self.decode(request.reply) for stop in request.sampling.stop)
 
 
-class _PrefixCache:
+class _PrefixCache(NamedTuple):
     """The common prefix of the last batch, with its keys and values by layer. At first, it is empty."""
 
-    def __init__(self, ids: list[int] | None = None, layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
-        self._ids = ids or []
-        self._layers = layers
+    ids: Sequence[int] = ()
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
     @classmethod
     def of(cls, ids: list[int], cache: Any) -> _PrefixCache:
@@ -439,16 +430,16 @@ class _PrefixCache:
         is_small = sum(tensor.nbytes for pair in pairs for tensor in pair) <= _MAX_PREFIX_BYTES
         return cls(ids, pairs) if is_small else cls()
 
-    def common_with(self, ids: list[int]) -> int:
+    def count_common_tokens(self, ids: list[int]) -> int:
         """Return the number of leading tokens that equal this prefix; 0 if they are too few to be useful."""
-        length = _common_length(self._ids, ids)
-        return length if self._layers and length >= _MIN_REUSED_TOKENS else 0
+        length = _common_length(self.ids, ids)
+        return length if self.layers and length >= _MIN_REUSED_TOKENS else 0
 
     def cache(self, length: int) -> Any:
         """Return a cache that begins with the first `length` tokens."""
         from transformers import DynamicCache  # noqa: PLC0415  an optional dependency
 
-        return DynamicCache([(keys[:, :, :length], values[:, :, :length]) for keys, values in self._layers])
+        return DynamicCache([(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers])
 
 
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:

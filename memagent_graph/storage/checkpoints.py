@@ -14,10 +14,13 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from memagent_graph.errors import CheckpointError, MissingExtraError, RunHeldError
 from memagent_graph.storage.file_locks import lease
 
-_POSTGRES = ("postgresql://", "postgres://")
+_POSTGRES_SCHEMES = ("postgresql://", "postgres://")
+_LEASE_SUFFIX = "-reading"
 
 
-async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) -> BaseCheckpointSaver[Any] | None:
+async def open_checkpointer(
+    checkpoints: BaseCheckpointSaver[Any] | Path | str | None,
+) -> BaseCheckpointSaver[Any] | None:
     """Return the checkpointer for the running event loop.
 
     Args:
@@ -29,7 +32,7 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
     """
     if checkpoints is None or isinstance(checkpoints, BaseCheckpointSaver):
         return checkpoints
-    if is_server(checkpoints):
+    if is_postgres_url(checkpoints):
         try:
             from memagent_graph.storage.postgres_saver import PostgresSaver  # noqa: PLC0415
         except ImportError:
@@ -46,21 +49,21 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
         ) from error
 
 
-def hold_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
+def lease_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
     """Return the lease of a run in this checkpointer. Only one reader at a time may hold it.
 
     The lease is a file next to the SQLite file. Other checkpointers, such as PostgreSQL's, have no lease. The caller
-    must prevent that two readers read the same run.
+    must keep two readers from reading the same run.
     """
     path = getattr(saver, "path", None)
     if not isinstance(path, Path) or str(path) == ":memory:":
         return nullcontext()
-    return lease(path.with_name(path.name + "-reading"), run_id)
+    return lease(path.with_name(path.name + _LEASE_SUFFIX), run_id)
 
 
 def is_being_read(checkpoints: Path, run_id: str) -> bool:
     """Return whether a reader on this machine holds the lease of a run in this SQLite file."""
-    folder = checkpoints.with_name(checkpoints.name + "-reading")
+    folder = checkpoints.with_name(checkpoints.name + _LEASE_SUFFIX)
     try:
         with lease(folder, run_id) if folder.is_dir() else nullcontext():
             return False
@@ -70,13 +73,13 @@ def is_being_read(checkpoints: Path, run_id: str) -> bool:
         return False
 
 
-def is_server(checkpoints: Path | str) -> bool:
+def is_postgres_url(checkpoints: Path | str) -> bool:
     """Return whether this is a PostgreSQL URL, not a file."""
-    return isinstance(checkpoints, str) and checkpoints.startswith(_POSTGRES)
+    return isinstance(checkpoints, str) and checkpoints.startswith(_POSTGRES_SCHEMES)
 
 
 def display_checkpoints(checkpoints: Path | str) -> str:
     """Return the path or URL of checkpoints for messages and commands, without a password."""
-    if is_server(checkpoints):
+    if is_postgres_url(checkpoints):
         return re.sub(r"(?<=://)([^:/@]*):.*@", r"\1@", str(checkpoints), flags=re.DOTALL).partition("?")[0]
     return str(checkpoints)

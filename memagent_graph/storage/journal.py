@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final
 
 from memagent_graph.errors import MemAgentError
 from memagent_graph.storage.bounded_files import open_regular, parse_json
@@ -23,7 +23,7 @@ _FIRST_BYTES: Final = b'{"'
 _MAX_BYTES: Final = 4 << 30
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """A file of rows, open for writing; see `open_journal`. Close it."""
 
     def __init__(self, path: Path, file: IO[bytes], rows: list[dict[str, Any]]) -> None:
@@ -55,9 +55,6 @@ class Journal:
             with self._file:
                 self._file.flush()
                 os.fsync(self._file.fileno())
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -71,7 +70,6 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
         super().__init__(connection, serde=CompressedSerializer())
         self.is_setup = True
         self.path = path
-        self._connected: SqliteSaver | None = None
         self._writer = DatabaseWriter(path, partial(open_database, path, _SCHEMA))
         # The thread of a saver that nobody closes ends with it. A process need not wait for that at its end.
         stop = threading.Thread(target=self._writer.close, daemon=True).start
@@ -90,19 +88,19 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest state of a run, or the state that the config names."""
 
-        def read(saver: SqliteSaver) -> CheckpointTuple | None:
+        def read() -> CheckpointTuple | None:
             bound_next_state()
-            return require_state(saver.get_tuple(config))
+            return require_state(self.get_tuple(config))
 
         return await self._execute(config, read)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """Yield states, newest first."""
 
-        def read(saver: SqliteSaver) -> list[CheckpointTuple]:
+        def read() -> list[CheckpointTuple]:
             states = []
             bound_next_state()
-            for state in saver.list(config, **options):
+            for state in self.list(config, **options):
                 require_state(state)
                 states.append(state)
                 bound_next_state()
@@ -125,10 +123,10 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
         """
         place = config["configurable"]
 
-        def save(saver: SqliteSaver) -> RunnableConfig:
-            saved = saver.put(config, checkpoint, metadata, new_versions)
+        def save() -> RunnableConfig:
+            saved = self.put(config, checkpoint, metadata, new_versions)
             if (parent := place.get("checkpoint_id")) is not None and not _has_delta_channels(checkpoint, metadata):
-                saver.conn.execute(_FORGET_WRITES, (str(place["thread_id"]), place["checkpoint_ns"], parent))
+                self.conn.execute(_FORGET_WRITES, (str(place["thread_id"]), place["checkpoint_ns"], parent))
             return saved
 
         return await self._execute(config, save)
@@ -137,20 +135,18 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Save the writes of a step before the other steps of its superstep have finished."""
-        await self._execute(config, lambda saver: saver.put_writes(config, writes, task_id, task_path))
+        await self._execute(config, lambda: self.put_writes(config, writes, task_id, task_path))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete the states of a run."""
-        await self._execute({"configurable": {"thread_id": thread_id}}, lambda saver: saver.delete_thread(thread_id))
+        await self._execute({"configurable": {"thread_id": thread_id}}, lambda: self.delete_thread(thread_id))
 
-    async def _execute(self, config: RunnableConfig | None, action: Callable[[SqliteSaver], _T]) -> _T:
+    async def _execute(self, config: RunnableConfig | None, action: Callable[[], _T]) -> _T:
         """Run an action in the writer's thread, on its connection, in a transaction with those of other reads."""
 
         def job(connection: sqlite3.Connection) -> _T:
-            if self._connected is None or self._connected.conn is not connection:
-                self._connected = copy(self)
-                self._connected.conn = connection
-            return action(self._connected)
+            self.conn = connection
+            return action()
 
         try:
             return await asyncio.wrap_future(self._writer.submit(job))

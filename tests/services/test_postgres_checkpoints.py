@@ -21,7 +21,7 @@ from unit.corpus.test_corpus_kills import count_chunks, require_each_row_once
 from memagent_corpus import TableFolder
 from memagent_graph import Budget, Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import CheckpointError, RunNotFoundError
-from memagent_graph.storage.checkpoints import display_checkpoints, open_saver
+from memagent_graph.storage.checkpoints import display_checkpoints, open_checkpointer
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=900)
@@ -83,7 +83,7 @@ async def test_a_server_that_is_restarted_costs_nothing(postgres: PostgresServer
 
 
 async def test_many_processes_may_make_the_tables_at_once(postgres: PostgresServer) -> None:
-    savers = await asyncio.gather(*(open_saver(postgres.url) for _ in range(6)))
+    savers = await asyncio.gather(*(open_checkpointer(postgres.url) for _ in range(6)))
     for saver in savers:
         await saver.aclose()
     assert postgres.execute("SELECT count(*) FROM checkpoints") == [(0,)]

@@ -28,7 +28,7 @@ class Keys:
         )
 
 
-def row(system: str = "memagent", length: int = 1024, index: int = 0, **changes: Any) -> ResultRow:
+def make_row(system: str = "memagent", length: int = 1024, index: int = 0, **changes: Any) -> ResultRow:
     """A right answer, unless it is changed. `right=False` makes it a wrong one."""
     right = changes.pop("right", True)
     task = changes.get("task", "keys")
@@ -46,10 +46,12 @@ def row(system: str = "memagent", length: int = 1024, index: int = 0, **changes:
     return ResultRow(**values)
 
 
-def failed(system: str = "memagent", length: int = 1024, index: int = 0, *, outcome: str = "failed") -> ResultRow:
+def make_failed_row(
+    system: str = "memagent", length: int = 1024, index: int = 0, *, outcome: str = "failed"
+) -> ResultRow:
     """A row without an answer."""
     error = "the server is on fire" if outcome == "failed" else None
-    return row(system, length, index, right=False, answer=None, outcome=QuestionOutcome(outcome), error=error)
+    return make_row(system, length, index, right=False, answer=None, outcome=QuestionOutcome(outcome), error=error)
 
 
 def results(*rows: ResultRow, settings: dict[str, Any] | None = None) -> Results:

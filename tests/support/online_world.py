@@ -32,18 +32,14 @@ SMALL = training_world.SMALL | {"weight_decay": 0.0}
 
 def make_world(folder: Path) -> list[list[RolloutGroup]]:
     """A model, and groups for each iteration, all with variance."""
-    groups = training_world.make_world(folder, groups=ITERATIONS * GROUPS + 1)
-    return iterations_of([group for group in groups if group.group_id != "group-2"])  # it earns nothing anywhere
+    training_world.make_world(folder, groups=ITERATIONS * GROUPS + 1)
+    return load_world(folder)
 
 
 def load_world(folder: Path) -> list[list[RolloutGroup]]:
     """What `make_world` made."""
     groups: list[RolloutGroup] = pickle.loads((folder / "groups.pkl").read_bytes())
-    return iterations_of([group for group in groups if group.group_id != "group-2"])
-
-
-def iterations_of(groups: list[RolloutGroup]) -> list[list[RolloutGroup]]:
-    """Groups in parts of equal size."""
+    groups = [group for group in groups if group.group_id != "group-2"]  # it earns nothing anywhere
     return [groups[start : start + GROUPS] for start in range(0, len(groups), GROUPS)]
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from memagent_graph import Completion, FinishReason
+from memagent_graph.policy import TokenUsage
+
 _FACT = re.compile(r"The key of (\w+) is (\d+)\.")
 
 
@@ -22,6 +25,21 @@ def perfect_reader(prompt: str) -> str:
         return f"\\boxed{{{lines[-1].split()[-1]}}}" if lines else "\\boxed{unknown}"
     lines = [f"{name} {key}" for name, key in _FACT.findall(part(prompt, "section")) if name in problem]
     return "\n".join(dict.fromkeys([*memory.splitlines(), *lines])) or "nothing yet"
+
+
+def with_ids(prompt: str, text: str) -> Completion:
+    """A reply with token ids, which are the bytes of prompt and text, and log-probs."""
+    ids = list(text.encode())
+    return Completion(
+        text=text,
+        finish_reason=FinishReason.STOP,
+        model="scripted",
+        usage=TokenUsage(len(prompt), len(ids)),
+        prompt_token_ids=list(prompt.encode()),
+        token_ids=ids,
+        logprobs=[-0.25] * len(ids),
+        policy_version="v7",
+    )
 
 
 def document_with(facts: dict[float, str], *, words: int = 4000) -> str:

@@ -176,7 +176,7 @@ CONTENTS = {
         lambda text: [{"type": "reasoning", "text": _THOUGHT}, {"type": "output_text", "text": text}]
     ),
     "a thought among Gemini's parts": _content(
-        lambda text: {"parts": [{"text": _THOUGHT, "thought": True}, {"text": text}]}
+        lambda text: {"parts": [{"text": text}, {"text": _THOUGHT, "thought": True}]}
     ),
     "two text parts and a reference": _content(
         lambda text: [_text(text[:3]), {"type": "reference", "reference_ids": [1]}, _text(text[3:])]

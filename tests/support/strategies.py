@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from memagent_graph import Completion, FinishReason
-from memagent_graph.policy import TokenUsage
 from support.scripts import part, perfect_reader
 
 EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'own_strategy.py'}:OwnGate"
@@ -58,24 +56,3 @@ def reads_perfectly(prompt: str) -> str:
     if "<section>" not in prompt and lines:  # of several memories below each other, some may say that they hold nothing
         prompt = prompt.replace(memory, "\n".join(lines))
     return perfect_reader(prompt)
-
-
-def policy_prompt_ids(prompt: str) -> list[int]:
-    """Token ids as a policy might tell them: made from the text."""
-    return [ord(character) % 60 + 3 for character in prompt][-40:]
-
-
-def reply_with_ids(prompt: str) -> Completion:
-    """Do what is asked, and tell ids, which are the bytes of the text, and log-probs."""
-    text = reads_perfectly(prompt)
-    ids = list(text.encode())
-    return Completion(
-        text=text,
-        finish_reason=FinishReason.STOP,
-        model="scripted",
-        usage=TokenUsage(len(prompt), len(ids)),
-        prompt_token_ids=list(prompt.encode()),
-        token_ids=ids,
-        logprobs=[-0.25] * len(ids),
-        policy_version="v7",
-    )

@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import load_preset
 from memagent_training.job.trainer import MultiConvDAPOTrainer
+from support import small_models
 
 VOCABULARY = 64
 SMALL = {
@@ -39,19 +40,8 @@ def make_model(folder: Path, *, seed: int = 0) -> LlamaForCausalLM:
     """Write a model folder."""
     from tokenizers import Tokenizer, models
 
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.15,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config).eval()
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 128, "initializer_range": 0.15}
+    model: LlamaForCausalLM = small_models.make_model(seed=seed, dtype=torch.float32, **sizes).eval()
     model.save_pretrained(folder / "model")
     words = {f"w{number}": number for number in range(VOCABULARY)}
     tokenizer = PreTrainedTokenizerFast(

@@ -16,7 +16,7 @@ from support.programs import run_program
 
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import PolicyOrigin, find_added_policy_folder, policies_folder, write_origin
-from memagent_graph.policies.adding import REQUIRED_MODULES, add_policy, remove_policy
+from memagent_graph.policies.adding import REQUIRED_MODULES, add_policy, load_adapter, remove_policy
 from memagent_graph.policies.base_weights import Base, compute_sha256
 from memagent_graph.settings import ReadSettings
 from memagent_graph.tokenizers import load_tokenizer
@@ -152,6 +152,7 @@ def test_the_adapter_is_merged_and_all_else_is_the_base(gguf, base, adapter) -> 
     assert [name for name in plain if not torch.equal(plain[name], merged[name])] == [changed]
     a, b = load_file(adapter / "adapter_model.safetensors").values()
     torch.testing.assert_close(merged[changed] - plain[changed], 2 * b @ a, atol=5e-3, rtol=5e-3)
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     assert (folder / "templates" / "update.txt").is_file() and not (folder / "adapter_model.safetensors").exists()
     assert {path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]} == {0}
     add_policy("english", base=base, adapter=adapter, report=lines.append)
@@ -175,9 +176,12 @@ def test_the_extra_installs_all_that_adding_needs() -> None:
 
 def test_the_gguf_file_holds_the_merged_weights(gguf, base, adapter) -> None:
     import torch
+    from gguf import GGUFReader
     from transformers import AutoModelForCausalLM
 
+    (adapter / "chat_template.jinja").write_text("own template")
     folder = add_policy("english", file=gguf, base=base, adapter=adapter, gguf=True)
+    assert GGUFReader(folder / "english.F16.gguf").fields["tokenizer.chat_template"].contents() == "own template"
     read = AutoModelForCausalLM.from_pretrained(folder, gguf_file="english.F16.gguf", dtype=torch.float32)
     parameters = dict(read.named_parameters())
     for name, values in weights(folder).items():
@@ -249,6 +253,7 @@ def test_an_adapter_of_another_base_or_kind_is_refused(gguf, base, tmp_path) -> 
     other = write_adapter(tmp_path / "other", ["f" * 64])
     with pytest.raises(PolicyError, match=r"trained on another base than tiny\.gguf"):
         add_policy("english", file=gguf, base=base, adapter=other)
+    assert load_adapter(write_adapter(tmp_path / "rank-stabilised", [], use_rslora=True)).scale == 4 / 2**0.5
     dora = write_adapter(tmp_path / "dora", [base.sha256], use_dora=True)
     with pytest.raises(PolicyError, match="not plain LoRA: use_dora"):
         add_policy("english", file=gguf, base=base, adapter=dora)

@@ -114,6 +114,12 @@ async def test_options_of_ones_own_model_stay(server: ChatServer) -> None:
     assert model.temperature == 0.1  # type: ignore[attr-defined]
 
 
+def raise_or_return(reply: AIMessage | Exception) -> AIMessage:
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
 async def test_what_a_model_does_not_take_is_left_out_and_said(server: ChatServer) -> None:
     sampling = SamplingParams(max_tokens=7, seed=3)
     for policy in (
@@ -123,12 +129,17 @@ async def test_what_a_model_does_not_take_is_left_out_and_said(server: ChatServe
         completion = await policy.complete(HELLO, sampling)
         assert (completion.text, [kind for kind, _ in completion.notes]) == ("hi", [EventKind.SAMPLING_CHANGED])
     assert all("seed" not in body for body in server.requests)
+    replies = [ValueError("seed is not supported"), ValueError("something else"), AIMessage("hi")]
+    policy = ChatModelPolicy(GenericFakeChatModel(messages=map(raise_or_return, replies)))
+    with pytest.raises(PolicyError, match="something else"):
+        await policy.complete(HELLO, sampling)
+    assert (await policy.complete(HELLO, sampling)).notes == (), "an option is not given up where that does not help"
 
 
 async def test_an_error_of_the_model_and_a_prompt_of_token_ids_are_errors_of_the_policy() -> None:
     policy = ChatModelPolicy(GenericFakeChatModel(messages=iter([])), name="chat")
     assert isinstance(policy, Policy)
-    with pytest.raises(PolicyError, match="chat"):
+    with pytest.raises(PolicyError, match=r"^chat: "):
         await policy.complete(HELLO, SamplingParams())
     with pytest.raises(PolicyRequestError, match="messages, not token ids"):
         await policy.complete([1, 2], SamplingParams())
@@ -137,8 +148,11 @@ async def test_an_error_of_the_model_and_a_prompt_of_token_ids_are_errors_of_the
 async def test_a_model_that_failed_while_it_wrote_is_asked_again_as_often_as_that_is_allowed(monkeypatch) -> None:
     monkeypatch.setattr("memagent_graph.policies.chat_model._PAUSE", 0)
     half = AIMessage("half a te", response_metadata={"finish_reason": "error"})
-    policy = ChatModelPolicy(GenericFakeChatModel(messages=iter([half, AIMessage("whole"), half, half])), max_retries=1)
+    refusal = AIMessage("", additional_kwargs={"refusal": "I cannot."})
+    replies = iter([half, AIMessage("whole"), refusal, half, half])
+    policy = ChatModelPolicy(GenericFakeChatModel(messages=replies), max_retries=1)
     completion = await policy.complete(HELLO, SamplingParams())
     assert (completion.text, completion.retries) == ("whole", 1)
+    assert (await policy.complete(HELLO, SamplingParams())).finish_reason is FinishReason.REFUSED
     with pytest.raises(PolicyResponseError, match="still broke its reply off after 1 retries"):
         await policy.complete(HELLO, SamplingParams())

@@ -18,7 +18,7 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.rows import connect
 from memagent_graph.storage import database
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 from memagent_graph.storage.database import use_write_ahead_log
 from memagent_serve.ledger import Ledger
 
@@ -45,7 +45,7 @@ def test_a_lock_that_stays_is_an_error_after_the_time_out(tmp_path, monkeypatch)
 async def test_checkpoints_open_while_another_holds_the_new_file(tmp_path) -> None:
     with exclusive_lock(tmp_path / "checkpoints.sqlite") as other:
         asyncio.get_running_loop().call_later(0.3, other.execute, "ROLLBACK")
-        saver = await open_saver(tmp_path / "checkpoints.sqlite")
+        saver = await open_checkpointer(tmp_path / "checkpoints.sqlite")
     assert saver is not None
     await saver.aclose()  # type: ignore[attr-defined]
 
@@ -74,7 +74,7 @@ def checkpoints(path: Path) -> sqlite3.Connection:
     """A file of checkpoints, opened and closed again."""
 
     async def open_and_close() -> None:
-        saver = await open_saver(path)
+        saver = await open_checkpointer(path)
         await saver.aclose()  # type: ignore[union-attr]
 
     asyncio.run(open_and_close())

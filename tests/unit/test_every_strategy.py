@@ -19,8 +19,8 @@ import pytest
 import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
-from support.scripts import document_with
-from support.strategies import EVERY, reads_perfectly, reply_with_ids, short
+from support.scripts import document_with, with_ids
+from support.strategies import EVERY, reads_perfectly, short
 
 from memagent_graph import (
     Budget,
@@ -50,6 +50,10 @@ QUESTION = "What is the key of harbor?"
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 
 
+def exactly(prompt: str) -> Completion:
+    return with_ids(prompt, reads_perfectly(prompt))
+
+
 KILLED = ("overwrite", "parallel", "segments:count=3", "reread", "recall")
 """What a process is killed in at the small size: the paper's, again and again, and one strategy of each other shape.
 All are broken off within the process."""
@@ -73,7 +77,7 @@ def finished(strategy, tmp_path_factory) -> Iterator[tuple[MemAgent, RunLog, Rea
     with (
         closing(RunLog(folder / "runs.sqlite")) as log,
         MemAgent(
-            ScriptedPolicy(reply_with_ids), strategy=strategy, tokenizer="embedded", budget=SMALL,
+            ScriptedPolicy(exactly), strategy=strategy, tokenizer="embedded", budget=SMALL,
             prompts=load_prompts(), store=folder / "documents", run_log=log,
         ) as agent,
     ):  # fmt: skip
@@ -83,13 +87,13 @@ def finished(strategy, tmp_path_factory) -> Iterator[tuple[MemAgent, RunLog, Rea
 @pytest.fixture
 def agent(make_reader, tmp_path, strategy, log) -> MemAgent:
     return make_reader(
-        ScriptedPolicy(reply_with_ids), strategy=strategy, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite"
+        ScriptedPolicy(exactly), strategy=strategy, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite"
     )
 
 
 def comparable(trace: Trace) -> list[object]:
     """A trace's steps without what the clock says."""
-    return [replace(step, seconds=0) for step in trace.steps]
+    return [replace(step, seconds=0) for step in trace.calls]
 
 
 def counted_places(log: RunLog) -> Counter[tuple[str, str, int, int]]:
@@ -134,13 +138,13 @@ def test_every_parent_stands_before_its_children_and_all_lead_to_the_answer(fini
     _, log, _ = finished
     trace = log.trace("r")
     before: set[str] = set()
-    for step in trace.steps:
+    for step in trace.calls:
         assert set(step.parents) <= before
         before.add(step.id)
     (answer,) = trace.answers
-    with_news = [step.id for step in trace.steps if step.chunk_index is not None and "harbor" in (step.text or "")]
+    with_news = [step.id for step in trace.calls if step.chunk_index is not None and "harbor" in (step.text or "")]
     ancestors = {answer.id}
-    for step in reversed(trace.steps):
+    for step in reversed(trace.calls):
         ancestors.update(step.parents if step.id in ancestors else ())
     assert set(with_news) <= ancestors
 
@@ -163,7 +167,7 @@ def test_broken_off_it_reads_at_most_the_open_chunks_again(make_reader, tmp_path
     calls, breaks, branches = itertools.count(1), {4, 7, 12}, 4
 
     def gone_now_and_then(prompt: str) -> Completion | PolicyError:
-        return PolicyUnreachableError("gone") if next(calls) in breaks else reply_with_ids(prompt)
+        return PolicyUnreachableError("gone") if next(calls) in breaks else exactly(prompt)
 
     policy = ScriptedPolicy(gone_now_and_then)
     reader = make_reader(
@@ -193,7 +197,7 @@ def test_an_edited_memory_is_read_on_from(agent, log) -> None:
     assert [event.kind.value for event in result.events] == ["memory_edited"]
     trace = log.trace("r")
     assert trace.final_memory == result.memory
-    assert {step.id for step in trace.steps} == {step.id for step in result.trace.steps}
+    assert {step.id for step in trace.calls} == {step.id for step in result.trace.calls}
     assert [(update.chunk_index, update.branch, update.memory) for update in trace.updates] == [
         (update.chunk_index, update.branch, update.memory) for update in agent.resume("r").updates
     ]
@@ -215,7 +219,7 @@ def test_it_is_shown_in_a_terminal_and_on_a_page(finished) -> None:
 
 def test_runs_of_two_ways_of_reading_are_no_group(make_reader, log) -> None:
     for width in (2, 3):  # in the same words
-        reader = make_reader(ScriptedPolicy(reply_with_ids), strategy=MapReduce(width=width), run_log=log)
+        reader = make_reader(ScriptedPolicy(exactly), strategy=MapReduce(width=width), run_log=log)
         reader.read(TEXT, QUESTION, run_id=f"r{width}")
         log.reward(f"r{width}", 1.0)
     assert not load_groups(log).groups
@@ -262,5 +266,5 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     assert {span.index for conversation in log.conversations("r") for span in conversation.reads} == set(range(chunks))
     assert result["chunks_read"] % chunks == 0, "each pass reads every chunk"
     trace = log.trace("r")
-    assert {parent for step in trace.steps for parent in step.parents} <= {step.id for step in trace.steps}
+    assert {parent for step in trace.calls for parent in step.parents} <= {step.id for step in trace.calls}
     assert log.get("r").answer == "4711"

@@ -62,7 +62,7 @@ def test_on_the_command_line_a_full_disk_is_one_json_object_and_an_exit_code_of_
 async def test_states_of_many_runs_are_saved_together_and_one_that_cannot_be_harms_no_other(
     tmp_path, monkeypatch
 ) -> None:
-    saver = await checkpoints.open_saver(tmp_path / "checkpoints.sqlite")
+    saver = await checkpoints.open_checkpointer(tmp_path / "checkpoints.sqlite")
     batches: list[int] = []
     run = database_writer._run
 

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG
 from support.conversations import conversation
-from support.evaluation import row
+from support.evaluation import make_row
 from support.serving import small_reader
 
 from memagent_corpus import CorpusRow, TableFolder
@@ -311,7 +311,7 @@ def results_of_others(folder: Path) -> Path:
     """The folder of an evaluation's results with one row."""
     with open_results(folder / "results", {"model": "m"}) as journal:
         journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 1))
-        journal.add(row())
+        journal.add(make_row())
     return folder / "results"
 
 

@@ -9,6 +9,8 @@ import shutil
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,6 +82,8 @@ async def test_ids_logprobs_and_text_agree(policy) -> None:
     again = await policy.complete(completion.prompt_token_ids, GREEDY)
     assert again.token_ids == completion.token_ids
     bare = await policy.complete(prompt(QUESTIONS[0]), SamplingParams(max_tokens=12))
+    stopped = await policy.complete(prompt(QUESTIONS[0]), replace(GREEDY, stop=(completion.text[2:4],)))
+    assert len(stopped.token_ids) == len(stopped.logprobs) < len(completion.token_ids)
     assert bare.token_ids is None
     assert bare.text == completion.text
 
@@ -98,10 +102,10 @@ async def test_questions_on_two_documents_share_what_is_theirs(policy) -> None:
     prompts = [prompt(question, 0, fact) for question in QUESTIONS for fact in facts]
     alone = [await policy.complete(prompt, GREEDY) for prompt in prompts]
     requests = [_Request(policy._engine.prompt_ids(prompt, {}), GREEDY, Future()) for prompt in prompts]
-    batches = policy._batches(requests)
+    batches = policy._group_by_prefix(requests)
     assert [len(batch) for batch in batches] == [len(QUESTIONS)] * len(facts)
     for batch in batches:
-        policy._serve(batch)
+        policy._run_batch(batch)
     together = [request.future.result() for request in requests]
     assert sum(completion.usage.cached_tokens > 320 for completion in together) >= len(prompts) - len(facts)
     assert [completion.token_ids for completion in together] == [completion.token_ids for completion in alone]
@@ -129,8 +133,10 @@ async def test_an_output_bound_is_kept_and_told(policy) -> None:
 
 
 async def test_a_prompt_beyond_the_window_is_refused(policy) -> None:
-    with pytest.raises(PolicyRequestError, match="window of 1024"):
-        await policy.complete(prompt(QUESTIONS[0], filler=300), GREEDY)
+    for tokens, is_refused in ((1023, False), (1024, True)):
+        expected = pytest.raises(PolicyRequestError, match="window of 1024") if is_refused else nullcontext()
+        with expected:
+            await policy.complete([5] * tokens, SamplingParams(max_tokens=1))
 
 
 @pytest.mark.parametrize(("field", "value"), [("num_hidden_layers", 9), ("intermediate_size", 7)])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 
 import pytest
 from support.fake_server import HELLO, FakeServer
@@ -20,6 +21,7 @@ from memagent_graph.errors import (
     PolicyRequestError,
     PolicyUnreachableError,
 )
+from memagent_graph.policies.sending import find_proxy
 from memagent_graph.policy import Policy, TokenUsage
 
 
@@ -74,6 +76,9 @@ async def test_the_only_served_model_need_not_be_named_and_has_its_window_as_its
             assert (await ask(policy)).model == policy.name == model
             assert (await policy.describe()).context_window == 4096
             await policy.aclose()
+        server.models = {"data": [{"id": "one"}, {"id": "two"}]}
+        with pytest.raises(PolicyRequestError, match=r"serves one, two\. Choose one with model"):
+            await server.ask(model=None)
 
 
 async def test_weights_change_from_one_request_to_the_next_and_name_and_version_go_together() -> None:
@@ -107,8 +112,12 @@ async def test_an_unreachable_server_and_a_silent_one_are_told_apart() -> None:
         await ask(closed)
     await closed.aclose()
     silent = FakeServer(says("late"), delay=1.0)
-    with silent, pytest.raises(PolicyUnreachableError, match="did not answer in time"):
-        await silent.ask(read_timeout=0.2, max_retries=0)
+    silent.models = lambda: time.sleep(0.4)
+    with silent:
+        with pytest.raises(PolicyUnreachableError, match=r"in time \(0\.2 s for a completion\)"):
+            await silent.ask(read_timeout=0.2, max_retries=0)
+        with pytest.raises(PolicyUnreachableError, match=r"in time\. "):
+            await silent.ask(model=None, connect_timeout=0.1, max_retries=0)
 
 
 async def test_requests_in_flight_are_bounded() -> None:
@@ -140,6 +149,8 @@ async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) ->
         monkeypatch.setenv("http_proxy", proxy.base_url.removesuffix("/v1"))
         monkeypatch.setenv("OPENAI_ORG_ID", "an-organisation")
         assert (await proxy.ask(base_url="http://far.example/v1", api_key="a-key")).text == "by proxy"
+        monkeypatch.setenv("no_proxy", "near.example")
+        assert find_proxy("http://near.example/v1") is None is not find_proxy("http://far.example/v1")
     (headers,) = proxy.headers
     names = ("Host", "Authorization", "OpenAI-Organization")
     assert [headers[name] for name in names] == ["far.example", "Bearer a-key", "an-organisation"]

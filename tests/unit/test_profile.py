@@ -17,7 +17,7 @@ from memagent_graph import MemAgent, OpenAICompatiblePolicy, Overwrite, Scripted
 from memagent_graph.budget import Budget
 from memagent_graph.errors import MissingExtraError, PolicyError, ProfileError, PromptError, TokenizerError
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.model_info import ModelInfo, find_model_info
 from memagent_graph.policies.profile import (
     EMBEDDED_FOLDER,
     find_profile_folder,
@@ -47,7 +47,7 @@ async def test_a_folder_brings_budget_wording_boundary_rule_and_tokenizer(policy
         with MemAgent(policy, profile=name, store=tmp_path, run_log=False) as reader:
             context = await reader.aprepare()
         own = load_profile(folder)
-        assert own is not None
+        assert own == find_model_info("a name", str(folder), None).profile
         assert context.budget == own.budget
         assert context.prompts.fingerprint == own.prompts.fingerprint
         assert context.boundary == own.boundary == "sentence"

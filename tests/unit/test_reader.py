@@ -33,7 +33,7 @@ from memagent_graph.errors import (
     RunNotFoundError,
     TokenizerError,
 )
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1000)
 QUESTION = "What is the key of harbor?"
@@ -195,9 +195,9 @@ async def test_first_reads_share_one_connection_to_the_checkpoints(make_reader, 
     async def counting(place):
         places.append(place)
         await asyncio.sleep(0.01)
-        return await open_saver(place)
+        return await open_checkpointer(place)
 
-    monkeypatch.setattr("memagent_graph.reader.open_saver", counting)
+    monkeypatch.setattr("memagent_graph.reader.open_checkpointer", counting)
     async with make_reader(checkpoints=tmp_path / "c.sqlite") as reader:
         await reader.abatch([(TEXT, QUESTION)] * 5)
     assert len(places) == 1

@@ -17,8 +17,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.checkpoint.memory import InMemorySaver
 from support.conversations import DOCUMENT
 from support.conversations import conversation as make_conversation
-from support.scripts import document_with, perfect_reader
-from support.strategies import reply_with_ids
+from support.scripts import document_with, perfect_reader, with_ids
 
 from memagent_graph import (
     Completion,
@@ -41,12 +40,16 @@ TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle
 QUESTION = "What is the key of harbor?"
 
 
+def exactly(prompt: str) -> Completion:
+    return with_ids(prompt, perfect_reader(prompt))
+
+
 def conversation(position: int, step: str = "s", **changes) -> Conversation:
     return make_conversation(position, step=step, **changes)
 
 
 def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader, log) -> None:
-    policy = ScriptedPolicy(reply_with_ids)
+    policy = ScriptedPolicy(exactly)
     reader = make_reader(policy, run_log=log)
     result = reader.read(TEXT, QUESTION, run_id="r")
     rows = list(log.conversations("r"))
@@ -118,7 +121,7 @@ def test_redacted_texts_take_their_ids_with_them(make_reader, tmp_path) -> None:
         return text.replace("4711", "[number]")
 
     log = RunLog(tmp_path / "redacted.sqlite", redact=redact)
-    make_reader(ScriptedPolicy(reply_with_ids), run_log=log).read(TEXT, QUESTION + " 4711?", run_id="r")
+    make_reader(ScriptedPolicy(exactly), run_log=log).read(TEXT, QUESTION + " 4711?", run_id="r")
     assert log.get("r").question.endswith("[number]?")
     assert log.get("r").document["name"] == ""
     rows = list(log.conversations("r"))
@@ -297,9 +300,9 @@ def test_a_kept_memory_that_equals_the_refused_reply_is_logged_as_it_is(make_rea
     result = make_reader(ScriptedPolicy(finds_it_once), strategy="parallel", run_log=log).read(
         TEXT, QUESTION, run_id="r"
     )
-    texts = [(step.branch, step.role, step.text) for step in result.trace.steps]
+    texts = [(step.branch, step.role, step.text) for step in result.trace.calls]
     assert "" in {text for _, role, text in texts if role == "extract"}
-    assert sorted(texts) == sorted((step.branch, step.role, step.text) for step in log.trace("r").steps)
+    assert sorted(texts) == sorted((step.branch, step.role, step.text) for step in log.trace("r").calls)
 
 
 def test_a_text_that_is_larger_than_any_reply_is_not_written(log) -> None:
@@ -356,7 +359,7 @@ def test_traces_are_kept_where_someone_traces(make_reader, log) -> None:
     rows = list(log.conversations(state["run_id"]))
     assert {row.trace["langchain_run_id"] for row in rows} <= ids
     assert len({row.trace["langchain_run_id"] for row in rows}) == len(rows)
-    side_by_side = make_reader(ScriptedPolicy(reply_with_ids, delay=0.01), strategy="map_reduce", run_log=log).graph()
+    side_by_side = make_reader(ScriptedPolicy(exactly, delay=0.01), strategy="map_reduce", run_log=log).graph()
     state = side_by_side.invoke({"question": QUESTION, "document": TEXT}, {"callbacks": [Tracer()]})
     rows = list(log.conversations(state["run_id"]))
     assert len({row.trace["langchain_run_id"] for row in rows}) == len(rows)

@@ -80,6 +80,10 @@ async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_
                 FakeServer(lambda body, number, reply=reply: web.Response(status=307, headers=reply)) as server,
                 pytest.raises(PolicyResponseError, match="another server") as caught,
             ):
+                policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+                async with policy.relay("POST", "chat/completions", b'{"model": "fake"}') as relayed:
+                    assert relayed.status == 307
+                await policy.aclose()
                 await server.ask(max_retries=RETRIES)
             assert "secret" not in str(caught.value)
         with FakeServer() as server:

@@ -23,11 +23,11 @@ FIRST, SECOND = spans(["one ", "two "])
 def test_the_final_path_has_all_branches_that_were_merged_and_no_other() -> None:
     whole = fan_out([["a", "b"], ["c", "d"]], "b d", ["w", "x", "y", "z"])
     stray = step("stray", "e", reads=FIRST, branch="9")
-    trace = Trace((stray, *whole.steps))
+    trace = Trace((stray, *whole.calls))
     assert [update.memory for update in trace.final_path] == ["a", "c", "b", "d", "b d"]
     assert trace.final_memory == "b d"
     assert trace.memory_before("merge") == "b\nd"
-    assert [trace.updates[place].memory for place in trace.sources(trace.updates[-1])] == ["b", "d"]
+    assert [trace.updates[place].memory for place in trace.source_indices(trace.updates[-1])] == ["b", "d"]
     assert [trace.updates[place].memory for place in trace.final_sources] == ["b d"]
 
 
@@ -96,8 +96,8 @@ def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tm
             result = reader.read("Anna built the harbor.", "Who?", run_id="r")
             question = {"question": "Who?", "document": "Anna built the harbor."}
             reader.graph().invoke(question, {"callbacks": [Recorder()]})
-    assert [call.completion.request_id for call in result.trace.steps] == ["x", "x"]
-    assert [call.completion.request_id for call in log.trace("r").steps] == ["x", "x"]
+    assert [call.completion.request_id for call in result.trace.calls] == ["x", "x"]
+    assert [call.completion.request_id for call in log.trace("r").calls] == ["x", "x"]
     assert [row.request_id for row in log.conversations("r")] == ["x", "x"]
     assert request_ids == ["x", "x"]
     export_runs(log, tmp_path / "runs.parquet", selection=RunFilter(run_ids=("r",)))
@@ -106,9 +106,9 @@ def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tm
 
 def test_a_decision_takes_a_turn_though_no_prompt_holds_it() -> None:
     probe = step("probe", "?", "0", role="probe", writes=Writes.DECISION)
-    assert Trace((step("0", "m", reads=FIRST), probe, step("1", "m", "0", reads=SECOND))).turns == 3
-    assert line(["m"] * 4, ["a ", "b ", "c ", "d "], answer=answered("3")).turns == 5
-    assert fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "]).turns == 5, (
+    assert Trace((step("0", "m", reads=FIRST), probe, step("1", "m", "0", reads=SECOND))).critical_path_length == 3
+    assert line(["m"] * 4, ["a ", "b ", "c ", "d "], answer=answered("3")).critical_path_length == 5
+    assert fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "]).critical_path_length == 5, (
         "three chunks, the merge, the answer"
     )
-    assert Trace().turns == 0
+    assert Trace().critical_path_length == 0

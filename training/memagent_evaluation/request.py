@@ -46,7 +46,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 from memagent_graph.storage.paths import default_store
 from memagent_graph.strategies.excerpts import count_prompt_overhead
 
@@ -154,7 +154,7 @@ async def _measure(
     context = await reader.aprepare()
     quiet = options.quiet or options.as_json
     with closing(RunLog(log_path)) as log, ProgressDisplay("evaluating", quiet=quiet) as display:
-        saver = await open_saver(None if options.no_checkpoints else options.out / CHECKPOINTS)
+        saver = await open_checkpointer(None if options.no_checkpoints else options.out / CHECKPOINTS)
         reader = reader.copy(run_log=log, checkpoints=saver)
         evaluation = Evaluation(
             plan=plan,

@@ -36,7 +36,7 @@ BUILT_IN = ["read", "resume", "corpus", "doctor", "demo", "show", "runs", "rewar
 @cache
 def commands() -> dict[str, Any]:
     group: Any = typer.main.get_command(app)
-    return {name: group.commands[name] for name in (*BUILT_IN, "train")}
+    return {name: group.get_command(None, name) for name in (*BUILT_IN, "train")}
 
 
 def options_of(name: str) -> set[str]:

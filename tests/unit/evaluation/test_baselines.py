@@ -15,13 +15,13 @@ from support.strategies import reads_perfectly
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.systems import ReaderSystem, load_system
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_graph import Budget, Document, OpenAICompatiblePolicy, RunLog, ScriptedPolicy, load_prompts
+from memagent_graph import Budget, Document, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, MissingExtraError
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reasoning import extract_reply
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.excerpts import FullContext, count_prompt_overhead
 from memagent_graph.strategies.retrieval import Retrieval
@@ -120,7 +120,7 @@ async def test_a_fact_in_a_short_document_is_found_and_costs_what_all_calls_do(a
     assert attempt.usage.seconds > 0
 
 
-async def test_operations_are_not_told_where_the_model_s_size_is_not_known(ask) -> None:
+async def test_operations_are_unknown_if_the_model_size_is_unknown(ask) -> None:
     usage = (await ask("full_context", SHORT, ScriptedPolicy(answerer))).usage
     assert (usage.flops, usage.full_context_flops) == (None, None)
 
@@ -161,7 +161,7 @@ async def test_plain_answers_are_asked_for_without_a_box_and_taken_whole(ask, na
 
 
 @pytest.mark.parametrize("name", ["memagent", "full_context", "refine"])
-async def test_what_leaves_no_room_for_text_is_an_error_with_a_remedy(ask, name) -> None:
+async def test_a_budget_without_room_for_text_is_an_error_with_a_hint(ask, name) -> None:
     with pytest.raises(BudgetError, match=r"an answer needs \d+ tokens .* window has 1000\. Lower"):
         await ask(name, SHORT, answer_tokens=990)
     with pytest.raises(MemAgentError, match="the question is empty"):
@@ -171,8 +171,8 @@ async def test_what_leaves_no_room_for_text_is_an_error_with_a_remedy(ask, name)
 # Full context
 
 
-async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_nothing_is_asked(ask, tmp_path) -> None:
-    log, policy = RunLog(tmp_path / "runs.sqlite"), Reader()
+async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_nothing_is_asked(ask, log) -> None:
+    policy = Reader()
     attempt = await ask("full_context", LONG, policy, run_log=log, run_id="too-long")
     assert attempt.outcome is QuestionOutcome.DOES_NOT_FIT
     assert (attempt.answer, attempt.usage.turns, attempt.usage.flops) == (None, 0, 0.0)
@@ -181,7 +181,6 @@ async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_no
     assert 0 < int(size[1].replace(",", "")) - tokens(LONG) < 250
     assert not policy.prompts
     run = log.get("too-long")
-    log.close()
     assert run.stop_reason == QuestionOutcome.DOES_NOT_FIT
     assert run.ended is not None and run.answer is None
 
@@ -207,9 +206,9 @@ async def test_a_systems_readers_share_one_connection_to_a_file_of_checkpoints(m
     async def count_opening(checkpoints):
         if isinstance(checkpoints, Path):
             paths.append(checkpoints)
-        return await open_saver(checkpoints)
+        return await open_checkpointer(checkpoints)
 
-    monkeypatch.setattr("memagent_graph.reader.open_saver", count_opening)
+    monkeypatch.setattr("memagent_graph.reader.open_checkpointer", count_opening)
     reader = make_reader(Reader(), checkpoints=tmp_path / "checkpoints.sqlite")
     system = load_system("refine", reader)
     document = reader.store.add(Document.of(SHORT))
@@ -228,8 +227,8 @@ async def test_full_context_keeps_the_room_for_answers_that_the_user_names(make_
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-async def test_attempts_are_logged_with_places_so_that_they_can_be_resumed(make_reader, tmp_path, name) -> None:
-    log, policy = RunLog(tmp_path / "runs.sqlite"), Reader()
+async def test_attempts_are_logged_with_places_so_that_they_can_be_resumed(make_reader, tmp_path, log, name) -> None:
+    policy = Reader()
     reader = make_reader(policy, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite")
     document = reader.store.add(Document.of(SHORT))
     for _ in range(2):
@@ -246,7 +245,6 @@ async def test_attempts_are_logged_with_places_so_that_they_can_be_resumed(make_
     assert FACT in excerpt
     assert all(excerpt in SHORT or span.start_char < span.end_char <= len(SHORT) for span in reads)
     await reader.aclose()
-    log.close()
 
 
 # Middle truncation

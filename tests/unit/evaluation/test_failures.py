@@ -11,7 +11,7 @@ from support.traces import answered, fan_out, line, spans, step
 
 from memagent_evaluation.failures import Loss, NeedleLoss, analyse, read_logged_run
 from memagent_evaluation.samples import Needle, Sample
-from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
+from memagent_graph import ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
@@ -130,7 +130,7 @@ def test_a_fact_that_no_memory_held_is_looked_for_in_the_chunks(chunks, cut, exp
 
 
 @pytest.mark.parametrize(("chunks", "loss"), [(["a", "b", "c"], Loss.NOT_READ), (CHUNKS, Loss.NEVER_WRITTEN)])
-def test_a_fact_behind_the_end_of_a_read_that_stopped_early_was_not_read(chunks, loss) -> None:
+def test_a_fact_after_an_early_stop_was_not_read(chunks, loss) -> None:
     question, run = read_view(chunks)
     (result,) = analyse(question, replace(run, stop_reason="enough"))
     assert result.loss is loss
@@ -172,13 +172,11 @@ def verbose(prompt: str) -> str:
     return reply if "<section>" not in prompt else "so much to tell " * 60 + reply
 
 
-async def test_a_real_read_is_told_from_its_log(make_reader, tmp_path) -> None:
+async def test_a_real_read_is_told_from_its_log(make_reader, log, store) -> None:
     fact = "The key of harbor is 4711."
     text = " ".join([fact, *(f"word{number} and then" for number in range(600))])
-    log = RunLog(tmp_path / "runs.sqlite")
     result = await make_reader(ScriptedPolicy(verbose), run_log=log).aread(text, "What is the key of harbor?")
     question = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
-    run, completions = read_logged_run(log, result.run_id, DocumentStore(tmp_path / "documents"))
+    run, completions = read_logged_run(log, result.run_id, store)
     assert analyse(question, run, completions) == (NeedleLoss(question.needles[0], Loss.CUT_BY_CAP, 0),)
     assert "4711" not in run.updates[0].memory
-    log.close()

@@ -19,7 +19,7 @@ from memagent_evaluation.result_journal import ResultJournal, load_results, open
 from memagent_evaluation.result_table import EvaluationPlan, QuestionOutcome, ResultRow
 from memagent_evaluation.samples import Needle, Sample, Task
 from memagent_evaluation.systems import Attempt, load_system
-from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
+from memagent_graph import DocumentStore, ScriptedPolicy
 from memagent_graph.errors import (
     EvaluationError,
     PolicyAuthenticationError,
@@ -28,7 +28,7 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
 )
 from memagent_graph.results import Usage
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 
 
 class Oracle:
@@ -78,11 +78,6 @@ class Hops(Keys):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> DocumentStore:
-    return DocumentStore(tmp_path / "documents")
-
-
-@pytest.fixture
 def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[EvaluationEnd, list[ResultRow]]]]:
     """Evaluate these systems; the results stay in the folder "out", and no document is left, whatever happens."""
 
@@ -129,7 +124,7 @@ async def test_every_system_answers_every_question_of_every_length(run, store) -
     assert row.document_bytes == len("".join(sample.text()).encode())
 
 
-async def test_no_more_questions_are_under_way_than_allowed_and_as_many_as_allowed(run, store) -> None:
+async def test_exactly_the_allowed_number_of_questions_runs_at_once(run, store) -> None:
     seven = asyncio.Barrier(7)
     oracle = Oracle(store, wait=lambda number: asyncio.wait_for(seven.wait(), 60))
     await run(oracle, plan=questions(28), concurrency=7)
@@ -155,7 +150,7 @@ async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_
     assert most < 25, "no more documents lie there than are read, and about as many that are ready"
 
 
-async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(run, store) -> None:
+async def test_samples_with_the_same_text_keep_it_until_all_are_done(run, store) -> None:
     class Same(Keys):
         def sample(self, length: int, index: int) -> Sample:
             return replace(super().sample(length, 0), index=index)
@@ -168,9 +163,7 @@ async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(run, stor
     "error",
     [PolicyRequestError("the server refused"), PolicyOverloadedError("the server refused"), RuntimeError("odd")],
 )
-async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed_until_it_is_to_be_asked_again(
-    run, tmp_path, store, error
-) -> None:
+async def test_a_failing_question_is_repeated_once_and_again_with_retry_failed(run, tmp_path, store, error) -> None:
     def fail(number: int, run_id: str) -> Exception | None:
         fails_once = run_id.endswith("-400-5") and oracle.run_ids.index(run_id) == number
         return error if fails_once or run_id.endswith("-400-3") else None
@@ -205,7 +198,7 @@ async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed_un
         (5, 4, PolicyAuthenticationError("wrong key")),
     ],
 )
-async def test_a_server_that_goes_is_noticed_even_with_few_questions_left_and_costs_no_row(
+async def test_an_unreachable_server_ends_the_evaluation_and_costs_no_row(
     run, tmp_path, store, count, right, error
 ) -> None:
     oracle = Oracle(store, fail=lambda number, run_id: error if number >= right else None)
@@ -218,7 +211,7 @@ async def test_a_server_that_goes_is_noticed_even_with_few_questions_left_and_co
     assert (end, {row.outcome for row in rows}, len(rows)) == (EvaluationEnd.DONE, {"answered"}, count)
 
 
-async def test_what_failed_last_is_asked_again_and_counts_as_failed_if_the_server_still_answers(run, store) -> None:
+async def test_the_last_failures_are_repeated_if_the_server_still_answers(run, store) -> None:
     """The last three fail, one of them for a moment only."""
 
     def fail(number: int, run_id: str) -> Exception | None:
@@ -271,7 +264,7 @@ async def test_a_limit_stops_it_and_the_rest_is_done_later(run, store, limits, e
     assert [row for row in everything if row in rows] == rows
 
 
-async def test_a_wrong_answer_and_none_are_wrong_in_all_and_outcomes_are_counted_apart(run, store) -> None:
+async def test_wrong_and_missing_answers_score_zero_and_outcomes_are_counted(run, store) -> None:
     outcomes = (QuestionOutcome.NO_ANSWER, QuestionOutcome.UNFINISHED, QuestionOutcome.DOES_NOT_FIT)
     systems = [Oracle(store, outcome.value, outcome=outcome) for outcome in outcomes]
     wrong = Oracle(store, "answered", answer="the lock", raw_answer="the lock")
@@ -295,9 +288,7 @@ async def test_a_wrong_answer_and_none_are_wrong_in_all_and_outcomes_are_counted
         (OSError("no"), True, "text() of the task keys failed at length 400, index 3, seed 7: OSError: no. Fix the"),
     ],
 )
-async def test_samples_that_cannot_be_made_are_told_with_the_reason_once_all_else_is_done(
-    run, tmp_path, store, error, in_text, words
-) -> None:
+async def test_failing_samples_are_reported_after_all_others(run, tmp_path, store, error, in_text, words) -> None:
     class Broken(Keys):
         def sample(self, length: int, index: int) -> Sample:
             def text() -> Iterator[str]:
@@ -319,7 +310,7 @@ async def test_samples_that_cannot_be_made_are_told_with_the_reason_once_all_els
 
 
 async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_are_told(
-    run, tmp_path, store, make_reader
+    run, tmp_path, store, make_reader, log
 ) -> None:
     def forgetful(prompt: str) -> str:
         return "nothing yet" if "the end " in prompt else perfect_reader(prompt)
@@ -330,8 +321,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
             fillers = [f" filler{number}" for number in range(99)]
             return replace(sample, text=lambda: iter([*sample.text(), *fillers, " the end "]))
 
-    log = RunLog(tmp_path / "runs.sqlite")
-    saver = await open_saver(tmp_path / "checkpoints.sqlite")
+    saver = await open_checkpointer(tmp_path / "checkpoints.sqlite")
     system = load_system(
         "memagent", make_reader(ScriptedPolicy(forgetful), run_log=log, store=store, checkpoints=saver)
     )
@@ -344,7 +334,6 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
         assert result.calls == result.chunks + 1
     assert [checkpoint async for checkpoint in saver.alist(None)] == [], "checkpoints of finished questions are deleted"
     await saver.aclose()
-    log.close()
 
 
 class Display:

@@ -39,7 +39,7 @@ def test_lengths_are_read_as_people_write_them(text, lengths) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "0", "-1", "8q", "8k 16k", "nan"])
-def test_what_is_no_length_is_refused(text) -> None:
+def test_invalid_lengths_are_refused(text) -> None:
     with pytest.raises(EvaluationError, match="length"):
         parse_lengths(text)
 

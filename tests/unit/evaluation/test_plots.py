@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
-from support.evaluation import failed, results, row
+from support.evaluation import make_failed_row, make_row, results
 
 from memagent_evaluation.plots import compute_depth_grid, draw_accuracy, draw_all, make_file_stem
 from memagent_evaluation.statistics import compute_wilson_interval
@@ -18,7 +18,7 @@ from memagent_graph.errors import EvaluationError, MissingExtraError
 
 LENGTHS = (1024, 8192, 65536)
 ROWS = [
-    row(system, length, index, right=index % 3 > 0)
+    make_row(system, length, index, right=index % 3 > 0)
     for system in ("memagent", "refine")
     for length in LENGTHS
     for index in range(6)
@@ -47,7 +47,7 @@ def test_pictures_are_png_and_svg_wide_enough_for_a_readme_and_equal_for_equal_r
     one, other = tmp_path / "one", tmp_path / "other"
     for folder in (one, other):
         folder.mkdir()
-        paths = draw_all(results(row()), folder)
+        paths = draw_all(results(make_row()), folder)
     assert [path.name for path in paths] == ["accuracy.png", "depth_memagent.png"]
     for path in paths:
         data = path.read_bytes()
@@ -60,9 +60,9 @@ def test_pictures_are_png_and_svg_wide_enough_for_a_readme_and_equal_for_equal_r
         assert b"dc:date" not in path.read_bytes()
 
 
-OTHER = [row(system, length, task="vt") for system in ("memagent", "refine") for length in LENGTHS]
-OPTIONS = [row(task=f"own:share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
-PASSAGES = row(task="hqa", unit="passages", length=50, needle_depths=(), needles_found=())
+OTHER = [make_row(system, length, task="vt") for system in ("memagent", "refine") for length in LENGTHS]
+OPTIONS = [make_row(task=f"own:share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
+PASSAGES = make_row(task="hqa", unit="passages", length=50, needle_depths=(), needles_found=())
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ PASSAGES = row(task="hqa", unit="passages", length=50, needle_depths=(), needles
         ([*ROWS, *OTHER[::3]], ["accuracy_keys", "accuracy_vt"]),
         (OPTIONS, [make_file_stem("accuracy", option.task) for option in OPTIONS]),
         ([replace(row, scripted=True) for row in ROWS], []),
-        ([row(), PASSAGES], ["accuracy_tokens", "accuracy_passages"]),
+        ([make_row(), PASSAGES], ["accuracy_tokens", "accuracy_passages"]),
     ],
     ids=["one task", "several", "of one system", "at one length", "options", "a script", "units"],
 )
@@ -87,7 +87,7 @@ def test_tasks_are_drawn_together_where_every_system_was_asked_the_same_at_every
 
 
 def test_names_of_systems_that_are_no_file_names_become_some_and_stay_apart(names) -> None:
-    files = names(*map(row, ("gated:stop=yes", "gated-stop=yes", "my/own.py:Way")))
+    files = names(*map(make_row, ("gated:stop=yes", "gated-stop=yes", "my/own.py:Way")))
     assert len({name for name in files if name.startswith("depth_")}) == 3
     assert all(re.fullmatch(r"[\w+-]+\.png", name) for name in files)
 
@@ -109,7 +109,7 @@ def test_accuracy_has_a_line_and_a_wilson_band_for_each_system_on_a_logarithmic_
 
 def test_labels_of_lengths_that_lie_close_do_not_run_into_each_other() -> None:
     lengths = (150, 200, 300, 9_600, 24_000, 150_000)
-    _, axes = draw_figure(draw_accuracy, [row("memagent", length, 0) for length in lengths])
+    _, axes = draw_figure(draw_accuracy, [make_row("memagent", length, 0) for length in lengths])
     assert list(axes.get_xticks()) == list(lengths)
     labels = axes.get_xticklabels()
     assert [label.get_text() for label in labels] == ["150", "200", "300", "9,600", "24,000", "150,000"]
@@ -117,8 +117,8 @@ def test_labels_of_lengths_that_lie_close_do_not_run_into_each_other() -> None:
 
 
 def test_a_length_that_fits_no_call_has_no_point() -> None:
-    rows = [row("full_context", 1024), failed("full_context", 8192, outcome="does_not_fit")]
-    rows += [failed("other", 1024, outcome="does_not_fit")]
+    rows = [make_row("full_context", 1024), make_failed_row("full_context", 8192, outcome="does_not_fit")]
+    rows += [make_failed_row("other", 1024, outcome="does_not_fit")]
     _, axes = draw_figure(draw_accuracy, rows)
     plots = lines(axes)
     assert len(plots["full_context"].get_xdata()) == 1
@@ -127,17 +127,17 @@ def test_a_length_that_fits_no_call_has_no_point() -> None:
 
 def test_depths_are_counted_by_tenth_of_the_document_and_by_fact() -> None:
     rows = [
-        row(needle_depths=(0.05, 0.95), needles_found=(True, False)),
-        row(index=1, needle_depths=(0.0, 1.0), needles_found=(False, False)),
-        failed(index=2, outcome="does_not_fit"),
-        row(index=3, needle_depths=(), needles_found=()),
+        make_row(needle_depths=(0.05, 0.95), needles_found=(True, False)),
+        make_row(index=1, needle_depths=(0.0, 1.0), needles_found=(False, False)),
+        make_failed_row(index=2, outcome="does_not_fit"),
+        make_row(index=3, needle_depths=(), needles_found=()),
     ]
     assert compute_depth_grid(rows) == {(1024, 0): [True, False], (1024, 9): [False, False]}
 
 
 def test_a_folder_that_is_not_there_and_a_missing_library_are_told(tmp_path, monkeypatch) -> None:
     with pytest.raises(EvaluationError, match="cannot be written"):
-        draw_all(results(row()), tmp_path / "nowhere")
+        draw_all(results(make_row()), tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "matplotlib.style", None)
     with pytest.raises(MissingExtraError, match="eval"):
-        draw_all(results(row()), tmp_path)
+        draw_all(results(make_row()), tmp_path)

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.evaluation import failed, results, row
+from support.evaluation import make_failed_row, make_row, results
 
 from memagent_evaluation.report import pass_at, render_report, summarize
 from memagent_evaluation.standings import compare_systems, compute_accuracy
@@ -24,7 +24,7 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_that_hold_a_right_on
 def sample_rows(right: dict[int, list[bool]], system: str = "memagent"):
     """Rows of questions, by index, whose samples are right or wrong."""
     return [
-        row(system, index=index, repeat=repeat, right=is_right, question=f"Q{index}", document=f"d{index}")
+        make_row(system, index=index, repeat=repeat, right=is_right, question=f"Q{index}", document=f"d{index}")
         for index, samples in right.items()
         for repeat, is_right in enumerate(samples)
     ]
@@ -57,7 +57,7 @@ def test_the_report_and_the_summary_have_them_and_leave_them_out_where_each_answ
     once = results(*ROWS[::4])
     assert "Repeated samples" not in render_report(once)
     assert summarize(once)[0]["pass_at"] == {}
-    assert pass_at([failed(index=index, outcome="does_not_fit") for index in (0, 0)], "lenient") == {}
+    assert pass_at([make_failed_row(index=index, outcome="does_not_fit") for index in (0, 0)], "lenient") == {}
 
 
 def test_systems_are_compared_by_question_whatever_the_number_of_samples() -> None:

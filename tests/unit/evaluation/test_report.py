@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.evaluation import failed, results, row
+from support.evaluation import make_failed_row, make_row, results
 
 from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.report import find_percentile, render_comparison, render_report, summarize
@@ -26,7 +26,11 @@ def line(report: str, *cells: str) -> str:
 
 
 def test_failed_and_unfinished_questions_are_wrong_and_counted_apart() -> None:
-    rows = [*(row(index=index) for index in range(6)), failed(index=6), failed(index=7, outcome="unfinished")]
+    rows = [
+        *(make_row(index=index) for index in range(6)),
+        make_failed_row(index=6),
+        make_failed_row(index=7, outcome="unfinished"),
+    ]
     report = render_report(results(*rows))
     expected = compute_wilson_interval(6, 8)
     interval = f"75.0 [{100 * expected.low:.1f}, {100 * expected.high:.1f}]"
@@ -36,7 +40,12 @@ def test_failed_and_unfinished_questions_are_wrong_and_counted_apart() -> None:
 
 
 def test_all_tasks_are_one_table_only_where_every_system_was_asked_the_same() -> None:
-    both = [row(), row("refine"), row(task="vt"), row("refine", task="vt", right=False, string_match=0.5)]
+    both = [
+        make_row(),
+        make_row("refine"),
+        make_row(task="vt"),
+        make_row("refine", task="vt", right=False, string_match=0.5),
+    ]
     report = render_report(results(*both))
     assert "### All tasks, by tokens" in report
     assert line(report, "1K", "refine", "2").startswith("| 1K | refine | 2 | 50.0 [")
@@ -45,9 +54,9 @@ def test_all_tasks_are_one_table_only_where_every_system_was_asked_the_same() ->
     assert "### All tasks" not in render_report(results(*both[:2])), "there is one"
 
 
-def test_what_fits_no_call_has_no_accuracy() -> None:
-    rows = [row(index=index) for index in range(9)]
-    rows += [failed("full_context", index=index, outcome="does_not_fit") for index in range(9)]
+def test_documents_that_fit_no_call_have_no_accuracy() -> None:
+    rows = [make_row(index=index) for index in range(9)]
+    rows += [make_failed_row("full_context", index=index, outcome="does_not_fit") for index in range(9)]
     report = render_report(results(*rows))
     assert set(summarize(results(*rows[9:]))[0]["scores"].values()) == {None}
     (partly,) = summarize(results(replace(rows[9], system="memagent"), rows[1]))
@@ -57,9 +66,12 @@ def test_what_fits_no_call_has_no_accuracy() -> None:
 
 
 def test_costs_are_means_over_all_questions_that_were_asked_and_did_not_fail() -> None:
-    rows = [row(prompt_tokens=1000, seconds=1.0, flops=1e12), row(index=1, prompt_tokens=3000, seconds=2.0, flops=None)]
-    rows += [replace(failed(index=2), prompt_tokens=0, calls=0, seconds=600.0)]
-    rows += [replace(failed(index=3, outcome="does_not_fit"), prompt_tokens=0, calls=0, seconds=0.0)]
+    rows = [
+        make_row(prompt_tokens=1000, seconds=1.0, flops=1e12),
+        make_row(index=1, prompt_tokens=3000, seconds=2.0, flops=None),
+    ]
+    rows += [replace(make_failed_row(index=2), prompt_tokens=0, calls=0, seconds=600.0)]
+    rows += [replace(make_failed_row(index=3, outcome="does_not_fit"), prompt_tokens=0, calls=0, seconds=0.0)]
     (cell,) = summarize(results(*rows))
     assert cell["means"] == {
         "prompt_tokens": 2000, "completion_tokens": 10, "cached_tokens": 0, "calls": 2, "seconds": 1.5
@@ -70,14 +82,14 @@ def test_costs_are_means_over_all_questions_that_were_asked_and_did_not_fail() -
 
 def test_wrong_answers_tell_where_their_facts_were_lost_and_how_to_open_them() -> None:
     wrong = [
-        row(right=False, where_lost=("overwritten", "never_written"), lost_at=(3, None), run_id="e-1"),
-        row(index=1, right=False, where_lost=("cut_by_cap",), lost_at=(2,), run_id="e-2", answer="a | b `c`\nd"),
+        make_row(right=False, where_lost=("overwritten", "never_written"), lost_at=(3, None), run_id="e-1"),
+        make_row(index=1, right=False, where_lost=("cut_by_cap",), lost_at=(2,), run_id="e-2", answer="a | b `c`\nd"),
     ]
-    several = row(
+    several = make_row(
         index=4, right=False, where_lost=("never_written", "overwritten", "never_written"), lost_at=(None, 4, None)
     )
-    other = row(index=3, right=False, system="full_context", where_lost=("not_applicable",), lost_at=(None,))
-    report = render_report(results(*wrong, row(index=2), several, other), log=Path("out/runs.sqlite"))
+    other = make_row(index=3, right=False, system="full_context", where_lost=("not_applicable",), lost_at=(None,))
+    report = render_report(results(*wrong, make_row(index=2), several, other), log=Path("out/runs.sqlite"))
     assert line(report, "memagent", "keys", "1K tokens", "3") == "| memagent | keys | 1K tokens | 3 | 3 | 2 | 1 |"
     assert "| never written x 2, overwritten at chunk 4 |" in report
     assert "not applicable" not in report
@@ -87,15 +99,19 @@ def test_wrong_answers_tell_where_their_facts_were_lost_and_how_to_open_them() -
 
 
 def test_tasks_and_units_are_kept_apart() -> None:
-    rows = [row(), row(task="hqa", unit="passages", length=50), row(task="hqa", unit="passages", length=3200)]
+    rows = [
+        make_row(),
+        make_row(task="hqa", unit="passages", length=50),
+        make_row(task="hqa", unit="passages", length=3200),
+    ]
     report = render_report(results(*rows))
     assert "### keys" in report
     assert "### hqa" in report
     assert line(report, "3,200", "memagent", "1")
 
 
-def test_what_is_not_finished_says_so() -> None:
-    assert "**Not finished: 3 questions not asked yet.**" in render_report(replace(results(row()), missing=3))
+def test_an_unfinished_evaluation_is_marked() -> None:
+    assert "**Not finished: 3 questions not asked yet.**" in render_report(replace(results(make_row()), missing=3))
     assert "No question has been answered yet" in render_report(results())
 
 
@@ -109,24 +125,24 @@ def test_lengths_are_labelled_as_people_say_them(length, label) -> None:
 
 
 def test_a_summary_holds_scores_with_intervals_outcomes_and_means() -> None:
-    (cell,) = summarize(results(row(), failed(index=1)))
+    (cell,) = summarize(results(make_row(), make_failed_row(index=1)))
     assert cell["scores"]["lenient"]["mean"] == 0.5
     assert cell["scores"]["lenient"]["low"] == compute_wilson_interval(1, 2).low
     assert (cell["outcomes"], cell["n"]) == ({"answered": 1, "failed": 1}, 2)
-    (nothing,) = summarize(results(failed()))
+    (nothing,) = summarize(results(make_failed_row()))
     assert set(nothing["means"].values()) == {None}
 
 
 def test_failures_are_grouped_by_what_happened_though_each_names_its_run() -> None:
     error = "the server is on fire (run e-memagent-keys-1024-{}, chunk {}). Put it out"
-    rows = [replace(failed(index=index), error=error.format(index, 2 * index)) for index in range(3)]
+    rows = [replace(make_failed_row(index=index), error=error.format(index, 2 * index)) for index in range(3)]
     assert "- 3: the server is on fire. Put it out" in render_report(results(*rows))
 
 
 def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
-    first = results(*(row(length=length, index=index) for length in (1024, 2048) for index in range(30)))
+    first = results(*(make_row(length=length, index=index) for length in (1024, 2048) for index in range(30)))
     second = results(
-        *(row(length=length, index=index, right=False) for length in (1024, 2048) for index in range(10, 30))
+        *(make_row(length=length, index=index, right=False) for length in (1024, 2048) for index in range(10, 30))
     )
     report = render_comparison(first, second, ("new", "old"))
     assert "40 questions in both; 20 rows without a partner." in report
@@ -142,9 +158,9 @@ def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
 
 def test_evaluations_that_asked_something_else_are_not_compared() -> None:
     with pytest.raises(EvaluationError, match="no question of the same system in common"):
-        render_comparison(results(row()), results(row("refine")), ("a", "b"))
+        render_comparison(results(make_row()), results(make_row("refine")), ("a", "b"))
     with pytest.raises(EvaluationError, match="keys/1024/0 is not the same question"):
-        render_comparison(results(row()), results(row(gold=("12",))), ("a", "b"))
+        render_comparison(results(make_row()), results(make_row(gold=("12",))), ("a", "b"))
 
 
 # What it cost
@@ -159,8 +175,8 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values, perc
 
 
 def test_the_report_has_slow_questions_and_the_price() -> None:
-    rows = [row(index=index, seconds=float(index + 1), prompt_tokens=1_000_000) for index in range(100)]
-    rows.append(failed(index=100))
+    rows = [make_row(index=index, seconds=float(index + 1), prompt_tokens=1_000_000) for index in range(100)]
+    rows.append(make_failed_row(index=100))
     report = render_report(results(*rows), prices=Prices(0.5, 2.0))
     assert "| 50.50 | 50.00 | 95.00 | 99.00 |" in report
     assert "| 0.5 | 50 |" in report
@@ -169,7 +185,7 @@ def test_the_report_has_slow_questions_and_the_price() -> None:
     assert cell["seconds"] == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
     assert cell["price"] == pytest.approx(0.5 + 2e-5)
     assert "price" not in render_report(results(*rows)).casefold()
-    (nothing,) = summarize(results(failed()), Prices(1, 1))
+    (nothing,) = summarize(results(make_failed_row()), Prices(1, 1))
     assert (nothing["price"], nothing["seconds"]["p50"]) == (None, None)
 
 

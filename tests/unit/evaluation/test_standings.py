@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.evaluation import failed, results, row
+from support.evaluation import make_failed_row, make_row, results
 
 from memagent_evaluation.report import render_report
 from memagent_evaluation.result_table import QuestionOutcome
@@ -18,16 +18,16 @@ def only(*rows) -> SystemStanding:
 
 
 def test_failures_are_wrong_and_have_no_costs() -> None:
-    short = row(turns=4, prompt_tokens=100, cached_tokens=90)
-    long = row(index=1, turns=6, prompt_tokens=300, cached_tokens=10)
-    standing = only(short, long, failed(index=2))
+    short = make_row(turns=4, prompt_tokens=100, cached_tokens=90)
+    long = make_row(index=1, turns=6, prompt_tokens=300, cached_tokens=10)
+    standing = only(short, long, make_failed_row(index=2))
     assert (standing.n, standing.turns, standing.accuracy.mean) == (3, 5.0, pytest.approx(2 / 3))
     assert standing.cached_share == 0.25, "of all prompt tokens"
 
 
 def test_each_system_is_compared_with_the_first_and_p_values_are_corrected_for_all_comparisons() -> None:
-    rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(40)]
-    rows += [row("worse", length, at, right=at > 30) for length in (1024, 4096) for at in range(40)]
+    rows = [make_row(length=length, index=at) for length in (1024, 4096) for at in range(40)]
+    rows += [make_row("worse", length, at, right=at > 30) for length in (1024, 4096) for at in range(40)]
     standings = compare_systems(results(*rows))
     assert [(item.length, item.system) for item in standings] == [
         (length, system) for length in ("1K tokens", "4K tokens", "all") for system in ("memagent", "worse")
@@ -39,13 +39,13 @@ def test_each_system_is_compared_with_the_first_and_p_values_are_corrected_for_a
 
 
 def test_a_system_is_not_worse_where_the_interval_ends_above_minus_3_points() -> None:
-    rows = [item for at in range(200) for item in (row(index=at), row("same", index=at))]
+    rows = [item for at in range(200) for item in (make_row(index=at), make_row("same", index=at))]
     assert compare_systems(results(*rows))[1].is_non_inferior is True
     assert compare_systems(results(*rows[:20]))[1].is_non_inferior is False, "ten questions cannot show it"
 
 
 def test_questions_on_one_document_are_no_independent_trials() -> None:
-    alone = [row(index=at, right=at < 80) for at in range(120)]
+    alone = [make_row(index=at, right=at < 80) for at in range(120)]
     shared = [replace(row, document=f"d{row.index // 4}") for row in alone]
     wide, narrow = only(*shared), only(*alone)
     assert (wide.documents, narrow.documents) == (30, 120)
@@ -58,7 +58,7 @@ def test_questions_on_one_document_are_no_independent_trials() -> None:
 
 
 def test_a_script_fills_the_columns_of_cost_and_is_marked() -> None:
-    rows = [row(index=at) for at in range(9)] + [row("fast", index=at, scripted=True) for at in range(9)]
+    rows = [make_row(index=at) for at in range(9)] + [make_row("fast", index=at, scripted=True) for at in range(9)]
     report = render_report(results(*rows))
     (line,) = [line for line in report.splitlines() if line.startswith("| keys | 1K tokens | fast |")]
     assert "| scripted |" in line
@@ -67,8 +67,8 @@ def test_a_script_fills_the_columns_of_cost_and_is_marked() -> None:
     assert "| 1K | fast |" not in report
 
 
-def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference() -> None:
-    rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(10)]
+def test_documents_that_do_not_fit_count_in_the_accuracy_over_all_and_in_no_difference() -> None:
+    rows = [make_row(length=length, index=at) for length in (1024, 4096) for at in range(10)]
     rows += [replace(row, system="short") for row in rows[:10]]
     rows += [replace(row, system="short", outcome=QuestionOutcome.DOES_NOT_FIT, lenient=0.0) for row in rows[10:20]]
     short = {standing.length: standing for standing in compare_systems(results(*rows)) if standing.system == "short"}
@@ -78,14 +78,14 @@ def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference
 
 
 def test_systems_that_were_asked_at_other_lengths_are_not_put_together_over_all() -> None:
-    rows = [row(index=at) for at in range(4)] + [row("other", 4096, at) for at in range(4)]
+    rows = [make_row(index=at) for at in range(4)] + [make_row("other", 4096, at) for at in range(4)]
     assert {standing.length for standing in compare_systems(results(*rows))} == {"1K tokens", "4K tokens"}
 
 
 def test_a_question_that_was_asked_at_several_lengths_counts_once_over_all_of_them() -> None:
     """Three lengths of the same six questions are no eighteen trials."""
     lengths = (1024, 2048, 4096)
-    rows = [row(length=length, index=index, question="Q") for length in lengths for index in range(6)]
+    rows = [make_row(length=length, index=index, question="Q") for length in lengths for index in range(6)]
     rows += [replace(row, system="refine", lenient=float(row.sample_id == "keys/1024/0")) for row in rows]
     whole = compare_systems(results(*rows))[-1]
     assert (whole.length, whole.system, whole.n, whole.against_first.n) == ("all", "refine", 6, 6)
@@ -95,7 +95,10 @@ def test_a_question_that_was_asked_at_several_lengths_counts_once_over_all_of_th
 
 
 def test_only_questions_that_both_answered_are_compared() -> None:
-    rows = [*(row(index=index) for index in range(12)), *(row("refine", index=index) for index in range(5, 9))]
+    rows = [
+        *(make_row(index=index) for index in range(12)),
+        *(make_row("refine", index=index) for index in range(5, 9)),
+    ]
     rows[-1] = replace(rows[-1], lenient=0.0)
     refine = compare_systems(results(*rows))[1]
     assert (refine.against_first.n, refine.against_first.difference) == (4, -0.25)

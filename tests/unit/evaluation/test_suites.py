@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.evaluation import results, row
+from support.evaluation import make_row, results
 
 from memagent_evaluation.report import render_report
 from memagent_evaluation.suites import SUITES, compute_suite_scores, expand_suites
@@ -14,7 +14,7 @@ THIRTEEN, TEN = "RULER, mean of 13 tasks", "RULER as MemAgent reports it, mean o
 
 def make_rows(*, lengths=(4096, 8192), tasks=SUITES["ruler"], system="memagent", match=lambda task, length: 1.0):
     return [
-        row(system, length, index, task=task, string_match=match(task, length), question=f"{task} {index}")
+        make_row(system, length, index, task=task, string_match=match(task, length), question=f"{task} {index}")
         for task in tasks
         for length in lengths
         for index in range(4)
@@ -42,7 +42,7 @@ def test_rulers_number_is_the_mean_over_tasks_of_string_match_by_length_and_over
     assert line.startswith("| memagent | 92.3 [")
 
 
-def test_where_a_task_is_missing_or_not_all_were_asked_equally_often_there_is_no_number() -> None:
+def test_a_suite_has_no_score_if_a_task_or_question_is_missing() -> None:
     rows = make_rows(lengths=(4096,))
     assert [item.aggregate for item in compute_suite_scores([row for row in rows if row.task != "qa_2"])] == [TEN]
     assert compute_suite_scores([row for row in rows if row.task != "vt"]) == []
@@ -51,4 +51,4 @@ def test_where_a_task_is_missing_or_not_all_were_asked_equally_often_there_is_no
 
 
 def test_scores_of_a_script_are_no_scores() -> None:
-    assert compute_suite_scores([row(task=task, scripted=True) for task in SUITES["ruler"]]) == []
+    assert compute_suite_scores([make_row(task=task, scripted=True) for task in SUITES["ruler"]]) == []

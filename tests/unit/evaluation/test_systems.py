@@ -15,8 +15,7 @@ from memagent_graph.errors import EvaluationError, RunMismatchError
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import SamplingParams
-from memagent_graph.run_log import RunLog
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 from memagent_graph.strategies.refine import IMPROVE, Refine
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
@@ -84,8 +83,8 @@ async def test_the_policy_s_own_words_are_used_where_the_reader_uses_them(make_r
         assert attempt.usage.turns == calls
 
 
-async def test_one_name_for_two_questions_is_refused(make_reader, document, tmp_path) -> None:
-    saver = await open_saver(tmp_path / "checkpoints.sqlite")
+async def test_one_run_id_for_two_questions_is_refused(make_reader, document, tmp_path) -> None:
+    saver = await open_checkpointer(tmp_path / "checkpoints.sqlite")
     system = memagent(make_reader, None, checkpoints=saver)
     await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
     with pytest.raises(RunMismatchError, match="another question or document"):
@@ -109,14 +108,14 @@ async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:
 
 
 async def test_each_sample_of_an_answer_is_drawn_with_a_seed_of_its_own_and_so_is_its_resumption(
-    make_reader, document, tmp_path
+    make_reader, document, log
 ) -> None:
     class Seeds(DescribedPolicy):
         async def complete(self, prompt, sampling):
             seeds.add(sampling.seed)
             return await super().complete(prompt, sampling)
 
-    log, seeds_of_repeats = RunLog(tmp_path / "runs.sqlite"), []
+    seeds_of_repeats = []
     system = memagent(make_reader, Seeds(perfect_reader), run_log=log, sampling=SamplingParams(temperature=0.7, seed=5))
     for repeat in range(3):
         seeds: set[int] = set()

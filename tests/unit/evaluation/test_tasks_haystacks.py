@@ -26,7 +26,7 @@ def test_a_paragraph_is_split_after_sentences_and_nothing_is_lost():
 
 
 @given(words=st.lists(st.text("ab", min_size=1, max_size=900), min_size=1, max_size=40))
-def test_sentences_without_end_are_parted_all_the_same(words):
+def test_endless_sentences_are_split(words):
     text = " ".join(words)
     sentences = list(split_sentences(text))
     assert "".join(sentences) == text + "\n\n"
@@ -43,7 +43,7 @@ def test_a_users_file_is_the_haystack(tmp_path):
     assert re.sub(r"\s+", " ", text).strip() == " ".join(sentences)
 
 
-def test_a_short_file_is_gone_through_again(tmp_path):
+def test_short_file_is_repeated(tmp_path):
     book = tmp_path / "book.md"
     book.write_text("A first sentence. A second one.\n")
     haystack = prose(book, random.Random(0))
@@ -64,7 +64,7 @@ def test_a_folder_is_read_in_the_order_of_names_and_other_files_are_left_alone(t
     assert "Alpha stands here./Beta stands here./Gamma stands here." in "/".join(sentences)
 
 
-def test_a_large_file_is_never_held(tmp_path):
+def test_large_file_is_streamed(tmp_path):
     book = tmp_path / "one_line.txt"
     with book.open("w") as file:
         for _ in range(40_000):

@@ -57,7 +57,7 @@ def test_a_task_describes_itself_says_where_its_answer_stands_and_refuses_the_im
             task.sample(length, index)
 
 
-def test_an_unknown_name_says_which_are_near_or_which_there_are():
+def test_an_unknown_task_is_an_error_with_suggestions():
     with pytest.raises(EvaluationError) as failure:
         load_task("naih_single_2", SETTINGS)
     assert "'naih_single_2'" in failure.value.message
@@ -182,7 +182,7 @@ def test_a_class_is_made_with_the_settings_or_with_nothing_and_a_task_is_taken_a
         ("{path}:Greedy", "its constructor takes", "TaskSettings as `settings`, or nothing"),
     ],
 )
-def test_what_is_wrong_with_an_own_task_is_said(name, message, hint, tmp_path):
+def test_an_invalid_own_task_is_an_error_with_a_hint(name, message, hint, tmp_path):
     with pytest.raises(EvaluationError, match=message) as failure:
         load_task(name.format(path=write(tmp_path, OWN)), SETTINGS)
     assert re.search(hint, failure.value.hint)

@@ -99,7 +99,7 @@ def test_the_sentences_have_the_answer_and_so_has_the_evidence_by_itself(name, s
         assert answer(sample.needles[0].text, sample.question) != gold, "one sentence is not enough"
 
 
-def test_facts_people_and_things_are_dials():
+def test_facts_people_and_things_can_be_chosen():
     sample = load_task("state_2:facts=50:people=3:things=5", TaskSettings(TOKENIZER)).sample(2500, 0)
     assert sample.id == "state_2:facts=50:people=3:things=5/2500/0"
     story = events("".join(sample.text()))

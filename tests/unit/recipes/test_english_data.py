@@ -42,7 +42,7 @@ def test_a_table_is_no_prose() -> None:
     assert not ProseSection("a", "manual", 0, 9, "| x | 1 | 2 |\n+---+---+---+\n" * 20).is_prose
 
 
-def test_the_place_of_a_row_is_a_sentence(tmp_path) -> None:
+def test_a_row_gives_its_sentence_by_position(tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
     row = {name: getattr(ROW, name) for name in ROW.__slots__} | {"sentence": [0, 64]}
     path.write_text(json.dumps(row), "utf-8")

@@ -61,7 +61,7 @@ def test_rows_are_refused_with_the_text_that_overlaps(exclusion) -> None:
         exclusion.require_clear([SENTENCE, "who counts the votes?"])
 
 
-def test_without_the_file_nothing_is_made(tmp_path) -> None:
+def test_a_missing_exclusion_file_is_an_error(tmp_path) -> None:
     with pytest.raises(ExclusionError, match="Restore it from git"):
         Exclusion.load(tmp_path)
 

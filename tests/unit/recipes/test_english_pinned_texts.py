@@ -59,7 +59,7 @@ def test_a_wheel_is_read(cache) -> None:
     assert read_text(wheel, cache) == "Once."
 
 
-def test_a_part_begins_at_the_last_place_of_its_first_string(cache) -> None:
+def test_a_part_begins_at_the_last_occurrence_of_its_first_string(cache) -> None:
     assert read_text(source(parts=[["One", "Two"]]), cache) == "One\nThe first part."
     with pytest.raises(PinnedTextError, match="has no part 'Three'"):
         read_text(source(parts=[["Three", "Two"]]), cache)
@@ -69,7 +69,7 @@ def test_a_character_vector_of_r_is_lines_of_text(cache) -> None:
     assert read_text(source(file="usr/lib/data.rdb#A TALE"), cache) == "A TALE\nIt was night."
 
 
-def test_another_text_than_the_pinned_one_is_refused(cache) -> None:
+def test_a_text_with_another_digest_is_refused(cache) -> None:
     right = hashlib.sha256(TEXT.replace("\r\n", "\n").encode()).hexdigest()
     assert read_text(source(right), cache)
     with pytest.raises(PinnedTextError, match=f"SHA-256 {right}, not 00"):

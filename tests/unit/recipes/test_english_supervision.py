@@ -23,7 +23,9 @@ peft = pytest.importorskip("peft")
 numpy = pytest.importorskip("numpy")
 transformers = pytest.importorskip("transformers")
 
-from recipes.english import supervision  # noqa: E402  after torch
+from support.small_models import make_model  # noqa: E402  after torch
+
+from recipes.english import supervision  # noqa: E402
 from recipes.english.encoded_lessons import encode, join_trees  # noqa: E402
 from recipes.english.encoded_trees import EncodedTrees, batches  # noqa: E402
 from recipes.english.network import AdaptedNetwork, list_nodes  # noqa: E402
@@ -36,19 +38,13 @@ LENGTH = 1536
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A tiny network of the base's kind with random weights."""
-    torch.manual_seed(0)
-    config = transformers.Qwen2Config(
-        vocab_size=len(transformers.AutoTokenizer.from_pretrained(EMBEDDED_FOLDER)),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        rope_theta=1e6,
-        tie_word_embeddings=False,
-    )
+    vocabulary = len(transformers.AutoTokenizer.from_pretrained(EMBEDDED_FOLDER))
     folder = tmp_path_factory.mktemp("base")
-    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    model = make_model(
+        "Qwen2", dtype=torch.float32, vocab_size=vocabulary, rope_theta=1e6, max_position_embeddings=LENGTH,
+        initializer_range=0.02,
+    )  # fmt: skip
+    model.save_pretrained(folder)
     return folder
 
 

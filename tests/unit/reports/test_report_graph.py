@@ -129,7 +129,7 @@ def test_the_calls_of_a_report_are_logged_as_runs(reader, tmp_path) -> None:
     assert set(runs) == {*cells, f"{result.report_id}-plan", f"{result.report_id}-writing"}
     for run_id, cell in cells.items():
         assert runs[str(run_id)].question == result.matrix.questions[cell.question]
-    steps = log.trace(f"{result.report_id}-writing").steps
+    steps = log.trace(f"{result.report_id}-writing").calls
     assert {step.role for step in steps} <= {"report_outline", "report_section", "report_judge"}
     assert sum(step.role == "report_section" for step in steps) == 2
     assert log.get(f"{result.report_id}-plan").answer == "\n".join(QUESTIONS)

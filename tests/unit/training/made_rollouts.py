@@ -1,4 +1,4 @@
-"""What tests of this folder learn from: conversations, and tiny models whose gradients are exact to the last digit."""
+"""What tests of this folder learn from, and what they compare of models and logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import multi_conv_dapo
 import torch
-import transformers
 
 from memagent_training.algorithm.advantages import AdvantageSettings, Baseline
 from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
@@ -50,32 +49,6 @@ def example_settings(of: AdvantageSettings, **others: Any) -> multi_conv_dapo.Se
         loss_weights=of.loss_weights.value,
         **others,
     )
-
-
-def make_model(kind: str = "Llama", *, seed: int = 0, dtype: Any = torch.float64, **sizes: Any) -> Any:
-    """A small model with random weights, large enough that its predictions depend on what it sees."""
-    torch.manual_seed(seed)
-    usual: dict[str, Any] = {
-        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": None, "initializer_range": 0.2,
-        "tie_word_embeddings": False, "attn_implementation": "sdpa",
-    }  # fmt: skip
-    config = getattr(transformers, f"{kind}Config")(**(usual | sizes))
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype)
-    if dtype == torch.float64:
-        _give_norms_full_precision(model)
-    return model
-
-
-def _give_norms_full_precision(model: Any) -> None:
-    """transformers' own compute in float32 whatever the model's dtype, which would be all that gradients differ by."""
-    norms = [name for name, module in model.named_modules() if type(module).__name__.endswith("RMSNorm")]
-    for name in norms:
-        parent, _, last = name.rpartition(".")
-        weight = model.get_submodule(name).weight
-        norm = torch.nn.RMSNorm(weight.shape, eps=model.config.rms_norm_eps, dtype=torch.float64)
-        norm.weight = weight
-        setattr(model.get_submodule(parent), last, norm)
 
 
 def weights_of(model: Any) -> dict[str, Any]:

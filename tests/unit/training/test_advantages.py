@@ -85,7 +85,7 @@ class TestComparison:
         assert compute_advantages([0.1 + 0.2, 0.3], DAPO) == [0, 0]
         assert compute_advantages([0.1] * 3, PAPER) == [0, 0, 0]
 
-    def test_groups_are_compared_apart(self):
+    def test_rewards_are_compared_within_a_group(self):
         batch = prepare_batch([group_of(1, 0, name="a"), group_of(5, 3, name="b")], PAPER)
         assert [row.advantage for row in batch.rows] == [0.5, 0.5, -0.5, -0.5, 1, 1, -1, -1]
         assert [(row.group_index, row.rollout_index, row.conversation_index) for row in batch.rows][3:6] == [
@@ -98,7 +98,7 @@ class TestComparison:
 class TestStepRewards:
     HALF = with_steps(0.25)
 
-    def test_are_compared_at_the_same_place_and_mixed_with_the_outcome(self):
+    def test_step_rewards_are_compared_at_the_same_position_and_mixed_with_the_outcome(self):
         """An answer with an answer, wherever it comes; where nothing is at its place, the outcome alone counts."""
         batch = prepare_batch(
             [group(rollout("a", 1, [2] * 3, (0.5, 0.9, 1.0)), rollout("b", 0, [2] * 2, (0.5, 0.0)))], self.HALF
@@ -107,7 +107,7 @@ class TestStepRewards:
             {("a", 0): 0.375, ("a", 1): 0.375, ("a", 2): 0.5, ("b", 0): -0.375, ("b", 1): -0.5}
         )
 
-    def test_are_compared_within_role_and_branch_where_a_run_fans_out(self):
+    def test_step_rewards_are_compared_within_role_and_branch_where_a_run_fans_out(self):
         """Whatever the order in which branches were read; a second answer is another question's."""
         places = [("update", "s0", 0), ("update", "s1", 0), ("merge", "", 0), ("answer", "", 0), ("answer", "", 1)]
         one = dict(zip(places, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
@@ -122,7 +122,7 @@ class TestStepRewards:
             mean = sum(there.values()) / len(there)
             assert [advantages[name, at] for name in there] == pytest.approx([item - mean for item in there.values()])
 
-    def test_keep_a_group_whose_outcomes_are_equal(self):
+    def test_step_rewards_keep_a_group_whose_outcomes_are_equal(self):
         mixed = with_steps(0.5, drop_zero_variance=True)
         same_outcome = group(rollout("a", 1, [2] * 2, (1, 0)), rollout("b", 1, [2] * 2, (0, 0)))
         assert prepare_batch([same_outcome], mixed).dropped == {}
@@ -131,7 +131,7 @@ class TestStepRewards:
         other_outcome = group(rollout("a", 1, [2], (0,)), rollout("b", 0, [2], (0,)))
         assert find_drop_reason(other_outcome, only_steps) is DropReason.EQUAL_REWARDS
 
-    def test_that_are_missing_are_an_error_which_names_the_run(self):
+    def test_missing_step_rewards_are_an_error_with_the_run(self):
         with pytest.raises(TrainingError, match=r"run question-0"):
             prepare_batch([group_of(1, 0)], self.HALF)
 
@@ -140,10 +140,10 @@ class TestOverlongPenalty:
     @pytest.mark.parametrize(
         ("length", "penalty"), [(0, 0), (80, 0), (81, -0.05), (90, -0.5), (100, -1), (101, -1), (999, -1)]
     )
-    def test_is_soft_over_the_cache(self, length, penalty):
+    def test_overlong_penalty_grows_over_the_cache_length(self, length, penalty):
         assert OverlongPenalty(100, 20).of(rollout("a", 1, [length])) == pytest.approx(penalty)
 
-    def test_looks_at_every_conversation(self):
+    def test_overlong_penalty_counts_the_longest_conversation(self):
         batch = prepare_batch(
             [group(rollout("wordy", 1, [5, 90, 5]), rollout("brief", 0))],
             AdvantageSettings(overlong_penalty=OverlongPenalty(100, 20)),
@@ -151,13 +151,13 @@ class TestOverlongPenalty:
         assert {row.advantage for row in batch.rows if row.run_id == "wordy"} == {0.25}
         assert batch.penalised_rollouts == 1
 
-    def test_does_not_bring_back_a_group_whose_answers_are_equally_good(self):
+    def test_overlong_penalty_does_not_keep_a_group_of_equal_rewards(self):
         batch = prepare_batch([group(rollout("wordy", 1, [100]), rollout("brief", 1, [5]))], DAPO)
         assert batch.dropped == {"question": DropReason.EQUAL_REWARDS}
 
 
 class TestDroppedGroups:
-    def test_without_variance_leave_before_the_denominator_is_counted(self):
+    def test_groups_without_variance_do_not_count_in_the_denominator(self):
         groups = [group_of(1, 0, name="a"), group_of(1, 1, name="b")]
         dapo, paper = prepare_batch(groups, DAPO), prepare_batch(groups, PAPER)
         assert dapo.dropped == {"b": DropReason.EQUAL_REWARDS}
@@ -168,12 +168,12 @@ class TestDroppedGroups:
         assert [row.advantage for row in paper.rows][4:] == [0] * 4
 
     @pytest.mark.parametrize("baseline", Baseline)
-    def test_of_one_rollout_have_nothing_to_compare_with(self, baseline):
+    def test_groups_of_one_rollout_are_dropped(self, baseline):
         batch = prepare_batch([group_of(1), group(name="none")], AdvantageSettings(baseline=baseline))
         assert batch.rows == prepare_batch([], DAPO).rows == ()
         assert list(batch.dropped.values()) == [DropReason.ALONE] * 2
 
-    def test_with_everything_masked_are_counted(self):
+    def test_groups_with_only_masked_tokens_are_dropped(self):
         silent = Rollout("a", (conversation(2, mask=[False, False]),), 1.0)
         cut = Rollout("b", (conversation(2, truncated=True),), 0.0)
         batch = prepare_batch([group(silent, cut)], AdvantageSettings(mask_truncated=True))
@@ -190,7 +190,7 @@ class TestLossWeights:
             (LossWeights.CONVERSATION_MEAN, [1 / 8, 1 / 16, 1 / 24, 1 / 24]),
         ],
     )
-    def test_are_of_the_chosen_mean(self, mean, weights):
+    def test_loss_weights_make_the_chosen_mean(self, mean, weights):
         """One rollout of 2 + 4 learned tokens and one of 6 + 0 + 6: T = 18, N = 2, C = 4."""
         first = Rollout("a", (conversation(2), conversation(6, at=ANSWER, mask=[True] * 4 + [False] * 2)), 1.0)
         silent = conversation(3, mask=[False] * 3)

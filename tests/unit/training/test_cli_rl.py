@@ -252,7 +252,7 @@ def test_an_error_names_the_best_policy_or_what_is_kept_where_there_is_one(loop,
         (["--reward", "judging.py:short"], "judging.py"),
     ],
 )
-def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) -> None:
+def test_invalid_values_are_refused_with_a_hint(loop, more, words) -> None:
     result = memagent(*more, code=ExitCode.USAGE)
     assert words in " ".join(result.stderr.replace("│", " ").split())
     assert loop.job is None
@@ -266,7 +266,7 @@ def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) ->
         (["--set", "temperature=2"], ExitCode.USAGE, "memagent rl --help"),
     ],
 )
-def test_a_loop_that_cannot_be_had_is_refused_before_anything_begins(loop, monkeypatch, more, code, words) -> None:
+def test_an_invalid_loop_is_refused_before_its_folder_is_made(loop, monkeypatch, more, code, words) -> None:
     monkeypatch.setattr(rl, "run", lambda job, watcher: prepare(job))
     refusal = memagent(*more, code=code).stderr
     assert words in refusal and "what to do:" in refusal

@@ -52,14 +52,6 @@ def arguments(world, tmp_path):
     return partial(command, world, tmp_path / "out")
 
 
-def process(arguments: list[str], **options: Any) -> Program:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "training")}
-    return Program(
-        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, **options,
-    )  # fmt: skip
-
-
 # Plans
 
 
@@ -194,18 +186,12 @@ def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(ar
         (["--gold", os.devnull], {}, "Name one (--reward): exact_match"),
     ],
 )
-def test_what_cannot_be_had_is_refused_in_words(arguments, more, settings, words) -> None:
+def test_invalid_options_are_refused_with_a_hint(arguments, more, settings, words) -> None:
     refusal = memagent(*arguments("--dry-run", *more, **settings), code=ExitCode.USAGE).stderr
     assert words in refusal and "what to do:" in refusal
 
 
-def test_a_failure_as_json_is_one_object(arguments) -> None:
-    failure = json.loads(memagent(*arguments("--json", "--max-tokens", "3"), code=ExitCode.USAGE).stdout)["error"]
-    assert failure["type"] == "ReplayError"
-    assert failure["run_id"] in failure["message"]
-
-
-def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
+def test_a_missing_extra_is_named(arguments, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
     assert install_command("train") in memagent(*arguments(), code=ExitCode.SETTINGS).stderr
@@ -219,7 +205,9 @@ PASSES = {"num_train_epochs": "3"}
 
 def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tmp_path) -> None:
     out = tmp_path / "out"
-    program = process(["memagent_graph", *arguments(**PASSES)])
+    command_line = [sys.executable, "-m", "memagent_graph", *arguments(**PASSES)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "training")}
+    program = Program(command_line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 100
     while not (out / "checkpoint-2" / recomputed.FILE_NAME).exists():
         assert program.poll() is None and time.monotonic() < deadline, program.communicate()

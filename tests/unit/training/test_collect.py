@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripts import with_ids
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
-from memagent_graph import Budget, Completion, FinishReason, MemAgent, PolicyError, ScriptedPolicy
+from memagent_graph import Budget, Completion, MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_training.data.replay import load_groups
 from memagent_training.data.training_runs import TrainingRun
@@ -87,7 +90,7 @@ def half(number: int, read: int) -> str:
     return right(number) if read % 2 else r"\boxed{wrong}"
 
 
-async def test_every_question_is_read_so_often_and_rewarded_in_the_log(tmp_path: Path) -> None:
+async def test_every_question_is_read_n_times_and_rewarded_in_the_log(tmp_path: Path) -> None:
     agent = reader(tmp_path, half)
     collection = await gather(agent, 3, rollouts=4)
     assert [len(group.run_ids) for group in collection.groups] == [4, 4, 4]
@@ -107,7 +110,7 @@ async def test_further_questions_are_asked_until_enough_groups_have_variance(tmp
     assert set(collection.group_of.values()) == {group.name for group in collection.groups}
 
 
-async def test_no_more_questions_than_allowed_and_no_more_reads_than_needed(tmp_path: Path) -> None:
+async def test_collection_stops_at_the_maximum_number_of_questions(tmp_path: Path) -> None:
     agent = reader(tmp_path, lambda number, read: right(number))
     collection = await gather(agent, groups=2, max_questions=7)
     assert (collection.questions, len(collection.groups), len(collection.uniform_groups)) == (7, 0, 7)
@@ -126,7 +129,12 @@ async def test_a_failed_read_is_tried_again_and_its_group_is_whole_in_the_log_to
     calls = itertools.count()
     agent = reader(tmp_path, lambda number, read: PolicyError("gone") if next(calls) == 0 else half(number, read))
     script = agent.policy.script
-    agent.policy.script = lambda prompt: with_ids(script(prompt))
+
+    def reply_with_ids(prompt: str) -> Completion | Exception:
+        reply = script(prompt)
+        return with_ids(prompt, reply) if isinstance(reply, str) else reply
+
+    agent.policy.script = reply_with_ids
     collection = await gather(agent, 1, rollouts=3)
     assert collection.groups[0].run_ids == ("x-0-0", "x-0-1", "x-0-2")
     assert not collection.failures
@@ -134,15 +142,7 @@ async def test_a_failed_read_is_tried_again_and_its_group_is_whole_in_the_log_to
     assert len(group.rollouts_G) == 3
 
 
-def with_ids(reply: str | Exception) -> Completion | Exception:
-    """A scripted reply as one of a policy that tells token ids."""
-    if isinstance(reply, Exception):
-        return reply
-    ids = {"prompt_token_ids": [1, 2], "token_ids": [3], "logprobs": [-0.5], "policy_version": "v1"}
-    return Completion(reply, FinishReason.STOP, "scripted", **ids)
-
-
-async def test_a_read_that_fails_for_good_takes_its_group_out_and_is_tried_again_when_the_collection_goes_on(
+async def test_a_failed_read_drops_its_group_and_is_repeated_on_resume(
     tmp_path: Path,
 ) -> None:
     def reply(number: int, read: int) -> str | Exception:
@@ -175,7 +175,7 @@ def not_a_number(run: TrainingRun) -> float:
     ("reward", "message"),
     [(unsure, "'unsure' returned no reward"), (not_a_number, "the reward 'not_a_number' is nan")],
 )
-async def test_a_reward_that_cannot_be_told_is_refused_with_its_run(reward: Any, message: str, tmp_path: Path) -> None:
+async def test_an_unknown_reward_is_an_error_with_its_run(reward: Any, message: str, tmp_path: Path) -> None:
     """One bad group among good ones was left out, and the mean reward was of the others."""
     with pytest.raises(TrainingError, match=message) as refusal:
         await gather(reader(tmp_path, half), 3, reward=reward)
@@ -194,7 +194,7 @@ async def test_a_reward_of_one_s_own_is_logged_under_its_name_and_sees_what_the_
     assert names == {"nearness"}
 
 
-async def test_an_answer_that_was_asked_for_plainly_is_scored_so(tmp_path: Path) -> None:
+async def test_plain_answers_are_scored_as_plain(tmp_path: Path) -> None:
     agent = reader(tmp_path, lambda number, nth: str(number) if nth else "none", answer_format="plain")
     assert [sorted(group.rewards) for group in (await gather(agent, 2)).groups] == [[0.0, 1.0]] * 2
 
@@ -234,10 +234,11 @@ async def test_whole_groups_come_from_the_log_without_a_read(tmp_path: Path) -> 
     assert [group.name for group in second.uniform_groups] == ["x-1"]
 
 
-async def test_a_group_of_which_a_reward_is_missing_is_read_anew(tmp_path: Path) -> None:
+async def test_a_group_with_a_missing_reward_is_read_again(tmp_path: Path) -> None:
     """Its collection was killed while it wrote them; an earlier reward of one read must not be taken for the new."""
     await gather(reader(tmp_path, half), 3, rollouts=3)
-    _delete_rewards(tmp_path, "x-1-2")
+    with closing(sqlite3.connect(tmp_path / "runs.sqlite")) as connection, connection:
+        connection.execute("DELETE FROM rewards WHERE run_id = 'x-1-2'")
     agent = reader(tmp_path, lambda number, read: right(number) if read == 0 else r"\boxed{wrong}")
     collection = await gather(agent, 3, rollouts=3)
     assert questions_of(agent) == [1, 1, 1]
@@ -245,14 +246,6 @@ async def test_a_group_of_which_a_reward_is_missing_is_read_anew(tmp_path: Path)
     assert sorted(again.rewards) == [0, 0, 1]
     for run_id, reward in zip(again.run_ids, again.rewards, strict=True):
         assert agent.run_log.latest_rewards(run_id)["exact_match"] == reward
-
-
-def _delete_rewards(folder: Path, run_id: str) -> None:
-    import sqlite3
-
-    with sqlite3.connect(folder / "runs.sqlite") as connection:
-        connection.execute("DELETE FROM rewards WHERE run_id = ?", (run_id,))
-    connection.close()
 
 
 async def test_another_collections_groups_are_not_mistaken_for_ones_own(tmp_path: Path) -> None:
@@ -267,7 +260,7 @@ async def test_another_collections_groups_are_not_mistaken_for_ones_own(tmp_path
 
 
 @pytest.mark.parametrize("kind", [PolicyUnreachableError, PolicyAuthenticationError])
-async def test_a_server_that_is_gone_ends_the_collection_and_what_is_whole_is_kept(
+async def test_an_unreachable_server_ends_the_collection_and_complete_groups_are_kept(
     kind: type[PolicyError], tmp_path: Path
 ) -> None:
     """Of no further question is asked, however many there are."""
@@ -295,6 +288,6 @@ async def test_a_server_that_is_gone_ends_the_collection_and_what_is_whole_is_ke
 @pytest.mark.parametrize(
     "changes", [{"rollouts": 1}, {"groups": 0}, {"groups": 9, "max_questions": 8}, {"concurrency": 0}]
 )
-def test_settings_that_cannot_be(changes: dict[str, int]) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, int]) -> None:
     with pytest.raises(TrainingError):
         CollectSettings(**changes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,10 @@ import pytest
 pytest.importorskip("trl")
 
 from support.rl_loops import SETTINGS, small_job
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import document_with, part, perfect_reader, with_ids
 from support.strategies import reads_perfectly
 
-from memagent_graph import Completion, FinishReason, MemAgentError, RunLog, ScriptedPolicy
-from memagent_graph.policy import TokenUsage
+from memagent_graph import MemAgentError, RunLog, ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_training.algorithm.advantages import AdvantageSettings, find_drop_reason, prepare_batch
 from memagent_training.algorithm.credit import CreditTerm, Scope, check_roles, parse_terms
@@ -54,19 +54,17 @@ def reads(prompt: str) -> str:
 
 
 @pytest.fixture
-def read(make_reader, tmp_path: Path):
-    """A run of a policy over the text, with its gold answer and evidence."""
-    log = RunLog(tmp_path / "runs.sqlite")
+def read(make_reader, log: RunLog) -> Callable[..., TrainingRun]:
+    """Read the text with a policy: the run, with its gold answer and evidence."""
 
-    def done(
+    def read(
         policy: Any = reads, strategy: str = "gated:stop=yes", gold: Gold | None = GOLD, **options: Any
     ) -> TrainingRun:
         make_reader(ScriptedPolicy(policy), strategy=strategy, run_log=log, **options).read(TEXT, QUESTION, run_id="r")
         (run,) = read_runs(log)
         return replace(run.without_discarded(), gold=gold)
 
-    yield done
-    log.close()
+    return read
 
 
 def gold_chunk(run: TrainingRun) -> int:
@@ -76,7 +74,7 @@ def gold_chunk(run: TrainingRun) -> int:
     )
 
 
-def test_f2_counts_recall_more_than_precision() -> None:
+def test_f2_weighs_recall_above_precision() -> None:
     assert compute_f2({1, 2}, {1, 2}) == 1.0
     assert compute_f2({1}, {1, 2}) == pytest.approx(5 * 1 * 0.5 / (4 * 1 + 0.5))
     assert compute_f2({1, 2}, {1}) == pytest.approx(5 * 0.5 * 1 / (4 * 0.5 + 1))
@@ -137,7 +135,7 @@ def test_a_read_ends_best_with_the_chunk_of_the_last_evidence(read, late: int, l
 
 
 @pytest.mark.parametrize("strategy", ["parallel", "reread"])
-def test_who_reads_again_and_finds_nothing_more_has_lost_nothing(read, strategy: str) -> None:
+def test_a_second_reading_without_new_facts_loses_no_credit(read, strategy: str) -> None:
     run = read(reads_perfectly, strategy)
     places = [at for at, row in enumerate(run.conversations_K) if row.span and row.span.index == gold_chunk(run)]
     assert len(places) == 2, "each chunk is read twice"
@@ -148,13 +146,13 @@ def test_who_reads_again_and_finds_nothing_more_has_lost_nothing(read, strategy:
 
 
 @pytest.mark.parametrize("strategy", ["map_reduce", "parallel", "segments:count=3", "reread"])
-def test_what_is_read_in_several_lines_has_no_one_end(read, strategy: str) -> None:
+def test_runs_with_branches_have_no_exit_reward(read, strategy: str) -> None:
     run = read(reads_perfectly, strategy)
     assert ExitInTime()(run) is None
     assert "several branches" in ExitInTime().why_unknown(run)
 
 
-def test_a_run_that_a_limit_ended_did_not_end_too_early(read) -> None:
+def test_a_run_that_a_limit_ended_has_no_exit_reward(read) -> None:
     run = read(limits=Limits(max_chunks=1))
     assert ExitInTime()(run) is None
     assert ExitInTime().why_unknown(run) == "it has no answer"
@@ -162,7 +160,7 @@ def test_a_run_that_a_limit_ended_did_not_end_too_early(read) -> None:
     assert LongRLVR().why_unknown(run) == "it has no answer"
 
 
-def test_what_is_not_known_says_why(read) -> None:
+def test_unknown_rewards_state_their_reason(read) -> None:
     run = read(gold=None)
     cases = [
         (run, "no gold evidence is known"),
@@ -177,26 +175,19 @@ def test_what_is_not_known_says_why(read) -> None:
 
 
 def test_old_runs_are_scored_from_a_file_that_knows_their_evidence(read, tmp_path: Path) -> None:
-    read()
+    run = read(gold=None)
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [FACT]}))
     gold = GoldAnswers.load(tmp_path / "gold.jsonl")
-    log = RunLog(tmp_path / "runs.sqlite")
-    (run,) = read_runs(log)
     rescored = replace(run, gold=gold.of(run))
     assert EvidenceF2()(rescored) == 1.0
     assert GateRight()(rescored) is not None
-    log.close()
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [""]}))
     with pytest.raises(MemAgentError, match="line 1: evidence without text"):
         GoldAnswers.load(tmp_path / "gold.jsonl")
 
 
 def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Path) -> None:
-    def exactly(prompt: str) -> Completion:
-        text, usage = reads(prompt), TokenUsage(1, 1)
-        return Completion(text, FinishReason.STOP, "scripted", usage, [5], [6], [-0.5], policy_version="v1")
-
-    read(exactly)
+    read(lambda prompt: with_ids(prompt, reads(prompt)))
     terms = parse_terms([{"reward": "kindness"}, {"reward": "evidence_f2"}])
     replay = load_groups(
         tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=choose_term_rewards(terms, has_gold=False)
@@ -226,12 +217,12 @@ def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Pat
     ],
     ids=str,
 )
-def test_terms_that_cannot_be(entry: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_credit_terms_are_refused(entry: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=message):
         load_preset("dapo", output_dir=str(tmp_path), credit=[entry], use_cpu=True, bf16=False)
 
 
-def test_a_penalty_that_no_term_takes_in_is_refused(tmp_path: Path) -> None:
+def test_an_overlong_penalty_without_an_outcome_term_is_refused(tmp_path: Path) -> None:
     penalty = {"overlong_max_length": 8, "overlong_cache_length": 4, "use_cpu": True, "bf16": False}
     with pytest.raises(TrainingError, match="no credit term is about the outcome"):
         load_preset("longrlvr", output_dir=str(tmp_path), **penalty)
@@ -248,7 +239,7 @@ def test_a_reward_of_whole_runs_for_single_conversations_is_refused_wherever_gro
             look(RolloutGroup("g", rollouts), settings)
 
 
-def test_a_mask_that_leaves_no_conversation_names_the_roles_there_are() -> None:
+def test_a_term_for_no_role_of_the_runs_names_their_roles() -> None:
     check_roles([CreditTerm("outcome", roles=("gated_*", "answer"))], {"gated_update", "answer"})
     with pytest.raises(TrainingError, match=r"role 'gated_\*', and the runs have answer, update.*strategy"):
         check_roles([CreditTerm("outcome", roles=("gated_*",))], {"update", "answer"})
@@ -264,7 +255,7 @@ def test_a_mask_that_leaves_no_conversation_names_the_roles_there_are() -> None:
     ],
     ids=str,
 )
-def test_a_loop_refuses_terms_that_cannot_be(credit: Any, message: str, tmp_path: Path) -> None:
+def test_a_loop_refuses_invalid_credit_terms(credit: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(MemAgentError, match=message):
         prepare(small_job(tmp_path / "rl", settings={**SETTINGS, "credit": credit}))
 

@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 
 from support import training_world
 from support.scripts import document_with
-from support.strategies import EVERY, policy_prompt_ids, reads_perfectly, short
+from support.strategies import EVERY, reads_perfectly, short
 from test_trainer_equals_reference import Reference, assert_equal
 
 from memagent_graph import Completion, FinishReason, RunLog, ScriptedPolicy
@@ -29,8 +29,8 @@ CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_
 
 def sample(noise: random.Random, text: str, prompt: str) -> Completion:
     """A reply with ids and log-probs."""
-    ids = [*policy_prompt_ids(text)[:6], noise.randrange(3, 60)]
-    prompt_ids = policy_prompt_ids(prompt)
+    prompt_ids, ids = ([ord(character) % 60 + 3 for character in part] for part in (prompt[-40:], text[-40:][:6]))
+    ids.append(noise.randrange(3, 60))
     usage = TokenUsage(len(prompt_ids), len(ids))
     logprobs = [-noise.uniform(3.0, 5.0) for _ in ids]
     return Completion(text, FinishReason.STOP, "scripted", usage, prompt_ids, ids, logprobs, policy_version="v1")
@@ -71,7 +71,9 @@ PRESETS = [
 
 
 @pytest.mark.parametrize(("strategy", "preset"), PRESETS)
-def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path, strategy: str, preset: str) -> None:
+def test_each_preset_on_its_runs_is_the_plain_files(
+    make_reader, log, tmp_path: Path, strategy: str, preset: str
+) -> None:
     noise = random.Random(4)
 
     def now_and_then(prompt: str) -> Completion:
@@ -82,7 +84,6 @@ def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path,
             text = "REWRITE\nnothing yet"
         return sample(noise, text, prompt)
 
-    log = RunLog(tmp_path / "runs.sqlite")
     agent = make_reader(ScriptedPolicy(now_and_then), strategy=strategy, run_log=log)
     for question in GOLD:
         for number in range(3):
@@ -103,4 +104,3 @@ def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path,
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
     steps = training_world.run_case(tmp_path, case, tmp_path)
     assert_equal(Reference(tmp_path, groups), case, steps, tmp_path)
-    log.close()

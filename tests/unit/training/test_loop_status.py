@@ -73,7 +73,7 @@ def test_there_is_a_line_per_iteration_and_one_per_measurement() -> None:
     assert lines[1].endswith("sync 0:00:02, measure 0:00:18, collect 0:00:50, train 0:00:30")
 
 
-def test_what_is_unknown_is_left_out_of_a_line() -> None:
+def test_unknown_metrics_are_left_out_of_a_line() -> None:
     def tell(status: LoopStatus, clock: Clock) -> None:
         status.on_phase(0, Phase.TRAIN)
         clock.now += 5

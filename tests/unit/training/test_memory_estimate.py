@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 
-import made_rollouts
 import pytest
 import torch
+from support import small_models
 from torch.profiler import ProfilerActivity, profile
 
 from memagent_training.forward.layouts import IdRow, MicroBatch, lay_out
@@ -27,7 +27,7 @@ SHAPES = {
 
 def make_model(shape: str) -> torch.nn.Module:
     kind, width, key_heads, vocabulary = SHAPES[shape]
-    return made_rollouts.make_model(
+    return small_models.make_model(
         kind, dtype=torch.float32, vocab_size=vocabulary, hidden_size=width, intermediate_size=2 * width + 64,
         num_hidden_layers=4, num_key_value_heads=key_heads, max_position_embeddings=4096,
     ).train()  # fmt: skip

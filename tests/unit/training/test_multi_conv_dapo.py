@@ -26,6 +26,7 @@ import multi_conv_dapo as dapo  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from made_rollouts import example_settings  # noqa: E402
+from support import small_models  # noqa: E402
 from support.training_log import comparable, write_log  # noqa: E402
 
 from memagent_training.algorithm.advantages import (  # noqa: E402
@@ -101,7 +102,7 @@ def test_without_old_log_probs_they_are_the_model_s_and_move_nothing(cap: float 
     assert float(model.table.grad[0, 1]) == pytest.approx(0.5 * weight * (1 - 0.25) / 2)
 
 
-def test_what_cannot_be_computed_is_refused() -> None:
+def test_missing_reference_variance_or_log_probs_are_refused() -> None:
     with pytest.raises(ValueError, match="kl_coef needs a reference"):
         loss([SHORT_AND_LONG], dapo.MEMAGENT_PAPER)
     equal = group((1.0, [conversation(1)]), (1.0, [conversation(1)]))
@@ -209,7 +210,7 @@ def llama(seed: int = 0, dtype: Any = torch.float64, **changes: Any) -> Any:
         "vocab_size": 24, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 1, "initializer_range": 0.3,
     }  # fmt: skip
-    return made_rollouts.make_model(seed=seed, dtype=dtype, **sizes, **changes).eval()
+    return small_models.make_model(seed=seed, dtype=dtype, **sizes, **changes).eval()
 
 
 def read_steps(out: str) -> list[tuple[int, float, float]]:

@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from made_rollouts import find_changes, make_model, weights_of  # noqa: E402
+from made_rollouts import find_changes, weights_of  # noqa: E402
+from support.small_models import make_model  # noqa: E402
 
 from memagent_training.algorithm.muon import MuonWithAdamW  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
@@ -38,7 +39,7 @@ def train(model: Any, steps: int, step: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_it_takes_the_steps_of_both_optimizers(tied: bool) -> None:
+def test_steps_are_those_of_muon_and_adamw(tied: bool) -> None:
     together, apart = small_llama(tied=tied), small_llama(tied=tied)
     train(together, 3, optimizer_of(together).step)
 
@@ -55,11 +56,12 @@ def test_it_takes_the_steps_of_both_optimizers(tied: bool) -> None:
     assert not find_changes(weights_of(together), weights_of(apart))
 
 
-def test_a_schedule_moves_both_rates_and_what_is_not_trained_stays() -> None:
+def test_a_schedule_changes_both_rates_and_frozen_weights_stay() -> None:
     model = small_llama()
     model.model.layers[0].requires_grad_(requires_grad=False)
     before = weights_of(model)
     optimizer = optimizer_of(model)
+    optimizer.load_state_dict(optimizer.state_dict())  # as a resumed training does
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step == 0 else 0.0)
     train(model, 1, lambda: (optimizer.step(), schedule.step()))
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.0, 0.0]
@@ -69,7 +71,7 @@ def test_a_schedule_moves_both_rates_and_what_is_not_trained_stays() -> None:
     assert not find_changes(middle, weights_of(model))
 
 
-def test_matrices_alone_as_adapters_are() -> None:
+def test_a_model_of_matrices_alone_is_trained_by_muon() -> None:
     model = small_llama()
     for name, weight in model.named_parameters():
         weight.requires_grad_(name.endswith("q_proj.weight"))
@@ -95,7 +97,7 @@ def test_a_training_with_muon_resumes_with_the_same_bits(make_trainer, tmp_path:
     assert not find_changes(weights_of(resumed.model), weights_of(whole.model))
 
 
-def test_matrices_that_are_spread_over_ranks_are_refused(make_trainer, tmp_path: Path) -> None:
+def test_muon_refuses_sharded_matrices(make_trainer, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, muon_learning_rate=1e-3)
     trainer.is_fsdp_enabled = True
     with pytest.raises(TrainingError, match="each matrix whole") as refusal:

@@ -88,7 +88,7 @@ def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("steps", STEPS)
-def test_it_is_one_training_by_hand_with_the_optimizers_state_carried_on(steps: int, world, trainings) -> None:
+def test_training_equals_a_loop_by_hand_that_keeps_the_optimizers_state(steps: int, world, trainings) -> None:
     """AdamW divides by the root of past gradients: a small difference there is a large one in a weight's step."""
     training, _ = trainings[steps]
     expected = by_hand(world, training.steps.groups, steps)
@@ -164,7 +164,7 @@ def test_resumed_from_any_checkpoint_it_ends_with_the_same_bits(
     assert histories[0] == histories[1]
 
 
-def test_its_log_probs_are_those_of_the_folder_that_it_writes(trainings) -> None:
+def test_row_log_probs_are_those_of_the_saved_folder(trainings) -> None:
     (training, output), *_ = trainings.values()
     rows = [IdRow((5,), (7, 9, 11)), IdRow((5,), (3, 4))]
     training.trainer.save_model(str(output / "saved"))

@@ -12,9 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import multi_conv_dapo  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from made_rollouts import conversation, make_model  # noqa: E402
+from made_rollouts import conversation  # noqa: E402
+from support.small_models import make_model  # noqa: E402
+from torch.nn.utils.rnn import pad_sequence  # noqa: E402
 
 from memagent_training.algorithm.advantages import TrainingRow  # noqa: E402
 from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
@@ -55,18 +58,9 @@ def weights_of(mask: Any) -> Any:
 
 
 def one_by_one(model: Any, rows: Sequence[IdRow], temperature: float = 1.0) -> tuple[Any, Any]:
-    """Log-probs and entropies with each row by itself, without padding, in the plainest way."""
-    width = max(len(row.completion_ids_T) for row in rows)
-    logprobs, entropies = [], []
-    for row in rows:
-        whole = torch.tensor([[*row.prompt_ids_P, *row.completion_ids_T]])
-        logits = model(input_ids=whole, use_cache=False).logits[0] / temperature
-        every = logits.log_softmax(-1)[len(row.prompt_ids_P) - 1 : -1]
-        own = every.gather(1, torch.tensor(row.completion_ids_T, dtype=torch.long)[:, None])[:, 0]
-        missing = own.new_zeros(width - len(own))
-        logprobs.append(torch.cat([own, missing]))
-        entropies.append(torch.cat([-(every.exp() * every).sum(-1), missing]))
-    return torch.stack(logprobs), torch.stack(entropies)
+    """Log-probs and entropies with each row by itself, as the plain example computes them."""
+    logprobs, entropies = zip(*(multi_conv_dapo.forward(model, row, temperature) for row in rows), strict=True)
+    return pad_sequence(logprobs, batch_first=True), pad_sequence(entropies, batch_first=True)
 
 
 def gradients(model: Any, loss: Any) -> dict[str, Any]:
@@ -140,7 +134,7 @@ def test_entropies_are_those_of_the_tempered_distribution_and_differentiable(lla
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("logits_chunk", [1, 4, 1000])
-def test_no_more_than_a_chunk_of_logits_is_computed_at_once_whose_size_changes_nothing(
+def test_logits_are_computed_in_chunks_whose_size_does_not_change_results(
     llama: Any, layout: str, logits_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = lay_out(ROWS, layout, pad_id=0)
@@ -219,7 +213,7 @@ def test_a_wrapper_that_rounds_what_the_model_returns_does_not_round_log_probs(l
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_model_that_scales_its_logits_is_noticed_even_by_rows_that_score_nothing_and_known_then(layout: str) -> None:
+def test_logit_scaling_is_detected_once_also_with_rows_that_score_nothing(layout: str) -> None:
     """Otherwise ranks with padding rows would make fewer forwards than the others, which sharded wrappers wait for."""
     forwards = []
     model = make_model("Granite", **SCALED)
@@ -267,17 +261,6 @@ def distinct_prefixes(rows: Sequence[IdRow], *, completions_alone: bool = False)
     )
 
 
-@settings(max_examples=25)
-@given(rows=rows_with_shared_prefixes)
-def test_any_rows_have_the_same_log_probs_in_every_layout(llama: Any, rows: list[IdRow]) -> None:
-    with torch.no_grad():
-        expected, _ = one_by_one(llama, rows)
-        for layout in LAYOUTS:
-            scores = score_completions(llama, lay_out(rows, layout, pad_id=0)).logprobs_BT
-            assert not scores.requires_grad
-            torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
-
-
 @given(rows=rows_with_shared_prefixes)
 def test_a_tree_forwards_each_distinct_prefix_once_and_a_pack_each_token(rows: list[IdRow]) -> None:
     tokens = sum(len(row.prompt_ids_P) + len(row.completion_ids_T) for row in rows)
@@ -290,7 +273,7 @@ def test_a_tree_forwards_each_distinct_prefix_once_and_a_pack_each_token(rows: l
 
 
 @given(rows=rows_with_shared_prefixes, is_tree=st.booleans())
-def test_nodes_are_the_sequence_cut_at_its_branches_alone(rows: list[IdRow], is_tree: bool) -> None:
+def test_nodes_are_cut_only_at_branches(rows: list[IdRow], is_tree: bool) -> None:
     whole = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
     trie = lay_out_as_tree(whole) if is_tree else lay_out_in_sequence(whole)
     places = [place for node in trie.nodes for place in range(node.start, node.end)]
@@ -337,14 +320,14 @@ def test_splitting_padding_and_ranks_change_nothing(
 # What is refused.
 
 
-def test_a_tree_is_refused_where_its_mask_would_replace_a_window() -> None:
+def test_the_tree_layout_refuses_a_sliding_window() -> None:
     window = make_model("Mistral", sliding_window=8)
     with pytest.raises(ValueError, match="26 tokens is longer than the model's attention window of 8"):
         score_completions(window, lay_out(ROWS, "prefix_tree", pad_id=0))
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_a_window_is_kept_by_the_other_layouts(layout: str) -> None:
+def test_other_layouts_keep_a_sliding_window(layout: str) -> None:
     model = make_model("Mistral", sliding_window=8)
     expected, _ = one_by_one(model, ROWS)
     assert (expected - one_by_one(make_model("Mistral", sliding_window=None), ROWS)[0]).abs().max() > 0.01
@@ -352,7 +335,7 @@ def test_a_window_is_kept_by_the_other_layouts(layout: str) -> None:
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
 
 
-def test_a_tree_is_refused_by_attention_that_takes_no_mask_of_its_own() -> None:
+def test_the_tree_layout_refuses_flash_attention() -> None:
     flash = make_model()
     flash.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="takes no 4-D mask: load the model with sdpa"):
@@ -360,7 +343,7 @@ def test_a_tree_is_refused_by_attention_that_takes_no_mask_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("layout", ["packed", "prefix_tree"])
-def test_rows_in_one_sequence_are_refused_where_they_could_see_each_other(layout: str) -> None:
+def test_packed_layouts_refuse_models_in_which_rows_could_see_each_other(layout: str) -> None:
     batch = lay_out(ROWS, layout, pad_id=0)
     gemma = make_model("Gemma2", attn_implementation="eager", head_dim=8)  # caps what is inside its softmax
     with pytest.raises(ValueError, match="eager attention cannot tell the rows apart: load the model with sdpa"):

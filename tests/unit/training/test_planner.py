@@ -96,15 +96,6 @@ def test_the_order_of_rows_changes_nothing(rows, ranks, layout, rng):
 
     assert content(rows) == content(rng.sample(rows, len(rows)))
 
-
-class TestLayouts:
-    def test_padded_rows_cost_the_longest_prompt_and_the_longest_completion(self):
-        rows = [row(10, 2, "a"), row(3, 9, "b")]
-        plan = plan_step(rows, ranks=1, token_budget=38, layout=Layout.PADDED)
-        assert [batch.tokens for batch in plan.micro_batches[0]] == [2 * (10 + 9)]
-        assert plan.padding_tokens == 14
-        assert len(plan_step(rows, ranks=1, token_budget=37, layout=Layout.PADDED).micro_batches[0]) == 2
-
     def test_padding_puts_rows_of_like_length_together(self):
         rows = rows_of(4, 40, 4, 40, 4, 40)
         plan = plan_step(rows, ranks=1, token_budget=120, layout=Layout.PADDED)
@@ -133,19 +124,19 @@ class TestLayouts:
 
 class TestRanks:
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_share_what_would_fit_on_one(self, layout):
+    def test_ranks_share_rows_that_would_fit_on_one(self, layout):
         plan = plan_step(rows_of(*[10] * 8), ranks=4, token_budget=1000, layout=layout)
         assert [[batch.tokens for batch in rank] for rank in plan.micro_batches] == [[20]] * 4
         assert idle_share(plan) == 0
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_stay_within_the_budget_when_a_full_row_stands_beside_many(self, layout):
+    def test_ranks_stay_within_the_budget_with_one_long_row_and_many_short_ones(self, layout):
         rows = rows_of(100, *[4] * 25)
         plan = plan_step(rows, ranks=2, token_budget=100, layout=layout)
         assert max(batch.tokens for rank in plan.micro_batches for batch in rank) == 100
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_are_busy_nearly_all_the_time(self, layout):
+    def test_ranks_are_nearly_always_busy(self, layout):
         rng = random.Random(1)
         rows = rows_of(*(int(10 ** rng.uniform(1.5, 3)) for _ in range(800)))
         plan = plan_step(rows, ranks=4, token_budget=4000, layout=layout)
@@ -157,7 +148,7 @@ class TestRanks:
         heaviest = [max(batch.tokens for batch in position) for position in zip(*plan.micro_batches, strict=True)]
         assert heaviest == sorted(heaviest, reverse=True)
 
-    def test_an_inert_row_is_padding(self):
+    def test_padding_rows_count_as_padding(self):
         plan = plan_step(rows_of(700, 500, 600), ranks=2, token_budget=1200, layout=Layout.PACKED)
         assert (plan.row_tokens, plan.forwarded_tokens, len(plan.micro_batches[0])) == (1800, 1802, 1)
         assert f"{plan.padding_tokens} {idle_share(plan):.1%}" == "2 18.1%"
@@ -178,11 +169,11 @@ class TestOptimizerSteps:
         return [[group.group_id for group in step] for step in split]
 
     @pytest.mark.parametrize("steps", [None, 3])
-    def test_are_shuffled_by_the_seed_and_not_by_the_order_of_groups(self, steps):
+    def test_groups_are_shuffled_by_the_seed_and_not_by_their_order(self, steps):
         assert self.names(self.GROUPS, steps=steps) == self.names(self.GROUPS[::-1], steps=steps)
         assert self.names(self.GROUPS, steps=steps) != self.names(self.GROUPS, seed=1, steps=steps)
 
-    def test_refuse_what_cannot_be_split(self):
+    def test_two_groups_with_one_name_are_refused(self):
         with pytest.raises(TrainingError, match="2 groups are named g0"):
             self.names([self.GROUPS[0], *self.GROUPS])
 

@@ -284,7 +284,7 @@ async def test_whole_weights_are_reloaded_in_a_pause_and_the_cache_is_dropped(sy
     assert swap == ["/pause", "/collective_rpc", *["/reset_prefix_cache"] * 3, "/resume"]
 
 
-async def test_adapters_beside_whole_weights_go_first_and_the_weights_stand_in_for_them(fake, base, tmp_path) -> None:
+async def test_adapters_are_tried_before_whole_weights(fake, base, tmp_path) -> None:
     policy = write_policy(tmp_path / "1", 0.5)
     write_adapter(policy / "adapter", base, 0.5)
     assert (await own(fake, base).sync(policy, "1")).method is SyncMethod.ADAPTER
@@ -323,7 +323,7 @@ async def test_a_server_that_is_gone_is_restarted_with_the_new_weights(sync, fak
 # Verification
 
 
-async def test_a_cache_of_older_weights_is_noticed(fake, base, tmp_path) -> None:
+async def test_a_stale_prefix_cache_is_detected(fake, base, tmp_path) -> None:
     fake.broken.add("reset")
     served = await own(fake, base).sync(write_policy(tmp_path / "policy-1", 0.5), "1")
     assert served.method is SyncMethod.RESTART
@@ -340,14 +340,14 @@ async def test_a_swap_that_changed_nothing_or_half_is_noticed_within_the_toleran
     assert "did not move with the trainer's" in served.reasons[0]
 
 
-async def test_the_same_weights_again_are_no_fault(fake, base, tmp_path) -> None:
+async def test_the_same_weights_may_be_synced_again(fake, base, tmp_path) -> None:
     sync = own(fake, base, SyncMethod.RELOAD)
     policy = write_policy(tmp_path / "1", 0.5)
     await sync.sync(policy, "1")
     assert (await sync.sync(policy, "1 again")).gap < 1e-6
 
 
-async def test_where_no_way_is_left_both_numbers_and_the_remedy_are_told(fake, base, tmp_path) -> None:
+async def test_a_failed_sync_reports_both_log_probs_and_a_hint(fake, base, tmp_path) -> None:
     fake.broken.add("reload")
     with pytest.raises(TrainingError, match=r"not served.*unverified: reload: .* against .*tolerance of") as caught:
         await remote(fake).sync(write_policy(tmp_path / "1", 0.5), "1")
@@ -358,7 +358,7 @@ async def test_where_no_way_is_left_both_numbers_and_the_remedy_are_told(fake, b
 # Readers
 
 
-async def test_old_adapters_go_after_their_last_reader(sync, fake, base, tmp_path) -> None:
+async def test_old_adapters_are_unloaded_after_their_last_reader(sync, fake, base, tmp_path) -> None:
     first = await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
     async with sync.hold_weights(first):
         later = [await sync.sync(write_adapter(tmp_path / str(k), base, 0.1 * k), str(k)) for k in (2, 3)]
@@ -366,12 +366,7 @@ async def test_old_adapters_go_after_their_last_reader(sync, fake, base, tmp_pat
     assert set(fake.adapters) == {token.model for token in later}
 
 
-async def test_the_newest_adapters_stay(sync, fake, base, tmp_path) -> None:
-    names = [(await sync.sync(write_adapter(tmp_path / str(k), base, 0.1 * k), str(k))).model for k in range(1, 5)]
-    assert list(fake.adapters) == names[-2:]
-
-
-async def test_adapters_that_a_dead_process_left_go_too_but_not_from_a_server_of_others(fake, base, tmp_path) -> None:
+async def test_leftover_adapters_are_unloaded_only_from_a_server_of_our_own(fake, base, tmp_path) -> None:
     fake.adapters |= {"left": 0.1, "older": 0.2}
     await remote(fake, model=base).sync(write_policy(tmp_path / "1", 0.1), "1")
     assert set(fake.adapters) == {"left", "older"}
@@ -388,7 +383,7 @@ async def test_whole_weights_do_not_change_under_readers(sync, fake, tmp_path) -
     assert (await sync.sync(tmp_path / "2", "2")).method is SyncMethod.RELOAD
 
 
-async def test_requests_that_do_not_end_are_not_cut_off(sync, fake, tmp_path, monkeypatch) -> None:
+async def test_a_sync_waits_for_requests_and_does_not_cut_them_off(sync, fake, tmp_path, monkeypatch) -> None:
     fake.broken.add("pause")
     monkeypatch.setattr(server_api, "REQUEST_SECONDS", 0.5)
     with pytest.raises(TrainingError, match="requests are still running"):
@@ -397,7 +392,7 @@ async def test_requests_that_do_not_end_are_not_cut_off(sync, fake, tmp_path, mo
     assert "/resume" in fake.calls
 
 
-async def test_adapters_of_a_server_that_somebody_restarted_are_not_missed(sync, fake, base, tmp_path) -> None:
+async def test_adapters_are_loaded_again_into_a_server_that_was_restarted(sync, fake, base, tmp_path) -> None:
     await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
     fake.start_with(base)
     assert (await sync.sync(write_adapter(tmp_path / "2", base, 0.2), "2")).method is SyncMethod.ADAPTER
@@ -436,7 +431,7 @@ async def test_tied_embeddings_are_restarted_not_reloaded(tmp_path) -> None:
         assert (await own(fake, new, reload_tied=True).sync(base, "2")).method is SyncMethod.RELOAD
 
 
-async def test_a_restart_wants_a_tokenizer(fake, base, tmp_path) -> None:
+async def test_a_restart_without_a_tokenizer_is_refused(fake, base, tmp_path) -> None:
     bare = write_policy(tmp_path / "1", 0.5)
     (bare / "tokenizer.json").unlink()
     with pytest.raises(TrainingError, match="has no tokenizer"):
@@ -477,7 +472,7 @@ async def test_adapters_that_the_server_cannot_see_name_the_paths(fake, base, tm
         await remote(fake, model=base).sync(write_adapter(tmp_path / "1", base, 0.5), "1")
 
 
-async def test_a_server_that_is_not_there_or_serves_something_else_is_told(fake, base, tmp_path) -> None:
+async def test_an_unreachable_server_and_an_unknown_model_are_errors(fake, base, tmp_path) -> None:
     policy = write_policy(tmp_path / "1", 0.5)
     nobody = PolicySync(RemoteServer("http://127.0.0.1:9/v1", "policy"))
     with pytest.raises(TrainingError, match=r"no connection to http://127\.0\.0\.1:9"):
@@ -537,7 +532,7 @@ def test_a_probe_fits_vocabulary_and_window(vocabulary, window) -> None:
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
-    from made_rollouts import make_model
+    from support.small_models import make_model
 
     folder = tmp_path_factory.mktemp("llama")
     make_model(dtype=torch.float32).save_pretrained(folder)
@@ -562,7 +557,7 @@ def test_adapters_by_themselves_give_those_of_the_merged_weights(llama, tmp_path
     assert there[0] != pytest.approx(score_with_folder(llama, ROWS)[0], abs=1e-3)
 
 
-def test_a_folder_that_transformers_cannot_load_is_told(base) -> None:
+def test_a_folder_that_transformers_cannot_load_is_an_error(base) -> None:
     (base / "config.json").write_text('{"model_type": "no such"}')
     with pytest.raises(TrainingError, match="cannot be loaded to verify"):
         score_with_folder(base, ROWS)
@@ -580,7 +575,7 @@ def test_a_server_of_our_own_in_another_number_format_may_differ_by_more(base, t
     assert PolicySync(narrow, tolerance=0.1)._tolerance == 0.1
 
 
-def test_the_server_is_started_for_what_is_asked_of_it(base, tmp_path) -> None:
+def test_the_maximum_lora_rank_is_rounded_up_and_checked(base, tmp_path) -> None:
     plain = VLLMServer(base, log_file=tmp_path / "log")
     assert "--enable-lora" not in plain._arguments()
     arguments = VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=9)._arguments()

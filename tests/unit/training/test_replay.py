@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conversations import conversation
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import document_with, part, perfect_reader, with_ids
 from support.training_log import DOCUMENT
 
-from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
+from memagent_graph import Completion, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
-from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, LoggedRun, Outcome, Reward, RunRecord
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_training.data.replay import load_groups
@@ -33,24 +32,12 @@ QUESTION = "What is the key of harbor?"
 
 @pytest.fixture
 def reader(make_reader, log, tmp_path):
-    """Its policy tells ids, and its runs can be resumed."""
+    """Its policy returns token ids, and its runs can be resumed."""
     return make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "c.sqlite")
 
 
 def exactly(prompt: str, text: str | None = None) -> Completion:
-    """A policy that tells ids, made up from the text, and log-probs."""
-    text = perfect_reader(prompt) if text is None else text
-    ids = list(text.encode())
-    return Completion(
-        text=text,
-        finish_reason=FinishReason.STOP,
-        model="scripted",
-        usage=TokenUsage(len(prompt), len(ids)),
-        prompt_token_ids=list(prompt.encode()),
-        token_ids=ids,
-        logprobs=[-0.25] * len(ids),
-        policy_version="v7",
-    )
+    return with_ids(prompt, perfect_reader(prompt) if text is None else text)
 
 
 def turn(run_id: str, position: int, answer_at: int, **changes: Any) -> Conversation:
@@ -98,7 +85,7 @@ def refusals(log: RunLog, **options: Any) -> dict[Refusal, tuple[str, ...]]:
 # What is taken
 
 
-def test_a_rollout_is_what_the_policy_saw_and_said_token_for_token(make_reader, log) -> None:
+def test_a_rollout_has_the_policys_prompts_and_replies_token_for_token(make_reader, log) -> None:
     policy = ScriptedPolicy(exactly)
     reader = make_reader(policy, run_log=log)
     for run_id, reward in (("a", 1.0), ("b", 0.0)):
@@ -150,7 +137,7 @@ def test_a_log_its_path_and_its_exports_give_the_same_groups(tmp_path, log, suff
     assert read.report.refused == {Refusal.UNFINISHED: ("unfinished",), Refusal.EDITED: ("edited",)}
 
 
-def test_an_update_that_left_the_memory_as_it_was_stays_in(make_reader, log) -> None:
+def test_an_update_that_kept_the_memory_is_trained_on(make_reader, log) -> None:
     reader = make_reader(ScriptedPolicy(lambda p: exactly(p, " " if "word0 " in p else None)), run_log=log)
     reader.read(TEXT, QUESTION, run_id="a")
     log.reward("a", 1.0)
@@ -179,7 +166,7 @@ def test_a_memory_that_a_guard_replaced_is_masked_and_counted(make_reader, log) 
     assert "a guard kept another memory: 2 conversations" in "\n".join(replay.report.summary())
 
 
-def test_attempts_that_were_thrown_away_are_left_out(make_reader, log) -> None:
+def test_discarded_attempts_are_left_out(make_reader, log) -> None:
     calls = iter(range(1, 10_000))
 
     def script(prompt: str) -> Completion:
@@ -236,7 +223,7 @@ def test_runs_whose_question_was_redacted_are_grouped_by_what_the_policy_was_sho
     assert replay.report.refused == {Refusal.NO_TOKEN_IDS: ("e",)}
 
 
-def test_what_was_superseded_is_never_trained_on(log) -> None:
+def test_superseded_conversations_are_left_out(log) -> None:
     write(log, "a")
     log.wait(log.record(turn("a", 1, 9, step="again", token_ids=[7, 7, 7], logprobs=[-1.0] * 3)))
     log.wait(log.record(turn("a", 2, 2, step="and again", parents=("again",))))
@@ -310,7 +297,7 @@ def test_runs_of_the_command_line_and_of_python_are_one_group(log) -> None:
     assert members(load_groups(log).groups) == [["command", "python"]]
 
 
-def test_what_separates_the_groups_of_one_question_is_named(log) -> None:
+def test_differences_between_groups_of_one_question_are_named(log) -> None:
     write(log, "a", settings={"objects": ["policy"]})
     write(log, "b", settings={"objects": ["prompts"], "on_empty": "retry"}, sampling={"temperature": 0.5})
     write(log, "c", question="Another?")
@@ -449,7 +436,7 @@ def test_a_run_whose_memory_a_person_replaced_is_refused(reader, log) -> None:
     ],
     ids=["hole", "beginning", "answer", "attempt", "what came of it", "everything"],
 )
-def test_a_run_of_which_the_log_lost_something_is_refused(log, conversations) -> None:
+def test_a_run_with_missing_conversations_is_refused(log, conversations) -> None:
     write(log, "a", conversations=conversations)
     assert refusals(log, min_group=1) == {Refusal.LOST_CONVERSATIONS: ("a",)}
 
@@ -459,7 +446,7 @@ def test_a_run_of_which_the_log_lost_something_is_refused(log, conversations) ->
     [{"logprobs": [-0.5]}, {"logprobs": [-0.5, float("-inf")]}, {"logprobs": [-0.5, 0.7]}, {"prompt_token_ids": []}],
     ids=["too few", "impossible", "positive", "no prompt"],
 )
-def test_tokens_and_log_probs_that_cannot_be_are_refused(log, damage) -> None:
+def test_invalid_tokens_and_log_probs_are_refused(log, damage) -> None:
     write(log, "a", at={1: damage})
     assert refusals(log, min_group=1) == {Refusal.DAMAGED_TOKENS: ("a",)}
 
@@ -546,7 +533,7 @@ def test_the_summary_says_in_lines_what_was_taken_and_what_not(log) -> None:
     ]
 
 
-def test_where_nothing_is_left_the_error_says_which_run_why_and_what_to_do(log) -> None:
+def test_a_replay_without_groups_is_an_error_with_run_reason_and_hint(log) -> None:
     with pytest.raises(ReplayError, match="no runs in"):
         load_groups(log).require_groups()
     write(log, "a", reward=None)
@@ -560,7 +547,7 @@ def test_where_nothing_is_left_the_error_says_which_run_why_and_what_to_do(log) 
     assert replay.require_groups() == replay.groups
 
 
-def test_a_source_that_is_no_log_and_no_export_is_named(tmp_path) -> None:
+def test_a_source_that_is_neither_log_nor_export_is_named(tmp_path) -> None:
     with pytest.raises(ReplayError, match=r"nowhere\.sqlite cannot be read: No such file"):
         load_groups(tmp_path / "nowhere.sqlite")
     assert not (tmp_path / "nowhere.sqlite").exists()

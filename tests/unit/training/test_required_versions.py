@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.metadata
 from pathlib import Path
@@ -12,10 +11,9 @@ import pytest
 pytest.importorskip("trl")
 
 from support.command_line import invoke
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from memagent_training import required_versions
-from memagent_training.job.config import FIXED
 from memagent_training.training_errors import TrainingError
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
@@ -56,9 +54,3 @@ def test_the_engines_refuse_other_versions(module: str, package: str, monkeypatc
 )  # fmt: skip
 def test_the_methods_that_are_replaced_or_called_exist(name: str) -> None:
     assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer has no {name} any more"
-
-
-@pytest.mark.parametrize("name", sorted(FIXED))
-def test_options_that_are_fixed_exist(name: str) -> None:
-    """A renamed option would be silently on."""
-    assert name in {field.name for field in dataclasses.fields(GRPOConfig)}, f"GRPOConfig has no {name} any more"

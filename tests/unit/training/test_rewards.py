@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 from support.conversations import conversation
 from support.evaluation import Keys
-from support.scripts import document_with, perfect_reader
 
 from memagent_evaluation.samples import Metric, Sample
-from memagent_evaluation.scorers import REWARD_NAMES, contains, normalise, score
+from memagent_evaluation.scorers import REWARD_NAMES, score
 from memagent_graph import Limits, ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.prompts import AnswerFormat, last_boxed
 from memagent_graph.run_log import Conversation, Outcome, Reward, RunRecord
-from memagent_training.data.reward_functions import LoggedReward, LoggedStepReward
-from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
+from memagent_training.data.reward_functions import LoggedReward
+from memagent_training.data.training_runs import Gold, TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import BoxedExactMatch, ExactMatch, LenientMatch, StringMatch, TokenF1
 from memagent_training.rewards.reward_names import (
@@ -31,7 +30,6 @@ from memagent_training.rewards.reward_names import (
 )
 from memagent_training.training_errors import RewardError
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
 GOLD = Gold(("4711",))
 
@@ -69,26 +67,6 @@ def write_gold(folder: Path, *lines: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "normal"),
-    [
-        ("  The  Eiffel Tower! ", "eiffel tower"),
-        ("U.S.A.", "usa"),
-        ("STRASSE", normalise("Straße")),
-        ("The", "the"),
-        ("?!", "?!"),
-        ("", ""),
-    ],
-)
-def test_answers_are_compared_in_a_normal_form_that_never_becomes_empty(text, normal) -> None:
-    assert normalise(text) == normal
-
-
-def test_containment_is_of_whole_words_in_all_scripts() -> None:
-    assert contains("答えは東京です", "東京")
-    assert not contains("café society", "caf")
-
-
-@pytest.mark.parametrize(
     ("raw", "value"),
     [
         ("so \\boxed{4711}", 1.0),
@@ -102,7 +80,7 @@ def test_containment_is_of_whole_words_in_all_scripts() -> None:
         (None, None),
     ],
 )
-def test_boxed_exact_match_is_the_papers(raw, value) -> None:
+def test_boxed_exact_match_follows_the_paper(raw, value) -> None:
     assert BoxedExactMatch()(run(raw, gold=GOLD)) == value
     assert BoxedExactMatch()(run(raw)) is None
 
@@ -130,7 +108,7 @@ def test_gold_answers_go_by_run_first_then_by_question_and_can_be_read_from_a_fi
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"question": "q"}', '{"question": 1, "answer": "x"}', '{"answers": [1]}'])
-def test_a_line_that_holds_no_gold_answer_is_named(tmp_path, line) -> None:
+def test_a_line_without_a_gold_answer_is_named(tmp_path, line) -> None:
     path = tmp_path / "gold.jsonl"
     path.write_text('{"question": "q", "answer": "a"}\n' + line)
     with pytest.raises(RewardError, match=r"gold\.jsonl, line 2: no question"):
@@ -154,7 +132,7 @@ def test_the_same_question_about_two_documents_has_an_answer_in_each(tmp_path) -
 
 
 @pytest.mark.parametrize("document", [{}, {"document": "a"}])
-def test_a_line_that_answers_otherwise_what_another_has_answered_is_named(tmp_path, document) -> None:
+def test_contradicting_gold_answers_are_named_with_their_lines(tmp_path, document) -> None:
     lines = [{"question": QUESTION} | document | {"answer": answer} for answer in ("1", "1", "2")]
     with pytest.raises(RewardError, match=r"gold\.jsonl, line 3: the question of line 1 again.*Name the document"):
         GoldAnswers.load(write_gold(tmp_path, *lines))
@@ -199,13 +177,6 @@ def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
         choose_reward("exact", has_gold=True)
     with pytest.raises(RewardError, match=r"'kindness'.*Choose one of: exact_match, boxed_exact_match"):
         name_reward("kindness")
-
-
-def test_a_function_is_named_after_itself() -> None:
-    def short(run: TrainingRun) -> float:
-        return 1.0
-
-    assert name_reward(short) == ("short", short)
 
 
 # Feedback and composition
@@ -265,16 +236,6 @@ def test_memories_are_what_was_made_of_completions() -> None:
 
 
 # Relabelling
-
-
-def test_rewards_of_conversations_that_the_log_gets_later_are_found_by_name(make_reader, log) -> None:
-    make_reader(ScriptedPolicy(perfect_reader), run_log=log).read(TEXT, QUESTION, run_id="a")
-    (before,) = read_runs(log)
-    assert LoggedStepReward("form")(before) is None
-    for number, row in enumerate(before.without_discarded().conversations_K):
-        log.reward("a", float(number == 0), name="evidence", source="me", conversation=row.id)
-    (after,) = read_runs(log)
-    assert sum(LoggedStepReward("evidence")(after)) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def has_collapsed(of: Sequence[CollectionRecord], window: int) -> bool:
     return False
 
 
-def test_a_fall_below_half_the_best_average_is_said_with_both_and_a_remedy() -> None:
+def test_a_fall_below_half_the_best_average_is_an_error_with_both_values() -> None:
     with pytest.raises(CollapsedError, match=r"last 2 collections is 0\.200, and it was 0\.700.*learning rate"):
         check_rewards(records(0.6, 0.8, 0.3, 0.1), window=2)
 
@@ -53,12 +53,12 @@ def test_stages_are_compared_with_themselves() -> None:
 
 
 @given(REWARDS, WINDOW)
-def test_nothing_is_said_before_there_is_something_to_compare_with(rewards: list[float], window: int) -> None:
+def test_no_collapse_is_reported_before_a_second_window(rewards: list[float], window: int) -> None:
     assert not has_collapsed(records(*rewards[:window]), window=window)
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=6, max_size=20), WINDOW)
-def test_what_decides_is_the_newest_average_over_the_best_however_long_ago(rewards: list[float], window: int) -> None:
+def test_collapse_is_decided_by_the_newest_average_over_the_best(rewards: list[float], window: int) -> None:
     averages = [sum(rewards[end - window : end]) / window for end in range(window, len(rewards) + 1)]
     ratio = averages[-1] / max(averages)
     if not math.isclose(ratio, 0.5, rel_tol=1e-6):

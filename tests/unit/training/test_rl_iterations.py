@@ -70,7 +70,7 @@ async def test_the_best_policy_is_kept_and_only_a_better_one_takes_its_place(sou
     ]
 
 
-async def test_only_what_was_asked_alike_is_compared(source, tmp_path, measure_as) -> None:
+async def test_only_measurements_of_the_same_lengths_are_compared(source, tmp_path, measure_as) -> None:
     """Measured on short documents alone, the first policy looks better than any does on long ones."""
     measure_as(0.9, accuracy={100: Estimate(mean=0.9, low=0.5, high=1.0, n=8)})
     await source._measure(0)
@@ -145,7 +145,7 @@ def collect_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return set_result
 
 
-async def test_what_was_collected_is_counted_in_the_journal(source, collect_as) -> None:
+async def test_collections_are_counted_in_the_journal(source, collect_as) -> None:
     collect_as((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
     collection = await source._collector.collect(3, 2)
     assert source.journal.records == [collection]
@@ -170,7 +170,7 @@ async def test_a_collection_that_went_on_with_newer_weights_bears_the_name_of_th
     assert (await source._collector.collect(2, 2)).version == 1
 
 
-def test_closing_waits_for_what_is_collected_ahead(source, monkeypatch) -> None:
+def test_closing_waits_for_a_collection_that_is_running(source, monkeypatch) -> None:
     """Reads that are cancelled still write to the run log, which must not be closed by then."""
     order: list[str] = []
     start = threading.Event()
@@ -214,7 +214,7 @@ async def test_reads_that_are_all_wrong_after_some_were_right_are_a_collapse_and
     assert "lower learning rate" in (refusal.value.hint or "")
 
 
-async def test_while_the_curriculum_goes_on_the_loop_does(source, collect_as) -> None:
+async def test_the_loop_continues_until_the_last_stage_of_the_curriculum(source, collect_as) -> None:
     """Short documents that are always answered right are no reason to end before long ones were tried."""
     names = collect_as((1.0, 1.0))
     with pytest.raises(EndOfLoop, match=r"1 were always answered right"):

@@ -78,7 +78,7 @@ def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) 
     assert set(held_out) | set(drawn_questions) == {row["question"] for row in rows(40)}
 
 
-def test_a_collection_is_asked_again_alike_and_none_asks_a_question_twice(tmp_path: Path) -> None:
+def test_a_collection_repeats_its_questions_on_resume_and_asks_none_twice(tmp_path: Path) -> None:
     of = prepare_loop(tmp_path, rows(12)).curriculum
     records = [record(0, questions=3), record(1, questions=4)]
     again = [questions(list(of.draw_questions(1, 0, before))) for before in (records[:1], records)]
@@ -87,7 +87,7 @@ def test_a_collection_is_asked_again_alike_and_none_asks_a_question_twice(tmp_pa
     assert max(Counter(questions(list(of.draw_questions(0, 0)))).values()) == 1
 
 
-def test_documents_are_on_one_side_of_the_split(tmp_path: Path) -> None:
+def test_a_document_is_either_for_training_or_held_out(tmp_path: Path) -> None:
     of = prepare_loop(tmp_path, rows(40), held_out=0.25).curriculum
     held_out = {"".join(sample.text()) for sample in of.held_out_samples(of.lengths[0], 100)}
     training = {"".join(sample.text()) for sample in of.draw_questions(0, 0)}
@@ -159,7 +159,7 @@ def test_a_resumed_loop_has_the_same_questions(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_trained_on_is_refused_with_what_to_change(
+def test_invalid_questions_are_refused_with_a_hint(
     of: list[Any], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(MemAgentError, match=message):

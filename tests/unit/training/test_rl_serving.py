@@ -82,7 +82,7 @@ def parts(of: ServerBackend) -> tuple[Server, Sync]:
 
 
 @pytest.mark.parametrize("still_runs", [False, True], ids=["dead", "runs without an answer"])
-async def test_work_is_begun_again_on_a_server_that_was_started_again(serving: ServerBackend, still_runs: bool) -> None:
+async def test_reads_are_repeated_after_a_restart_of_the_server(serving: ServerBackend, still_runs: bool) -> None:
     """A process tree is gone only a moment after its server; and an engine may die without its server."""
     server, sync = parts(serving)
     await serving.serve(1)
@@ -100,7 +100,7 @@ async def test_work_is_begun_again_on_a_server_that_was_started_again(serving: S
     assert (server.starts, sync.versions, sync.readers) == (2, ["iteration-1", "iteration-1"], 0)
 
 
-async def test_a_server_that_dies_time_and_again_ends_it(serving: ServerBackend) -> None:
+async def test_reads_fail_after_the_last_restart_of_the_server(serving: ServerBackend) -> None:
     server, _ = parts(serving)
     await serving.serve(0)
 
@@ -129,7 +129,7 @@ async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(s
 
 
 @pytest.mark.parametrize(("deaths", "starts"), [(1, 2), (2, 2)])
-async def test_a_server_that_dies_of_its_start_is_started_once_more(
+async def test_a_server_that_fails_to_start_is_started_once_more(
     serving: ServerBackend, monkeypatch: pytest.MonkeyPatch, deaths: int, starts: int
 ) -> None:
     server, sync = parts(serving)
@@ -151,7 +151,7 @@ async def test_a_server_that_dies_of_its_start_is_started_once_more(
     assert server.starts == starts
 
 
-async def test_the_policies_that_may_still_be_needed_stay_on_the_disk(serving: ServerBackend) -> None:
+async def test_the_previous_and_all_newer_policies_stay_on_disk(serving: ServerBackend) -> None:
     """Those after it, too: a server that is revived for the older readers must not cost the trainer's newest."""
     await serving.serve(3)
     assert sorted(folder.name for folder in serving.policy_folder(0).parent.iterdir()) == ["2", "3", "4", "5"]
@@ -198,7 +198,7 @@ async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wron
 
 
 @pytest.mark.parametrize("kind", [PolicyUnreachableError, PolicyAuthenticationError])
-async def test_a_server_that_is_gone_measures_nothing(kind: type[PolicyError], prepared, reader) -> None:
+async def test_a_measurement_fails_when_the_server_is_unreachable(kind: type[PolicyError], prepared, reader) -> None:
     """Otherwise all answers would be wrong; and what starts it again has to know the error."""
     with pytest.raises(kind, match="gone"):
         await measure(prepared, reader(lambda prompt: kind("gone")), 0, 0.0)

@@ -69,24 +69,26 @@ def test_the_fingerprint_tells_numbers_of_steps_apart() -> None:
     assert schedule(groups, steps=3, groups_per_step=1).fingerprint in prints  # it decides nothing then
 
 
-def sure(number: int, probability: float, reward: float) -> Rollout:
+def make_rollout(number: int, probability: float, reward: float) -> Rollout:
     turn = conversation([1], [3], ("answer", "", 0), logprobs=[math.log(probability)])
     return Rollout(f"{number}", (turn,), reward)
 
 
-def test_rows_that_the_sampler_was_sure_of_are_not_forwarded_but_count_in_the_means() -> None:
-    rollouts = (sure(0, 0.9999, 1.0), sure(1, 0.9, 1.0), sure(2, 0.5, 0.0))
+def test_certain_rows_and_rows_without_an_advantage_are_not_forwarded_but_count_in_the_means() -> None:
+    """So do rows with an advantage of 0, as that of run 3, and rows with one of 1 are forwarded."""
+    probabilities_and_rewards = [(0.9999, 2.0), (0.9, 2.0), (0.5, 0.0), (0.5, 1.0), (0.5, 0.0)]
+    rollouts = tuple(make_rollout(number, *pair) for number, pair in enumerate(probabilities_and_rewards))
     groups = [RolloutGroup("g", rollouts)]
     whole = schedule(groups, all_rows=False).step(0)
     step = schedule(groups, all_rows=False, skip_certain=0.001).step(0)
-    assert [row.run_id for row in step.rows] == ["1", "2"]
-    weights = {row.run_id: row.weight for row in whole.rows}
-    assert {row.run_id: row.weight for row in step.rows} == {"1": weights["1"], "2": weights["2"]}
-    assert len(step.batch.rows) == 3
+    assert [row.run_id for row in whole.rows] == ["0", "1", "2", "4"]
+    assert [row.run_id for row in step.rows] == ["1", "2", "4"]
+    assert {row.weight for row in step.rows} == {1 / 5}
+    assert len(step.batch.rows) == 5
 
 
-def test_one_row_is_forwarded_where_every_row_was_sure_and_all_are_for_kl_or_entropy() -> None:
-    groups = [RolloutGroup("g", (sure(0, 0.9999, 1.0), sure(1, 0.9998, 0.0)))]
+def test_one_row_is_forwarded_where_all_are_certain_and_all_are_where_the_loss_has_kl_or_entropy() -> None:
+    groups = [RolloutGroup("g", (make_rollout(0, 0.9999, 1.0), make_rollout(1, 0.9998, 0.0)))]
     steps = [schedule(groups, all_rows=all_rows, skip_certain=0.01).step(0) for all_rows in (False, True)]
     assert [len(step.rows) for step in steps] == [1, 2]
     assert schedule(groups, skip_certain=0.01).fingerprint != schedule(groups).fingerprint

@@ -94,7 +94,7 @@ def test_a_checkpoint_of_other_runs_is_refused(two_passes, world, make_trainer, 
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut"])
-def test_half_a_checkpoint_is_refused(damage: str, two_passes, make_trainer, tmp_path) -> None:
+def test_an_incomplete_checkpoint_is_refused(damage: str, two_passes, make_trainer, tmp_path) -> None:
     shutil.copytree(two_passes[1] / "checkpoint-1", tmp_path / "checkpoint-1")
     file = tmp_path / "checkpoint-1" / recomputed.FILE_NAME
     if damage == "missing":
@@ -105,7 +105,7 @@ def test_half_a_checkpoint_is_refused(damage: str, two_passes, make_trainer, tmp
         make_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-def test_old_checkpoints_go_only_after_the_new_one_is_whole(make_trainer, tmp_path, monkeypatch) -> None:
+def test_old_checkpoints_are_deleted_only_after_the_new_one_is_complete(make_trainer, tmp_path, monkeypatch) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=1, save_total_limit=1, max_steps=3)
     complete: list[set[str]] = []
     original = recomputed.save
@@ -142,7 +142,7 @@ def test_an_adapter_learns_and_its_base_is_the_reference(world, small_settings, 
 # Metrics
 
 
-def test_what_is_logged_is_over_tokens_and_not_over_micro_batches(make_trainer, tmp_path) -> None:
+def test_metrics_are_means_over_tokens_and_not_over_micro_batches(make_trainer, tmp_path) -> None:
     """The same step in one micro-batch and in many logs the same numbers."""
     logs = []
     for budget in (45, 4000):
@@ -172,7 +172,7 @@ def test_metrics_are_means_over_the_steps_between_two_logs(two_passes, make_trai
 
 
 # Once: compute_row_metrics saw learned rows alone, without truncated ones, while penalties counted all rollouts.
-def test_shares_of_a_step_are_shares_of_all_its_rollouts(world) -> None:
+def test_fractions_of_a_step_count_all_its_rollouts(world) -> None:
     def truncate_but_for_the_first(group: RolloutGroup) -> RolloutGroup:
         rollouts = [
             replace(rollout, conversations_K=tuple(replace(row, truncated=at > 0) for row in rollout.conversations_K))
@@ -190,14 +190,14 @@ def test_shares_of_a_step_are_shares_of_all_its_rollouts(world) -> None:
 
 
 # Once: logged log-probs are those before temperature, and are compared with those after it.
-def test_the_gap_in_the_log_is_of_equal_temperatures(two_passes, make_trainer, tmp_path) -> None:
+def test_log_prob_gaps_compare_equal_temperatures(two_passes, make_trainer, tmp_path) -> None:
     trainer = make_trainer(tmp_path, max_steps=1, temperature=0.5)
     trainer.train()
     at_one, at_half = (logs_of(run)[0]["sampling/sampling_logp_difference/mean"] for run in (two_passes[0], trainer))
     assert 0 < at_half <= 2 * at_one
 
 
-def test_the_gap_between_logged_and_recomputed_is_told_before_the_first_step(two_steps) -> None:
+def test_the_log_prob_gap_is_printed_before_the_first_step(two_steps) -> None:
     trainer, _, text = two_steps
     gap = trainer.logprob_gap
     assert 0.1 < gap.mean < 0.5 < gap.largest
@@ -205,7 +205,7 @@ def test_the_gap_between_logged_and_recomputed_is_told_before_the_first_step(two
     assert str(gap) in text and "another number format" in text and "importance_cap=2" in text
 
 
-def test_the_samplers_distribution_is_compared_by_hand(two_steps) -> None:
+def test_sampling_metrics_equal_their_formulas(two_steps) -> None:
     """From the initial weights, whatever the step: the policy's own drift is in `ratio`."""
     trainer, *_ = two_steps
     pairs = [
@@ -266,12 +266,12 @@ def with_equal_rewards(groups: list[RolloutGroup]) -> list[RolloutGroup]:
     ],
     ids=["foreign ids", "huge", "equal"],
 )
-def test_groups_that_cannot_be_trained_on(change: Any, message: str, world, make_trainer, tmp_path) -> None:
+def test_invalid_groups_are_refused(change: Any, message: str, world, make_trainer, tmp_path) -> None:
     with pytest.raises(MemAgentError, match=message):
         make_trainer(tmp_path, "dapo", groups=change(world.groups)).train()
 
 
-def test_the_wrong_base_model_is_noticed_before_the_first_step(make_trainer, tmp_path) -> None:
+def test_the_wrong_base_model_is_refused_before_the_first_step(make_trainer, tmp_path) -> None:
     training_world.make_model(tmp_path, seed=1)
     limit = MultiConvDAPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False).max_logprob_gap
     trainer = make_trainer(tmp_path, model=tmp_path / "model", max_logprob_gap=limit)
@@ -298,7 +298,7 @@ def test_the_wrong_base_model_is_noticed_before_the_first_step(make_trainer, tmp
     ],
     ids=str,
 )
-def test_settings_that_cannot_be(wrong: dict[str, Any], message: str, small_settings, tmp_path) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, Any], message: str, small_settings, tmp_path) -> None:
     with pytest.raises(TrainingError, match=message):
         small_settings(tmp_path, **wrong)
 
@@ -391,7 +391,7 @@ def test_presets_state_every_choice_of_the_algorithm() -> None:
         assert names <= yaml.safe_load((job_settings._FOLDER / f"{name}.yaml").read_text()).keys()
 
 
-def test_a_preset_of_ones_own(tmp_path: Path) -> None:
+def test_a_preset_may_be_a_file_of_the_user(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("beta: 0.5\nlearning_rate: 1e-5\n")
     own = load_preset(path, output_dir=str(tmp_path), use_cpu=True, bf16=False)

@@ -168,11 +168,13 @@ def assert_equal(
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: "-".join(map(str, [case["preset"], *case["changes"].values()]))
 )
-def test_one_process(case: dict[str, Any], world, reference: Reference, tmp_path: Path) -> None:
+def test_loss_and_gradients_of_one_process_are_the_examples(
+    case: dict[str, Any], world, reference: Reference, tmp_path: Path
+) -> None:
     assert_equal(reference, case, training_world.run_case(world[0], case, tmp_path), tmp_path)
 
 
-def test_the_cases_try_what_they_should(world, tmp_path: Path) -> None:
+def test_the_cases_reach_the_clip_bounds(world, tmp_path: Path) -> None:
     """Otherwise equality would say little: ratios leave the clip's bounds, micro-batches are many, groups differ."""
     case = {"preset": "memagent-paper", "changes": {"delta": 1.3}}
     steps = training_world.run_case(world[0], case, tmp_path)
@@ -221,7 +223,9 @@ FSDP2 = {
 }
 
 
-def test_sharded_with_fsdp2(world, reference: Reference, tmp_path: Path, size: Callable[[int, int], int]) -> None:
+def test_loss_and_gradients_with_fsdp2_are_the_examples(
+    world, reference: Reference, tmp_path: Path, size: Callable[[int, int], int]
+) -> None:
     """Weights, gradients and the reference model lie in halves on two ranks."""
     cases = [
         {"preset": preset, "changes": {"layout": layout.value, "token_budget": 90}}

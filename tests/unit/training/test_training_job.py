@@ -101,7 +101,7 @@ def test_runs_of_two_tokenizers_or_templates_need_a_choice(world, groups, job, c
 
 
 @pytest.mark.parametrize("preset", ["dapo", "memagent-paper"])
-def test_equal_rewards_everywhere_teach_nothing(groups, job, changed_log, preset) -> None:
+def test_runs_with_equal_rewards_are_refused(groups, job, changed_log, preset) -> None:
     same = {rollout.run_id: 1.0 for group in groups for rollout in group.rollouts_G}
     message = refusal(job(changed_log(rewards=same), preset=preset))
     assert "answered right only sometimes" in message
@@ -177,7 +177,7 @@ def test_a_folder_that_is_no_model_is_refused(world, job, tmp_path) -> None:
     assert "cannot be parsed" in refusal(job(model=str(adapters)))
 
 
-def test_processes_that_did_not_find_each_other_are_refused(monkeypatch) -> None:
+def test_unconnected_processes_are_refused(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     training_job._check_ranks(SimpleNamespace(n_gpu=1, world_size=2))
     with pytest.raises(TrainingError, match="train by itself"):
@@ -193,19 +193,19 @@ def test_several_gpus_without_a_launcher_are_refused_with_the_remedy(job, monkey
 # The output folder
 
 
-def test_a_folder_in_which_something_was_trained_is_refused_unless_it_is_gone_on_with(job, tmp_path) -> None:
+def test_a_folder_with_a_training_is_refused_without_resume(job, tmp_path) -> None:
     (tmp_path / "out" / "checkpoint-3").mkdir(parents=True)
     message = refusal(job())
     assert "checkpoint-3" in message and "(resume)" in message and "(out)" in message
 
 
-def test_the_model_s_own_folder_and_a_file_are_no_output_folders(world, job, tmp_path) -> None:
+def test_the_model_folder_and_a_file_are_refused_as_output(world, job, tmp_path) -> None:
     assert "overwritten" in refusal(job(out=world.model))
     (tmp_path / "file").write_text("")
     assert "not a writable folder" in refusal(job(out=tmp_path / "file" / "below"))
 
 
-def test_half_written_checkpoints_are_passed_over(tmp_path) -> None:
+def test_incomplete_checkpoints_are_skipped(tmp_path) -> None:
     for number in (1, 2, 9, 10, 11):
         folder = tmp_path / f"checkpoint-{number}"
         folder.mkdir()
@@ -219,7 +219,7 @@ def test_half_written_checkpoints_are_passed_over(tmp_path) -> None:
     assert find_checkpoints(tmp_path / "nowhere").newest is None
 
 
-def test_a_training_goes_on_only_with_what_it_began_with(tmp_path) -> None:
+def test_a_training_resumes_only_with_the_same_inputs(tmp_path) -> None:
     record = {"settings": {"beta": 0.0, "seed": 1}, "model": {"weights": "abc", "lora_rank": None}}
     require_same(tmp_path, record)  # there is no record yet
     write_record(tmp_path, record)
@@ -239,7 +239,7 @@ def test_a_training_goes_on_only_with_what_it_began_with(tmp_path) -> None:
             require_same(tmp_path, record)
 
 
-def test_the_number_of_steps_is_part_of_it_where_the_learning_rate_follows_from_it(job) -> None:
+def test_the_number_of_steps_is_recorded_if_the_learning_rate_depends_on_it(job) -> None:
     for settings, is_part in (
         ({"lr_scheduler_type": "constant_with_warmup"}, False),
         ({"lr_scheduler_type": "linear"}, True),
@@ -252,7 +252,7 @@ def test_the_number_of_steps_is_part_of_it_where_the_learning_rate_follows_from_
 # Settings
 
 
-def test_settings_are_read_as_what_they_are_declared_to_be() -> None:
+def test_settings_are_parsed_by_their_declared_types() -> None:
     texts = [
         "groups_per_step=4", "learning_rate=1e-5", "divide_by_std=yes", "delta=none", "layout=packed", "max_steps=-1",
         "report_to=none", "lr_scheduler_type=linear", 'model_init_kwargs={"dtype": "bfloat16"}', "importance_cap=2",
@@ -284,7 +284,7 @@ def test_a_setting_that_cannot_be_read_is_refused(text, message) -> None:
         parse_settings([text])
 
 
-def test_unknown_presets_and_settings_are_refused_with_what_is_near(tmp_path) -> None:
+def test_unknown_presets_and_settings_are_refused_with_suggestions(tmp_path) -> None:
     with pytest.raises(TrainingError, match=r"dapo or .*memagent-paper"):
         make_config("grpo", {}, tmp_path)
     with pytest.raises(TrainingError, match="Did you mean groups_per_step"):

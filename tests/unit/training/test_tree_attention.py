@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from made_rollouts import make_model  # noqa: E402
+from support.small_models import make_model  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.attention import flex_attention  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -107,7 +107,7 @@ def test_flex_attention_gets_the_same_mask(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_queries_and_gradients_may_lie_in_memory_as_they_like(transposed: bool) -> None:
+def test_queries_and_gradients_may_have_any_memory_layout(transposed: bool) -> None:
     qkv = inputs(BRANCHES)
     lying = [entry.mT.contiguous().mT if transposed else entry for entry in qkv]
     spread = blockwise(*lying).sum()  # its gradient is one number, seen everywhere
@@ -115,7 +115,7 @@ def test_queries_and_gradients_may_lie_in_memory_as_they_like(transposed: bool) 
     assert_same(torch.autograd.grad(spread, qkv), torch.autograd.grad(expected, qkv))
 
 
-def test_half_precision_is_as_exact_as_the_numbers_that_it_is_given() -> None:
+def test_half_precision_is_within_two_percent_of_double() -> None:
     qkv = inputs(BRANCHES, dtype=torch.bfloat16)
     exact = [entry.detach().double().requires_grad_() for entry in qkv]
     expected = with_gradients(functional.scaled_dot_product_attention(*exact, attn_mask=dense_mask(BRANCHES)), exact)
@@ -174,7 +174,7 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(layout: str) -> None:
 # What is refused.
 
 
-def test_a_mask_has_a_shape_and_nothing_else_to_compute_with() -> None:
+def test_a_node_mask_refuses_tensor_operations() -> None:
     mask = NodeMask(BRANCHES.nodes)
     tokens = len(BRANCHES.ids)
     assert (mask.shape, mask.dtype, mask.ndim) == ((1, 1, tokens, tokens), torch.bool, 4)
@@ -193,7 +193,7 @@ def test_a_mask_has_a_shape_and_nothing_else_to_compute_with() -> None:
             use()
 
 
-def test_keys_that_are_no_token_of_the_sequence_are_refused() -> None:
+def test_more_keys_than_tokens_are_refused() -> None:
     query, key, value = inputs(BRANCHES)
     longer = [torch.cat([part[:, :, :2], part], dim=2) for part in (key, value)]
     tokens = len(BRANCHES.ids)

@@ -210,11 +210,12 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
                 if tokens:
                     learned.append((TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens))
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+    penalty = settings.overlong_penalty
     return AdvantageBatch(
         rows=_weigh(learned, settings.loss_weights),
         dropped=dropped,
         learned_tokens=sum(tokens for _, tokens in learned),
-        penalised_rollouts=sum(_penalty(rollout, settings) < 0 for rollout in rollouts),
+        penalised_rollouts=sum(penalty.of(rollout) < 0 for rollout in rollouts) if penalty is not None else 0,
     )
 
 
@@ -223,12 +224,12 @@ def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -
     advantages_GK = [[0.0] * len(rollout.conversations_K) for rollout in group.rollouts_G]
     for term in settings.terms:
         normalised = settings if term.divide_by_std is None else replace(settings, divide_by_std=term.divide_by_std)
-        penalised = settings.overlong_penalty is not None and term.reward == OUTCOME
+        penalty = settings.overlong_penalty if term.reward == OUTCOME else None
         for peers in term.comparison_sets(group):
-            rewards = [
-                credited.reward + (_penalty(group.rollouts_G[credited.rollout], settings) if penalised else 0.0)
-                for credited in peers
-            ]
+            rewards = [credited.reward for credited in peers]
+            if penalty is not None:
+                penalties = [penalty.of(group.rollouts_G[credited.rollout]) for credited in peers]
+                rewards = list(map(sum, zip(rewards, penalties, strict=True)))
             for credited, advantage in zip(peers, compute_advantages(rewards, normalised), strict=True):
                 for conversation in credited.conversations:
                     advantages_GK[credited.rollout][conversation] += term.weight * advantage
@@ -260,10 +261,6 @@ def _rollout_key(row: TrainingRow) -> tuple[int, int]:
 
 def _learned_tokens(conversation: TrainingConversation, settings: AdvantageSettings) -> int:
     return 0 if settings.mask_truncated and conversation.truncated else conversation.learned_tokens
-
-
-def _penalty(rollout: Rollout, settings: AdvantageSettings) -> float:
-    return settings.overlong_penalty.of(rollout) if settings.overlong_penalty else 0.0
 
 
 def _all_equal(rewards: Sequence[float]) -> bool:

@@ -45,8 +45,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self._parts.append(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
         if matrices:
             self._parts.append(torch.optim.Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
-        self._share_groups()
+        super().__init__(self._list_groups(), {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Step with both. `closure` is ignored: the gradients are already computed."""
@@ -62,11 +61,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Load both states from `state_dict`."""
         for part, state in zip(self._parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
-        self._share_groups()
+        self.param_groups = self._list_groups()  # loading made new ones
 
-    def _share_groups(self) -> None:
-        """Use the parts' own groups, so that a schedule of these groups' learning rates is one of the parts'."""
-        self.param_groups = [group for part in self._parts for group in part.param_groups]
+    def _list_groups(self) -> list[dict[str, Any]]:
+        """Return the parts' own groups, so that a schedule of these groups' learning rates is one of the parts'."""
+        return [group for part in self._parts for group in part.param_groups]
 
 
 def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:

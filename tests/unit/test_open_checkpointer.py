@@ -15,7 +15,7 @@ import pytest
 from langgraph.channels import DeltaChannel
 from langgraph.graph import END, StateGraph
 
-from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.storage.checkpoints import open_checkpointer
 
 
 class _Plain(TypedDict):
@@ -28,7 +28,7 @@ class _Delta(TypedDict):
 
 async def _steps_after_a_failure(path, state: type, config) -> list[list[int]]:
     """Count to eight in a graph that fails once at five, continue it, and give the values of its history."""
-    saver = await open_saver(path)
+    saver = await open_checkpointer(path)
     failures: list[int] = []
 
     async def count(now) -> dict[str, list[int]]:
@@ -71,7 +71,7 @@ def test_a_file_that_was_not_closed_ends_its_thread_though_the_loop_is_closed(tm
 
     async def leave_open() -> None:
         for number in range(20):
-            saver = await open_saver(tmp_path / f"{number}.sqlite")
+            saver = await open_checkpointer(tmp_path / f"{number}.sqlite")
             await saver.adelete_thread("r")
             del saver
         gc.collect()

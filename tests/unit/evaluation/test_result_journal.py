@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.evaluation import failed, row
+from support.evaluation import make_failed_row, make_row
 
 from memagent_evaluation.result_journal import JOURNAL, ResultJournal, load_results, open_results, require_no_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, make_results, write_table
@@ -22,7 +22,7 @@ SETTINGS = {"policy": {"model": "m", "temperature": 0.0}, "tasks": {"seed": 1, "
 PLAN = EvaluationPlan.grid(("memagent", "refine"), ("keys",), (1024, 4096), 2)
 
 ROWS = st.builds(
-    row,
+    make_row,
     system=st.sampled_from(["memagent", "refine"]),
     length=st.sampled_from([1024, 4096]),
     index=st.integers(0, 1),
@@ -36,7 +36,7 @@ ROWS = st.builds(
 )
 
 
-def begin(folder: Path, *rows) -> ResultJournal:
+def open_journal(folder: Path, *rows) -> ResultJournal:
     journal = open_results(folder, SETTINGS)
     journal.add_plan(PLAN)
     for result in rows:
@@ -48,15 +48,15 @@ def begin(folder: Path, *rows) -> ResultJournal:
 @settings(max_examples=15)
 def test_every_row_comes_back_from_the_journal_as_it_was(tmp_path_factory, rows) -> None:
     folder = tmp_path_factory.mktemp("results")
-    with begin(folder, *rows) as journal:
+    with open_journal(folder, *rows) as journal:
         results = journal.results
     assert load_results(folder) == results
     assert {row.key: row for row in results.rows} == {row.key: row for row in rows}
 
 
 @pytest.mark.parametrize("what", ["data", "identities"])
-def test_data_files_and_systems_stay_the_same_and_others_may_come(tmp_path, what) -> None:
-    with begin(tmp_path) as journal:
+def test_resume_refuses_changed_systems_and_accepts_new_ones(tmp_path, what) -> None:
+    with open_journal(tmp_path) as journal:
         journal.add_plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"),)}))
         journal.add_plan(replace(PLAN, **{what: (("two", "hotpot.json, 8 bytes"),)}))
     with open_results(tmp_path, SETTINGS, resume=True) as journal:
@@ -66,17 +66,17 @@ def test_data_files_and_systems_stay_the_same_and_others_may_come(tmp_path, what
     assert "(out)" in str(refusal.value)
 
 
-def test_what_is_missing_is_counted_from_what_was_asked_for(tmp_path) -> None:
-    with begin(tmp_path, row(index=0)) as journal:
+def test_missing_questions_are_counted_from_the_plan(tmp_path) -> None:
+    with open_journal(tmp_path, make_row(index=0)) as journal:
         assert journal.results.missing == 7
         journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 4))
         assert journal.results.missing == 9
 
 
-def test_rows_stand_in_the_order_in_which_tasks_and_systems_were_asked_for() -> None:
+def test_rows_are_in_the_order_of_the_plan() -> None:
     plan = EvaluationPlan.grid(("refine", "memagent"), ("vt", "keys"), (4096, 1024), 1)
     keys = (("keys", "memagent", 4096), ("vt", "memagent", 1024), ("vt", "refine", 4096), ("vt", "refine", 1024))
-    rows = [row(system, length, task=task) for task, system, length in keys]
+    rows = [make_row(system, length, task=task) for task, system, length in keys]
     ordered = [(row.task, row.length, row.system) for row in make_results(rows, [plan], {}, "e").rows]
     assert ordered == [("vt", 1024, "refine"), ("vt", 1024, "memagent"), ("vt", 4096, "refine"),
                        ("keys", 4096, "memagent")]  # fmt: skip
@@ -97,9 +97,9 @@ def test_rows_stand_in_the_order_in_which_tasks_and_systems_were_asked_for() -> 
         (lambda text: "no json\n", "line 1"),
     ],
 )
-def test_a_journal_that_cannot_be_understood_is_named_with_the_line(tmp_path, monkeypatch, change, words) -> None:
+def test_damaged_journal_is_named_with_the_line(tmp_path, monkeypatch, change, words) -> None:
     monkeypatch.setattr("memagent_evaluation.result_journal._MAX_PLANNED", 100)
-    begin(tmp_path, row()).close()
+    open_journal(tmp_path, make_row()).close()
     path = tmp_path / JOURNAL
     path.write_text(change(path.read_text()))
     with pytest.raises(EvaluationError, match=words) as refusal:
@@ -107,7 +107,7 @@ def test_a_journal_that_cannot_be_understood_is_named_with_the_line(tmp_path, mo
     assert refusal.value.hint
 
 
-def test_a_journal_that_was_made_without_its_first_line_begins_anew(tmp_path) -> None:
+def test_empty_journal_is_started_again(tmp_path) -> None:
     (tmp_path / JOURNAL).touch()
     open_results(tmp_path, SETTINGS, resume=True).close()
     assert load_results(tmp_path).settings == SETTINGS
@@ -117,7 +117,7 @@ def test_the_parquet_file_opens_in_pyarrow_with_settings_in_its_metadata(tmp_pat
     """An answer may have half of a surrogate pair."""
     import pyarrow.parquet
 
-    with begin(tmp_path, row(answer="a\ud800b"), failed(index=1)) as journal:
+    with open_journal(tmp_path, make_row(answer="a\ud800b"), make_failed_row(index=1)) as journal:
         write_table(journal.results, tmp_path / TABLE)
     assert load_results(tmp_path).rows[0].answer == "a\ud800b"
     table = pyarrow.parquet.read_table(tmp_path / TABLE)
@@ -128,19 +128,19 @@ def test_the_parquet_file_opens_in_pyarrow_with_settings_in_its_metadata(tmp_pat
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
-def test_a_disk_that_is_still_full_when_the_journal_closes_is_told_with_the_remedy(tmp_path) -> None:
+def test_full_disk_at_close_is_an_error_with_a_hint(tmp_path) -> None:
     """What could not be written stands in the file's buffer, and is tried again when it closes."""
     import resource
 
     code = f"""
 from pathlib import Path
-from support.evaluation import row
+from support.evaluation import make_row
 from memagent_evaluation.result_journal import open_results
 from memagent_evaluation.result_table import EvaluationPlan
 with open_results(Path({str(tmp_path)!r}), {SETTINGS!r}) as journal:
     journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 9))
     for index in range(9):
-        journal.add(row(index=index))
+        journal.add(make_row(index=index))
 """
     result = subprocess.run(
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2],
