@@ -214,7 +214,7 @@ class _Request:
 
 
 _RequestQueue: TypeAlias = "queue.SimpleQueue[_Request | None]"
-"""The queue of requests. None eos_ids the computing thread."""
+"""The queue of requests. None ends the computing thread."""
 
 
 def _load(module: str) -> Any:
