@@ -25,8 +25,8 @@ from typing import Final
 
 import typer
 
-from memagent_corpus.corpus_command import Corpus
 from memagent_corpus.corpus_inputs import CorpusInputs, open_inputs
+from memagent_corpus.corpus_options import CorpusOptions
 from memagent_corpus.corpus_reader import CorpusReader
 from memagent_corpus.corpus_rows import CorpusRow
 from memagent_corpus.corpus_run import (
@@ -209,7 +209,7 @@ class CorpusSession:
         options: the command's options.
     """
 
-    def __init__(self, options: Corpus) -> None:
+    def __init__(self, options: CorpusOptions) -> None:
         self._options = options
         self._console = Console(as_json=options.as_json, quiet=options.quiet)
 

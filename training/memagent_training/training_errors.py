@@ -1,4 +1,4 @@
-"""The errors of training, below the package's own error classes.
+"""The errors of training, below the package's own error classes, and the check of the packages that it runs on.
 
 MemAgentError
 └── TrainingError               training cannot begin or continue
@@ -8,6 +8,10 @@ MemAgentError
 """
 
 from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.requirements import Requirement
 
 from memagent_graph.errors import MemAgentError
 
@@ -26,3 +30,24 @@ class RewardError(TrainingError):
 
 class SyncError(TrainingError):
     """One way of loading weights into a server failed; another may work."""
+
+
+def require_version(requirement: str) -> None:
+    """Refuse another version of a package that is installed, before hours are spent.
+
+    Args:
+        requirement: for example "verl>=0.9,<0.10".
+
+    Raises:
+        TrainingError: another one is installed; the hint is the command that installs the right one.
+    """
+    required = Requirement(requirement)
+    try:
+        installed = version(required.name)
+    except PackageNotFoundError:
+        return  # importing it says so
+    if not required.specifier.contains(installed, prereleases=True):
+        raise TrainingError(
+            f"{required.name} {installed} is installed, and this was written for {required.name}{required.specifier}",
+            hint=f'Run: pip install "{required.name}{required.specifier}"',
+        )

@@ -17,7 +17,7 @@ import typer
 from memagent_graph.cli.exit_codes import ExitCode, exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.plain_text import quantity
-from memagent_training.required_versions import require_version
+from memagent_training.training_errors import require_version
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from memagent_evaluation.scorers import score
 from memagent_graph import Document, MemAgent, OpenAICompatiblePolicy
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_training.required_versions import require_version
+from memagent_training.training_errors import require_version
 
 require_version("verifiers>=0.4,<0.5")
 import verifiers.v1 as vf  # noqa: E402

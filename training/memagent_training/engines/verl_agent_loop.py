@@ -19,7 +19,7 @@ from uuid import uuid4
 from memagent_graph import Completion, Document, FinishReason, MemAgent, SamplingParams
 from memagent_graph.errors import PolicyRequestError
 from memagent_graph.policy import Messages, TokenIds, TokenUsage
-from memagent_training.required_versions import require_version
+from memagent_training.training_errors import require_version
 
 require_version("verl>=0.9,<0.10")
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput  # noqa: E402
