@@ -390,7 +390,7 @@ async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_end
         assert questions == [QUESTION]
 
 
-async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_others_nothing(folder) -> None:
+async def test_a_disk_error_of_one_read_leaves_the_others(folder) -> None:
     def script(prompt: str) -> Any:
         if "castle" in part(prompt, "problem"):
             raise sqlite3.OperationalError("database or disk is full")
@@ -403,7 +403,7 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
     assert "OperationalError: database or disk is full. Check the server's free disk space" in bad["error"]
 
 
-async def test_names_that_are_no_text_do_not_end_the_server(own_home, policy) -> None:
+async def test_invalid_unicode_names_do_not_crash_the_server(own_home, policy) -> None:
     """Logs hold such names of files that other programs, or earlier versions, have read."""
     name = "caf\udce9.txt"
     store, log = DocumentStore(own_home / "documents"), RunLog(own_home / "runs.sqlite")
@@ -675,7 +675,7 @@ def test_a_name_that_no_host_can_have_is_refused() -> None:
         listen("a..b", 0)
 
 
-def test_names_of_the_command_line_are_answered_besides_this_machines_own() -> None:
+def test_server_names_are_allowed_besides_localhost() -> None:
     settings = allow_hosts(["reader.example.org", "::2"])
     assert settings.enable_dns_rebinding_protection
     assert {"reader.example.org", "reader.example.org:*", "[::2]:*", "localhost:*"} <= set(settings.allowed_hosts)

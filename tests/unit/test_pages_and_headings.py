@@ -70,18 +70,18 @@ class TestPagesThatAreChosen:
         ("pages", "chosen"),
         [("4", "4"), ("2-4", "2-4"), (" 1 - 2 , 4 ", "1-2,4"), ("3-", "3-"), ("5–6", "5-6"), (7, "7"), ("3-3", "3")],
     )
-    def test_are_named_in_a_few_ways(self, pages, chosen) -> None:
+    def test_pages_are_named_in_a_few_ways(self, pages, chosen) -> None:
         assert normalise_pages(pages) == chosen
         assert normalise_pages(chosen) == chosen
 
     @pytest.mark.parametrize(
         "pages", ["", "0", "-3", "5-2", "a", "1,,2", "1-2-3", "1 2", "99999999", ",".join("1" * 2000)]
     )
-    def test_are_refused_where_they_name_none(self, pages) -> None:
+    def test_a_text_that_names_no_pages_is_refused(self, pages) -> None:
         with pytest.raises(DocumentError, match=r"does not name pages.*1-3,7"):
             normalise_pages(pages)
 
-    def test_are_all_that_is_stored(self, store, tmp_path) -> None:
+    def test_only_chosen_pages_are_stored(self, store, tmp_path) -> None:
         ref = store.add(Document.from_path(report(tmp_path)).only("2-3,6"))
         assert ref["pages"] == "2-3,6"
         assert store.read(ref, 0, 10_000) == "\n\n".join((PAGES[1], PAGES[2], PAGES[5]))
@@ -89,7 +89,7 @@ class TestPagesThatAreChosen:
         from_bytes = Document.from_bytes(report(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
         assert store.add(from_bytes)["key"] == ref["key"]
 
-    async def test_are_taken_again_when_a_lost_document_is_given_again(self, store, tmp_path) -> None:
+    async def test_a_reattached_document_keeps_its_page_choice(self, store, tmp_path) -> None:
         path = report(tmp_path)
         ref = store.add(Document.from_path(path).only("4"))
         store.remove(ref)
@@ -104,11 +104,11 @@ class TestPagesThatAreChosen:
             ("9-", "9- was asked"),
         ],
     )
-    def test_beyond_the_end_are_an_error_with_the_remedy(self, store, tmp_path, pages, words) -> None:
+    def test_pages_beyond_the_end_are_an_error_with_the_remedy(self, store, tmp_path, pages, words) -> None:
         with pytest.raises(DocumentError, match=words):
             store.add(Document.from_path(report(tmp_path)).only(pages))
 
-    def test_of_what_has_no_pages_are_an_error_with_the_remedy(self, store, tmp_path) -> None:
+    def test_pages_of_a_document_without_pages_are_an_error_with_the_remedy(self, store, tmp_path) -> None:
         (tmp_path / "notes.txt").write_text("text")
         (tmp_path / "notes.md").write_text("# text")
         (tmp_path / "notes.docx").write_bytes(docx("text"))
@@ -117,7 +117,7 @@ class TestPagesThatAreChosen:
             with pytest.raises(UnsupportedDocumentError, match=r"has no pages to choose.*Leave out the pages"):
                 store.add(Document.of(source).only("1"))
 
-    def test_are_chosen_in_a_read(self, make_reader, tmp_path) -> None:
+    def test_a_read_takes_chosen_pages_alone(self, make_reader, tmp_path) -> None:
         reader = make_reader()
         path = report(tmp_path)
         result = reader.read(path, QUESTION, pages="3-4")
@@ -131,7 +131,7 @@ class TestPagesThatAreChosen:
 
 
 class TestHeadings:
-    def test_of_a_contract_are_its_clauses_and_begin_where_their_lines_do(self) -> None:
+    def test_headings_of_a_contract_are_its_clauses_and_begin_with_their_lines(self) -> None:
         assert [mark.label for mark in find_headings([CONTRACT], "text/plain")] == [
             "1. Definitions", "1.1", "1.2 Term", "2. Payment", "2.1 Fees", "2.2 Taxes and duties",
             "ARTICLE IV TERMINATION", "4.1 Termination for convenience", "4.2", "§ 12 Notices",
@@ -142,7 +142,7 @@ class TestHeadings:
             assert CONTRACT[mark.start_char - 1] == "\n"
             assert CONTRACT[mark.start_char :].lstrip("# ").startswith(mark.label.split()[0])
 
-    def test_are_not_in_the_middle_of_a_sentence(self) -> None:
+    def test_a_number_within_a_sentence_is_no_heading(self) -> None:
         text = (
             "4. Conveying Copies.\n\nThe work must carry notices that it is released under the terms of section\n"
             "7. This requirement changes section 4.\n\n5. Conveying Sources.\n\nYou may.\n"
@@ -156,11 +156,11 @@ class TestHeadings:
         )
         assert len(find_headings([wrapped], "text/plain")) == 2
 
-    def test_of_markdown_leave_out_code(self) -> None:
+    def test_code_in_markdown_has_no_headings(self) -> None:
         text = "# Title\n```\n# code\n```\n## **Bold** part ##\ntext\n### 2.1 Clause\n"
         assert [mark.label for mark in find_headings([text], "text/markdown")] == ["Title", "Bold part", "2.1 Clause"]
 
-    def test_are_the_same_however_the_text_comes(self) -> None:
+    def test_headings_are_the_same_for_a_text_in_pieces(self) -> None:
         text = CONTRACT * 2_000  # several blocks
         once = find_headings([text], "text/plain")
         assert once == find_headings((text[at : at + 777_777] for at in range(0, len(text), 777_777)), "text/plain")
@@ -169,7 +169,7 @@ class TestHeadings:
     @pytest.mark.parametrize(
         "text", ["9" * 3_000_000, " " * 3_000_000, "1 " + ". " * 500_000, "#" * 3_000_000, "\n" * 10**6]
     )
-    def test_are_looked_for_in_linear_time(self, text) -> None:
+    def test_headings_are_found_in_linear_time(self, text) -> None:
         assert len(find_headings([text], "text/plain")) <= 1
 
     @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ class TestHeadings:
             ("a.docx", docx("4.1 Term", "It lasts.", "4.2 Termination", "It ends."), ["4.1 Term", "4.2 Termination"]),
         ],
     )
-    def test_are_guessed_from_the_text_only_where_a_converter_gives_no_more_than_a_title(
+    def test_headings_are_guessed_only_if_a_converter_gives_no_more_than_a_title(
         self, name: str, data: bytes, expected: list[str], store: DocumentStore
     ) -> None:
         ref = store.add(Document.from_bytes(data, name))
@@ -195,7 +195,7 @@ class TestEvidence:
         reader: MemAgent = make_reader(ScriptedPolicy(perfect_reader), run_log=tmp_path / "runs.sqlite")
         return reader
 
-    def test_has_page_section_and_a_link_that_opens_the_page_wherever_it_is_shown(self, reader, tmp_path) -> None:
+    def test_evidence_has_page_section_and_a_link_to_the_page_in_every_view(self, reader, tmp_path) -> None:
         path = report(tmp_path)
         result = reader.read(path, QUESTION)
         [quote] = result.evidence
@@ -222,16 +222,16 @@ class TestEvidence:
             ("a.html", "<h1>Ports</h1><p>Old.<h2>Keys</h2><p>The key of harbor is 4711.<h2>Ships</h2>", "Ports > Keys"),
         ],
     )
-    def test_of_what_has_no_pages_has_the_section_alone(self, reader, name, text, section) -> None:
+    def test_evidence_from_a_document_without_pages_has_the_section_alone(self, reader, name, text, section) -> None:
         (quote, *_) = reader.read(Document.from_bytes(text.encode(), name), QUESTION).evidence
         assert (quote.page, quote.section, quote.place, quote.link) == (None, section, section, None)
 
-    def test_links_by_name_alone_where_the_file_is_not_known(self, reader, tmp_path) -> None:
+    def test_evidence_links_to_a_files_name_if_its_path_is_unknown(self, reader, tmp_path) -> None:
         document = Document.from_bytes(report(tmp_path).read_bytes(), "javascript:alert(1).pdf")
         [quote] = reader.read(document, QUESTION).evidence
         assert quote.link == "javascript%3Aalert%281%29.pdf#page=4"
 
-    def test_where_the_file_lies_stays_out_of_exports_and_of_redacted_logs(self, reader, tmp_path) -> None:
+    def test_a_files_path_is_not_in_exports_or_redacted_logs(self, reader, tmp_path) -> None:
         path = report(tmp_path)
         result = reader.read(path, QUESTION)
         assert result.document["path"] == str(path)

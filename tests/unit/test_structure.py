@@ -39,12 +39,12 @@ def graph() -> Graph:
     return build_module_graph()
 
 
-def test_the_figures_are_those_of_the_imports() -> None:
+def test_the_figures_match_the_imports() -> None:
     text = PAGE.read_text("utf-8")
     assert draw_structure.render_page(text) == text, "run scripts/draw_structure.py"
 
 
-def test_no_modules_import_each_other_wherever_the_import_stands(graph: Graph) -> None:
+def test_modules_have_no_import_cycle(graph: Graph) -> None:
     assert find_cycles(graph) == []
 
 
@@ -86,7 +86,7 @@ _NO_THINGS = frozenset({"each", "found", "asked", "told", "given"})
 
 
 @pytest.mark.parametrize("folder", ["memagent_graph", "integrations", "training", "tests", "benchmarks", "scripts"])
-def test_values_have_the_names_of_things(folder: str) -> None:
+def test_value_names_are_nouns(folder: str) -> None:
     """`each`, `found` and their like say what happened to a value, not what it is."""
     names = [
         f"{path.relative_to(ROOT)}:{node.lineno}"

@@ -105,7 +105,7 @@ def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(corpus:
     assert len(corpus.rows) == 24 == len({row["id"] for row in corpus.rows})
 
 
-def test_what_is_wrong_is_said_with_an_exit_code(corpus: TypedCorpus, tmp_path: Path) -> None:
+def test_each_error_has_its_exit_code(corpus: TypedCorpus, tmp_path: Path) -> None:
     corpus.run(source=tmp_path / "missing", code=ExitCode.DOCUMENT)
     (corpus.folder / "x.pdf").write_bytes(b"%PDF-1 no")
     errors = corpus.run(code=ExitCode.DOCUMENT).stderr
@@ -130,7 +130,7 @@ def test_checkpoints_can_be_elsewhere(corpus: TypedCorpus, tmp_path: Path) -> No
     assert (tmp_path / "states" / "c.sqlite").is_file() and not list(corpus.out.glob("_work/checkpoints*"))
 
 
-def test_without_ray_it_is_said_what_to_install(corpus: TypedCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_error_names_the_install_command(corpus: TypedCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     corpus.write(1)
     for code, words, *options in (
