@@ -27,7 +27,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.stdio import stdio_server
 from mcp.shared.memory import create_connected_server_and_client_session
 from support.command_line import memagent
-from support.document_files import pdf
+from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
@@ -720,7 +720,7 @@ class TestStructuredAnswersAndPages:
             assert "The answer does not match response_format" in text_of(again)
 
     async def test_pages_of_a_pdf_are_chosen_and_named_without_where_the_file_lies(self, folder) -> None:
-        (folder / "a.pdf").write_bytes(pdf("The key of castle is 12.", "4.2 Keys", "The key of harbor is 4711."))
+        (folder / "a.pdf").write_bytes(make_pdf("The key of castle is 12.", "4.2 Keys", "The key of harbor is 4711."))
         async with in_process(folder) as session:
             read = await read_book(session, path="a.pdf", pages="2-3")
             [quote] = answer_of(read)["evidence"]

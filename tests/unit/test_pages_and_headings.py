@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from support.document_files import docx, pdf
+from support.document_files import make_docx, make_pdf
 from support.scripts import perfect_reader
 
 from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy
@@ -61,7 +61,7 @@ x = 1
 
 def report(folder: Path, *pages: str) -> Path:
     path = folder / "the report.pdf"
-    path.write_bytes(pdf(*(pages or PAGES)))
+    path.write_bytes(make_pdf(*(pages or PAGES)))
     return path
 
 
@@ -111,7 +111,7 @@ class TestPagesThatAreChosen:
     def test_pages_of_a_document_without_pages_are_an_error_with_the_remedy(self, store, tmp_path) -> None:
         (tmp_path / "notes.txt").write_text("text")
         (tmp_path / "notes.md").write_text("# text")
-        (tmp_path / "notes.docx").write_bytes(docx("text"))
+        (tmp_path / "notes.docx").write_bytes(make_docx("text"))
         sources: list[Any] = [tmp_path / name for name in ("notes.txt", "notes.md", "notes.docx")]
         for source in [*sources, "text", b"text", iter(["text"])]:
             with pytest.raises(UnsupportedDocumentError, match=r"has no pages to choose.*Leave out the pages"):
@@ -177,7 +177,11 @@ class TestHeadings:
         [
             ("a.html", b"<h1>Report</h1><p>4.1 It</p><h2>Costs</h2>", ["Report", "Report > Costs"]),
             ("a.html", b"<h1>Title alone</h1><p>4.1 Term</p><p>4.2 End</p>", ["Title alone", "4.1 Term", "4.2 End"]),
-            ("a.docx", docx("4.1 Term", "It lasts.", "4.2 Termination", "It ends."), ["4.1 Term", "4.2 Termination"]),
+            (
+                "a.docx",
+                make_docx("4.1 Term", "It lasts.", "4.2 Termination", "It ends."),
+                ["4.1 Term", "4.2 Termination"],
+            ),
         ],
     )
     def test_headings_are_guessed_only_if_a_converter_gives_no_more_than_a_title(
