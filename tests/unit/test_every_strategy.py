@@ -20,7 +20,7 @@ import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
 from support.scripts import document_with, with_ids
-from support.strategies import EVERY, reads_perfectly, short
+from support.strategies import EVERY, answer_perfectly, short
 
 from memagent_graph import (
     Budget,
@@ -51,7 +51,7 @@ SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_
 
 
 def exactly(prompt: str) -> Completion:
-    return with_ids(prompt, reads_perfectly(prompt))
+    return with_ids(prompt, answer_perfectly(prompt))
 
 
 KILLED = ("overwrite", "parallel", "segments:count=3", "reread", "recall")
@@ -244,7 +244,7 @@ def test_a_strategy_that_is_killed_reads_at_most_the_open_chunks_again(
     moments, most = random.Random(f"{killed[-9:]}"), size(4, 40) if is_line else size(1, 12)
     is_finished = False
     kills = 0
-    with FakeServer(lambda body, number: reads_perfectly(body["messages"][0]["content"]), delay=0.02) as server:
+    with FakeServer(lambda body, number: answer_perfectly(body["messages"][0]["content"]), delay=0.02) as server:
         options = ("--base-url", server.base_url, "--strategy", killed, "--json")
         program = [sys.executable, "-m", "memagent_graph"]
         read = [*program, "read", tmp_path / "book.txt", "-q", QUESTION, "--run-id", "r", *SMALL_CHUNKS, *options]

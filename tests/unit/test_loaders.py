@@ -9,7 +9,7 @@ from support.document_files import make_pdf, make_zip
 from memagent_graph.documents import Document, SourceMark
 from memagent_graph.errors import UnsupportedDocumentError
 
-pytestmark = pytest.mark.usefixtures("converts_here")
+pytestmark = pytest.mark.usefixtures("in_process_conversion")
 
 
 def read(store, document):

@@ -24,7 +24,7 @@ def read(reader: MemAgent, memory: str, messages: list[BaseMessage]) -> str:
     return asyncio.run(read_on(reader, memory, messages, QUESTION, config={}, report=ignore))
 
 
-def test_nothing_of_the_messages_is_stored(make_reader: MakeReader, tmp_path: Path, own_home: Path) -> None:
+def test_nothing_of_the_messages_is_stored(make_reader: MakeReader, tmp_path: Path, isolated_home: Path) -> None:
     reader = make_reader()
     read(reader, "", TURN)
     assert reader.run_log is not None

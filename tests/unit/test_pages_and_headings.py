@@ -19,7 +19,7 @@ from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 
-pytestmark = pytest.mark.usefixtures("converts_here")
+pytestmark = pytest.mark.usefixtures("in_process_conversion")
 QUESTION = "What is the key of harbor?"
 PAGES = (
     "1. Definitions",

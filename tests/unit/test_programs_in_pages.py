@@ -28,7 +28,7 @@ from typing_extensions import TypedDict
 from memagent_graph import MemAgent, OpenAICompatiblePolicy
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
-pytestmark = pytest.mark.usefixtures("converts_here")
+pytestmark = pytest.mark.usefixtures("in_process_conversion")
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/*.md") if path.name != "commands.md")]
 SERVER = "http://localhost:8000/v1"

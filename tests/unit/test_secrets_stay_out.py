@@ -91,38 +91,38 @@ def read_by_command(home: Path, *options: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize(("status", "where"), [(401, "message"), (500, "object"), (200, "page"), (307, "redirect")])
-def test_a_key_that_a_server_repeats_reaches_no_file_and_no_output(own_home, status, where) -> None:
+def test_a_key_that_a_server_repeats_reaches_no_file_and_no_output(isolated_home, status, where) -> None:
     def respond(body, number):
         return good(body, number) if number < 3 else echo(status, f"Incorrect API key provided: {KEY}.", where)
 
     good = FakeServer().respond
     with FakeServer(respond) as server:
-        process = read_by_command(own_home, "--base-url", server.base_url, "--api-key", KEY, "--json")
+        process = read_by_command(isolated_home, "--base-url", server.base_url, "--api-key", KEY, "--json")
     assert process.returncode == 4
     assert json.loads(process.stdout)["error"]["chunk_index"] == 3
-    assert list(own_home.rglob("checkpoints.sqlite"))
-    assert list(own_home.rglob("runs.sqlite"))
-    assert secrets_in(texts_in(own_home)) == []
+    assert list(isolated_home.rglob("checkpoints.sqlite"))
+    assert list(isolated_home.rglob("runs.sqlite"))
+    assert secrets_in(texts_in(isolated_home)) == []
     assert secrets_in(iter([("stdout", process.stdout.encode()), ("stderr", process.stderr.encode())])) == []
     if where == "message":
         assert HIDDEN in process.stderr
 
 
-def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(own_home) -> None:
+def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(isolated_home) -> None:
     def respond(body, number):
         return good(body, number) if number != 5 else echo(400, f"{BASIC} is reader:{PASSWORD}")
 
     good = FakeServer().respond
     with FakeServer(respond, authorization=f"Basic {BASIC}") as server:
         address = server.base_url.replace("//", f"//reader:{quote(PASSWORD, '')}@")
-        process = read_by_command(own_home, "--base-url", address, "--json")
+        process = read_by_command(isolated_home, "--base-url", address, "--json")
         command = [sys.executable, "-m", "memagent_graph", "resume", "r", "--base-url", address]
         finished = run_program(command, capture_output=True)
     assert (process.returncode, answers(finished.stdout)) == (4, ["4711"]), finished.stderr
     assert server.base_url in process.stdout
     outputs = {"read": process.stdout + process.stderr, "resume": finished.stdout + finished.stderr}
     assert secrets_in((name, text.encode()) for name, text in outputs.items()) == []
-    assert secrets_in(texts_in(own_home)) == []
+    assert secrets_in(texts_in(isolated_home)) == []
 
 
 async def test_credentials_in_an_address_go_before_a_key_and_a_wrong_one_is_refused_with_the_way_to_write_it() -> None:
