@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +37,7 @@ from memagent_graph.errors import (
     RunNotFoundError,
     TokenizerError,
 )
+from memagent_graph.policy import TokenUsage
 from memagent_graph.storage.checkpoints import open_checkpointer
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1000)
@@ -90,6 +92,10 @@ def completion(text: str, reason: FinishReason = FinishReason.STOP) -> Completio
     return Completion(text, reason, "scripted")
 
 
+LONGER_IN_PROMPTS = replace(completion("</section>" * 19), usage=TokenUsage(1, 60))
+"""A text whose escapes make it longer than the budget of a memory, which it fits as it is."""
+
+
 @pytest.mark.parametrize(
     ("reply", "kind", "default", "accepted"),
     [
@@ -98,6 +104,7 @@ def completion(text: str, reason: FinishReason = FinishReason.STOP) -> Completio
         (completion("<think>hm</think>"), EventKind.EMPTY, UpdateRule.KEEP_PREVIOUS, ""),
         (completion("no", FinishReason.REFUSED), EventKind.REFUSED, UpdateRule.KEEP_PREVIOUS, "no"),
         (completion("again " * 200), EventKind.OVERLONG, UpdateRule.ACCEPT, None),
+        (LONGER_IN_PROMPTS, EventKind.OVERLONG, UpdateRule.ACCEPT, None),
     ],
 )
 @pytest.mark.parametrize("rule", [None, *UpdateRule])

@@ -223,6 +223,8 @@ def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for
     slots = count()
     with pytest.raises(StrategyError, match=r"chunk 0 was chosen twice.*step\.mark_read"):
         make_reader(strategy=without(update=staticmethod(forgetful))).read(TEXT, QUESTION)
+    with pytest.raises(StrategyError, match="ran without a chunk"):
+        chosen_chunk({"span": None})
 
 
 @pytest.mark.parametrize(("node", "chunk"), [("open_document", None), ("update_memory", 0), ("update_memory", 3)])
