@@ -207,6 +207,10 @@ def test_a_limit_stops_the_read_and_resume_goes_on_from_there(make_reader, tmp_p
     assert first.stop_reason is reason
     assert first.answer is None
     assert 0 < first.chunks_read < 20
+    if limits.max_tokens_total:
+        costs = [update.prompt_tokens + update.completion_tokens for update in first.updates]
+        exact = Limits(max_tokens_total=sum(costs))
+        assert reader.read(TEXT, QUESTION, limits=exact).chunks_read == first.chunks_read
     policy.delay = 0
     calls = len(policy.prompts)
     finished = reader.resume("r")

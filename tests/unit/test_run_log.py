@@ -27,6 +27,8 @@ from memagent_graph import (
     RunLog,
     SamplingParams,
     ScriptedPolicy,
+    UpdateRule,
+    UpdateRules,
 )
 from memagent_graph.errors import MemAgentError, PolicyError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
@@ -257,10 +259,10 @@ def test_what_a_checkpoint_has_is_in_the_log_before_it(make_reader, log, monkeyp
     assert max(counts)[0] == result.chunks_read
     assert all(chunks <= logged for chunks, logged in counts)
     assert in_checkpoints == list(range(result.chunks_read + 1)), "each step waits for the checkpoint of the one before"
+    failing = ScriptedPolicy(["a", "", PolicyError("broken")])
+    reader = make_reader(failing, rules=UpdateRules(empty=UpdateRule.RETRY), run_log=log)
     with pytest.raises(PolicyError, match="broken"):
-        make_reader(ScriptedPolicy(["a", "b", PolicyError("broken")]), run_log=log).read(
-            TEXT, QUESTION, run_id="failed"
-        )
+        reader.read(TEXT, QUESTION, run_id="failed")
     assert len(list(other.conversations("failed"))) == 2
 
 
