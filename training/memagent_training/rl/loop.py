@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 from transformers import PrinterCallback, TrainerCallback
 
 from memagent_evaluation.samples import Sample
+from memagent_evaluation.score_statistics import estimate
 from memagent_evaluation.scorers import score
-from memagent_evaluation.statistics import estimate
 from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
