@@ -23,7 +23,7 @@ from memagent_graph.policies.api_variants import (
     parse_finish_reason,
     parse_token_usage,
 )
-from memagent_graph.policies.redaction import SecretRedaction
+from memagent_graph.policies.redaction import make_redaction
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class ChatModelPolicy:
                     continue
                 self._unsupported -= refused
                 secrets = (value for value in vars(self._model).values() if isinstance(value, SecretStr))
-                redacted = SecretRedaction(secret.get_secret_value() for secret in secrets)
+                redacted = make_redaction(secret.get_secret_value() for secret in secrets)
                 trace = "".join(traceback.format_exception(error))
                 hint = "It comes from the chat model: check its key, its address and its own settings."
                 raise PolicyError(redacted(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,7 +23,6 @@ from memagent_graph.policies.api_variants import (
     is_retriable,
     speaks_of_length,
 )
-from memagent_graph.policies.redaction import SecretRedaction
 
 _MAX_SERVER_TEXT: Final = 500
 """Maximum characters of the server's text in an error message."""
@@ -58,7 +58,7 @@ class Server:
     """
 
     base_url: str
-    redact: SecretRedaction = field(repr=False)
+    redact: Callable[[str], str] = field(repr=False)
     connect_timeout: float
     """Seconds for a connection."""
     read_timeout: float

@@ -27,7 +27,7 @@ from support.scripts import document_with
 
 from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.errors import PolicyAuthenticationError, PolicyError, PolicyRequestError, PolicyResponseError
-from memagent_graph.policies.redaction import HIDDEN, SecretRedaction
+from memagent_graph.policies.redaction import HIDDEN, make_redaction
 
 KEY = 'sk-proj-4f"9a/b7&c1+d2=e3'
 PASSWORD = "tr0ub4dor&3/é"
@@ -215,6 +215,6 @@ async def test_a_chat_model_s_key_stays_out_of_its_error() -> None:
 
 
 def test_short_secrets_are_hidden_as_words_only() -> None:
-    redacted = SecretRedaction(["pw", "", "long-enough"])
+    redacted = make_redaction(["pw", "", "long-enough"])
     assert redacted("pw, a pwn and (pw) xlong-enoughx") == f"{HIDDEN}, a pwn and ({HIDDEN}) x{HIDDEN}x"
-    assert SecretRedaction([])("nothing to hide") == "nothing to hide"
+    assert make_redaction([])("nothing to hide") == "nothing to hide"
