@@ -300,9 +300,9 @@ def test_a_kept_memory_that_equals_the_refused_reply_is_logged_as_it_is(make_rea
     result = make_reader(ScriptedPolicy(finds_it_once), strategy="parallel", run_log=log).read(
         TEXT, QUESTION, run_id="r"
     )
-    texts = [(step.branch, step.role, step.text) for step in result.trace.steps]
+    texts = [(step.branch, step.role, step.text) for step in result.trace.calls]
     assert "" in {text for _, role, text in texts if role == "extract"}
-    assert sorted(texts) == sorted((step.branch, step.role, step.text) for step in log.trace("r").steps)
+    assert sorted(texts) == sorted((step.branch, step.role, step.text) for step in log.trace("r").calls)
 
 
 def test_a_text_that_is_larger_than_any_reply_is_not_written(log) -> None:

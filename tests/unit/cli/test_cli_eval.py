@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from click.testing import Result
 from pyarrow import parquet
 from support.command_line import memagent
 from support.fake_server import FakeServer
-from support.programs import Program
+from support.programs import Program, kill_after
 from support.scripts import part
 
 from memagent_evaluation.plots import draw_all
@@ -108,10 +107,7 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
     for kill in range(kills):
         enough = len(server.requests) + moments.randrange(10, 25)
         with Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-            while len(server.requests) < enough:
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                time.sleep(0.005)
-            os.kill(process.pid, signal.SIGKILL)
+            assert kill_after(process, server.requests, enough), process.stderr.read()
         rows = (out / JOURNAL).read_bytes().count(b'"sample_id"')
         assert rows < 12, f"it was over before it could be killed ({kill})"
     server.delay = 0.0
