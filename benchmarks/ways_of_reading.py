@@ -77,7 +77,7 @@ class TimedPolicy:
 def count_turns_in_a_row(trace: Trace) -> int:
     """Return the length of the longest chain of steps, each of which needs the one before it."""
     depth: dict[str, int] = {}
-    for step in trace.steps:
+    for step in trace.calls:
         depth[step.id] = 1 + max((depth[parent] for parent in step.parents), default=0)
     return max(depth.values())
 

@@ -414,7 +414,7 @@ class MemAgent:
         graph, (_, state) = await self._graph(), await self._continue(run_id)
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
-            remaining = {step.id for step in (await load_trace_so_far(graph, run_id)).steps}
+            remaining = {step.id for step in (await load_trace_so_far(graph, run_id)).calls}
             context = graph.reader_context  # the log of another machine may have the beginning of the run
             self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
             entry = self.run_log.edit(run_id, chunk, text, step=call.id, author=author, remaining=remaining)
@@ -628,7 +628,7 @@ class MemAgent:
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end. Yield updates if someone wants them, then the result."""
         run_id = state["run_id"]
-        progress = Progress(done.steps, state["document"]["size"], state.get("memory", ""))
+        progress = Progress(done, state.get("memory", ""))
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,

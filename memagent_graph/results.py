@@ -164,7 +164,7 @@ class ReadResult:
     @property
     def events(self) -> tuple[ReadEvent, ...]:
         """All events in order, first the omissions of the document."""
-        return (*list_document_events(self.document), *(event for step in self.trace.steps for event in step.events))
+        return (*list_document_events(self.document), *(event for step in self.trace.calls for event in step.events))
 
     @property
     def is_whole(self) -> bool:
@@ -173,7 +173,7 @@ class ReadResult:
 
     @property
     def _read_all(self) -> bool:
-        is_cut = self.trace.excerpt is not None and self.trace.tokens_shown < self.usage.document_tokens
+        is_cut = self.trace.newest_excerpt_call is not None and self.trace.tokens_shown < self.usage.document_tokens
         return not (is_cut or self.stop_reason is StopReason.ENOUGH or self.stop_reason.resumable)
 
     @property
@@ -187,7 +187,7 @@ class ReadResult:
         document = f"pages {self.document['pages']} of the document" if self.document.get("pages") else "the document"
         if self._read_all:
             return f"All of {document} was read."
-        if self.trace.excerpt is not None:
+        if self.trace.newest_excerpt_call is not None:
             tokens, length = self.trace.tokens_shown, self.usage.document_tokens
             return f"The policy was shown {tokens:,} of {length:,} tokens of {document}, chosen by {self.strategy}."
         part = f"after {self.chunks_read} chunks of {document}"

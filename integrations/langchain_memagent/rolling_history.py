@@ -38,6 +38,7 @@ from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
+from memagent_graph.trace import Trace
 
 _MAX_MEMORIES = 1024
 """The maximum number of memories, a few kilobytes each. The least recently used one is dropped first."""
@@ -220,7 +221,7 @@ async def read_on(
             private = replace(context, store=store, run_log=None, limits=Limits())
             graph = build_graph(private, _ReadOn(memory), checkpointer=False)
             state: dict[str, Any] = {"question": question, "document": reference, "memory": memory}
-            progress = Progress(document_bytes=reference["size"], memory=memory)
+            progress = Progress(Trace((), reference["size"]), memory)
             async for mode, part in graph.astream(state, stream_mode=["updates", "values"]):
                 if mode == "values":
                     state = part

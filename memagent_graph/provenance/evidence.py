@@ -190,7 +190,7 @@ def find_excerpt_evidence(
         Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory. They
         are whole sentences of the document, because the answer may be a single word.
     """
-    reading = trace.excerpt
+    reading = trace.newest_excerpt_call
     if reading is None:
         return ()
     texts = {
@@ -258,7 +258,7 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
     chunks: dict[int, TokenizedText | None] = {}
     quoted: dict[_Line, frozenset[int]] = {}
     for index, update in enumerate(trace.updates):
-        sources = trace.sources(update)
+        sources = trace.source_indices(update)
         lines = [line for source in sources for line in after[source]]
         # After a merge, an unchanged memory may be equal to one of several.
         is_unchanged = not update.changed and len(sources) == 1
@@ -294,9 +294,9 @@ def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
     lookups = {
         span.index
         for index in indices
-        for step in (trace.by_id.get(trace.updates[index].step),)
-        for span in (step.reads[0 if step.chunk_index is None else 1 :] if step else ())
-        if step is not None and span.index != step.chunk_index
+        for call in (trace.calls_by_id[trace.updates[index].step],)
+        for span in call.reads[0 if call.chunk_index is None else 1 :]
+        if span.index != call.chunk_index
     }
     if not lookups:
         return sorted(indices)
@@ -379,7 +379,7 @@ class _Line:
 def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     """Return the lines of the final memory, and the lost lines."""
     path, last_sources = trace.final_path, trace.final_sources
-    uses = Counter(chain(last_sources, *map(trace.sources, path)))
+    uses = Counter(chain(last_sources, *map(trace.source_indices, path)))
     has_branches = any(count > 1 for count in uses.values())
     after: dict[int, list[_Line]] = {}
 
@@ -393,7 +393,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     ancestors: set[_Line] = set()
     for update in path:
         index = trace.update_index(update.step)
-        lines = join_memories(trace.sources(update))
+        lines = join_memories(trace.source_indices(update))
         if update.changed:
             lines, removed, reworded = _next_lines(lines, split_memory(update.memory), index)
             lost |= dict.fromkeys(removed, index)

@@ -89,7 +89,7 @@ async def store_document(document: Any, store: DocumentStore, *, pages: str | No
     Raises:
         DocumentError: the document cannot be read, or `pages` is given for a reference.
     """
-    if not is_reference(document):
+    if not (isinstance(document, dict) and "key" in document and "size" in document):
         source = await asyncio.to_thread(Document.of, document)
         return await store.add_async(source.only(pages))
     if pages is not None:
@@ -98,8 +98,3 @@ async def store_document(document: Any, store: DocumentStore, *, pages: str | No
             hint="Pass the file, or store the pages: store.add(Document.from_path(...).only(pages)).",
         )
     return cast("DocumentRef", document)
-
-
-def is_reference(document: Any) -> bool:
-    """Return whether a document is a reference to one in the store."""
-    return isinstance(document, dict) and "key" in document and "size" in document

@@ -155,13 +155,10 @@ class LoopNode(StepNode):
 
 def _add_accounts(change: Change, step: StepExecution, seconds: float) -> Change:
     """Return the change with the step's calls and their cost."""
-    if step.cost:
-        change = {**change, "usage": {**step.cost, "seconds": seconds}}
-    if not step.calls and not step.chunks:
-        return change
     return {
         **change,
-        "steps": [pack_call(call, change.get("memory")) for call in step.calls],
+        **({"usage": {**step.cost, "seconds": seconds}} if step.cost else {}),
+        **({"steps": [pack_call(call, change.get("memory")) for call in step.calls]} if step.calls else {}),
         **({"tips": step.tips} if step.tips else {}),
         **({"chunks_read": step.chunks} if step.chunks else {}),
     }

@@ -6,7 +6,7 @@ newest checkpoint counts.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -22,38 +22,32 @@ from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.run_log.records import describe_edit
-from memagent_graph.trace import MemoryUpdate, Replayed, Trace
+from memagent_graph.trace import MemoryUpdate, Trace
 
 
 class Progress:
     """Collects a read's calls as they arrive, and computes their updates of the memory.
 
-    `memory` is the memory before the first call.
+    Args:
+        trace: the calls before, to which later calls are added.
+        memory: the memory after them.
     """
 
-    def __init__(self, steps: Iterable[Call] = (), document_bytes: int | None = None, memory: str = "") -> None:
-        self._memory = memory
-        self._replayed = Replayed(document_bytes)
-        for step in steps:
-            self._replayed.add(step)
+    def __init__(self, trace: Trace, memory: str = "") -> None:
+        self.trace, self._memory = trace, memory
 
     def updates(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
-        """Add the steps of a change and return their updates. The update of a chunk comes when all of it is read."""
-        steps = load_calls(change.get("steps", ()), {"memory": self._memory, **change})
+        """Add the calls of a change and return their updates. The update of a chunk comes when all of it is read."""
+        calls = load_calls(change.get("steps", ()), {"memory": self._memory, **change})
         self._memory, complete = change.get("memory", self._memory), bool(change.get("chunks_read"))
-        for step in steps:
-            self._replayed.add(step)
+        for call in calls:
+            self.trace.add(call)
         indices = dict.fromkeys(
-            self._replayed.update_index[step.id]
-            for step in steps
-            if (complete if step.reads else step.writes is Writes.MEMORY) and step.writes is not Writes.ANSWER
+            self.trace.update_index(call.id)
+            for call in calls
+            if (complete if call.reads else call.writes is Writes.MEMORY) and call.writes is not Writes.ANSWER
         )
-        return [self._replayed.updates[index] for index in indices]
-
-    @property
-    def trace(self) -> Trace:
-        """The trace so far."""
-        return Trace.of(self._replayed)
+        return [self.trace.updates[index] for index in indices]
 
 
 def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
@@ -64,14 +58,14 @@ def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace
         run_id=state["run_id"],
         question=state["question"],
         document=state["document"],
-        model=(trace.steps[-1].completion.model if trace.steps else "") or context.policy.name,
+        model=(trace.calls[-1].completion.model if trace.calls else "") or context.policy.name,
         answer=state.get("answer"),
         raw_answer=state.get("raw_answer"),
         memory=graph.strategy.current_memory(state, context) if stop_reason.resumable else state.get("memory") or "",
         stop_reason=stop_reason,
         usage=_usage(state, trace, context),
         chunks_read=state.get("chunks_read", 0),
-        updates=trace.updates,
+        updates=tuple(trace.updates),
         answer_events=trace.answers[-1].events if trace.answers else (),
         strategy=context.strategy.name,
         strategy_fingerprint=context.strategy.fingerprint,
@@ -95,7 +89,7 @@ def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Us
 
 def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:
     """Return the number of the document's tokens, estimated from its bytes if it was not read to the end."""
-    chunks = {step.chunk_index: step.reads[0] for step in trace.steps if step.chunk_index is not None}
+    chunks = {step.chunk_index: step.reads[0] for step in trace.calls if step.chunk_index is not None}
     if state.get("chunks_read", 0) in {0, len(chunks)} and state["stop_reason"] != StopReason.ENOUGH:
         return counted
     tokens = sum(span.tokens for span in chunks.values())
@@ -189,7 +183,7 @@ async def load_trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
     for snapshot in reversed(await _lineage(graph, run_id)):
         calls += load_calls(snapshot.values["steps"], snapshot.values)
         size = snapshot.values["document"]["size"]
-    return Trace(tuple({call.id: call for call in calls}.values()), size)
+    return Trace({call.id: call for call in calls}.values(), size)
 
 
 async def edit_memory(

@@ -67,7 +67,7 @@ class StepContext(StepExecution):
         chunk = self._chunk(cursor, self.context.budget.chunk_tokens)
         if chunk is None:
             return None
-        fitting = self._fitting(chunk, cursor)
+        fitting = self._shorten_to_budget(chunk, cursor)
         span = Span.of(fitting, shortened=fitting is not chunk)
         if to_read and self.context.barrier is not None:
             self.turn.end()
@@ -104,16 +104,13 @@ class StepContext(StepExecution):
         chunker = self.execution.chunker(self.state["document"], tokens)
         return chunker.next_chunk(cursor)
 
-    def _fitting(self, chunk: Chunk, cursor: Cursor) -> Chunk:
+    def _shorten_to_budget(self, chunk: Chunk, cursor: Cursor) -> Chunk:
         """Return the chunk, or a shorter one if escaping made it longer than its budget."""
         context = self.context
-        while (escaped := context.prompts.neutralise(chunk.text)) != chunk.text:
-            if context.tokenizer.count(escaped) <= context.budget.chunk_tokens or chunk.tokens <= 1:
+        while chunk.tokens > 1 and (escaped := context.prompts.neutralise(chunk.text)) != chunk.text:
+            if context.tokenizer.count(escaped) <= context.budget.chunk_tokens:
                 break
-            shorter = self._chunk(cursor, max(1, chunk.tokens // 2))
-            if shorter is None:
-                break
-            chunk = shorter
+            chunk = self._chunk(cursor, chunk.tokens // 2) or chunk
         return chunk
 
     # The policy
@@ -235,7 +232,7 @@ class StepContext(StepExecution):
             if recording.failure is None:
                 earlier = await asyncio.to_thread(context.run_log.trace, self.state["run_id"])
         ids = {call.id for call in calls}
-        return [*(call for call in (earlier.steps if earlier else ()) if call.id not in ids), *calls]
+        return [*(call for call in (earlier.calls if earlier else ()) if call.id not in ids), *calls]
 
     # Where a read stops
 

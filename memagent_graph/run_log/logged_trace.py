@@ -42,7 +42,7 @@ def build_trace(
             step = replace(step, writes=Writes.MEMORY, text=edit.text or "", events=(*step.events, event))
         steps.append(step)
         texts[step_id] = step.text if step.writes is Writes.MEMORY else _before(step, texts)
-    return Trace(tuple(steps), document_bytes)
+    return Trace(steps, document_bytes)
 
 
 def _step(tries: Sequence[Conversation]) -> Call:

@@ -1,16 +1,16 @@
 """Packs token ids, log-probs and texts into small blobs, without loss.
 
-Numbers are little-endian 32-bit values in separate byte planes: all lowest bytes, then all second bytes, and so on.
-Planes that hardly compress are stored unchanged, the lowest first. The others (mostly zeros for ids, a few exponents
-for log-probs) are deflated; only runs of one byte are searched, because there are no other matches. An id of a prompt
-takes about 2 bytes, an id of a completion 1.65, and a log-prob 3.3. A blob begins with the number of unchanged planes.
+Numbers are 32-bit values in separate byte planes: all lowest bytes, then all second bytes, and so on. Machines that
+read and write logs are little-endian. Planes that hardly compress are stored unchanged, the lowest first. The others
+(mostly zeros for ids, a few exponents for log-probs) are deflated; only runs of one byte are searched, because there
+are no other matches. An id of a prompt takes about 2 bytes, an id of a completion 1.65, and a log-prob 3.3. A blob
+begins with the number of unchanged planes.
 
 A log may come from somebody else. The inflated size of a blob is bounded, so a small file cannot fill the memory.
 """
 
 from __future__ import annotations
 
-import sys
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -47,8 +47,6 @@ def pack_numbers(kind: str, numbers: Sequence[float] | None) -> bytes | None:
     few = _RAW_PLANES_OF_FEW_IDS if len(numbers) <= _FEW_IDS else _RAW_PLANES_OF_IDS
     raw = few if kind == "I" else _RAW_PLANES_OF_LOGPROBS
     values = array(kind, numbers)
-    if sys.byteorder == "big":
-        values.byteswap()
     data = values.tobytes()
     low = [data[plane::_WIDTH] for plane in range(raw)]
     high = b"".join(data[plane::_WIDTH] for plane in range(raw, _WIDTH))
@@ -75,10 +73,7 @@ def unpack_numbers(kind: str, blob: bytes | None) -> array[Any] | None:
     planes = bytearray(count * _WIDTH)
     for plane in range(_WIDTH):
         planes[plane::_WIDTH] = data[plane * count : (plane + 1) * count]
-    numbers: array[Any] = array(kind, bytes(planes))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
+    return array(kind, bytes(planes))
 
 
 def pack_text(text: str | None) -> bytes | None:

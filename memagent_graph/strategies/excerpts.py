@@ -14,7 +14,6 @@ Documents are read as a stream, so at most the text of one call is in memory.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NotRequired
@@ -189,7 +188,7 @@ class FullContext(Excerpt):
 
     def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the whole document, or raise `DoesNotFitError`."""
-        ends = DocumentEnds(window.chunker, 0)
+        ends = DocumentEnds(window.chunker)
         spare_tokens = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
         needed = window.window - window.room + ends.tokens
         if ends.tokens <= window.room + spare_tokens + BOUNDARY_TOKENS:
@@ -208,7 +207,7 @@ class MiddleTruncation(Excerpt):
 
     def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the document's beginning and end, or the whole document if it fits."""
-        ends = DocumentEnds(window.chunker, window.room)
+        ends = DocumentEnds(window.chunker)
 
         def truncate(tokens: int) -> list[Span]:
             if tokens >= ends.tokens:
@@ -233,21 +232,18 @@ class DocumentEnds:
 
     Args:
         chunker: makes a chunker of the document for a number of tokens.
-        max_tokens: the maximum that `tail` can return.
     """
 
-    def __init__(self, chunker: Callable[[int], Chunker], max_tokens: int) -> None:
+    def __init__(self, chunker: Callable[[int], Chunker]) -> None:
         self._chunker = chunker
         self.tokens = 0
         self._end = start_cursor()
-        recent: deque[tuple[int, Cursor]] = deque()
+        self._starts: list[tuple[int, Cursor]] = []
+        """The chunks: the number of tokens before each, and its start."""
         for chunk in chunker(_STEP_TOKENS).chunks():
-            recent.append((self.tokens, self._end))
+            self._starts.append((self.tokens, self._end))
             self._end = chunk.next
             self.tokens += chunk.tokens
-            while len(recent) > 1 and recent[1][0] <= self.tokens - max_tokens:
-                recent.popleft()
-        self._recent = recent
 
     def whole(self) -> Span:
         """Return the whole document."""
@@ -263,7 +259,7 @@ class DocumentEnds:
         if not tokens:
             return None
         start = max(0, self.tokens - tokens)
-        before, cursor = next((entry for entry in reversed(self._recent) if entry[0] <= start), self._recent[0])
+        before, cursor = next(entry for entry in reversed(self._starts) if entry[0] <= start)
         if skipped := start - before:
             chunk = next(iter(self._chunker(skipped).chunks(cursor)))
             if chunk.tokens <= skipped:  # a chunk has one character at least, of however many tokens

@@ -99,7 +99,7 @@ class Timeline:
     @property
     def excerpt(self) -> tuple[Evidence, ...] | None:
         """The quotes that support the answer, if an excerpt was shown instead of chunks; otherwise None."""
-        return None if self.view.trace.excerpt is None else self.provenance.evidence
+        return None if self.view.trace.newest_excerpt_call is None else self.provenance.evidence
 
     @property
     def share(self) -> float:
@@ -110,7 +110,7 @@ class Timeline:
     @property
     def no_quote_reason(self) -> str:
         """The reason why an answer from an excerpt has no quotes."""
-        step = self.view.trace.excerpt
+        step = self.view.trace.newest_excerpt_call
         if step is not None and all(self.view.span_text(span) is None for span in step.reads):
             return "the document's text is no longer stored"
         return "nothing that was shown" if gives_no_answer(self.view.answer) else "no verbatim quote"
@@ -132,10 +132,10 @@ class Timeline:
         branches = len([branch for branch in self.branches if branch])
         branch_note = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
         share = "" if self.share == 1 else f", {self.share:.0%} of the document"
-        if view.trace.excerpt is None:
+        if view.trace.newest_excerpt_call is None:
             read = f"{quantity(totals.chunks, 'chunk')}{share}, {totals.changes:,} changed the memory{branch_note}"
         else:
-            passages = quantity(len({span for step in view.trace.steps for span in step.reads}), "passage")
+            passages = quantity(len({span for step in view.trace.calls for span in step.reads}), "passage")
             read = f"{passages} of {view.trace.tokens_shown:,} tokens in total"
         began = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
         cost = f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}"
@@ -145,7 +145,7 @@ class Timeline:
             "model": view.model,
             "strategy": "" if view.strategy == "overwrite" else view.strategy,
             "ended": view.stop_reason or "not yet: it runs, or was interrupted",
-            "read" if view.trace.excerpt is None else "shown": read,
+            "read" if view.trace.newest_excerpt_call is None else "shown": read,
             "cost": cost,
             "events": ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items()),
             "rewards": ", ".join(f"{reward.name} {reward.value:g} ({reward.source})" for reward in view.rewards),
@@ -231,7 +231,7 @@ def build_timeline(view: RunView) -> Timeline:
     times: Counter[tuple[str, int | None]] = Counter()
     steps = []
     for number in order:
-        update, sources = trace.updates[number], trace.sources(trace.updates[number])
+        update, sources = trace.updates[number], trace.source_indices(trace.updates[number])
         previous = trace.memory_before(update.step)
         change = () if update.memory == previous else tuple(compare_words(previous, update.memory))
         inserted, deleted, kept = (
@@ -250,7 +250,7 @@ def build_timeline(view: RunView) -> Timeline:
                     [trace.updates[source].branch for source in sources],
                     again=times[update.branch, update.chunk_index] > 1,
                 ),
-                kept=trace.by_id[update.step].writes is Writes.DECISION,
+                kept=trace.calls_by_id[update.step].writes is Writes.DECISION,
                 sources=tuple(step_index_by_update[source] for source in sources),
                 previous=previous,
                 diff=change,
@@ -269,17 +269,17 @@ def build_timeline(view: RunView) -> Timeline:
         totals=Totals(
             chunks=sum(step.update.chunk_index is not None for step in steps),
             changes=sum(step.changed for step in steps),
-            prompt_tokens=sum(step.usage.prompt_tokens for step in trace.steps),
-            completion_tokens=sum(step.usage.completion_tokens for step in trace.steps),
-            seconds=sum(step.seconds for step in trace.steps),
-            events=count_events([*view.document_events, *(event for step in trace.steps for event in step.events)]),
+            prompt_tokens=sum(step.usage.prompt_tokens for step in trace.calls),
+            completion_tokens=sum(step.usage.completion_tokens for step in trace.calls),
+            seconds=sum(step.seconds for step in trace.calls),
+            events=count_events([*view.document_events, *(event for step in trace.calls for event in step.events)]),
         ),
     )
 
 
 def _order(trace: Trace) -> list[int]:
     """Return the indices of a trace's updates in topological order. Parallel branches are not interleaved."""
-    sources = [trace.sources(update) for update in trace.updates]
+    sources = [trace.source_indices(update) for update in trace.updates]
     ends = set(range(len(sources))).difference(*sources)
     order: list[int] = []
     visited: set[int] = set()

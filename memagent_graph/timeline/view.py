@@ -63,7 +63,7 @@ class RunView:
         return Places(self.sections, self.headings, link_to(self.document))
 
     @property
-    def updates(self) -> tuple[MemoryUpdate, ...]:
+    def updates(self) -> list[MemoryUpdate]:
         """All memory updates, in order."""
         return self.trace.updates
 
@@ -80,7 +80,7 @@ class RunView:
     @cached_property
     def provenance(self) -> Provenance:
         """The provenance of the final memory, or quotes for the answer if an excerpt was shown instead of chunks."""
-        if self.trace.excerpt is not None:
+        if self.trace.newest_excerpt_call is not None:
             quotes = find_excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places)
             return Provenance(evidence=quotes)
         return find_provenance(self.trace, self.chunk_text, self.places)
@@ -88,7 +88,7 @@ class RunView:
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
         """The quotes that support the answer, or without an answer the quotes of all memory lines."""
-        if self.answer is None or self.trace.excerpt is not None:
+        if self.answer is None or self.trace.newest_excerpt_call is not None:
             return self.provenance.evidence
         lines = find_supporting_lines(self.answer, self.question, [line.line for line in self.provenance.lines])
         return tuple(evidence for evidence in self.provenance.evidence if evidence.line_index in lines)
@@ -121,7 +121,7 @@ class RunView:
         if quote.update >= 0:
             update = self.updates[quote.update]
             return update.start_char, self.chunk_text(update) or ""
-        reads = self.trace.excerpt.reads if self.trace.excerpt else ()
+        reads = self.trace.newest_excerpt_call.reads if self.trace.newest_excerpt_call else ()
         span = next(span for span in reads if span.start_char <= quote.start_char < span.end_char)
         return span.start_char, self.span_text(span) or ""
 
@@ -138,7 +138,7 @@ def load_run_view(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         run_id=run_id,
         question=record.question,
         document=record.document,
-        model=trace.steps[-1].completion.model if trace.steps else "",
+        model=trace.calls[-1].completion.model if trace.calls else "",
         strategy=record.strategy,
         trace=trace,
         answer=record.answer,
@@ -171,7 +171,7 @@ def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> C
     text = _span_reader(store, document)
 
     def read(update: MemoryUpdate) -> str | None:
-        reads = trace.by_id[update.step].reads if update.step in trace.by_id else ()
+        reads = trace.calls_by_id[update.step].reads
         reads = reads[:1] + tuple(span for span in reads[1:] if span.start_byte >= reads[0].end_byte)
         if update.chunk_index is None or any(a.end_byte != b.start_byte for a, b in pairwise(reads)):
             return None

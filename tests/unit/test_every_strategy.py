@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,7 +18,7 @@ from typing import Any
 import pytest
 import rich.console
 from support.fake_server import FakeServer
-from support.programs import Program, run_program
+from support.programs import Program, kill_after, run_program
 from support.scripts import document_with, with_ids
 from support.strategies import EVERY, reads_perfectly, short
 
@@ -80,8 +77,8 @@ def finished(strategy, tmp_path_factory) -> Iterator[tuple[MemAgent, RunLog, Rea
     with (
         closing(RunLog(folder / "runs.sqlite")) as log,
         MemAgent(
-            ScriptedPolicy(exactly), strategy=strategy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(),
-            store=folder / "documents", run_log=log,
+            ScriptedPolicy(exactly), strategy=strategy, tokenizer="embedded", budget=SMALL,
+            prompts=load_prompts(), store=folder / "documents", run_log=log,
         ) as agent,
     ):  # fmt: skip
         yield agent, log, agent.read(TEXT, QUESTION, run_id="r")
@@ -96,7 +93,7 @@ def agent(make_reader, tmp_path, strategy, log) -> MemAgent:
 
 def comparable(trace: Trace) -> list[object]:
     """A trace's steps without what the clock says."""
-    return [replace(step, seconds=0) for step in trace.steps]
+    return [replace(step, seconds=0) for step in trace.calls]
 
 
 def counted_places(log: RunLog) -> Counter[tuple[str, str, int, int]]:
@@ -141,13 +138,13 @@ def test_every_parent_stands_before_its_children_and_all_lead_to_the_answer(fini
     _, log, _ = finished
     trace = log.trace("r")
     before: set[str] = set()
-    for step in trace.steps:
+    for step in trace.calls:
         assert set(step.parents) <= before
         before.add(step.id)
     (answer,) = trace.answers
-    with_news = [step.id for step in trace.steps if step.chunk_index is not None and "harbor" in (step.text or "")]
+    with_news = [step.id for step in trace.calls if step.chunk_index is not None and "harbor" in (step.text or "")]
     ancestors = {answer.id}
-    for step in reversed(trace.steps):
+    for step in reversed(trace.calls):
         ancestors.update(step.parents if step.id in ancestors else ())
     assert set(with_news) <= ancestors
 
@@ -200,7 +197,7 @@ def test_an_edited_memory_is_read_on_from(agent, log) -> None:
     assert [event.kind.value for event in result.events] == ["memory_edited"]
     trace = log.trace("r")
     assert trace.final_memory == result.memory
-    assert {step.id for step in trace.steps} == {step.id for step in result.trace.steps}
+    assert {step.id for step in trace.calls} == {step.id for step in result.trace.calls}
     assert [(update.chunk_index, update.branch, update.memory) for update in trace.updates] == [
         (update.chunk_index, update.branch, update.memory) for update in agent.resume("r").updates
     ]
@@ -252,13 +249,8 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
         resume = [*program, "resume", "r", *options]
         while kills < most and not is_finished:
             with Program(resume if kills else read, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-                enough = len(server.requests) + moments.randrange(3, 12)
-                while len(server.requests) < enough and process.poll() is None:
-                    time.sleep(0.002)
-                is_finished = process.poll() is not None
-                if not is_finished:
-                    os.kill(process.pid, signal.SIGKILL)
-                    kills += 1
+                is_finished = not kill_after(process, server.requests, len(server.requests) + moments.randrange(3, 12))
+                kills += not is_finished
         result = json.loads(run_program(resume, capture_output=True, check=True).stdout)
         prompts = [body["messages"][0]["content"] for body in server.requests]
         sections = Counter(prompt for prompt in prompts if "<section>" in prompt)
@@ -274,5 +266,5 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     assert {span.index for conversation in log.conversations("r") for span in conversation.reads} == set(range(chunks))
     assert result["chunks_read"] % chunks == 0, "each pass reads every chunk"
     trace = log.trace("r")
-    assert {parent for step in trace.steps for parent in step.parents} <= {step.id for step in trace.steps}
+    assert {parent for step in trace.calls for parent in step.parents} <= {step.id for step in trace.calls}
     assert log.get("r").answer == "4711"

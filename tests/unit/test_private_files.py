@@ -87,7 +87,7 @@ def set_modes(folder: Path, directories: int, files: int) -> None:
 
 
 def answers(log: Path) -> list[str | None]:
-    return [run.answer for run in RunLog(log).runs()] + [step.text for step in RunLog(log).trace("r").steps]
+    return [run.answer for run in RunLog(log).runs()] + [step.text for step in RunLog(log).trace("r").calls]
 
 
 def test_a_log_that_cannot_be_written_is_shown_and_exported_and_refuses_to_be_written(home) -> None:

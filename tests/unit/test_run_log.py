@@ -73,11 +73,11 @@ def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader,
     assert record.began <= record.ended
 
 
-def test_logging_is_on_unless_it_is_turned_off(make_reader, own_home) -> None:
+def test_logging_is_on_unless_it_is_turned_off(make_reader, isolated_home) -> None:
     make_reader(run_log=False).read(TEXT, QUESTION)
-    assert not (own_home / "runs.sqlite").exists()
+    assert not (isolated_home / "runs.sqlite").exists()
     result = make_reader().read(TEXT, QUESTION)
-    assert RunLog(own_home / "runs.sqlite").get(result.run_id).answer == "4711"
+    assert RunLog(isolated_home / "runs.sqlite").get(result.run_id).answer == "4711"
 
 
 def test_a_run_under_the_id_of_another_replaces_it(make_reader, log, tmp_path) -> None:
@@ -300,9 +300,9 @@ def test_a_kept_memory_that_equals_the_refused_reply_is_logged_as_it_is(make_rea
     result = make_reader(ScriptedPolicy(finds_it_once), strategy="parallel", run_log=log).read(
         TEXT, QUESTION, run_id="r"
     )
-    texts = [(step.branch, step.role, step.text) for step in result.trace.steps]
+    texts = [(step.branch, step.role, step.text) for step in result.trace.calls]
     assert "" in {text for _, role, text in texts if role == "extract"}
-    assert sorted(texts) == sorted((step.branch, step.role, step.text) for step in log.trace("r").steps)
+    assert sorted(texts) == sorted((step.branch, step.role, step.text) for step in log.trace("r").calls)
 
 
 def test_a_text_that_is_larger_than_any_reply_is_not_written(log) -> None:

@@ -173,9 +173,9 @@ def test_a_second_pass_notes_what_the_first_could_not_know_to_matter(make_reader
     )
     assert (once.answer, several.answer) == ("unknown", "4711")
     assert several.chunks_read == 3 * once.chunks_read, "the third pass changes nothing, so it is the last"
-    slots = [call.slot for call in several.trace.steps if call.reads]
+    slots = [call.slot for call in several.trace.calls if call.reads]
     assert slots == list(range(several.chunks_read))
-    assert [call.chunk_index for call in several.trace.steps if call.reads] == [*range(once.chunks_read)] * 3
+    assert [call.chunk_index for call in several.trace.calls if call.reads] == [*range(once.chunks_read)] * 3
     assert [(quote.quote, quote.chunk_index) for quote in several.evidence] == [("The key of Fernley is 4711", 0)]
     assert (progress := [update.progress for update in several.updates]) == sorted(progress), "it never falls"
     console = rich.console.Console(file=io.StringIO(), width=100)

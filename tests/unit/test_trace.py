@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from pyarrow import parquet
+from support.conversations import conversation
 from support.fake_server import FakeServer
 from support.traces import answered, fan_out, line, spans, step
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, RunFilter
-from memagent_graph.calls import Span, Writes
+from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind
 from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.logged_trace import build_trace
-from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
+from memagent_graph.run_log.records import LoggedEvent
 from memagent_graph.trace import Trace
 
 FIRST, SECOND = spans(["one ", "two "])
@@ -22,11 +23,11 @@ FIRST, SECOND = spans(["one ", "two "])
 def test_the_final_path_has_all_branches_that_were_merged_and_no_other() -> None:
     whole = fan_out([["a", "b"], ["c", "d"]], "b d", ["w", "x", "y", "z"])
     stray = step("stray", "e", reads=FIRST, branch="9")
-    trace = Trace((stray, *whole.steps))
+    trace = Trace((stray, *whole.calls))
     assert [update.memory for update in trace.final_path] == ["a", "c", "b", "d", "b d"]
     assert trace.final_memory == "b d"
     assert trace.memory_before("merge") == "b\nd"
-    assert [trace.updates[place].memory for place in trace.sources(trace.updates[-1])] == ["b", "d"]
+    assert [trace.updates[place].memory for place in trace.source_indices(trace.updates[-1])] == ["b", "d"]
     assert [trace.updates[place].memory for place in trace.final_sources] == ["b d"]
 
 
@@ -64,23 +65,12 @@ def test_a_line_of_chunks_is_its_own_final_path() -> None:
     assert [update.changed for update in trace.updates] == [True, False, True]
 
 
-def make_conversation(
-    number: int, text: str, *parents: int, branch: str, reads: Span, writes: Writes = Writes.MEMORY
-) -> Conversation:
-    return Conversation(
-        run_id="r", position=reads.index, node="n", branch=branch, role="update", slot=reads.index, writes=writes,
-        step=str(number), attempt=0, outcome=Outcome.ACCEPTED, began=float(number), seconds=0.1, policy="p",
-        policy_version="", tokenizer="t", template="x", sampling={}, prompt_tokens=1, completion_tokens=1,
-        cached_tokens=0, finish_reason="stop", text=text, parents=tuple(map(str, parents)), reads=(reads,), id=number,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("writes", [Writes.MEMORY, Writes.DECISION], ids=["a memory", "what a gate had kept"])
 def test_an_edit_on_a_branch_replaces_its_memory_and_no_others(writes: Writes) -> None:
     conversations = [
-        make_conversation(0, "a", branch="left", reads=FIRST),
-        make_conversation(1, "b", branch="right", reads=FIRST),
-        make_conversation(2, "keep", 1, branch="right", reads=SECOND, writes=writes),
+        conversation(step="0", text="a", branch="left", reads=(FIRST,), id=0),
+        conversation(step="1", text="b", branch="right", reads=(FIRST,), id=1),
+        conversation(1, step="2", text="keep", parents=("1",), branch="right", reads=(SECOND,), writes=writes, id=2),
     ]
     edit = LoggedEvent(9.0, EventKind.MEMORY_EDITED, "a person replaced the memory", 1, text="by hand", step="2")
     trace = build_trace(conversations, [edit])
@@ -106,8 +96,8 @@ def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tm
             result = reader.read("Anna built the harbor.", "Who?", run_id="r")
             question = {"question": "Who?", "document": "Anna built the harbor."}
             reader.graph().invoke(question, {"callbacks": [Recorder()]})
-    assert [call.completion.request_id for call in result.trace.steps] == ["x", "x"]
-    assert [call.completion.request_id for call in log.trace("r").steps] == ["x", "x"]
+    assert [call.completion.request_id for call in result.trace.calls] == ["x", "x"]
+    assert [call.completion.request_id for call in log.trace("r").calls] == ["x", "x"]
     assert [row.request_id for row in log.conversations("r")] == ["x", "x"]
     assert request_ids == ["x", "x"]
     export_runs(log, tmp_path / "runs.parquet", selection=RunFilter(run_ids=("r",)))
@@ -116,9 +106,9 @@ def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tm
 
 def test_a_decision_takes_a_turn_though_no_prompt_holds_it() -> None:
     probe = step("probe", "?", "0", role="probe", writes=Writes.DECISION)
-    assert Trace((step("0", "m", reads=FIRST), probe, step("1", "m", "0", reads=SECOND))).turns == 3
-    assert line(["m"] * 4, ["a ", "b ", "c ", "d "], answer=answered("3")).turns == 5
-    assert fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "]).turns == 5, (
+    assert Trace((step("0", "m", reads=FIRST), probe, step("1", "m", "0", reads=SECOND))).critical_path_length == 3
+    assert line(["m"] * 4, ["a ", "b ", "c ", "d "], answer=answered("3")).critical_path_length == 5
+    assert fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "]).critical_path_length == 5, (
         "three chunks, the merge, the answer"
     )
-    assert Trace().turns == 0
+    assert Trace().critical_path_length == 0

@@ -100,7 +100,7 @@ def make_row(
         seed=seed,
         document=stored.document["key"],
         scripted=scripted,
-        turns=attempt.trace.turns or None,
+        turns=attempt.trace.critical_path_length or None,
     )
 
 

@@ -114,7 +114,8 @@ def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str,
     losing = [
         update
         for update in trace.final_path
-        if not in_memory[update.step] and any(in_memory[trace.updates[source].step] for source in trace.sources(update))
+        if not in_memory[update.step]
+        and any(in_memory[trace.updates[source].step] for source in trace.source_indices(update))
     ]
     loss = Loss.CUT_BY_CAP if _was_cut(losing[-1]) else Loss.OVERWRITTEN
     return NeedleLoss(needle, loss, losing[-1].chunk_index)
@@ -124,7 +125,7 @@ def _find_memories_with(gold: str, trace: Trace) -> dict[str, bool]:
     """Return whether each memory on the path to the answer has the gold string in any form, by its update's step."""
     in_memory: dict[str, bool] = {}
     for update in trace.final_path:
-        sources = trace.sources(update)
+        sources = trace.source_indices(update)
         if len(sources) == 1 and not update.changed:
             in_memory[update.step] = in_memory[trace.updates[sources[0]].step]
         else:

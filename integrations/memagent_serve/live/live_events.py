@@ -110,7 +110,7 @@ def format_passage(view: RunView, store: DocumentStore, start: int, end: int) ->
         ApiError: 404; the run has not read that far.
         DocumentError: the text is no longer stored.
     """
-    spans = {span for step in view.trace.steps for span in step.reads}
+    spans = {span for step in view.trace.calls for span in step.reads}
     span = next((span for span in spans if span.start_char <= start < span.end_char), None)
     text = None if span is None else view.span_text(span)
     if span is None or text is None:
@@ -198,7 +198,7 @@ class ReadWatcher:
         return {"updates": values, "earlier": len(updates) - len(values)}
 
     def _format(self, update: MemoryUpdate) -> dict[str, Any]:
-        sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources or ())
+        sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources)
         before = self._memories.get(update.branch)
         value = format_update(update, "\n".join(filter(None, sources)) if before is None else before)
         self._record(update)

@@ -32,7 +32,7 @@ def test_the_ends_are_exact_in_tokens_up_to_characters(words, repeats, head, tai
     with tempfile.TemporaryDirectory() as folder:
         store = DocumentStore(Path(folder))
         document = store.add(Document.of(text))
-        ends = DocumentEnds(lambda tokens: Chunker(store, document, TOKENIZER, tokens), max(head, tail))
+        ends = DocumentEnds(lambda tokens: Chunker(store, document, TOKENIZER, tokens))
 
         def read_span(span) -> str:
             return store.read(document, span.start_byte, span.end_byte) if span else ""

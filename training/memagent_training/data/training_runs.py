@@ -94,12 +94,12 @@ class TrainingRun:
         trace = self.trace
         unknown: dict[str, bool] = {}
         around: dict[str, tuple[str | None, str | None]] = {}
-        for step in trace.steps:
+        for step in trace.calls:
             inherited = any(unknown.get(parent, False) for parent in step.parents)
             unknown[step.id] = step.text is None if step.writes is Writes.MEMORY else inherited
             before = None if inherited else trace.memory_before(step.id)
             if step.branch and step.writes is Writes.MEMORY:
-                before = before if trace.continued(trace.updates[trace.update_index(step.id)]) else ""
+                before = before if trace.continued_indices(trace.updates[trace.update_index(step.id)]) else ""
             around[step.id] = before, None if unknown[step.id] else trace.memory_after(step.id)
         memories_K = []
         for conversation in self.conversations_K:
