@@ -38,29 +38,17 @@ PAYLOADS = (
 )  # fmt: skip
 
 
-class Policy:
-    """A perfect reader; a test may put another in its place."""
-
-    def __init__(self) -> None:
-        self.reply: Callable[[str], str] = perfect_reader
-
-    def __call__(self, body: dict[str, Any], number: int) -> str:
-        return self.reply(body["messages"][-1]["content"])
+@pytest.fixture
+def upstream() -> Iterator[FakeServer]:
+    with FakeServer(delay=0.15, window=1000) as server:
+        yield server
 
 
 @pytest.fixture
-def policy() -> Policy:
-    return Policy()
-
-
-@pytest.fixture
-def server(policy: Policy, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+def server(upstream: FakeServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """The server, whose reader has the options that a test may name."""
     options = {"max_reads": 20, "max_reads_per_key": 64, "reader": getattr(request, "param", None)}
-    with (
-        FakeServer(policy, delay=0.15, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, **options) as running,
-    ):
+    with served(upstream.base_url, tmp_path, page=True, **options) as running:
         yield running
 
 
@@ -73,6 +61,11 @@ def page(browser: Any, server: Served) -> Iterator[Any]:
     until(browser, "!document.getElementById('view-home').hidden")
     yield browser
     browser.get("about:blank")
+
+
+def reply_by(upstream: FakeServer, script: Callable[[str], str]) -> None:
+    """Let the policy write from now on what a script makes of each prompt."""
+    upstream.respond = lambda body, number: script(body["messages"][-1]["content"])
 
 
 def until(browser: Any, script: str, *arguments: Any, seconds: float = 30) -> Any:
@@ -152,7 +145,7 @@ def test_drop_ask_watch_answer_and_look_at_the_source(page: Any) -> None:
     assert complaints(page) == []
 
 
-def test_pause_edit_and_continue(page: Any, policy: Policy, server: Served) -> None:
+def test_pause_edit_and_continue(page: Any, upstream: FakeServer, server: Served) -> None:
     start(page)
     page.find_element(By.ID, "pause").click()
     wait_for_state(page, "paused")
@@ -165,9 +158,7 @@ def test_pause_edit_and_continue(page: Any, policy: Policy, server: Served) -> N
     assert memory(page) == [line.replace("4711", "99") for line in held]
     button(page, "Delete: nothing yet").click()
     until(page, "!document.querySelector('#branches').textContent.includes('nothing yet')")
-    policy.reply = lambda prompt: (
-        f"{part(prompt, 'memory')}\nread on" if "<section>" in prompt else perfect_reader(prompt)
-    )
+    reply_by(upstream, lambda prompt: f"{part(prompt, 'memory')}\nread on" if "<section>" in prompt else "\\boxed{99}")
     page.find_element(By.ID, "continue").click()
     until(page, "document.querySelector('#branches').textContent.includes('read on')")
     assert memory(page)[0] == "harbor 99"
@@ -186,9 +177,12 @@ def test_ask_now_answers_from_the_memory_as_it_stands(page: Any) -> None:
 
 
 @pytest.mark.parametrize("server", [{"strategy": "segments:count=3"}], indirect=True)
-def test_branches_stand_side_by_side(page: Any, policy: Policy) -> None:
-    policy.reply = lambda prompt: (
-        perfect_reader(prompt) if "<section>" in prompt else "\\boxed{4711}" if "4711" in prompt else "unknown"
+def test_branches_stand_side_by_side(page: Any, upstream: FakeServer) -> None:
+    reply_by(
+        upstream,
+        lambda prompt: (
+            perfect_reader(prompt) if "<section>" in prompt else "\\boxed{4711}" if "4711" in prompt else "unknown"
+        ),
     )
     drop(page, "annals.txt", LONG)
     begin(page, QUESTION)
@@ -290,10 +284,11 @@ def test_nothing_is_wider_than_the_window_by_day_and_night(page: Any, width: int
         page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_no_payload_runs_in_a_name_document_question_memory_or_answer(page: Any, policy: Policy) -> None:
+def test_no_payload_runs_in_a_name_document_question_memory_or_answer(page: Any, upstream: FakeServer) -> None:
     payloads = cycle(PAYLOADS)
-    policy.reply = lambda prompt: (
-        "\n".join(islice(payloads, 3)) if "<section>" in prompt else f"\\boxed{{{next(payloads)}}}"
+    reply_by(
+        upstream,
+        lambda prompt: "\n".join(islice(payloads, 3)) if "<section>" in prompt else f"\\boxed{{{next(payloads)}}}",
     )
     drop(page, f"{PAYLOADS[2]}.txt", "\n".join(PAYLOADS * 3))
     page.execute_script("document.getElementById('questions').value = arguments[0]", "\n".join(PAYLOADS))

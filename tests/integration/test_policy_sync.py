@@ -14,8 +14,7 @@ import httpx2
 import pytest
 from random_policy import write_random_policy
 
-from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams
-from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.training_output import complete_policy
 from memagent_training.serving.policy_sync.probe import Probe, find_fault, score_with_folder
 from memagent_training.serving.policy_sync.server_api import ServerAPI
@@ -78,58 +77,6 @@ def syncing(server: VLLMServer | RemoteServer, *methods: SyncMethod, **settings)
 
 async def at_first(server: VLLMServer) -> None:
     await syncing(server, SyncMethod.RELOAD).sync(EMBEDDED_FOLDER, "0")
-
-
-async def read(policy: OpenAICompatiblePolicy, log: RunLog, run_id: str) -> None:
-    profile = load_profile(EMBEDDED_FOLDER)
-    assert profile is not None
-    agent = MemAgent(
-        policy,
-        budget=profile.budget,
-        prompts=profile.prompts,
-        tokenizer="embedded",
-        run_log=log,
-        store=log.path.parent / "documents",
-    )
-    await agent.aread("The gate is green. " * 60, "What colour is the gate?", run_id=run_id)
-
-
-async def test_adapters_are_served_beside_each_other_and_the_run_log_tells_them_apart(server, tmp_path) -> None:
-    await at_first(server)
-    sync = syncing(server)
-    log = RunLog(tmp_path / "runs.sqlite")
-    prompt = list(range(600, 800))
-    for number in (1, 2):
-        folder = adapted(tmp_path / str(number), seed=number)
-        served = await sync.sync(folder, f"v{number}")
-        assert (served.method, served.reasons) == (SyncMethod.ADAPTER, ())
-        assert served.gap < TOLERANCE
-        policy = OpenAICompatiblePolicy(served.model, base_url=server.base_url, policy_version=served.version)
-        there = await policy.complete(prompt, SamplingParams(max_tokens=8, logprobs=True))
-        here = await LocalPolicy(folder).complete(prompt, SamplingParams(max_tokens=8, logprobs=True))
-        assert there.token_ids == here.token_ids
-        async with sync.hold_weights(served):
-            await read(policy, log, f"run-{number}")
-        rows = list(log.conversations(f"run-{number}"))
-        assert {(row.policy_version, row.policy) for row in rows} == {(f"v{number}", served.model)}
-        await policy.aclose()
-    log.close()
-
-
-async def test_a_reload_in_place_serves_the_new_weights(server, tmp_path) -> None:
-    await at_first(server)
-    policy = OpenAICompatiblePolicy(base_url=server.base_url, policy_version="0")
-    log = RunLog(tmp_path / "runs.sqlite")
-    await read(policy, log, "before")
-    folder = perturbed(tmp_path / "1", 0.05, seed=1)
-    served = await syncing(server).sync(folder, "1")
-    assert (served.method, served.model, served.reasons) == (SyncMethod.RELOAD, server.model_name, ())
-    assert served.gap < TOLERANCE
-    policy.policy_version = served.version
-    await read(policy, log, "after")
-    assert [{row.policy_version for row in log.conversations(run)} for run in ("before", "after")] == [{"0"}, {"1"}]
-    await policy.aclose()
-    log.close()
 
 
 async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monkeypatch) -> None:

@@ -217,6 +217,7 @@ def test_adapters_are_trained_and_each_version_is_served_beside_the_one_before(v
     log = (loop.policy / "server.log").read_text(errors="replace")
     assert log.count("Application startup complete") == 1
 
+    assert set.union(*versions_of(loop.policy).values()) == {"iteration-0", "iteration-1"}
     assert not (loop.policy / "policies" / "1" / "model.safetensors").exists(), "a version is its adapters alone"
     assert_only_projections_changed(loop.policy)
 

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from langgraph.graph import END, START, StateGraph
 from promises.comparison import jsonable, normalised, simplify
 from support.fake_server import FakeServer
@@ -486,17 +486,12 @@ def run(*arguments: object) -> tuple[int, str, str]:
 def home(folder: Path) -> Iterator[None]:
     """The user's own folder, for the time being, and no server of the environment."""
     changes = {"MEMAGENT_HOME": str(folder), "COLUMNS": "120", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
-    before = {name: os.environ.get(name) for name in (*changes, "OPENAI_BASE_URL", "OPENAI_API_KEY")}
-    for name in before:
-        os.environ.pop(name, None)
-    os.environ.update(changes)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+            patch.delenv(name, raising=False)
+        for name, value in changes.items():
+            patch.setenv(name, value)
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def command_line(place: Place) -> Any:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import ExitStack
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -171,6 +171,17 @@ class KillableProcess:
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
+
+
+def kill_after(process: Program, requests: Sized, count: int) -> bool:
+    """Kill a program once a server has got so many requests; returns False if the program ended before."""
+    while len(requests) < count:
+        if process.poll() is not None:
+            return False
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    return True
 
 
 def run_program(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from langchain_core.documents import Document as LangChainDocument
-from support.document_files import zipped
+from support.document_files import make_zip
 
 from memagent_graph.documents import Document, DocumentStore, SourceMark
 from memagent_graph.errors import (
@@ -85,7 +85,7 @@ def test_an_empty_document_is_refused(text, store):
     [
         (b"\x89PNG\r\n\x1a\n\x00\x00", "an image"),
         (b"PK\x03\x04\x00\x00\xff", "zip"),
-        (zipped({"a.txt": "text\xff" * 10}), "zip"),
+        (make_zip({"a.txt": "text\xff" * 10}), "zip"),
         (b"\x7fELF\x02\x01\x00\xff", "program"),
         (bytes(range(256)) * 40, "binary"),
         (b"\x01\x02\x03\x04" * 100, "binary"),

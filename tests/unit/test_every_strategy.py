@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,7 +18,7 @@ from typing import Any
 import pytest
 import rich.console
 from support.fake_server import FakeServer
-from support.programs import Program, run_program
+from support.programs import Program, kill_after, run_program
 from support.scripts import document_with, with_ids
 from support.strategies import EVERY, reads_perfectly, short
 
@@ -80,8 +77,8 @@ def finished(strategy, tmp_path_factory) -> Iterator[tuple[MemAgent, RunLog, Rea
     with (
         closing(RunLog(folder / "runs.sqlite")) as log,
         MemAgent(
-            ScriptedPolicy(exactly), strategy=strategy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(),
-            store=folder / "documents", run_log=log,
+            ScriptedPolicy(exactly), strategy=strategy, tokenizer="embedded", budget=SMALL,
+            prompts=load_prompts(), store=folder / "documents", run_log=log,
         ) as agent,
     ):  # fmt: skip
         yield agent, log, agent.read(TEXT, QUESTION, run_id="r")
@@ -252,13 +249,8 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
         resume = [*program, "resume", "r", *options]
         while kills < most and not is_finished:
             with Program(resume if kills else read, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-                enough = len(server.requests) + moments.randrange(3, 12)
-                while len(server.requests) < enough and process.poll() is None:
-                    time.sleep(0.002)
-                is_finished = process.poll() is not None
-                if not is_finished:
-                    os.kill(process.pid, signal.SIGKILL)
-                    kills += 1
+                is_finished = not kill_after(process, server.requests, len(server.requests) + moments.randrange(3, 12))
+                kills += not is_finished
         result = json.loads(run_program(resume, capture_output=True, check=True).stdout)
         prompts = [body["messages"][0]["content"] for body in server.requests]
         sections = Counter(prompt for prompt in prompts if "<section>" in prompt)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scripts import document_with, part
 from support.traces import fan_out, spans, step
 from support.traces import line as line_of
 
@@ -225,25 +224,6 @@ def test_what_one_branch_dropped_and_another_carried_on_is_not_lost() -> None:
     result = find_provenance(Trace((trunk, dropped, carried, merged)), lambda _: None)
     assert [lost.line for lost in result.lost] == ["Per ran the ferry"]
     assert [line.update for line in result.lines] == [0]
-
-
-# Excerpts
-
-EXCERPT = document_with(
-    {0.2: "\n\nThe key of harbor is 4711, as all know.\n\n", 0.8: "The key of castle is 12."}, words=500
-)
-
-
-def test_an_answer_from_an_excerpt_has_its_quotes_at_their_places(make_reader) -> None:
-    def from_the_text(prompt: str) -> str:
-        return "\\boxed{The key of harbor is 4711}" if "harbor is 4711" in part(prompt, "text") else "\\boxed{?}"
-
-    reader = make_reader(ScriptedPolicy(from_the_text), strategy="retrieval:chunks=2:chunk_tokens=40")
-    (quote,) = reader.read(EXCERPT, "What is the key of harbor?").evidence
-    assert quote.quote == EXCERPT[quote.start_char : quote.end_char] == "The key of harbor is 4711, as all know."
-    assert (quote.line, quote.update, quote.coverage) == ("The key of harbor is 4711", -1, 1.0)
-    unknown = reader.read(EXCERPT, "What is the colour of zebras?")
-    assert (unknown.answer, unknown.evidence) == ("?", ())
 
 
 def test_an_answer_of_one_word_is_quoted_with_its_sentence(make_reader) -> None:

@@ -29,6 +29,7 @@ import pytest
 from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG
 from support.conversations import conversation
 from support.evaluation import make_row
+from support.serving import small_reader
 
 from memagent_corpus import CorpusRow, TableFolder
 from memagent_corpus.corpus_ledger import CorpusLedger
@@ -65,13 +66,7 @@ SECRET = "a private text"
 
 def reader(folder: Path, **options: Any) -> MemAgent:
     """A reader that keeps everything in a folder."""
-    policy = ScriptedPolicy(lambda prompt: r"\boxed{1904}")
-    places = {
-        "store": folder / "documents",
-        "checkpoints": folder / "checkpoints.sqlite",
-        "run_log": folder / "runs.sqlite",
-    }
-    return MemAgent(policy, **{"tokenizer": "embedded", **places, **options})
+    return small_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"), **options)
 
 
 @pytest.fixture(scope="module")

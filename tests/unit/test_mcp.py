@@ -27,7 +27,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.stdio import stdio_server
 from mcp.shared.memory import create_connected_server_and_client_session
 from support.command_line import memagent
-from support.document_files import pdf
+from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
@@ -403,10 +403,10 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
     assert "OperationalError: database or disk is full. Check the server's free disk space" in bad["error"]
 
 
-async def test_names_that_are_no_text_do_not_end_the_server(own_home, policy) -> None:
+async def test_names_that_are_no_text_do_not_end_the_server(isolated_home, policy) -> None:
     """Logs hold such names of files that other programs, or earlier versions, have read."""
     name = "caf\udce9.txt"
-    store, log = DocumentStore(own_home / "documents"), RunLog(own_home / "runs.sqlite")
+    store, log = DocumentStore(isolated_home / "documents"), RunLog(isolated_home / "runs.sqlite")
     stored = store.add(Document.from_text(TEXT))
     log.begin("kept", QUESTION, {**stored, "name": name}, {})
     log.wait(log.begin("lost", QUESTION, {**stored, "key": "sha256:" + "0" * 64, "name": name}, {}))
@@ -720,7 +720,7 @@ class TestStructuredAnswersAndPages:
             assert "The answer does not match response_format" in text_of(again)
 
     async def test_pages_of_a_pdf_are_chosen_and_named_without_where_the_file_lies(self, folder) -> None:
-        (folder / "a.pdf").write_bytes(pdf("The key of castle is 12.", "4.2 Keys", "The key of harbor is 4711."))
+        (folder / "a.pdf").write_bytes(make_pdf("The key of castle is 12.", "4.2 Keys", "The key of harbor is 4711."))
         async with in_process(folder) as session:
             read = await read_book(session, path="a.pdf", pages="2-3")
             [quote] = answer_of(read)["evidence"]

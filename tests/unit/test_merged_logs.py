@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from support.command_line import memagent
 from support.scripts import document_with, perfect_reader
+from unit.test_exchange import content
 
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs, is_sqlite_file, merge_logs
-from memagent_graph.run_log.exchange.logged_run import contents, load_run
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
 
@@ -131,13 +131,6 @@ async def test_a_chunk_whose_checkpoint_was_lost_does_not_replace_what_was_read_
     steps = [conversation.step for conversation in whole.conversations("r")]
     assert "lost" not in steps
     assert whole.trace("r").answers
-
-
-def content(log: RunLog) -> Any:
-    """All of the run but the rows of its conversations."""
-    run = load_run(log, "r")
-    assert run is not None
-    return [*contents(run)], run.templates
 
 
 async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(

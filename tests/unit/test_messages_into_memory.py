@@ -34,7 +34,7 @@ def test_the_memory_stays_within_the_readers_budget(make_reader: MakeReader) -> 
     assert 0 < load_tokenizer("embedded").count(memory) <= 60
 
 
-def test_nothing_of_the_messages_is_stored(make_reader: MakeReader, tmp_path: Path, own_home: Path) -> None:
+def test_nothing_of_the_messages_is_stored(make_reader: MakeReader, tmp_path: Path, isolated_home: Path) -> None:
     reader = make_reader()
     read(reader, "", TURN)
     assert reader.run_log is not None

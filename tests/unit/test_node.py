@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send, TracePolicy, omit_payload
 from support.fake_server import FakeServer
-from support.programs import Program, run_program
+from support.programs import Program, kill_after, run_program
 from support.scripts import document_with, part, perfect_reader
 from typing_extensions import TypedDict
 from unit.test_tracing import Recorder
@@ -302,10 +299,7 @@ def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_p
         for chunk in kills:
             with Program(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout.readline() == "reading\n"
-                while len(server.requests) < chunk:
-                    assert process.poll() is None, "the read was over before it could be killed"
-                    time.sleep(0.0005)
-                os.kill(process.pid, signal.SIGKILL)
+                assert kill_after(process, server.requests, chunk), "the read was over before it could be killed"
         done = run_program(command, stdout=subprocess.PIPE, check=True)
         prompts = [body["messages"][0]["content"] for body in server.requests]
     answer = "4711" if questions == 1 else ["4711"] * 3

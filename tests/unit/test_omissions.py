@@ -32,7 +32,7 @@ def reader(**choices):
     return MemAgent(ScriptedPolicy(lambda *_: "\\boxed{x}"), tokenizer="embedded", **choices)
 
 
-@pytest.mark.usefixtures("converts_here")
+@pytest.mark.usefixtures("in_process_conversion")
 def test_each_door_shows_the_same_event():
     with reader() as agent:
         result = agent.read(document(), "What?")
@@ -51,7 +51,7 @@ def test_each_door_shows_the_same_event():
     assert "document_incomplete 1" in format_run(logged)
 
 
-@pytest.mark.usefixtures("converts_here")
+@pytest.mark.usefixtures("in_process_conversion")
 def test_a_read_stops_before_it_where_it_should():
     with reader(on_incomplete="stop") as agent:
         with pytest.raises(IncompleteDocumentError, match=r"pages that are images \(1: page 2\).*on_incomplete report"):
@@ -106,7 +106,7 @@ def test_a_converter_that_the_user_names_reads_the_file(name, text, own):
     assert ("omissions" in ref) == ("[read" not in text and "All" not in text)
 
 
-@pytest.mark.usefixtures("converts_here")
+@pytest.mark.usefixtures("in_process_conversion")
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -121,7 +121,7 @@ def test_a_converter_that_fails_is_named(name, error, own):
         own.with_options(converter=name).add(document())
 
 
-@pytest.mark.usefixtures("converts_here")
+@pytest.mark.usefixtures("in_process_conversion")
 def test_it_gets_files_of_kinds_that_nobody_else_converts_too_but_no_text(own):
     drawing = Document.from_bytes(b"PK\x03\x04\x00\x00\xff\xfe", "plan.xyz")
     ref = own.with_options(converter="own_converter.py:whole").add(drawing)
@@ -134,7 +134,7 @@ def test_it_gets_files_of_kinds_that_nobody_else_converts_too_but_no_text(own):
     assert own.read(text, 0, text["size"]) == "As it is."
 
 
-@pytest.mark.usefixtures("converts_here")
+@pytest.mark.usefixtures("in_process_conversion")
 def test_a_setting_names_the_converter_and_no_log_does(own):
     with reader(converter="own_converter.py:ocr") as agent:
         result = agent.read(document(), "What?")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.scripts import document_with, part, perfect_reader
+from unit.test_questions_in_graphs import Uneven
 
 from memagent_graph import Limits, ScriptedPolicy, StopReason
 from memagent_graph.concurrency.shared_pass import SharedPass
@@ -16,21 +17,6 @@ from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
 HARBOR, CASTLE, TOWER = (f"What is the key of {name}?" for name in ("harbor", "castle", "tower"))
-
-
-class Uneven(ScriptedPolicy):
-    """Answers one question after the other's time, and notes at which chunk each question was asked."""
-
-    def __init__(self, script=perfect_reader) -> None:
-        super().__init__(script)
-        self.requests: list[tuple[str, str]] = []
-
-    async def complete(self, prompt, sampling):
-        text = prompt[0]["content"]
-        if "<section>" in text:
-            self.requests.append((part(text, "problem"), part(text, "section")))
-        await asyncio.sleep(0.004 if "castle" in part(text, "problem") else 0.0)
-        return await super().complete(prompt, sampling)
 
 
 @pytest.mark.parametrize("strategy", ["overwrite", "refine", "gated", "map_reduce:width=4", "segments:count=3"])
@@ -46,10 +32,7 @@ def test_no_question_is_asked_of_a_chunk_before_all_are_done_with_those_before(m
     results = make_reader(policy, strategy=strategy).read(TEXT, questions=[HARBOR, CASTLE, TOWER])
     assert len({result.chunks_read for result in results}) == 1
     if strategy in {"overwrite", "refine", "gated"}:
-        sections = list(dict.fromkeys(section for _, section in policy.requests))
-        places = [sections.index(section) for _, section in policy.requests]
-        assert places == sorted(places)
-        assert len(places) == 3 * len(sections)
+        assert policy.shared_one_pass(3)
 
 
 def test_each_question_has_its_result_its_run_and_its_reward(make_reader, log) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,14 +41,14 @@ ASK: Any = {"messages": [("user", "?")]}
 class Uneven(ScriptedPolicy):
     """Slower for every second question; while it is `broken`, it fails at the harbor's fact if that is asked for."""
 
-    def __init__(self) -> None:
-        self.broken = False
+    def __init__(self, reads: Callable[[str], str] = perfect_reader) -> None:
+        self.broken, self.reads = False, reads
         super().__init__(self._reply)
 
     def _reply(self, prompt: str) -> Any:
         if self.broken and "harbor" in part(prompt, "problem") and "harbor is 100" in part(prompt, "section"):
             return PolicyError("gone")
-        return perfect_reader(prompt)
+        return self.reads(prompt)
 
     async def complete(self, prompt: Any, sampling: Any) -> Any:
         number = next((n for n, name in enumerate(NAMES) if name in part(prompt[0]["content"], "problem")), 0)

@@ -75,11 +75,11 @@ def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader,
     assert record.began <= record.ended
 
 
-def test_logging_is_on_unless_it_is_turned_off(make_reader, own_home) -> None:
+def test_logging_is_on_unless_it_is_turned_off(make_reader, isolated_home) -> None:
     make_reader(run_log=False).read(TEXT, QUESTION)
-    assert not (own_home / "runs.sqlite").exists()
+    assert not (isolated_home / "runs.sqlite").exists()
     result = make_reader().read(TEXT, QUESTION)
-    assert RunLog(own_home / "runs.sqlite").get(result.run_id).answer == "4711"
+    assert RunLog(isolated_home / "runs.sqlite").get(result.run_id).answer == "4711"
 
 
 def test_a_run_under_the_id_of_another_replaces_it(make_reader, log, tmp_path) -> None:

@@ -16,7 +16,7 @@ from langchain_core.tools import BaseTool
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import ValidationError
 from support.chat_models import ScriptedChatModel, calls, in_turn
-from support.document_files import pdf
+from support.document_files import make_pdf
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.read_long_document import ReadLongDocument
@@ -218,7 +218,7 @@ class TestWhatTheModelMayRead:
         assert set(full.args) == {"questions", "path", "text", "state_key", "url", "pages"}
 
     def test_pages_of_a_pdf_can_be_chosen(self, make_tool, tmp_path) -> None:
-        (tmp_path / "a.pdf").write_bytes(pdf("The key of castle is 12.", "4.2 Keys", "The key of harbor is 4711."))
+        (tmp_path / "a.pdf").write_bytes(make_pdf("The key of castle is 12.", "4.2 Keys", "The key of harbor is 4711."))
         tool = make_tool(roots=[tmp_path])
         message = call(tool, questions=[HARBOR], path="a.pdf", pages="2-")
         [span] = message.artifact["readings"][0]["evidence"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from pyarrow import parquet
+from support.conversations import conversation
 from support.fake_server import FakeServer
 from support.traces import answered, fan_out, line, spans, step
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, RunFilter
-from memagent_graph.calls import Span, Writes
+from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind
 from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.logged_trace import build_trace
-from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
+from memagent_graph.run_log.records import LoggedEvent
 from memagent_graph.trace import Trace
 
 FIRST, SECOND = spans(["one ", "two "])
@@ -64,23 +65,12 @@ def test_a_line_of_chunks_is_its_own_final_path() -> None:
     assert [update.changed for update in trace.updates] == [True, False, True]
 
 
-def make_conversation(
-    number: int, text: str, *parents: int, branch: str, reads: Span, writes: Writes = Writes.MEMORY
-) -> Conversation:
-    return Conversation(
-        run_id="r", position=reads.index, node="n", branch=branch, role="update", slot=reads.index, writes=writes,
-        step=str(number), attempt=0, outcome=Outcome.ACCEPTED, began=float(number), seconds=0.1, policy="p",
-        policy_version="", tokenizer="t", template="x", sampling={}, prompt_tokens=1, completion_tokens=1,
-        cached_tokens=0, finish_reason="stop", text=text, parents=tuple(map(str, parents)), reads=(reads,), id=number,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("writes", [Writes.MEMORY, Writes.DECISION], ids=["a memory", "what a gate had kept"])
 def test_an_edit_on_a_branch_replaces_its_memory_and_no_others(writes: Writes) -> None:
     conversations = [
-        make_conversation(0, "a", branch="left", reads=FIRST),
-        make_conversation(1, "b", branch="right", reads=FIRST),
-        make_conversation(2, "keep", 1, branch="right", reads=SECOND, writes=writes),
+        conversation(step="0", text="a", branch="left", reads=(FIRST,), id=0),
+        conversation(step="1", text="b", branch="right", reads=(FIRST,), id=1),
+        conversation(1, step="2", text="keep", parents=("1",), branch="right", reads=(SECOND,), writes=writes, id=2),
     ]
     edit = LoggedEvent(9.0, EventKind.MEMORY_EDITED, "a person replaced the memory", 1, text="by hand", step="2")
     trace = build_trace(conversations, [edit])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from click.testing import Result
 from pyarrow import parquet
 from support.command_line import memagent
 from support.fake_server import FakeServer
-from support.programs import Program
+from support.programs import Program, kill_after
 from support.scripts import part
 
 from memagent_evaluation.plots import draw_all
@@ -108,10 +107,7 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
     for kill in range(kills):
         enough = len(server.requests) + moments.randrange(10, 25)
         with Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-            while len(server.requests) < enough:
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                time.sleep(0.005)
-            os.kill(process.pid, signal.SIGKILL)
+            assert kill_after(process, server.requests, enough), process.stderr.read()
         rows = (out / JOURNAL).read_bytes().count(b'"sample_id"')
         assert rows < 12, f"it was over before it could be killed ({kill})"
     server.delay = 0.0
@@ -246,12 +242,12 @@ def test_kept_documents_lie_in_the_folder_and_survive_going_on_without_them(eval
 
 
 def test_data_files_that_changed_in_the_data_folder_are_refused_and_more_tasks_may_read_it(
-    options, server, out, own_home
+    options, server, out, isolated_home
 ) -> None:
     def write(name: str, **fields: Any) -> None:
-        (own_home / "evaluation" / name).write_text(json.dumps({"answers": ["7"], **fields}) + "\n")
+        (isolated_home / "evaluation" / name).write_text(json.dumps({"answers": ["7"], **fields}) + "\n")
 
-    (own_home / "evaluation" / "qa_files").mkdir(parents=True)
+    (isolated_home / "evaluation" / "qa_files").mkdir(parents=True)
     passage = {"context": "Document 1:\nThe key is 7.", "num_docs": 1}
     write("qa_files/mine.jsonl", question="What is it?", document=f"The key is 7.{' Nothing.' * 100}")
     write("eval_50.jsonl", input="What is it?", **passage)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import csv
 import random
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.document_files import pdf
+from support.document_files import make_pdf
 from support.fake_server import FakeServer
-from support.programs import Program, run_program
+from support.programs import Program, kill_after, run_program
 from support.report_documents import asked_sections, reads_keys, reads_keys_and_writes, real_documents, writes_reports
 from support.scripts import document_with, part
 
@@ -262,7 +260,7 @@ def test_more_pairs_than_are_judged_are_counted(reader, tmp_path, monkeypatch) -
 
 def test_pages_are_known_where_documents_have_them(reader, tmp_path) -> None:
     path = tmp_path / "a.pdf"
-    path.write_bytes(pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
+    path.write_bytes(make_pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
     result = report(reader(ScriptedPolicy(reads_keys)), HARBOR, [path], extractive=True)
     ((_, quote),) = result.matrix.quotes()
     assert (quote.text, quote.page) == ("The key of harbor is 4711.", "page 2")
@@ -352,29 +350,6 @@ async def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(
     assert [cell.answer for cell in Report.from_dict(state["report"]).matrix.cells] == ["4711"]
 
 
-WRITE = """
-import sys
-from pathlib import Path
-from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
-from memagent_report import report
-
-url, folder = sys.argv[1], Path(sys.argv[2])
-agent = MemAgent(
-    OpenAICompatiblePolicy("fake", base_url=url),
-    tokenizer="embedded",
-    budget=Budget(context_window=1500, question_tokens=60, memory_tokens=60, chunk_tokens=100, answer_tokens=200),
-    prompts=load_prompts(),
-    store=folder / "documents",
-    checkpoints=folder / "checkpoints.sqlite",
-    run_log=folder / "runs.sqlite",
-)
-with agent:
-    result = report(agent, "What are the keys?", sorted(folder.glob("*.txt")),
-                   questions=["What is the key of harbor?", "What is the key of castle?"])
-    print(result.report_id, *(cell.answer for cell in result.matrix.cells), flush=True)
-"""
-
-
 def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
@@ -383,24 +358,25 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
         facts = {0.3: f"The key of harbor is {1000 + number}.", 0.8: f"The key of castle is {2000 + number}."}
         text = document_with(facts, words=400).replace("word", f"word{number:02}n")  # no two have a chunk in common
         (tmp_path / f"{number:02}.txt").write_text(text)
-    (tmp_path / "write.py").write_text(WRITE)
     moments = random.Random(7)
 
     def respond(body: dict[str, Any], number: int) -> str:
         return reads_keys_and_writes(body["messages"][0]["content"])
 
     with FakeServer(respond, delay=0.03) as server:
-        command = [sys.executable, str(tmp_path / "write.py"), server.base_url, str(tmp_path)]
+        questions = ("-q", HARBOR, "-q", "What is the key of castle?")
+        options = ("--base-url", server.base_url, "--tokenizer", "embedded", "--context-window", "1500",
+                   "--question-tokens", "60", "--memory-tokens", "60", "--chunk-tokens", "100",
+                   "--answer-tokens", "200", "--format", "csv", "--out", tmp_path / "out")  # fmt: skip
+        paths = sorted(tmp_path.glob("*.txt"))
+        command = [sys.executable, "-m", "memagent_graph", "report", "Keys?", *paths, *questions, *options]
         for _ in range(kills):
-            enough = len(server.requests) + moments.randrange(2, 30)
-            with Program(command, stdout=subprocess.DEVNULL) as process:
-                while len(server.requests) < enough:
-                    assert process.poll() is None
-                    time.sleep(0.005)
-                os.kill(process.pid, signal.SIGKILL)
-        done = run_program(command, stdout=subprocess.PIPE, check=True)
+            with Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                assert kill_after(process, server.requests, len(server.requests) + moments.randrange(2, 30))
+        run_program(command, capture_output=True, check=True)
         prompts = [body["messages"][0]["content"] for body in server.requests]
-    answers = done.stdout.split()[1:]
+    rows = csv.DictReader((tmp_path / "out" / "matrix.csv").read_text("utf-8-sig").splitlines())
+    answers = [row["answer"] for row in rows]
     assert answers == [key for number in range(documents) for key in (f"{1000 + number}", f"{2000 + number}")]
     sections = Counter((part(prompt, "problem"), prompt) for prompt in prompts if "<section>" in prompt)
     again = sum(sections.values()) - len(sections)

@@ -16,9 +16,10 @@ from typing import Any
 import httpx2
 import pytest
 from support.fake_server import FakeServer
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import document_with
 from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
 from unit.serving.test_attacks import OF_JSON, endless_conversions, head, until
+from unit.serving.test_reads import sections
 
 from memagent_graph.run_log.records import describe_edit
 from memagent_serve.ledger import Entry
@@ -85,37 +86,6 @@ class Browser:
                 raise AssertionError(f"there was no {name}")
 
             yield wait_for
-
-
-class Scripted:
-    """A perfect reader that remembers what memory each section came with; a test may put another in its place."""
-
-    def __init__(self) -> None:
-        self.sections: list[str] = []
-        self.reply: Callable[[str], str] = perfect_reader
-
-    def __call__(self, body: dict[str, Any], number: int) -> str:
-        prompt = body["messages"][-1]["content"]
-        if "<section>" in prompt:
-            self.sections.append(part(prompt, "memory"))
-        return self.reply(prompt)
-
-
-@pytest.fixture
-def policy() -> Scripted:
-    return Scripted()
-
-
-@pytest.fixture
-def upstream(policy: Scripted) -> Iterator[FakeServer]:
-    with FakeServer(policy, window=1000) as server:
-        yield server
-
-
-@pytest.fixture
-def slow(upstream: FakeServer) -> None:
-    """Reads take so long that a person can do something in between."""
-    upstream.delay = 0.03
 
 
 @pytest.fixture
@@ -187,21 +157,20 @@ def test_several_questions_are_reads_side_by_side_on_one_stream_and_several_docu
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_read_paused_and_stopped_continues_where_it_was(browser: Browser, policy: Scripted) -> None:
+def test_a_read_paused_and_stopped_continues_where_it_was(browser: Browser, upstream: FakeServer) -> None:
     (run_id,) = browser.begin()
     pause(browser, run_id)
     assert browser.read(run_id)["state"] == "paused"
     time.sleep(0.2)  # the request that the pause cut short may still reach the server
-    calls = len(policy.sections)
+    calls = sections(upstream).total()
     time.sleep(0.2)
-    assert len(policy.sections) == calls
+    assert sections(upstream).total() == calls
     assert browser.post(f"reads/{run_id}/stop").status_code == 204
     assert browser.read(run_id)["state"] == "cancelled"
     assert browser.post(f"reads/{run_id}/continue").status_code == 204
     assert finish(browser, run_id)["answer"] == "4711"
-    assert (
-        len(policy.sections) <= len(updates(browser, run_id)) + 1
-    )  # but for the one that the pause interrupted, each was read once
+    # But for the one that the pause interrupted, each was read once.
+    assert sections(upstream).total() <= len(updates(browser, run_id)) + 1
 
 
 @pytest.mark.usefixtures("slow")
@@ -333,24 +302,22 @@ def test_many_reads_are_listed_and_searched_by_pages(server: Served, browser: Br
     assert len(browser.get("reads", newest=10**9)["reads"]) == 200
 
 
-def test_a_killed_server_leaves_reads_that_continue_from_the_page(policy: Scripted, tmp_path: Path) -> None:
+def test_a_killed_server_leaves_reads_that_continue_from_the_page(tmp_path: Path) -> None:
     with (
-        FakeServer(policy, delay=0.1, window=8192) as upstream,
+        FakeServer(delay=0.1) as upstream,
         ServingProcess(upstream.base_url, tmp_path, "--chunk-tokens", "200") as process,
     ):
         before = Browser.at(process)
         (run_id,) = before.begin()
-        until(lambda: len(policy.sections) > 3)
+        until(lambda: sections(upstream).total() > 3)
         process.kill()
-        calls = len(policy.sections)
         process.start()
         after = Browser.at(process)
         assert before.client.get("/page/reads").status_code == 401  # its session ended with the process
         assert after.read(run_id)["state"] == "interrupted"
         assert after.post(f"reads/{run_id}/continue").status_code == 204
         assert finish(after, run_id)["answer"] == "4711"
-        assert calls > 3
-        assert len(policy.sections) <= len(updates(after, run_id)) + 1
+        assert sections(upstream).total() <= len(updates(after, run_id)) + 1
 
 
 # Attacks
@@ -414,9 +381,12 @@ SCRIPT = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
 def test_script_in_names_documents_questions_memories_and_answers_is_sent_as_data_alone(
-    browser: Browser, policy: Scripted
+    browser: Browser, upstream: FakeServer
 ) -> None:
-    policy.reply = lambda prompt: f"harbor {SCRIPT}" if "<section>" in prompt else f"\\boxed{{{SCRIPT}}}"
+    def respond(body: dict[str, Any], number: int) -> str:
+        return f"harbor {SCRIPT}" if "<section>" in body["messages"][-1]["content"] else f"\\boxed{{{SCRIPT}}}"
+
+    upstream.respond = respond
     file = browser.upload(f"{SCRIPT}.txt", f"{SCRIPT} {LONG}").json()["id"]
     (run_id,) = browser.post("reads", files=[file], questions=[f"{SCRIPT}?"]).json()["reads"]
     assert SCRIPT in finish(browser, run_id)["answer"]

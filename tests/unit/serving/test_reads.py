@@ -7,7 +7,6 @@ import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -56,19 +55,6 @@ def sections(upstream: FakeServer) -> Counter[str]:
     """How often each chunk was asked about."""
     prompts = [request["messages"][-1]["content"] for request in upstream.requests]
     return Counter(part(prompt, "section") for prompt in prompts if "<section>" in prompt)
-
-
-@pytest.fixture
-def upstream() -> Iterator[FakeServer]:
-    with FakeServer(window=1000) as server:
-        yield server
-
-
-@pytest.fixture
-def slow(upstream: FakeServer) -> FakeServer:
-    """A read takes so long that a test can do something in between."""
-    upstream.delay = 0.04
-    return upstream
 
 
 def _ask_and_go_away(api: str, upstream: FakeServer) -> None:
