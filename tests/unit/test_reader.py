@@ -33,7 +33,7 @@ from memagent_graph.errors import (
     RunNotFoundError,
     TokenizerError,
 )
-from memagent_graph.policy import TokenUsage
+from memagent_graph.policy import Completion, FinishReason, TokenUsage
 from memagent_graph.storage.checkpoints import open_checkpointer
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1000)
