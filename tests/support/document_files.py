@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 _IMAGE = zlib.compress(b"\x80" * 64)
 
 
-def make_pdf_of(
+def make_raw_pdf(
     contents: Sequence[str], *, annotations: str = "", objects: str = "", root: str = "", resources: str = ""
 ) -> bytes:
     """A PDF of pages with these contents; other objects have numbers from 50."""
@@ -43,14 +43,14 @@ def make_pdf_of(
     return data + f"trailer << /Size {max(places) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF".encode()
 
 
-def pdf_line(text: str) -> str:
+def format_pdf_line(text: str) -> str:
     """What shows a line of text on a page of a PDF."""
     return f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
 
 
 def make_pdf(*pages: str) -> bytes:
     """A small PDF with one line of text per page."""
-    return make_pdf_of([pdf_line(text) for text in pages])
+    return make_raw_pdf([format_pdf_line(text) for text in pages])
 
 
 def make_zip(parts: Mapping[str, str | bytes]) -> bytes:

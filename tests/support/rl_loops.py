@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memagent_evaluation.statistics import Estimate
+from memagent_evaluation.score_statistics import Estimate
 from memagent_graph import RunLog
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.job.collect import CollectSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.made_documents import Sample, made_documents
+from support.made_documents import Made, made_documents
 
 from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError
@@ -13,7 +13,7 @@ from memagent_graph.errors import DocumentError
 
 @pytest.mark.parametrize("made", made_documents(), ids=lambda made: made.name)
 @pytest.mark.usefixtures("in_process_conversion")
-def test_a_documents_fact_is_in_its_text_and_its_losses_are_told(made: Sample, store):
+def test_a_documents_fact_is_in_its_text_and_its_losses_are_told(made: Made, store):
     document = Document.from_bytes(made.data, name=made.name)
     if made.error:
         with pytest.raises(DocumentError, match=re.escape(made.error)) as error:

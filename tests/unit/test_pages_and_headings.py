@@ -59,7 +59,7 @@ x = 1
 """
 
 
-def report(folder: Path, *pages: str) -> Path:
+def write_pdf(folder: Path, *pages: str) -> Path:
     path = folder / "the report.pdf"
     path.write_bytes(make_pdf(*(pages or PAGES)))
     return path
@@ -70,7 +70,7 @@ class TestPagesThatAreChosen:
         ("pages", "chosen"),
         [("4", "4"), ("2-4", "2-4"), (" 1 - 2 , 4 ", "1-2,4"), ("3-", "3-"), ("5–6", "5-6"), (7, "7"), ("3-3", "3")],
     )
-    def test_pages_are_named_in_a_few_ways(self, pages, chosen) -> None:
+    def test_chosen_pages_have_a_usual_form(self, pages, chosen) -> None:
         assert normalise_pages(pages) == chosen
         assert normalise_pages(chosen) == chosen
 
@@ -82,15 +82,15 @@ class TestPagesThatAreChosen:
             normalise_pages(pages)
 
     def test_only_chosen_pages_are_stored(self, store, tmp_path) -> None:
-        ref = store.add(Document.from_path(report(tmp_path)).only("2-3,6"))
+        ref = store.add(Document.from_path(write_pdf(tmp_path)).only("2-3,6"))
         assert ref["pages"] == "2-3,6"
         assert store.read(ref, 0, 10_000) == "\n\n".join((PAGES[1], PAGES[2], PAGES[5]))
         assert [mark.label for mark in store.sections(ref)] == ["page 2", "page 3", "page 6"]
-        from_bytes = Document.from_bytes(report(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
+        from_bytes = Document.from_bytes(write_pdf(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
         assert store.add(from_bytes)["key"] == ref["key"]
 
-    async def test_a_reattached_document_keeps_its_page_choice(self, store, tmp_path) -> None:
-        path = report(tmp_path)
+    async def test_reattached_document_keeps_its_page_choice(self, store, tmp_path) -> None:
+        path = write_pdf(tmp_path)
         ref = store.add(Document.from_path(path).only("4"))
         store.remove(ref)
         await store.reattach(ref, Document.from_path(path))
@@ -104,11 +104,11 @@ class TestPagesThatAreChosen:
             ("9-", "9- was asked"),
         ],
     )
-    def test_pages_beyond_the_end_are_an_error_with_the_remedy(self, store, tmp_path, pages, words) -> None:
+    def test_pages_after_the_end_are_an_error_with_a_remedy(self, store, tmp_path, pages, words) -> None:
         with pytest.raises(DocumentError, match=words):
-            store.add(Document.from_path(report(tmp_path)).only(pages))
+            store.add(Document.from_path(write_pdf(tmp_path)).only(pages))
 
-    def test_pages_of_a_document_without_pages_are_an_error_with_the_remedy(self, store, tmp_path) -> None:
+    def test_a_choice_of_pages_needs_a_document_with_pages(self, store, tmp_path) -> None:
         (tmp_path / "notes.txt").write_text("text")
         (tmp_path / "notes.md").write_text("# text")
         (tmp_path / "notes.docx").write_bytes(make_docx("text"))
@@ -117,9 +117,9 @@ class TestPagesThatAreChosen:
             with pytest.raises(UnsupportedDocumentError, match=r"has no pages to choose.*Leave out the pages"):
                 store.add(Document.of(source).only("1"))
 
-    def test_a_read_takes_chosen_pages_alone(self, make_reader, tmp_path) -> None:
+    def test_a_read_of_chosen_pages_shows_no_others(self, make_reader, tmp_path) -> None:
         reader = make_reader()
-        path = report(tmp_path)
+        path = write_pdf(tmp_path)
         result = reader.read(path, QUESTION, pages="3-4")
         assert result.answer == "4711"
         assert not any("castle" in prompt for prompt in reader.policy.prompts)
@@ -131,7 +131,7 @@ class TestPagesThatAreChosen:
 
 
 class TestHeadings:
-    def test_headings_of_a_contract_are_its_clauses_and_begin_with_their_lines(self) -> None:
+    def test_headings_of_a_contract_are_its_clauses(self) -> None:
         assert [mark.label for mark in find_headings([CONTRACT], "text/plain")] == [
             "1. Definitions", "1.1", "1.2 Term", "2. Payment", "2.1 Fees", "2.2 Taxes and duties",
             "ARTICLE IV TERMINATION", "4.1 Termination for convenience", "4.2", "§ 12 Notices",
@@ -142,7 +142,7 @@ class TestHeadings:
             assert CONTRACT[mark.start_char - 1] == "\n"
             assert CONTRACT[mark.start_char :].lstrip("# ").startswith(mark.label.split()[0])
 
-    def test_a_number_within_a_sentence_is_no_heading(self) -> None:
+    def test_a_number_in_a_sentence_is_no_heading(self) -> None:
         text = (
             "4. Conveying Copies.\n\nThe work must carry notices that it is released under the terms of section\n"
             "7. This requirement changes section 4.\n\n5. Conveying Sources.\n\nYou may.\n"
@@ -156,11 +156,11 @@ class TestHeadings:
         )
         assert len(find_headings([wrapped], "text/plain")) == 2
 
-    def test_code_in_markdown_has_no_headings(self) -> None:
+    def test_comments_in_code_are_no_headings(self) -> None:
         text = "# Title\n```\n# code\n```\n## **Bold** part ##\ntext\n### 2.1 Clause\n"
         assert [mark.label for mark in find_headings([text], "text/markdown")] == ["Title", "Bold part", "2.1 Clause"]
 
-    def test_headings_are_the_same_for_a_text_in_pieces(self) -> None:
+    def test_headings_do_not_depend_on_the_pieces_of_a_text(self) -> None:
         text = CONTRACT * 2_000  # several blocks
         once = find_headings([text], "text/plain")
         assert once == find_headings((text[at : at + 777_777] for at in range(0, len(text), 777_777)), "text/plain")
@@ -184,7 +184,7 @@ class TestHeadings:
             ),
         ],
     )
-    def test_headings_are_guessed_only_if_a_converter_gives_no_more_than_a_title(
+    def test_headings_are_detected_if_a_converter_gives_at_most_a_title(
         self, name: str, data: bytes, expected: list[str], store: DocumentStore
     ) -> None:
         ref = store.add(Document.from_bytes(data, name))
@@ -199,8 +199,8 @@ class TestEvidence:
         reader: MemAgent = make_reader(ScriptedPolicy(perfect_reader), run_log=tmp_path / "runs.sqlite")
         return reader
 
-    def test_evidence_has_page_section_and_a_link_to_the_page_in_every_view(self, reader, tmp_path) -> None:
-        path = report(tmp_path)
+    def test_a_quote_has_a_page_a_section_and_a_link_to_the_page(self, reader, tmp_path) -> None:
+        path = write_pdf(tmp_path)
         result = reader.read(path, QUESTION)
         [quote] = result.evidence
         assert (quote.page, quote.section) == (4, "2. Keys")
@@ -226,17 +226,17 @@ class TestEvidence:
             ("a.html", "<h1>Ports</h1><p>Old.<h2>Keys</h2><p>The key of harbor is 4711.<h2>Ships</h2>", "Ports > Keys"),
         ],
     )
-    def test_evidence_from_a_document_without_pages_has_the_section_alone(self, reader, name, text, section) -> None:
+    def test_a_quote_without_pages_has_only_a_section(self, reader, name, text, section) -> None:
         (quote, *_) = reader.read(Document.from_bytes(text.encode(), name), QUESTION).evidence
         assert (quote.page, quote.section, quote.place, quote.link) == (None, section, section, None)
 
-    def test_evidence_links_to_a_files_name_if_its_path_is_unknown(self, reader, tmp_path) -> None:
-        document = Document.from_bytes(report(tmp_path).read_bytes(), "javascript:alert(1).pdf")
+    def test_a_quote_of_an_unknown_file_is_linked_by_name(self, reader, tmp_path) -> None:
+        document = Document.from_bytes(write_pdf(tmp_path).read_bytes(), "javascript:alert(1).pdf")
         [quote] = reader.read(document, QUESTION).evidence
         assert quote.link == "javascript%3Aalert%281%29.pdf#page=4"
 
-    def test_a_files_path_is_not_in_exports_or_redacted_logs(self, reader, tmp_path) -> None:
-        path = report(tmp_path)
+    def test_the_path_of_a_file_is_not_in_exports_or_redacted_logs(self, reader, tmp_path) -> None:
+        path = write_pdf(tmp_path)
         result = reader.read(path, QUESTION)
         assert result.document["path"] == str(path)
         export_runs(reader.run_log, tmp_path / "runs.parquet")

@@ -39,7 +39,7 @@ def graph() -> Graph:
     return build_module_graph()
 
 
-def test_the_figures_match_the_imports() -> None:
+def test_figures_match_the_imports() -> None:
     text = PAGE.read_text("utf-8")
     assert draw_structure.render_page(text) == text, "run scripts/draw_structure.py"
 

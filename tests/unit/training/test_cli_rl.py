@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support import command_line
 
-from memagent_evaluation.statistics import compute_wilson_interval
+from memagent_evaluation.score_statistics import compute_wilson_interval
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.settings import WordingSettings

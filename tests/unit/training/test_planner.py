@@ -18,9 +18,7 @@ from memagent_training.algorithm.planner import (
     StepPlan,
     count_shared_tokens,
     plan_step,
-    split_into_steps,
 )
-from memagent_training.data.rollouts import Rollout, RolloutGroup
 from memagent_training.training_errors import TrainingError
 
 LAYOUTS = list(Layout)
@@ -159,23 +157,6 @@ class TestRefusals:
     def test_a_row_beyond_the_budget_names_its_run_and_the_remedy(self, layout):
         with pytest.raises(TrainingError, match=r"30 tokens exceeds.*run-1.*at least 30"):
             plan_step(rows_of(10, 30), ranks=1, token_budget=29, layout=layout)
-
-
-class TestOptimizerSteps:
-    GROUPS = tuple(RolloutGroup(f"g{place}", (Rollout("a", (row(1, 1).conversation,), 1.0),)) for place in range(7))
-
-    def names(self, groups, seed=0, steps=None):
-        split = split_into_steps(groups, groups_per_step=3, seed=seed, steps=steps)
-        return [[group.group_id for group in step] for step in split]
-
-    @pytest.mark.parametrize("steps", [None, 3])
-    def test_groups_are_shuffled_by_the_seed_and_not_by_their_order(self, steps):
-        assert self.names(self.GROUPS, steps=steps) == self.names(self.GROUPS[::-1], steps=steps)
-        assert self.names(self.GROUPS, steps=steps) != self.names(self.GROUPS, seed=1, steps=steps)
-
-    def test_two_groups_with_one_name_are_refused(self):
-        with pytest.raises(TrainingError, match="2 groups are named g0"):
-            self.names([self.GROUPS[0], *self.GROUPS])
 
 
 class TestPrefixes:

@@ -59,6 +59,10 @@ def test_without_steps_groups_per_step_decides_and_passes_have_different_orders(
         assert [len(step) for step in steps] == [2, 2, 1], "the rest makes a smaller last step"
         assert Counter(one.group_id for one in itertools.chain(*steps)) == Counter(one.group_id for one in groups)
     assert passes[0] != passes[1]
+    assert schedule(groups[::-1]).pass_order(0) == passes[0], "the seed decides, and not the order of groups"
+    assert schedule(groups, seed=1).pass_order(0) != passes[0]
+    with pytest.raises(TrainingError, match="2 groups are named g0"):
+        schedule([groups[0], *groups])
     assert schedule(groups, steps=1).steps_per_pass == 1
 
 
