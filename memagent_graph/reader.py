@@ -46,7 +46,7 @@ from memagent_graph.reading.outcome import (
     result_from_state,
 )
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
-from memagent_graph.reading.steps import ask_once
+from memagent_graph.reading.steps import ask_outside_run
 from memagent_graph.reading.structured import format_for_resume, with_response_format
 from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
@@ -389,7 +389,7 @@ class MemAgent:
         check_question(question, context)
         memory = graph.strategy.current_memory(state, context)
         context = replace(context, sampling=replace(context.sampling, logprobs=False))
-        reply = await ask_once(ANSWER, {**state, "question": question}, context, memory=memory)
+        reply = await ask_outside_run(ANSWER, {**state, "question": question}, context, memory=memory)
         return AnswerSoFar(reply.value or reply.text, memory, reply.call.usage)
 
     answer_so_far = synchronous(aanswer_so_far)

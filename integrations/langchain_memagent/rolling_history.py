@@ -30,7 +30,7 @@ from memagent_graph.errors import BudgetError
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.outcome import Progress
-from memagent_graph.reading.state import Limits, LineState, ReaderState
+from memagent_graph.reading.state import Limits, ReaderState, SequentialState
 from memagent_graph.reading.steps import Change, StepContext, read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.reading.tracing import detach
@@ -247,7 +247,7 @@ class _ReadOn(Strategy):
 
     name: ClassVar[str] = "read_on"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE,)
-    state: ClassVar[type] = LineState
+    state: ClassVar[type] = SequentialState
 
     def wire(self, graph: StrategyGraph) -> None:
         graph.add_node("take_memory", self._take_memory)
@@ -262,5 +262,5 @@ class _ReadOn(Strategy):
         return {"memory": self.memory}
 
 
-def _choose_after_read_chunk(state: LineState) -> str:
+def _choose_after_read_chunk(state: SequentialState) -> str:
     return END if state.get("span") is None else "update_memory"

@@ -40,7 +40,7 @@ class Reply:
     """The problem with the form of a structured answer; None if there is none."""
 
     @property
-    def step(self) -> str:
+    def call_id(self) -> str:
         """The call's id in the trace. Later calls have it in their `parents`."""
         return self.call.id
 

@@ -14,7 +14,7 @@ from memagent_graph import Budget, Document, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.reading.branching import Finding, cut_segments, groups_that_fit, join_findings, parse_finding
+from memagent_graph.reading.branching import Finding, group_findings, join_findings, parse_finding, split_into_segments
 from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.steps import StepContext
@@ -195,7 +195,7 @@ async def context_of(reader, chunk_tokens: int):
 async def test_groups_have_two_findings_at_least_and_fit_one_call(reader, chunk_tokens, count) -> None:
     context = await context_of(reader, chunk_tokens)
     findings = {str(number): Finding(step="", text=f"</findings> w{number} " * 20) for number in range(count)}
-    groups = groups_that_fit(findings, context)
+    groups = group_findings(findings, context)
     names = [name for group in groups for name in group]
     assert names == [name for name in findings if name in names]
     if groups:
@@ -212,8 +212,8 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
     context = await context_of(reader, 5)
     findings = {str(number): Finding(step="", text="word " * 20) for number in range(3)}
     with pytest.raises(BudgetError, match=r"no room to merge .*chunk_tokens is 5"):
-        groups_that_fit(findings, context)
-    assert groups_that_fit({"0": findings["0"]}, context) == []
+        group_findings(findings, context)
+    assert group_findings({"0": findings["0"]}, context) == []
 
 
 @pytest.mark.parametrize("words", [3, 700])
@@ -226,7 +226,7 @@ async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to
     while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
         starts.append(cursor)
         cursor = choice[1]
-    segments = await cut_segments(step, count)
+    segments = await split_into_segments(step, count)
     assert len(segments) == min(count, len(starts))
     begins = [segment["cursor"]["index"] for segment in segments]
     ends = [segment["end"] for segment in segments]

@@ -124,6 +124,7 @@ async def test_the_profile_of_english_comes_with_the_package(policy, tmp_path: P
     with MemAgent(policy, **options) as reader:
         context = await reader.aprepare()
     assert reader.strategy == load_strategy("gated")
+    assert assemble(reader._parts, ModelInfo(context_window=2000)).budget.context_window == 2000
     assert (context.budget.context_window, context.budget.chunk_tokens, context.boundary) == (2048, 512, "sentence")
     assert {"update", "answer", "gated_update"} <= context.prompts.wording.keys()
     with pytest.raises(PolicyError, match="memagent policy add english"):

@@ -180,22 +180,24 @@ async def test_of_a_reply_of_50_mb_no_more_is_taken_in_than_it_may_have(packed) 
     assert packed or sent < 30_000_000
 
 
-async def test_logprobs_of_another_number_than_the_tokens_do_not_count(tmp_path) -> None:
+async def test_logprobs_that_are_missing_or_of_another_number_than_the_tokens_do_not_count(tmp_path) -> None:
     good = FakeServer(vllm=True)
 
     def respond(body, number):
         reply = good.completion(body, good.respond(body, number))
         if number == 2:
             reply["choices"][0]["logprobs"]["content"].append({"token": "x", "logprob": -0.5})
+        if number == 3:
+            reply["choices"][0]["logprobs"] = None
         return reply
 
     with FakeServer(respond, vllm=True) as server:
         async with reader(server, run_log=tmp_path / "runs.sqlite") as agent:
             result = await agent.aread(TEXT, QUESTION, run_id="r")
     dropped = [event for event in result.events if event.kind is EventKind.LOGPROBS_DROPPED]
-    assert [event.chunk_index for event in dropped] == [2]
-    assert "log-probs came with" in dropped[0].detail
+    assert [event.chunk_index for event in dropped] == [2, 3]
+    assert "log-probs came with" in dropped[0].detail and "no log-probs came" in dropped[1].detail
     rows = RunLog(tmp_path / "runs.sqlite").conversations("r")
     presence = [(row.token_ids is not None, row.logprobs is not None) for row in rows]
-    assert [place for place, row in enumerate(presence) if row != (True, True)] == [2]
+    assert [place for place, row in enumerate(presence) if row != (True, True)] == [2, 3]
     assert presence[2] == (True, False)

@@ -15,11 +15,11 @@ from memagent_graph import (
     ANSWER,
     UPDATE,
     Document,
-    LineState,
     Overwrite,
     ReaderState,
     Role,
     ScriptedPolicy,
+    SequentialState,
     Strategy,
     Writes,
     build_graph,
@@ -39,7 +39,7 @@ class Line(Strategy):
 
     name = "line"
     roles = (UPDATE, ANSWER)
-    state = LineState
+    state = SequentialState
     update = staticmethod(update_memory)
 
     def wire(self, graph) -> None:
@@ -139,7 +139,7 @@ def test_a_change_of_what_the_state_does_not_have_is_refused_and_not_dropped(mak
     with pytest.raises(StrategyError, match=r"'update_memory' changes 'pages'.*Add it to the state class"):
         make_reader(strategy=without(update=staticmethod(update))).read(TEXT, QUESTION)
 
-    class PagesState(LineState):
+    class PagesState(SequentialState):
         pages: NotRequired[int]
 
     right = without(update=staticmethod(update), state=PagesState)
@@ -217,12 +217,14 @@ def test_what_a_role_asks_is_guarded_like_everything_else(make_reader) -> None:
 def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for_ever(make_reader) -> None:
     async def forgetful(state, step):
         span = chosen_chunk(state)
-        reply = await step.ask(UPDATE, memory="", chunk=step.text(span), reads=[span], slot=next(slots))
+        reply = await step.ask(UPDATE, memory="", chunk=step.read_text(span), reads=[span], slot=next(slots))
         return {"memory": reply.text}
 
     slots = count()
     with pytest.raises(StrategyError, match=r"chunk 0 was chosen twice.*step\.mark_read"):
         make_reader(strategy=without(update=staticmethod(forgetful))).read(TEXT, QUESTION)
+    with pytest.raises(StrategyError, match="ran without a chunk"):
+        chosen_chunk({"span": None})
 
 
 @pytest.mark.parametrize(("node", "chunk"), [("open_document", None), ("update_memory", 0), ("update_memory", 3)])

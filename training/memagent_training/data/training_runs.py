@@ -99,7 +99,7 @@ class TrainingRun:
             unknown[step.id] = step.text is None if step.writes is Writes.MEMORY else inherited
             before = None if inherited else trace.memory_before(step.id)
             if step.branch and step.writes is Writes.MEMORY:
-                before = before if trace.continued_indices(trace.updates[trace.update_index(step.id)]) else ""
+                before = before if trace.continued_indices(trace.updates[trace.update_indices[step.id]]) else ""
             around[step.id] = before, None if unknown[step.id] else trace.memory_after(step.id)
         memories_K = []
         for conversation in self.conversations_K:

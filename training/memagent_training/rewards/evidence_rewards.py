@@ -73,7 +73,7 @@ class EvidenceF2Gain(_EvidenceReward):
         if gold is None or sources is None:
             return None
         trace, gains = run.trace, dict[str, float]()
-        last_steps = {trace.update_index(step.id): step.id for step in trace.calls if step.writes is Writes.MEMORY}
+        last_steps = {trace.update_indices[step.id]: step.id for step in trace.calls if step.writes is Writes.MEMORY}
         for update, step in last_steps.items():
             before = frozenset[int]().union(
                 *(sources[former] for former in trace.continued_indices(trace.updates[update]))
