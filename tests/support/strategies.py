@@ -30,7 +30,7 @@ def short(name: str) -> str:
 _FACT = re.compile(r"The key of (\w+) is (\d+)\.|^(\w+) (\d+)$", re.MULTILINE)
 
 
-def reads_perfectly(prompt: str) -> str:
+def answer_perfectly(prompt: str) -> str:
     """A policy that does in each role what it is asked."""
     problem = part(prompt, "problem")
     if prompt.rstrip().endswith(("KEEP or REWRITE:", "KEEP, REWRITE or STOP:")):

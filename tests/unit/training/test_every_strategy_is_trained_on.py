@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 
 from support import training_world
 from support.scripts import document_with
-from support.strategies import EVERY, reads_perfectly, short
+from support.strategies import EVERY, answer_perfectly, short
 from test_trainer_equals_reference import Reference, assert_equal
 
 from memagent_graph import Completion, FinishReason, RunLog, ScriptedPolicy
@@ -39,7 +39,7 @@ def sample(noise: random.Random, text: str, prompt: str) -> Completion:
 def test_steps_on_runs_of_every_strategy_are_the_plain_files(make_reader, tmp_path: Path) -> None:
     """All in one step, since a trainer takes longer to start than to train; each is compared by its own log-probs."""
     noise = random.Random(3)
-    policy = ScriptedPolicy(lambda prompt: sample(noise, reads_perfectly(prompt), prompt))
+    policy = ScriptedPolicy(lambda prompt: sample(noise, answer_perfectly(prompt), prompt))
     groups: list[RolloutGroup] = []
     for place, strategy in enumerate(EVERY):
         log = RunLog(tmp_path / f"runs{place}.sqlite")
@@ -77,7 +77,7 @@ def test_each_preset_on_its_runs_is_the_plain_files(
     noise = random.Random(4)
 
     def now_and_then(prompt: str) -> Completion:
-        text = reads_perfectly(prompt)
+        text = answer_perfectly(prompt)
         if noise.random() < 0.25:
             text = text.replace("4711", "none").replace("12", "none")
         if noise.random() < 0.25 and text == "KEEP":
