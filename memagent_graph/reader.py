@@ -568,10 +568,6 @@ class MemAgent:
             ) from error
         return graph, state
 
-    async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
-        check_options(options)
-        return await store_document(document, self.store, pages=options.get("pages"))
-
     async def _read_each(
         self,
         document: DocumentSource,
@@ -587,7 +583,8 @@ class MemAgent:
         context = with_response_format((await self._graph()).reader_context, options.get("response_format"))
         form = context.structure.format if context.structure else None
         several = check_questions(questions, context)
-        reference = await self._reference(document, options)
+        check_options(options)
+        reference = await store_document(document, self.store, pages=options.get("pages"))
 
         async def one(number: int, question: str, barrier: Barrier) -> ReadResult:
             single: ReadOptions = {**options, "response_format": form, "pages": None, "barrier": barrier}
@@ -605,8 +602,9 @@ class MemAgent:
         """Start a read and run it to its end."""
         graph = (await self._graph()).with_response_format(options.get("response_format"))
         check_question(question, graph.reader_context)
+        check_options(options)
         run_id = options.get("run_id") or new_run_id()
-        reference = await self._reference(document, options)
+        reference = await store_document(document, self.store, pages=options.get("pages"))
         initial = {"question": question, "document": reference, "run_id": run_id}
         if graph.reader_context.structure is not None:
             initial["settings"] = graph.reader_context.settings

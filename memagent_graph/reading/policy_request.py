@@ -7,6 +7,7 @@ rules for bad replies (cut off, empty, refused), retries, counting and logging.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -51,18 +52,33 @@ class PolicyRequest:
     Args:
         step: the step that asks. The cost of the request is added to its own.
         role: the role.
-        messages: the prompt.
         call: the record of the call before its reply.
+        fields: the fields of the role's template.
         previous: the memory that is kept if no reply is accepted.
+        question: the text of {prompt}; None for the run's question.
         continues: whether the only parent is the call that wrote the previous memory.
     """
 
     def __init__(
-        self, step: StepExecution, role: Role, messages: Messages, call: Call, previous: str, *, continues: bool
+        self,
+        step: StepExecution,
+        role: Role,
+        call: Call,
+        fields: Mapping[str, str],
+        previous: str,
+        question: str | None,
+        *,
+        continues: bool,
     ) -> None:
         self._step, self._context = step, step.context
-        self._role, self._messages, self._call = role, messages, call
+        self._role, self._call = role, call
         self._previous, self._continues = previous, continues
+        prompt = question or step.state["question"]
+        if self._context.structure is not None:
+            fields = {"schema": self._context.schema, **fields}
+            if question is None and role.writes is not Writes.ANSWER:
+                prompt = self._context.question_shown(prompt)
+        self._messages: Messages = self._context.prompts.messages(role.name, prompt, **fields)
         self._chunk = step.chunk = call.reads[0].index if call.reads else None
         self._bound = role.tokens(step.context.budget)
         self._attempts = self._logged_events = 0
