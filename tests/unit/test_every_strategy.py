@@ -20,7 +20,7 @@ import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
 from support.scripts import document_with, with_ids
-from support.strategies import EVERY, reads_perfectly, short
+from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 
 from memagent_graph import (
     Budget,
@@ -51,7 +51,7 @@ SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_
 
 
 def exactly(prompt: str) -> Completion:
-    return with_ids(prompt, reads_perfectly(prompt))
+    return with_ids(prompt, answer_perfectly(prompt))
 
 
 KILLED = ("overwrite", "parallel", "segments:count=3", "reread", "recall")
@@ -61,11 +61,11 @@ All are broken off within the process."""
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "killed" in metafunc.fixturenames:
-        strategies = KILLED if metafunc.config.getoption("--soak") is None else EVERY
-        metafunc.parametrize("killed", strategies, ids=short)
+        strategies = KILLED if metafunc.config.getoption("--soak") is None else ALL_STRATEGIES
+        metafunc.parametrize("killed", strategies, ids=short_name)
 
 
-@pytest.fixture(scope="module", params=EVERY, ids=short)
+@pytest.fixture(scope="module", params=ALL_STRATEGIES, ids=short_name)
 def strategy(request) -> str:
     return request.param
 
@@ -242,7 +242,7 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     moments, most = random.Random(f"{killed[-9:]}"), size(4, 40) if is_line else size(1, 12)
     is_finished = False
     kills = 0
-    with FakeServer(lambda body, number: reads_perfectly(body["messages"][0]["content"]), delay=0.02) as server:
+    with FakeServer(lambda body, number: answer_perfectly(body["messages"][0]["content"]), delay=0.02) as server:
         options = ("--base-url", server.base_url, "--strategy", killed, "--json")
         program = [sys.executable, "-m", "memagent_graph"]
         read = [*program, "read", tmp_path / "book.txt", "-q", QUESTION, "--run-id", "r", *SMALL_CHUNKS, *options]

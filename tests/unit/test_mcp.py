@@ -31,7 +31,7 @@ from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
-from support.strategies import reads_perfectly
+from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.addresses import is_local, listen
@@ -310,7 +310,7 @@ async def test_a_reader_that_searches_says_so_in_answers(tmp_path) -> None:
 async def test_progress_of_branches_side_by_side_never_falls_and_names_no_chunk_for_a_merge() -> None:
     lines = {place / 25: f"The key of harbor is {place}000{place}000." for place in range(1, 25)}
     reports = Reports()
-    async with in_process(script=reads_perfectly, reader={"strategy": "map_reduce"}) as session:
+    async with in_process(script=answer_perfectly, reader={"strategy": "map_reduce"}) as session:
         read = await read_book(session, reports, text=document_with(lines, words=600))
     assert not read.isError, text_of(read)
     shares = reports.shares

@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from support.scripts import part
 
-from langchain_memagent.rolling_history import read_on
+from langchain_memagent.rolling_history import read_messages_into_memory
 from memagent_graph import MemAgent, ScriptedPolicy
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -23,7 +23,7 @@ def read(reader: MemAgent, memory: str, messages: list[BaseMessage]) -> str:
     def ignore(run_id: str, question: str, update: Any) -> None:
         pass
 
-    return asyncio.run(read_on(reader, memory, messages, QUESTION, config={}, report=ignore))
+    return asyncio.run(read_messages_into_memory(reader, memory, messages, QUESTION, config={}, report=ignore))
 
 
 def test_the_memory_stays_within_the_readers_budget(make_reader: MakeReader) -> None:

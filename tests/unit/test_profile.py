@@ -11,7 +11,7 @@ from unittest.mock import ANY
 import pytest
 from support.fake_server import FakeServer
 from support.scripts import document_with
-from support.strategies import EXAMPLE, reads_perfectly
+from support.strategies import EXAMPLE, answer_perfectly
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Overwrite, ScriptedPolicy, UpdateRules, load_tokenizer
 from memagent_graph.budget import Budget
@@ -146,7 +146,7 @@ def test_it_may_bring_the_words_of_any_role_of_a_strategy(tmp_path, make_reader)
     profile = require_profile(tmp_path / "policy")
     save_profile(profile, tmp_path / "again")
     assert require_profile(tmp_path / "again").prompts.wording == profile.prompts.wording
-    policy = ScriptedPolicy(reads_perfectly)
+    policy = ScriptedPolicy(answer_perfectly)
     reader = make_reader(policy, strategy=EXAMPLE, profile=tmp_path / "policy", budget=None, prompts=None)
     text = document_with({0.3: "The key of harbor is 4711."}, words=600)
     assert reader.read(text, "What is the key of harbor?").chunks_read > 1

@@ -13,7 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from support.chat_models import calls, in_turn
 from support.scripts import document_with, part, perfect_reader
 from typing_extensions import TypedDict
-from unit.test_node import parent_of
+from unit.test_node import build_parent
 from unit.test_tool import caller, tool_messages
 
 from langchain_memagent.middleware import MemAgentMiddleware
@@ -142,7 +142,7 @@ class TestTheNode:
             make_reader(policy), memory="notes", run_id="run", evidence="quotes", stop_reason="why",
             write=lambda state, results: {"document": [result.chunks_read for result in results]},
         )  # fmt: skip
-        out = await invoke(parent_of(node, AskState).compile(), {"question": QUESTIONS, "document": TEXT})
+        out = await invoke(build_parent(node, AskState).compile(), {"question": QUESTIONS, "document": TEXT})
         assert out["answer"] == KEYS
         assert [notes.split()[-1] for notes in out["notes"]] == KEYS
         assert [quotes[0]["quote"].split()[-1] for quotes in out["quotes"]] == KEYS
@@ -153,7 +153,7 @@ class TestTheNode:
 
     async def test_a_list_of_one_gives_lists_too_and_equal_questions_are_read_for_once(self, make_reader) -> None:
         policy = Uneven()
-        graph = parent_of(memagent_node(make_reader(policy), run_id="run"), AskState).compile()
+        graph = build_parent(memagent_node(make_reader(policy), run_id="run"), AskState).compile()
         out = await invoke(graph, {"question": QUESTIONS[:1], "document": TEXT})
         assert out["answer"] == KEYS[:1]
         policy.prompts.clear()
@@ -164,7 +164,7 @@ class TestTheNode:
 
     async def test_what_is_no_question_is_refused_before_anything_is_read(self, make_reader) -> None:
         policy = Uneven()
-        graph = parent_of(memagent_node(make_reader(policy)), AskState).compile()
+        graph = build_parent(memagent_node(make_reader(policy)), AskState).compile()
         for question in ({"q": QUESTIONS[0]}, [QUESTIONS[0], " "]):
             with pytest.raises(MemAgentError, match=r"not a text or a list of texts|the question is empty"):
                 await invoke(graph, {"question": question, "document": TEXT})
@@ -175,7 +175,7 @@ class TestTheNode:
     ) -> None:
         policy = Uneven()
         node = memagent_node(make_reader(policy, run_log=log), evidence="quotes", run_id="run")
-        outer = parent_of(parent_of(node, AskState).compile(), AskState).compile(checkpointer=InMemorySaver())
+        outer = build_parent(build_parent(node, AskState).compile(), AskState).compile(checkpointer=InMemorySaver())
         policy.broken = True
         with pytest.raises(PolicyError, match="gone"):
             await invoke(outer, {"question": QUESTIONS, "document": TEXT})

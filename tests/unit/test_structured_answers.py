@@ -13,9 +13,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
-from support.strategies import EVERY, reads_perfectly, short
+from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 from typing_extensions import TypedDict
-from unit.test_node import parent_of
+from unit.test_node import build_parent
 
 from langchain_memagent.node import memagent_node
 from langchain_memagent.read_long_document import ReadLongDocument
@@ -259,10 +259,10 @@ def test_a_template_of_one_s_own_shows_the_schema_where_it_has_it(structured_rea
     assert part(reader.policy.prompts[-1], "schema") == ""
 
 
-@pytest.mark.parametrize("name", EVERY, ids=short)
+@pytest.mark.parametrize("name", ALL_STRATEGIES, ids=short_name)
 def test_every_strategy_answers_in_the_form(structured_reader, name) -> None:
     def script(prompt: str) -> Completion:
-        text = "4711" if "<schema>" in prompt else reads_perfectly(prompt)
+        text = "4711" if "<schema>" in prompt else answer_perfectly(prompt)
         text = GOOD if "<error>" in prompt else text
         return Completion(text, FinishReason.STOP, "scripted", token_ids=[1], logprobs=[-0.1])
 
@@ -335,12 +335,12 @@ class TestInGraphs:
 
     def test_a_node_writes_the_value(self, structured_reader) -> None:
         node = memagent_node(structured_reader(GOOD), response_format=Key, value="key")
-        out = parent_of(node, self.State).compile().invoke({"question": QUESTION, "document": TEXT})
+        out = build_parent(node, self.State).compile().invoke({"question": QUESTION, "document": TEXT})
         assert (out["answer"], out["key"]) == (GOOD, {"place": "harbor", "key": 4711})
 
     async def test_a_node_of_several_questions(self, structured_reader) -> None:
         node = memagent_node(structured_reader(*[GOOD] * 2), response_format=Key, value="key")
-        app = parent_of(node, self.State).compile(checkpointer=InMemorySaver())
+        app = build_parent(node, self.State).compile(checkpointer=InMemorySaver())
         request = {"question": [QUESTION, "And of castle?"], "document": TEXT}
         out = await app.ainvoke(request, {"configurable": {"thread_id": "1"}})
         assert out["key"] == [{"place": "harbor", "key": 4711}] * 2

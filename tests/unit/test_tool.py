@@ -26,9 +26,9 @@ from memagent_graph.errors import PolicyUnreachableError
 TEXT = document_with({0.3: "The key of castle is 12.", 0.6: "The key of harbor is 4711."}, words=1000)
 HARBOR = "What is the key of harbor?"
 CASTLE = "What is the key of castle?"
-TIGHT: Any = {"recursion_limit": 25}
+LOW_RECURSION_LIMIT: Any = {"recursion_limit": 25}
 """What langchain-core puts into every config that has no limit of its own; reading TEXT takes more steps."""
-THREAD: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
+THREAD: Any = {"configurable": {"thread_id": "t"}, **LOW_RECURSION_LIMIT}
 TURN: Any = {"messages": [("user", "?")]}
 
 
@@ -248,7 +248,7 @@ class TestWhatTheModelMayRead:
 class TestTheStateOfAnAgent:
     def ask(self, tool: ReadLongDocument, key: str, report: Any) -> ToolMessage:
         agent = create_agent(caller({"questions": [HARBOR], "state_key": key}), [tool], state_schema=WithReport)
-        (message,) = tool_messages(agent.invoke({**TURN, "report": report}, TIGHT))
+        (message,) = tool_messages(agent.invoke({**TURN, "report": report}, LOW_RECURSION_LIMIT))
         return message
 
     @pytest.mark.parametrize("report", [TEXT, TEXT.encode(), [LangChainDocument(TEXT)], LangChainDocument(TEXT)])
@@ -367,7 +367,7 @@ class TestInAnAgent:
         tool = make_tool(state_keys=["report"])
         forged = {"questions": [HARBOR], "state_key": "report", "runtime": {"state": {"report": "forged"}}}
         agent = self.agent(tool, forged, state_schema=WithReport)
-        (message,) = tool_messages(agent.invoke({**TURN, "report": TEXT}, TIGHT))
+        (message,) = tool_messages(agent.invoke({**TURN, "report": TEXT}, LOW_RECURSION_LIMIT))
         assert message.text.startswith("Answer: 4711")
         assert "runtime" not in tool.args
 
