@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ DocumentSource: TypeAlias = Any
 """A source for `Document.of`: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
 
 
-class MemAgent:
+class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["MemAgent"]):
     """Reads documents of any length with a policy whose context is small (MemAgent, arXiv 2507.02259).
 
     Defaults come from the policy: tokenizer, context window, and the budget and prompts of its training. Every method
@@ -515,14 +515,8 @@ class MemAgent:
             if isinstance(self._checkpoints, str | Path) and isinstance(graph.checkpointer, BaseCheckpointSaver):
                 await graph.checkpointer.aclose()  # type: ignore[attr-defined]
 
-    async def __aenter__(self) -> MemAgent:
-        return self
-
     async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
-
-    def __enter__(self) -> MemAgent:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

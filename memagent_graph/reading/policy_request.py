@@ -124,29 +124,24 @@ class PolicyRequest:
         for remaining in range(rules.retries, -1, -1):
             completion = await self._complete()
             text = extract_reply(completion.text).strip()
-            outcome = self._check(completion, text)
-            if isinstance(outcome, ParsedReply):
-                if outcome.text is None:
-                    self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous)
-                    return self._previous, outcome.value
-                memory = outcome.text
-                self._log(completion, Outcome.ACCEPTED, memory)
-                return memory, outcome.value
-            rule = rules.rule_for(outcome.kind)
-            if rule is UpdateRule.RETRY and remaining:
-                self._note(outcome.kind, outcome.detail, rule)
-                self._note(EventKind.RESAMPLED, f"{remaining} more tries")
-                self._log(completion, Outcome.DISCARDED)
-                continue
-            parsed = self._parse(self._truncate(text)) if rule is UpdateRule.ACCEPT else None
-            if isinstance(parsed, ParsedReply) and parsed.text is not None:
-                self._note(outcome.kind, outcome.detail, rule)
-                memory = parsed.text
-                self._log(completion, Outcome.ACCEPTED, memory)
-                return memory, parsed.value
-            self._note(outcome.kind, outcome.detail, UpdateRule.KEEP_PREVIOUS)
-            self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous)
-            return self._previous if self._role.writes is Writes.MEMORY else "", None
+            parsed: ParsedReply | ParseFailure | None = self._check(completion, text)
+            if isinstance(parsed, ParseFailure):
+                failure, rule = parsed, rules.rule_for(parsed.kind)
+                if rule is UpdateRule.RETRY and remaining:
+                    self._note(failure.kind, failure.detail, rule)
+                    self._note(EventKind.RESAMPLED, f"{remaining} more tries")
+                    self._log(completion, Outcome.DISCARDED)
+                    continue
+                parsed = self._parse(self._truncate(text)) if rule is UpdateRule.ACCEPT else None
+                if not isinstance(parsed, ParsedReply) or parsed.text is None:
+                    parsed, rule = None, UpdateRule.KEEP_PREVIOUS
+                self._note(failure.kind, failure.detail, rule)
+            if parsed is None or parsed.text is None:
+                self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous)
+                kept = self._previous if self._role.writes is Writes.MEMORY else ""
+                return kept, parsed.value if parsed else None
+            self._log(completion, Outcome.ACCEPTED, parsed.text)
+            return parsed.text, parsed.value
         raise AssertionError("the last try always returns")
 
     @property
