@@ -13,7 +13,7 @@ import pytest
 from langchain_core.documents import Document as LangChainDocument
 from support.document_files import make_zip
 
-from memagent_graph.documents import Document, DocumentStore, SourceMark
+from memagent_graph.documents import Document, SourceMark
 from memagent_graph.errors import (
     DocumentError,
     DocumentMismatchError,
@@ -300,12 +300,6 @@ def test_a_disk_that_is_full_is_told_and_leaves_no_text_cut_off(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("too large") == 2, done.stdout
     assert "MEMAGENT_HOME" in done.stdout
-
-
-def test_a_store_that_cannot_be_made_is_told(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DocumentError, match=r"cannot be written.*MEMAGENT_HOME"):
-        DocumentStore(tmp_path / "file" / "store").add(Document.from_text("text"))
 
 
 @pytest.mark.parametrize(

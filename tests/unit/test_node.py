@@ -51,10 +51,10 @@ def build_parent(node: Any, state: Any = State, **options: Any) -> StateGraph:
 
 
 class TestTheParentsKeys:
-    def test_are_question_document_and_answer_unless_named(self, make_reader) -> None:
+    def test_the_parents_keys_are_question_document_and_answer_unless_others_are_named(self, make_reader) -> None:
         assert build_parent(memagent_node(make_reader())).compile().invoke(INPUT) == {**INPUT, "answer": "4711"}
 
-    def test_can_have_other_names_and_take_more_of_the_result(self, make_reader) -> None:
+    def test_the_parents_keys_can_have_other_names_and_take_more_of_the_result(self, make_reader) -> None:
         class Other(TypedDict, total=False):
             task: str
             report: str
@@ -72,7 +72,7 @@ class TestTheParentsKeys:
         [quote] = out["quotes"]
         assert TEXT[quote["start_char"] : quote["end_char"]] == quote["quote"]
 
-    def test_can_be_functions_of_the_state(self, make_reader) -> None:
+    def test_question_and_document_can_be_functions_of_the_state(self, make_reader) -> None:
         node = memagent_node(
             make_reader(),
             question=lambda state: f"{state['question']} Answer at once.",
@@ -82,7 +82,7 @@ class TestTheParentsKeys:
         )
         assert build_parent(node).compile().invoke(INPUT)["answer"] == f"{QUESTION} 4711"
 
-    def test_are_attributes_where_the_state_is_an_object(self, make_reader) -> None:
+    def test_attributes_of_a_state_that_is_an_object_are_read(self, make_reader) -> None:
         @dataclass
         class ObjectState:
             question: str
@@ -93,22 +93,22 @@ class TestTheParentsKeys:
         assert out["answer"] == "4711"
 
     @pytest.mark.parametrize("options", [{"evidence": "qoutes"}, {"write": lambda state, result: {"qoutes": 1}}])
-    def test_are_refused_where_langgraph_would_drop_what_is_written(self, make_reader, options) -> None:
+    def test_a_key_that_the_state_lacks_is_refused_when_it_is_written(self, make_reader, options) -> None:
         parent = build_parent(memagent_node(make_reader(), **options)).compile()
         with pytest.raises(MemAgentError, match='state has no "qoutes"'):
             parent.invoke(INPUT)
 
-    def test_are_the_callers_where_the_node_is_called_in_another_one(self, make_reader) -> None:
+    def test_a_node_that_another_one_calls_writes_the_callers_keys(self, make_reader) -> None:
         node = memagent_node(make_reader(), answer="result")
         parent = build_parent(lambda state: {"answer": node.invoke(state)["result"]}).compile()
         assert parent.invoke(INPUT)["answer"] == "4711"
 
-    def test_of_the_readers_own_graph_include_one_for_what_it_found(self, make_reader) -> None:
+    def test_the_readers_graph_needs_a_key_for_the_answer(self, make_reader) -> None:
         parent = build_parent(make_reader().graph(), TypedDict("Asking", {"question": str, "document": str})).compile()
         with pytest.raises(MemAgentError, match="no place for the answer"):
             parent.invoke(INPUT)
 
-    def test_are_named_where_they_are_missing(self, make_reader) -> None:
+    def test_a_key_that_is_missing_is_named(self, make_reader) -> None:
         parent = build_parent(memagent_node(make_reader())).compile()
         with pytest.raises(MemAgentError, match=r'no "document" to take the document from.*document="\.\.\."'):
             parent.invoke({"question": QUESTION})
@@ -157,7 +157,7 @@ def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
         memagent_node(graph)
 
 
-async def test_no_run_of_the_package_shows_text_that_stands_in_the_state(make_reader) -> None:
+async def test_no_run_of_the_package_shows_the_text_in_the_state(make_reader) -> None:
     recorder = Recorder()
     policy = TracePolicy(process_inputs=omit_payload, process_outputs=omit_payload)
     parent = build_parent(memagent_node(make_reader()), trace_policy=policy).compile(name="parent")

@@ -100,7 +100,7 @@ class TestTheTool:
         assert policy.shared_one_pass(7)
 
     @pytest.mark.parametrize("own", [False, True])
-    async def test_raised_a_failure_costs_the_others_nothing_and_all_continue(self, make_reader, own) -> None:
+    async def test_a_failure_that_is_raised_leaves_the_other_questions_and_all_continue(self, make_reader, own) -> None:
         policy = Uneven()
         policy.broken = True
         reader = make_reader(policy, run_log=False, **({"checkpoints": InMemorySaver()} if own else {}))
@@ -118,7 +118,7 @@ class TestTheTool:
         assert again == {QUESTIONS[0]}, "the others had ended before the error was raised"
         assert sum(policy.counts.values()) == len(policy.counts) + 1
 
-    async def test_told_of_a_failure_the_model_has_the_other_answers_and_asks_that_one_again(self, make_reader) -> None:
+    async def test_a_model_gets_the_other_answers_and_asks_the_failed_question_again(self, make_reader) -> None:
         policy = Uneven()
         policy.broken = True
         tool, saver = ReadLongDocument(agent=make_reader(policy, run_log=False)), InMemorySaver()
@@ -170,7 +170,7 @@ class TestTheNode:
                 await invoke(graph, {"question": question, "document": TEXT})
         assert not policy.prompts
 
-    async def test_nested_one_that_fails_is_raised_once_the_others_have_ended_and_alone_continues(
+    async def test_a_nested_nodes_failed_question_is_raised_after_the_others_and_continues_alone(
         self, make_reader, log
     ) -> None:
         policy = Uneven()

@@ -185,7 +185,7 @@ async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(mak
 @pytest.mark.parametrize(
     "error", [DocumentError("gone"), BudgetError("too long"), PolicyAuthenticationError("a wrong key")]
 )
-async def test_what_trying_again_does_not_mend_is_not_tried_again(make_reader, error) -> None:
+async def test_an_error_that_is_permanent_is_not_tried_again(make_reader, error) -> None:
     script = Failing(error=error)
     graph = graph_of(memagent_node(make_reader(ScriptedPolicy(script))))
     with pytest.raises(PermanentError):

@@ -127,11 +127,12 @@ class TestRanks:
         assert [[batch.tokens for batch in rank] for rank in plan.micro_batches] == [[20]] * 4
         assert idle_share(plan) == 0
 
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_ranks_stay_within_the_budget_with_one_long_row_and_many_short_ones(self, layout):
+    @pytest.mark.parametrize(("layout", "critical"), [*zip(LAYOUTS, [148, 152, 168], strict=True)])
+    def test_ranks_stay_within_the_budget_with_one_long_row_and_many_short_ones(self, layout, critical):
         rows = rows_of(100, *[4] * 25)
         plan = plan_step(rows, ranks=2, token_budget=100, layout=layout)
         assert max(batch.tokens for rank in plan.micro_batches for batch in rank) == 100
+        assert plan.critical_tokens == critical, "what has too many rows is halved"
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_ranks_are_nearly_always_busy(self, layout):
