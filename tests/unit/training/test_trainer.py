@@ -206,7 +206,7 @@ def test_the_log_prob_gap_is_printed_before_the_first_step(two_steps) -> None:
 
 
 def test_sampling_metrics_equal_their_formulas(two_steps) -> None:
-    """From the initial weights, whatever the step: the policy's own drift is in `ratio`."""
+    """Log-probs of the initial weights at every step: the policy's own drift is in `ratio`."""
     trainer, *_ = two_steps
     pairs = [
         (logged, old)
