@@ -20,7 +20,7 @@ import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
 from support.scripts import document_with, with_ids
-from support.strategies import EVERY, answer_perfectly, short
+from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 
 from memagent_graph import (
     Budget,
@@ -61,11 +61,11 @@ All are broken off within the process."""
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "killed" in metafunc.fixturenames:
-        strategies = KILLED if metafunc.config.getoption("--soak") is None else EVERY
-        metafunc.parametrize("killed", strategies, ids=short)
+        strategies = KILLED if metafunc.config.getoption("--soak") is None else ALL_STRATEGIES
+        metafunc.parametrize("killed", strategies, ids=short_name)
 
 
-@pytest.fixture(scope="module", params=EVERY, ids=short)
+@pytest.fixture(scope="module", params=ALL_STRATEGIES, ids=short_name)
 def strategy(request) -> str:
     return request.param
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from langchain_memagent.rolling_history import read_on
+from langchain_memagent.rolling_history import read_messages_into_memory
 from memagent_graph import MemAgent, ScriptedPolicy
 
 MakeReader = Callable[..., MemAgent]
@@ -21,7 +21,7 @@ def read(reader: MemAgent, memory: str, messages: list[BaseMessage]) -> str:
     def ignore(run_id: str, question: str, update: Any) -> None:
         pass
 
-    return asyncio.run(read_on(reader, memory, messages, QUESTION, config={}, report=ignore))
+    return asyncio.run(read_messages_into_memory(reader, memory, messages, QUESTION, config={}, report=ignore))
 
 
 def test_nothing_of_the_messages_is_stored(make_reader: MakeReader, tmp_path: Path, isolated_home: Path) -> None:

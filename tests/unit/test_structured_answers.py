@@ -11,7 +11,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
-from support.strategies import EVERY, answer_perfectly, short
+from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 from typing_extensions import TypedDict
 from unit.test_node import build_parent
 
@@ -249,7 +249,7 @@ def test_a_template_of_one_s_own_shows_the_schema_where_it_has_it(structured_rea
     assert part(reader.policy.prompts[-1], "schema") == ""
 
 
-@pytest.mark.parametrize("name", EVERY, ids=short)
+@pytest.mark.parametrize("name", ALL_STRATEGIES, ids=short_name)
 def test_every_strategy_answers_in_the_form(structured_reader, name) -> None:
     def script(prompt: str) -> Completion:
         text = "4711" if "<schema>" in prompt else answer_perfectly(prompt)
