@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks import filing_texts
 from benchmarks.filing_texts import QUESTION, Filing, GeneratedFiling, write_filings
 from memagent_corpus import TableFolder
-from memagent_evaluation.statistics import compute_wilson_interval
+from memagent_evaluation.score_statistics import compute_wilson_interval
 
 FIELDS: Final = tuple(Filing.model_fields)
 _TOLERANCE: Final = 0.0005

@@ -23,8 +23,8 @@ from pathlib import Path
 from statistics import fmean
 
 from memagent_evaluation.samples import Sample, TaskSettings
+from memagent_evaluation.score_statistics import compare, estimate
 from memagent_evaluation.scorers import score
-from memagent_evaluation.statistics import compare, estimate
 from memagent_evaluation.tasks import load_task
 from memagent_graph import Completion, MemAgent, UpdateRule, UpdateRules, load_tokenizer
 from memagent_graph.policies.local import LocalPolicy
@@ -196,8 +196,8 @@ def main() -> None:
                 first_measurement.compute_shares("right"),
                 names=(last_name, first_name),
             )
-            print(f"\nAnswers: {answers.points}, p {answers.p}")
-            print(f"Decisions: {decisions.points}, p {decisions.p}\n", flush=True)
+            print(f"\nAnswers: {answers.formatted_difference}, p {answers.formatted_p_value}")
+            print(f"Decisions: {decisions.formatted_difference}, p {decisions.formatted_p_value}\n", flush=True)
 
 
 if __name__ == "__main__":

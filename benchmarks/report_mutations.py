@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memagent_evaluation.english_facts import EnglishFacts
-from memagent_evaluation.statistics import compute_wilson_interval
+from memagent_evaluation.score_statistics import compute_wilson_interval
 from memagent_report.checked_report import check_quote, find_lower_case_words
 from memagent_report.evidence_matrix import SourceQuote
 from memagent_report.sentence_checks import check_sentence

@@ -5,7 +5,7 @@
 Its runs are logged, resumed, edited, shown, exported and trained on like those of the strategies that ship.
 """
 
-from memagent_graph import ANSWER, UPDATE, EventKind, LineState, ParsedReply, ParseFailure, Role, Strategy, Writes
+from memagent_graph import ANSWER, UPDATE, EventKind, ParsedReply, ParseFailure, Role, SequentialState, Strategy, Writes
 from memagent_graph.reading.steps import answer, chosen_chunk, read_chunk, route_after_read_chunk, update_memory
 
 
@@ -25,7 +25,7 @@ The section above is the next part of a long document. Does it say anything on t
 Reply with yes or no:""")  # fmt: skip
 
 
-class GateState(LineState):
+class GateState(SequentialState):
     """The state of a sequential strategy, with the gate's decision on the chosen chunk."""
 
     is_new: bool
@@ -49,7 +49,7 @@ class OwnGate(Strategy):
 async def ask_gate(state, step):
     """Ask whether the chosen chunk has anything new; every reply but a clear no counts as yes."""
     span = chosen_chunk(state)
-    reply = await step.ask(GATE, memory=state["memory"], chunk=step.text(span), reads=[span])
+    reply = await step.ask(GATE, memory=state["memory"], chunk=step.read_text(span), reads=[span])
     if reply.value is False:
         step.mark_read(span)
     return {"is_new": reply.value is not False}

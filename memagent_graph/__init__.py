@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from memagent_graph.reading.graph import ReaderGraph as ReaderGraph
     from memagent_graph.reading.graph import build_graph as build_graph
     from memagent_graph.reading.state import Limits as Limits
-    from memagent_graph.reading.state import LineState as LineState
     from memagent_graph.reading.state import ReaderContext as ReaderContext
     from memagent_graph.reading.state import ReaderState as ReaderState
+    from memagent_graph.reading.state import SequentialState as SequentialState
     from memagent_graph.reading.state import UpdateRules as UpdateRules
     from memagent_graph.reading.steps import StepContext as StepContext
     from memagent_graph.reading.steps import branch as branch
@@ -101,7 +101,7 @@ _HOMES = {
     "provenance.evidence": "Evidence",
     "reader": "MemAgent",
     "reading.graph": "ReaderGraph build_graph",
-    "reading.state": "Limits LineState ReaderContext ReaderState UpdateRules",
+    "reading.state": "Limits SequentialState ReaderContext ReaderState UpdateRules",
     "reading.steps": "StepContext branch",
     "reading.strategy": "Strategy StrategyGraph",
     "response_format": "ResponseFormat",

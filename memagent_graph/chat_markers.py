@@ -8,7 +8,7 @@ and Granite. Their markers are public in the tokenizer files of the models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -65,14 +65,10 @@ def configured_markers(config: Mapping[str, Any]) -> frozenset[str]:
     for key in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
         value = config.get(key)
         tokens += value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    markers = frozenset(text for text in _contents(tokens) if not _WORDS.fullmatch(text))
+    markers = frozenset(text for text in _list_texts(tokens, "content") if not _WORDS.fullmatch(text))
     templates = config.get("chat_template")
-    texts = (
-        [template.get("template") for template in templates if isinstance(template, Mapping)]
-        if isinstance(templates, list)
-        else [templates]
-    )
-    return markers.union(*(markers_in(text) for text in texts if isinstance(text, str)))
+    texts = _list_texts(templates if isinstance(templates, list) else [templates], "template")
+    return markers.union(*map(markers_in, texts))
 
 
 def folder_markers(folder: Path) -> frozenset[str]:
@@ -86,9 +82,7 @@ def folder_markers(folder: Path) -> frozenset[str]:
     return markers
 
 
-def _contents(tokens: Iterable[Any]) -> Iterator[str]:
-    """Yield the texts of tokens, which are listed directly or in an object with their properties."""
-    for token in tokens:
-        text = token.get("content") if isinstance(token, Mapping) else token
-        if isinstance(text, str):
-            yield text
+def _list_texts(values: Iterable[Any], key: str) -> list[str]:
+    """Return texts, which are values themselves or in an object with their properties, under this key."""
+    texts = (value.get(key) if isinstance(value, Mapping) else value for value in values)
+    return [text for text in texts if isinstance(text, str)]

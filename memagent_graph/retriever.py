@@ -42,13 +42,13 @@ async def rank_texts(retriever: Retriever, texts: Iterator[str], query: str) -> 
     """
     count = 0
 
-    def counted() -> Iterator[str]:
+    def count_texts() -> Iterator[str]:
         nonlocal count
         for count, text in enumerate(texts, start=1):  # noqa: B007  their number is needed after the loop
             yield text
 
     try:
-        order = list(dict.fromkeys(map(index, await retriever.rank(counted(), query))))
+        order = list(dict.fromkeys(map(index, await retriever.rank(count_texts(), query))))
     except MemAgentError:
         raise
     except Exception as error:
@@ -65,7 +65,7 @@ async def rank_texts(retriever: Retriever, texts: Iterator[str], query: str) -> 
 
 
 @dataclass(frozen=True)
-class WordRetriever:
+class BM25Retriever:
     """BM25 from bm25s, with its defaults and its list of English stop words.
 
     Words such as "what" and "who" in a query count only if it has no other words. In scripts without spaces, characters
@@ -81,42 +81,42 @@ class WordRetriever:
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
         """Return the indices of texts, best first. Equally good texts stay in order."""
-        return await asyncio.to_thread(rank_by_words, texts, query)
+        return await asyncio.to_thread(rank_by_bm25, texts, query)
 
 
-def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
-    """Return the indices of texts with a word of the question, best first; see `WordRetriever`."""
-    library, numbers = load_extra("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
+def rank_by_bm25(texts: Iterable[str], question: str) -> list[int]:
+    """Return the indices of texts with a word of the question, best first; see `BM25Retriever`."""
+    bm25s, word_ids = load_extra("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
     logging.getLogger("bm25s").setLevel(logging.INFO)  # it logs at DEBUG, and would print that
-    stop_words = frozenset(library.stopwords.STOPWORDS_EN)
+    stop_words = frozenset(bm25s.stopwords.STOPWORDS_EN)
 
     def words(text: str) -> Iterator[str]:
         return (word for word in list_terms(text) if word not in stop_words)
 
-    numbered = [array("I", [numbers.setdefault(word, len(numbers)) for word in words(text)]) for text in texts]
-    known = [word for word in dict.fromkeys(words(question)) if word in numbers]
-    query = [numbers[word] for word in [word for word in known if word not in _QUESTION_WORDS] or known]
+    tokenized_texts = [array("I", [word_ids.setdefault(word, len(word_ids)) for word in words(text)]) for text in texts]
+    known = [word for word in dict.fromkeys(words(question)) if word in word_ids]
+    query = [word_ids[word] for word in [word for word in known if word not in _QUESTION_WORDS] or known]
     if not query:
         return []
-    index = library.BM25()
-    index.index((numbered, numbers), show_progress=False)
+    index = bm25s.BM25()
+    index.index((tokenized_texts, word_ids), show_progress=False)
     scores = index.get_scores(query)
-    return [number for number in (-scores).argsort(kind="stable").tolist() if scores[number] > 0]
+    return [position for position in (-scores).argsort(kind="stable").tolist() if scores[position] > 0]
 
 
-def cut_passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
+def cut_passages(text: str, max_chars: int) -> Iterator[tuple[int, int]]:
     """Cut a text into passages that end with a sentence or a line if possible.
 
     Args:
         text: the text.
-        most_chars: the maximum number of characters of a passage.
+        max_chars: the maximum number of characters of a passage.
 
     Yields:
         The start and end of the passages, which together are the whole text.
     """
     start = 0
     while start < len(text):
-        end = start + most_chars
+        end = start + max_chars
         if end < len(text):
             ends = find_sentence_ends(text, start, end)[-1:] or [text.rfind("\n", start, end) + 1]
             end = ends[0] if ends[0] > start else find_last_character_end(text, end, start + 1) or end

@@ -149,18 +149,14 @@ class PolicySettings:
         """The policy's name in the registry: the value of `policy`, or the name that follows from model and server."""
         if self.policy is not None:
             return str(self.policy)
-        if self.base_url is None:
-            if self.model == "embedded":
-                return "embedded"
-            if find_added_policy_folder(str(self.model)) or (
-                self.model in INSTALLABLE_POLICIES and not os.environ.get("OPENAI_BASE_URL")
-            ):
-                return "local"
-            is_folder = self.model is not None and Path(self.model).expanduser().is_dir()
-            # With a slash it is a hub id or a misspelt folder.
-            if is_folder or ("/" in str(self.model) and not os.environ.get("OPENAI_BASE_URL")):
-                return "local"
-        return "server"
+        if self.model is None or self.base_url is not None:
+            return "server"
+        if self.model == "embedded":
+            return "embedded"
+        is_here = find_added_policy_folder(self.model) is not None or Path(self.model).expanduser().is_dir()
+        # With a slash it is a hub id or a misspelt folder.
+        is_no_server_name = self.model in INSTALLABLE_POLICIES or "/" in self.model
+        return "local" if is_here or (is_no_server_name and not os.environ.get("OPENAI_BASE_URL")) else "server"
 
 
 @dataclass(frozen=True, kw_only=True)

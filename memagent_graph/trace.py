@@ -66,8 +66,9 @@ class Trace:
         """By call: the last calls of the updates that its memory is based on."""
         self._sources_after: dict[str, tuple[str, ...]] = {}
         """By call: `_sources` of the calls that follow it."""
-        self._update_indices: dict[str, int] = {}
-        """By call: the index of its update."""
+        self.update_indices: dict[str, int] = {}
+        """By call: the index of its update. An answer belongs to none, and a call that neither read a chunk nor
+        wrote a memory."""
         self._newest_update: dict[str, int] = {}
         """By branch: the index of its newest update."""
         self._bytes_read = 0
@@ -115,14 +116,6 @@ class Trace:
             if index in indices:
                 indices.update(self.source_indices(self.updates[index]))
         return [self.updates[index] for index in sorted(indices)]
-
-    def update_index(self, call_id: str) -> int:
-        """Return the index in `updates` of the update that a call belongs to.
-
-        Raises:
-            KeyError: it belongs to none, because it answered, or neither read a chunk nor wrote a memory.
-        """
-        return self._update_indices[call_id]
 
     def source_indices(self, update: MemoryUpdate) -> tuple[int, ...]:
         """Return the indices of the updates whose joined memories an update started from."""
@@ -181,12 +174,12 @@ class Trace:
             index = len(self.updates)
             self.updates.append(self._start_update(call, before))
         self._newest_update[call.branch] = index
-        self._update_indices[call.id] = index
+        self.update_indices[call.id] = index
         self._sources_after[call.id] = (call.id,)
 
     def _find_updates(self, sources: Iterable[str]) -> tuple[int, ...]:
         """Return the indices of the updates that calls belong to, without repetition."""
-        return tuple(dict.fromkeys(self._update_indices[source] for source in sources))
+        return tuple(dict.fromkeys(self.update_indices[source] for source in sources))
 
     def _join_memories(self, sources: Iterable[str], branch: str) -> str:
         """Return the memory of a branch after updates: its own newest one, or all of theirs joined."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-_SIMPLE: Final = re.compile(r"[-+−]?(?:\w|[.,](?=\d))+")
+_SINGLE_TERM: Final = re.compile(r"[-+−]?(?:\w|[.,](?=\d))+")
 _FRACTIONS: Final = frozenset(("f", "mfrac"))
 _SUPERSCRIPTS: Final = frozenset(("sSup", "msup", "mover", "limUpp"))
 _SUBSCRIPTS: Final = frozenset(("sSub", "msub", "munder", "limLow"))
-_BOTH: Final = frozenset(("sSubSup", "msubsup", "munderover"))
+_SUB_SUPERSCRIPTS: Final = frozenset(("sSubSup", "msubsup", "munderover"))
 _PROPERTIES: Final = "Pr"
-_UNREAD: Final = frozenset(("annotation", "annotation-xml", "mphantom"))
+_IGNORED: Final = frozenset(("annotation", "annotation-xml", "mphantom"))
 
 Formula = tuple[str, str, list[Any]]
 """An element: its name without a namespace, its text, and its children. Office's properties, such as `chr`, have their
@@ -24,13 +24,13 @@ value as text."""
 
 def format_script(mark: str, text: str) -> str:
     """Return a script: `^6`, `_i`, and in parentheses if it is more than a number or a word."""
-    return f"{mark}{text}" if _SIMPLE.fullmatch(text) else f"{mark}({text})"
+    return f"{mark}{text}" if _SINGLE_TERM.fullmatch(text) else f"{mark}({text})"
 
 
 def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for each construction
     """Return a formula as a line of text."""
     name, text, children = formula
-    if name in _UNREAD:
+    if name in _IGNORED:
         return ""
     if name == "semantics":
         children = children[:1]
@@ -38,14 +38,14 @@ def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for 
     values = {child[0]: child[1] for child in properties[2]} if properties else {}
     parts = [linearize(child) for child in children if not child[0].endswith(_PROPERTIES)]
     match name, parts:
-        case _, [one, two] if name in _FRACTIONS:
-            return f"{_group(one)}/{_group(two)}"
+        case _, [numerator, denominator] if name in _FRACTIONS:
+            return f"{_parenthesize(numerator)}/{_parenthesize(denominator)}"
         case _, [base, script] if name in _SUPERSCRIPTS:
-            return _group(base) + format_script("^", script)
+            return _parenthesize(base) + format_script("^", script)
         case _, [base, script] if name in _SUBSCRIPTS:
-            return _group(base) + format_script("_", script)
-        case _, [base, low, high] if name in _BOTH:
-            return _group(base) + format_script("_", low) + format_script("^", high)
+            return _parenthesize(base) + format_script("_", script)
+        case _, [base, low, high] if name in _SUB_SUPERSCRIPTS:
+            return _parenthesize(base) + format_script("_", low) + format_script("^", high)
         case "sPre", [low, high, base]:
             return format_script("_", low) + format_script("^", high) + base
         case "rad", [degree, base]:
@@ -61,7 +61,7 @@ def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for 
             between = values.get("sepChr") or "|"
             return (values.get("begChr", "(") or "") + between.join(parts) + (values.get("endChr", ")") or "")
         case "acc", [base]:
-            return f"{_group(base)}{values.get('chr') or chr(0x302)}"
+            return f"{_parenthesize(base)}{values.get('chr') or chr(0x302)}"
         case (("m" | "mtable" | "eqArr"), _):
             return "[" + "; ".join(parts) + "]"
         case (("mr" | "mtr"), _):
@@ -69,7 +69,9 @@ def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for 
     return text + "".join(parts)
 
 
-def _group(text: str) -> str:
+def _parenthesize(text: str) -> str:
     """Return an operand of a formula, in parentheses if it has more than one term."""
-    is_one = _SIMPLE.fullmatch(text) or re.fullmatch(r"\([^()]*\)|.", text) or re.fullmatch(r"√\([^()]*\)", text)
-    return text if is_one else f"({text})"
+    is_single_term = (
+        _SINGLE_TERM.fullmatch(text) or re.fullmatch(r"\([^()]*\)|.", text) or re.fullmatch(r"√\([^()]*\)", text)
+    )
+    return text if is_single_term else f"({text})"

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent_graph.addresses import AllowedNames
 from memagent_graph.plain_text import in_one_line
-from memagent_graph.policies.redaction import SecretRedaction
+from memagent_graph.policies.redaction import make_redaction
 from memagent_serve.api_errors import ApiError, api_error, stopping_error
 from memagent_serve.keys import Keys
 from memagent_serve.metrics import Metrics
@@ -71,8 +71,8 @@ class Guard:
         self._keys = keys
         self._metrics = metrics
         self._sessions = sessions
-        self._redact_errors = SecretRedaction(secrets)
-        self._redact_texts = SecretRedaction(secret for secret in secrets if len(secret) >= _SHORT_SECRET)
+        self._redact_errors = make_redaction(secrets)
+        self._redact_texts = make_redaction(secret for secret in secrets if len(secret) >= _SHORT_SECRET)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

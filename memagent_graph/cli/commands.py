@@ -171,17 +171,12 @@ def _list_added() -> dict[str, EntryPoint]:
 
 def read_summary(entry: EntryPoint) -> str:
     """Return the first line of the docstring of a command's module, without importing the module."""
-    package, *parts = entry.module.split(".")
-    spec = PathFinder.find_spec(package)
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    files = (
-        [Path(folder, *parts).with_suffix(".py") for folder in folders]
-        if parts
-        else [Path((spec and spec.origin) or "")]
-    )
-    for file in files:
-        if file.is_file():
-            return (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").partition("\n")[0]
+    spec, folders = None, None
+    for part in entry.module.split("."):
+        spec = PathFinder.find_spec(part, folders)
+        folders = (spec and spec.submodule_search_locations) or ()
+    if spec and spec.origin:
+        return (ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8"))) or "").partition("\n")[0]
     return f"A command of the package {entry.dist.name}." if entry.dist else ""
 
 

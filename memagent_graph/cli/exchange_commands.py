@@ -90,10 +90,8 @@ class Import:
         with report_failures(as_json=self.as_json), Console().show_status("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):
                 raise RunLogError(f"there is no file {missing}", hint="Check the path of the file.")
-            log, logs = (
-                RunLog(self.log or default_run_log()),
-                [source for source in self.sources if is_sqlite_file(source)],
-            )
+            log = RunLog(self.log or default_run_log())
+            logs = [source for source in self.sources if is_sqlite_file(source)]
             files = (source for source in self.sources if source not in logs)
             reports = [import_runs(log, source, replace=self.replace) for source in files]
             reports += [merge_logs(log, logs)] if logs else []

@@ -89,13 +89,13 @@ class DocumentStore:
             replace, converter = self._replaces, self._converter
             opening = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
             omissions: list[Omission] = []
-            with opening as (kind, parts), self._new_file() as (file, temporary):
+            with opening as (kind, parts), self._new_file() as file:
                 key, size, sections, titles = _write(parts, file, document.name, omissions, replace=replace)
                 final = self._texts / f"{key}.txt"
                 if not final.exists():
                     file.flush()  # raises if the disk is full; a write itself may store only a part
                     os.fsync(file.fileno())
-                    temporary.replace(final)
+                    Path(file.name).replace(final)
             ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
             if sections:
                 ref["sections"] = self._add_marks(sections)
@@ -220,12 +220,13 @@ class DocumentStore:
                     path.unlink()
 
     @contextlib.contextmanager
-    def _new_file(self) -> Iterator[tuple[IO[bytes], Path]]:
+    def _new_file(self) -> Iterator[IO[bytes]]:
         """Yield a temporary file in this folder. Unless it was renamed, it is removed at the end."""
-        descriptor, path = tempfile.mkstemp(prefix=".incoming-", dir=self.root)
-        with contextlib.ExitStack() as stack:
-            stack.callback(Path(path).unlink, missing_ok=True)
-            yield stack.enter_context(os.fdopen(descriptor, "wb")), Path(path)
+        with tempfile.NamedTemporaryFile("wb", prefix=".incoming-", dir=self.root, delete=False) as file:
+            try:
+                yield file
+            finally:
+                Path(file.name).unlink(missing_ok=True)
 
     def _add_marks(self, marks: list[SourceMark]) -> str:
         data = json.dumps([[mark.start_char, mark.label] for mark in marks], ensure_ascii=False).encode(

@@ -23,7 +23,7 @@ from memagent_graph.policies.api_variants import (
     parse_finish_reason,
     parse_token_usage,
 )
-from memagent_graph.policies.redaction import SecretRedaction
+from memagent_graph.policies.redaction import make_redaction
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ChatModelPolicy:
         retries = 0
         while True:
             async with self._slots.get():
-                completion = self._completion(await self._reply(messages, sampling), sampling)
+                completion = self._decode_reply(await self._call_model(messages, sampling), sampling)
             if completion.finish_reason is not FinishReason.FAILED:
                 return replace(completion, retries=retries)
             if retries == self._max_retries:
@@ -98,31 +98,31 @@ class ChatModelPolicy:
             await asyncio.sleep(_PAUSE * 2**retries)
             retries += 1
 
-    async def _reply(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> AIMessage:
+    async def _call_model(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> AIMessage:
         """Call the model. If its error names an option, call it again without the option."""
         refused: set[str] = set()
         while True:
             try:
-                model, options = self._with(sampling)
+                model, options = self._bind_options(sampling)
                 return await model.ainvoke(messages, **options)
             except Exception as error:  # noqa: BLE001  whatever the model raises
-                option = find_refused_field(str(error), self._options(sampling))
+                option = find_refused_field(str(error), self._list_options(sampling))
                 if option is not None:
                     refused.add(option)
                     self._unsupported.add(option)
                     continue
                 self._unsupported -= refused
                 secrets = (value for value in vars(self._model).values() if isinstance(value, SecretStr))
-                redacted = SecretRedaction(secret.get_secret_value() for secret in secrets)
+                redacted = make_redaction(secret.get_secret_value() for secret in secrets)
                 trace = "".join(traceback.format_exception(error))
                 hint = "It comes from the chat model: check its key, its address and its own settings."
                 raise PolicyError(redacted(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (
                     error if redacted(trace) == trace else None
                 )  # tracers record the messages of causes
 
-    def _with(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:
+    def _bind_options(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:
         """Return the model to call, and the keyword arguments of the call."""
-        options, fields = self._options(sampling), type(self._model).model_fields
+        options, fields = self._list_options(sampling), type(self._model).model_fields
         bound = next((name for name in _OUTPUT_BOUNDS if name in fields), "max_tokens")
         if "max_tokens" in options:
             options[bound] = options.pop("max_tokens")
@@ -130,13 +130,13 @@ class ChatModelPolicy:
             return self._model.model_copy(update=options), {}
         return self._model, options
 
-    def _options(self, sampling: SamplingParams) -> dict[str, Any]:
+    def _list_options(self, sampling: SamplingParams) -> dict[str, Any]:
         left_out = self._unsupported | (
             {"top_p"} if sampling.top_p == 1 else set()
         )  # some refuse it beside temperature
         return {name: value for name, value in list_sampling_fields(sampling).items() if name not in left_out}
 
-    def _completion(self, reply: AIMessage, sampling: SamplingParams) -> Completion:
+    def _decode_reply(self, reply: AIMessage, sampling: SamplingParams) -> Completion:
         try:
             text = extract_text(reply.content) or ""
             metadata = reply.response_metadata or {}

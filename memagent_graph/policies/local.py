@@ -100,6 +100,9 @@ class LocalPolicy:
 
     async def describe(self) -> ModelInfo:
         """Window, tokenizer, size, and the profile in the model's folder."""
+        return await asyncio.to_thread(self._describe)
+
+    def _describe(self) -> ModelInfo:
         return ModelInfo(
             context_window=self._engine.context_window,
             tokenizer=self._engine.tokenizer,

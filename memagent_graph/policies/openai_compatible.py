@@ -34,7 +34,7 @@ from memagent_graph.policies.api_variants import (
     speaks_of_length,
 )
 from memagent_graph.policies.model_info import ModelInfo, find_model_info
-from memagent_graph.policies.redaction import SecretRedaction
+from memagent_graph.policies.redaction import make_redaction
 from memagent_graph.policies.replies import decode_completion, parse_model_entries
 from memagent_graph.policies.sending import Sender, find_proxy, load_certificates
 from memagent_graph.policies.server_errors import Server
@@ -141,7 +141,7 @@ class OpenAICompatiblePolicy:
         )
         self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
         """Keys and passwords that no message may show."""
-        redact = SecretRedaction(self.secrets)
+        redact = make_redaction(self.secrets)
         self._server = Server(self.base_url, redact, connect_timeout, read_timeout, max_retries)
         self._extra_body = dict(extra_body or {})
         self._session_header = None if session_header is None else check_header(session_header, self._headers)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 from urllib.parse import quote
 
@@ -13,8 +14,8 @@ HIDDEN: Final = "[hidden]"
 _LONG: Final = 8
 
 
-class SecretRedaction:
-    """Replaces secrets in a text, in every form in which a server may repeat them.
+def make_redaction(secrets: Iterable[str]) -> Callable[[str], str]:
+    """Return a function that replaces secrets in a text by "[hidden]", in every form in which a server may repeat them.
 
     A secret of fewer than 8 characters is replaced only as a whole word, so that a password such as "pw" does not make
     messages unreadable.
@@ -22,27 +23,15 @@ class SecretRedaction:
     Args:
         secrets: keys and passwords. Empty ones are ignored.
     """
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        spellings = {
-            spelling
-            for secret in secrets
-            if secret
-            for spelling in (
-                secret,
-                json.dumps(secret)[1:-1],
-                repr(secret)[1:-1],
-                quote(secret, ""),
-                html.escape(secret),
-            )
-        }
-        # Longest first, because one may be the beginning of another.
-        patterns = [
-            re.escape(spelling) if len(spelling) >= _LONG else rf"(?<!\w){re.escape(spelling)}(?!\w)"
-            for spelling in sorted(spellings, key=len, reverse=True)
-        ]
-        self._pattern = re.compile("|".join(patterns) or r"(?!)")
-
-    def __call__(self, text: str) -> str:
-        """Return the text with "[hidden]" instead of each secret."""
-        return self._pattern.sub(HIDDEN, text)
+    spellings = {
+        spelling
+        for secret in secrets
+        if secret
+        for spelling in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1], quote(secret, ""), html.escape(secret))
+    }
+    # Longest first, because one may be the beginning of another.
+    patterns = [
+        re.escape(spelling) if len(spelling) >= _LONG else rf"(?<!\w){re.escape(spelling)}(?!\w)"
+        for spelling in sorted(spellings, key=len, reverse=True)
+    ]
+    return partial(re.compile("|".join(patterns) or r"(?!)").sub, HIDDEN)

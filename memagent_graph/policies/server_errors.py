@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,7 +23,6 @@ from memagent_graph.policies.api_variants import (
     is_retriable,
     speaks_of_length,
 )
-from memagent_graph.policies.redaction import SecretRedaction
 
 _MAX_SERVER_TEXT: Final = 500
 """Maximum characters of the server's text in an error message."""
@@ -58,7 +58,7 @@ class Server:
     """
 
     base_url: str
-    redact: SecretRedaction = field(repr=False)
+    redact: Callable[[str], str] = field(repr=False)
     connect_timeout: float
     """Seconds for a connection."""
     read_timeout: float
@@ -73,9 +73,9 @@ class Server:
             allowed: the time-out for the reply, in words.
         """
         if isinstance(error, MalformedReplyError):
-            return self._malformed(error)
+            return self._make_malformed_error(error)
         if isinstance(error, aiohttp.ConnectionTimeoutError):
-            return self._unreachable(f"none within {self.connect_timeout:g} s")
+            return self._make_unreachable_error(f"none within {self.connect_timeout:g} s")
         if isinstance(error, TimeoutError):
             return PolicyUnreachableError(
                 f"{self.base_url} did not answer in time{allowed}",
@@ -85,9 +85,9 @@ class Server:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         refused = isinstance(cause, ConnectionRefusedError)  # the message depends on the system
-        return self._unreachable("All connection attempts failed" if refused else str(cause))
+        return self._make_unreachable_error("All connection attempts failed" if refused else str(cause))
 
-    def _unreachable(self, reason: str) -> PolicyUnreachableError:
+    def _make_unreachable_error(self, reason: str) -> PolicyUnreachableError:
         return PolicyUnreachableError(
             f"no connection to {self.base_url}: {self.redact(reason)}",
             hint="Is the server running? Check --base-url.",
@@ -145,7 +145,7 @@ class Server:
         refusal.server_message = all_words
         return refusal
 
-    def _malformed(self, error: MalformedReplyError) -> PolicyResponseError:
+    def _make_malformed_error(self, error: MalformedReplyError) -> PolicyResponseError:
         if isinstance(error, OverlongReplyError):
             return PolicyResponseError(
                 f"{self.base_url} still sent a reply that is too long{self._after_retries}: {error.reason}",

@@ -392,7 +392,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     lost: dict[_Line, int] = {}
     ancestors: set[_Line] = set()
     for update in path:
-        index = trace.update_index(update.step)
+        index = trace.update_indices[update.step]
         lines = join_memories(trace.source_indices(update))
         if update.changed:
             lines, removed, reworded = _next_lines(lines, split_memory(update.memory), index)

@@ -27,7 +27,7 @@ from memagent_graph.reading.steps import Change, Step, StepContext, answer_from,
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ParsedReply, Role
 
-_LINE_TOKENS = 2
+_SEPARATOR_TOKENS = 2
 """Maximum number of tokens of a line break between two findings."""
 
 
@@ -50,7 +50,7 @@ class BranchingState(ReaderState):
     """The findings to merge, by branch; empty when all fit into one memory."""
 
 
-class Branch(BranchingState):
+class BranchState(BranchingState):
     """The state of a branch: the chunk that it reads, or the findings that it merges."""
 
     branch: str
@@ -69,7 +69,7 @@ class BranchingStrategy(Strategy):
         node: str,
         read: Step,
         width: int,
-        values: Callable[[Any], Mapping[str, Any]] = lambda state: {},
+        branch_values: Callable[[Any], Mapping[str, Any]] = lambda state: {},
     ) -> None:
         """Add choose_chunks -> `node`, in parallel -> choose_chunks -> ... -> gather, from the beginning on.
 
@@ -78,13 +78,13 @@ class BranchingStrategy(Strategy):
             node: the name of the step that reads a chunk.
             read: the step.
             width: the number of chunks that are chosen at once.
-            values: a function of the state that returns other values for the states of the branches.
+            branch_values: a function of the state that returns other values for the states of the branches.
         """
 
         async def choose_chunks(state: BranchingState, step: StepContext) -> Change:
             """Choose the next chunks. There are none at the document's end, and at a limit the read stops."""
             cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
-            if stop := step.limit():
+            if stop := step.stop_if_limit_reached():
                 return {"spans": [], **stop}
             count = step.chunks_left(width)
             while len(spans) < count and (choice := await step.next_chunk(cursor)):
@@ -96,9 +96,9 @@ class BranchingStrategy(Strategy):
             if state.get("stop_reason"):
                 return END
             number = state.get("number") or 1
-            before = f"{number}." if number > 1 else ""
-            others, spans = values(state), state.get("spans") or ()
-            return [branch(node, state, f"{before}{span['index']}", span=span, **others) for span in spans] or "gather"
+            prefix = f"{number}." if number > 1 else ""
+            values, spans = branch_values(state), state.get("spans") or ()
+            return [branch(node, state, f"{prefix}{span['index']}", span=span, **values) for span in spans] or "gather"
 
         graph.add_node("choose_chunks", choose_chunks)
         graph.add_node(node, read)
@@ -130,7 +130,7 @@ class BranchingStrategy(Strategy):
 
     def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return all findings, cut to the budget of a memory."""
-        findings = in_order(state.get("findings", {})).values()
+        findings = sort_findings(state.get("findings", {})).values()
         return context.beginning(join_findings(findings, context), context.budget.memory_tokens)
 
     def edited(self, state: Any, call: Call, text: str) -> Change:
@@ -145,7 +145,7 @@ class Segment(TypedDict):
     end: int
 
 
-async def cut_segments(step: StepContext, count: int) -> list[Segment]:
+async def split_into_segments(step: StepContext, count: int) -> list[Segment]:
     """Cut the document into `count` segments of equal length (in chunks, plus or minus one), or fewer if it is short.
 
     The document is read once, as a stream. Only the positions of its chunks are kept in memory.
@@ -153,16 +153,16 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
     cursors = [start_cursor()]
     while (choice := await step.next_chunk(cursors[-1], to_read=False)) is not None:
         cursors.append(choice[1])
-    edges = [(len(cursors) - 1) * number // count for number in range(count + 1)]
-    return [Segment(cursor=cursors[start], end=end) for start, end in pairwise(edges) if start < end]
+    boundaries = [(len(cursors) - 1) * number // count for number in range(count + 1)]
+    return [Segment(cursor=cursors[start], end=end) for start, end in pairwise(boundaries) if start < end]
 
 
 async def gather(state: BranchingState, step: StepContext) -> Change:
     """Group the findings so that one call can merge a group. Empty findings are dropped."""
-    findings, prompts = in_order(state.get("findings", {})), step.context.prompts
+    findings, prompts = sort_findings(state.get("findings", {})), step.context.prompts
     empty = [name for name, finding in findings.items() if not parse_finding(finding["text"], prompts).text]
     rest = {name: finding for name, finding in findings.items() if name not in empty}
-    return {"findings": dict.fromkeys(empty), "groups": groups_that_fit(rest, step.context)}
+    return {"findings": dict.fromkeys(empty), "groups": group_findings(rest, step.context)}
 
 
 def add_finding(reply: Reply, step: StepContext, *, replaces: Iterable[str] = (), memory: str = "") -> Change:
@@ -174,11 +174,11 @@ def add_finding(reply: Reply, step: StepContext, *, replaces: Iterable[str] = ()
         replaces: the findings that the branch merged.
         memory: the memory in the prompt.
     """
-    finding = Finding(step=reply.step, text=reply.text) if reply.text and reply.text != memory else None
+    finding = Finding(step=reply.call_id, text=reply.text) if reply.text and reply.text != memory else None
     return {"findings": {**dict.fromkeys(replaces), step.branch: finding}}
 
 
-async def merge_findings(state: Branch, step: StepContext) -> Change:
+async def merge_findings(state: BranchState, step: StepContext) -> Change:
     """Merge a group of findings into one."""
     group = state["group"]
     texts = join_findings(group.values(), step.context)
@@ -189,7 +189,7 @@ async def merge_findings(state: Branch, step: StepContext) -> Change:
 
 async def answer_from_findings(state: BranchingState, step: StepContext) -> Change:
     """Ask for the answer from the remaining findings."""
-    findings = in_order(state.get("findings", {})).values()
+    findings = sort_findings(state.get("findings", {})).values()
     return await answer_from(join_findings(findings, step.context), step, _steps(findings))
 
 
@@ -197,12 +197,12 @@ def _steps(findings: Iterable[Finding]) -> list[str]:
     return [finding["step"] for finding in findings]
 
 
-def in_order(findings: Mapping[str, Finding]) -> dict[str, Finding]:
+def sort_findings(findings: Mapping[str, Finding]) -> dict[str, Finding]:
     """Return findings in the order of their passes and chunks."""
-    return {name: findings[name] for name in sorted(findings, key=_order)}
+    return {name: findings[name] for name in sorted(findings, key=_finding_sort_key)}
 
 
-def _order(name: str) -> tuple[int, int]:
+def _finding_sort_key(name: str) -> tuple[int, int]:
     """Return the pass (from 1) and the first chunk in the name of a finding."""
     number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
     return int(number or 1), int(chunk)
@@ -228,12 +228,12 @@ def join_findings(findings: Iterable[Finding], context: ReaderContext) -> str:
     """Return findings joined by line breaks. If there are several, they are cut so that any two can be merged."""
     texts = [finding["text"] for finding in findings]
     if len(texts) > 1:
-        longest = _max_tokens(context)
-        texts = [context.beginning(text, longest) for text in texts]
+        max_tokens = _max_finding_tokens(context)
+        texts = [context.beginning(text, max_tokens) for text in texts]
     return "\n".join(texts)
 
 
-def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> list[list[str]]:
+def group_findings(findings: Mapping[str, Finding], context: ReaderContext) -> list[list[str]]:
     """Return groups of neighbouring findings (by name) that one call can merge; none if all fit into one memory.
 
     Findings are cut so that any two can be merged, so a round leaves at most half of them, rounded up.
@@ -243,15 +243,15 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
     """
     if len(findings) <= 1:
         return []
-    longest, room = _max_tokens(context), context.budget.chunk_tokens
+    max_tokens, group_tokens = _max_finding_tokens(context), context.budget.chunk_tokens
     lengths = {name: context.shown_tokens(finding["text"]) for name, finding in findings.items()}
-    sizes = {name: min(longest, length) + _LINE_TOKENS for name, length in lengths.items()}
+    sizes = {name: min(max_tokens, length) + _SEPARATOR_TOKENS for name, length in lengths.items()}
     if sum(sizes.values()) <= context.budget.memory_tokens:
         return []
     groups: list[list[str]] = []
-    used_tokens = room
+    used_tokens = group_tokens
     for name, size in sizes.items():
-        if used_tokens + size > room:
+        if used_tokens + size > group_tokens:
             groups.append([])
             used_tokens = 0
         groups[-1].append(name)
@@ -259,13 +259,13 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
     return [group for group in groups if len(group) > 1]
 
 
-def _max_tokens(context: ReaderContext) -> int:
+def _max_finding_tokens(context: ReaderContext) -> int:
     """Return the maximum number of tokens of a finding."""
     budget = context.budget
-    longest = min(budget.memory_tokens, budget.chunk_tokens // 2 - _LINE_TOKENS)
-    if longest < 1:
+    max_tokens = min(budget.memory_tokens, budget.chunk_tokens // 2 - _SEPARATOR_TOKENS)
+    if max_tokens < 1:
         raise BudgetError(
             f"there is no room to merge what two chunks contribute (chunk_tokens is {budget.chunk_tokens})",
             hint="Raise chunk_tokens.",
         )
-    return longest
+    return max_tokens

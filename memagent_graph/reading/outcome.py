@@ -43,7 +43,7 @@ class Progress:
         for call in calls:
             self.trace.add(call)
         indices = dict.fromkeys(
-            self.trace.update_index(call.id)
+            self.trace.update_indices[call.id]
             for call in calls
             if (complete if call.reads else call.writes is Writes.MEMORY) and call.writes is not Writes.ANSWER
         )

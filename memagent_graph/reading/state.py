@@ -121,7 +121,7 @@ class ReaderState(TypedDict):
     stop_reason: NotRequired[str | None]
 
 
-class LineState(ReaderState):
+class SequentialState(ReaderState):
     """The state of strategies that read one chunk after the other."""
 
     cursor: NotRequired[Cursor]

@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 from langgraph.graph import END
 from langgraph.types import Send
 
-from memagent_graph.calls import Call, Span, Writes
+from memagent_graph.calls import Call, Span
 from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.execution import Execution, StepExecution
 from memagent_graph.reading.policy_request import PolicyRequest, Reply
-from memagent_graph.reading.state import LineState, ReaderContext, ReaderState, add_cost
+from memagent_graph.reading.state import ReaderContext, ReaderState, SequentialState, add_cost
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
 
@@ -64,7 +64,8 @@ class StepContext(StepExecution):
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        chunk = self._chunk(cursor, self.context.budget.chunk_tokens)
+        chunker = self.execution.chunker(self.state["document"], self.context.budget.chunk_tokens)
+        chunk = chunker.next_chunk(cursor)
         if chunk is None:
             return None
         fitting = self._shorten_to_budget(chunk, cursor)
@@ -77,7 +78,7 @@ class StepContext(StepExecution):
             self.execution.chunk_texts[span.index] = span, fitting.text
         return span, fitting.next
 
-    def text(self, span: Span) -> str:
+    def read_text(self, span: Span) -> str:
         """Return the text of a chunk, from the cache or from the store (after a resume).
 
         Raises:
@@ -94,15 +95,11 @@ class StepContext(StepExecution):
         The `span` of the state becomes None, so the next chunk can be chosen.
         """
         self.chunks += 1
-        self.count_document(span.tokens)
+        self.count_document_tokens(span.tokens)
 
-    def count_document(self, tokens: int) -> None:
+    def count_document_tokens(self, tokens: int) -> None:
         """Count document tokens that the step processed, even if the policy did not see them."""
         self.cost = add_cost(self.cost, {"document_tokens": tokens})
-
-    def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
-        chunker = self.execution.chunker(self.state["document"], tokens)
-        return chunker.next_chunk(cursor)
 
     def _shorten_to_budget(self, chunk: Chunk, cursor: Cursor) -> Chunk:
         """Return the chunk, or a shorter one if escaping made it longer than its budget."""
@@ -110,7 +107,8 @@ class StepContext(StepExecution):
         while chunk.tokens > 1 and (escaped := context.prompts.neutralise(chunk.text)) != chunk.text:
             if context.tokenizer.count(escaped) <= context.budget.chunk_tokens:
                 break
-            chunk = self._chunk(cursor, chunk.tokens // 2) or chunk
+            chunker = self.execution.chunker(self.state["document"], chunk.tokens // 2)
+            chunk = next(iter(chunker.chunks(cursor)))
         return chunk
 
     # The policy
@@ -124,7 +122,7 @@ class StepContext(StepExecution):
             others: other parts of the document in the fields.
             call: further arguments for `ask`.
         """
-        reply = await self.ask(role, chunk=self.text(span), reads=[span, *others], **call)
+        reply = await self.ask(role, chunk=self.read_text(span), reads=[span, *others], **call)
         self.mark_read(span)
         return reply
 
@@ -171,48 +169,30 @@ class StepContext(StepExecution):
             parents = (tip,) if tip else ()
         if slot is None:
             slot = reads[0].index if reads else 0
-        identity = new_step(), self.node, self.branch, role.name, slot, role.writes
+        identity = new_call_id(), self.node, self.branch, role.name, slot, role.writes
         call = Call(*identity, reads=(*reads,), parents=(*parents,))
         if note is not None:
             chunk = reads[0].index if reads else None
             call = replace(call, events=(ReadEvent(note[0], chunk, note[1]),))
-        reply = await self._reply(role, call, fields, previous, question, continues=continues)
+        request = PolicyRequest(self, role, call, fields, previous, question, continues=continues)
+        reply = await request.reply()
         return await self._repair(reply, role, fields, slot, question) if reply.invalid else reply
-
-    async def _reply(
-        self,
-        role: Role,
-        call: Call,
-        fields: Mapping[str, str],
-        previous: str,
-        question: str | None,
-        *,
-        continues: bool,
-    ) -> Reply:
-        """Call the policy in a role by the rules, and count the call."""
-        context, prompt = self.context, question or self.question
-        if context.structure is not None:
-            fields = {"schema": context.schema, **fields}
-            if question is None and role.writes is not Writes.ANSWER:
-                prompt = context.question_shown(prompt)
-        messages = context.prompts.messages(role.name, prompt, **fields)
-        return await PolicyRequest(self, role, messages, call, previous, continues=continues).reply()
 
     async def _repair(
         self, reply: Reply, role: Role, fields: Mapping[str, str], slot: int, question: str | None
     ) -> Reply:
         """Repair a reply until it has the form of a structured answer, and return it or the last reply."""
         context, tries = self.context, self.context.rules.retries
-        for number in range(tries if REPAIR.name in context.prompts.templates else 0):
+        for attempt in range(tries if REPAIR.name in context.prompts.templates else 0):
             repair = {
                 "memory": fields.get("memory", ""),
                 "reply": context.beginning(reply.value or "", context.budget.answer_tokens),
                 "error": context.beginning(reply.invalid or "", ERROR_TOKENS),
             }
-            identity = self.node, self.branch, REPAIR.name, slot * tries + number, REPAIR.writes
-            call = Call(new_step(), *identity, parents=(reply.step,))
-            attempt = await self._reply(REPAIR, call, repair, "", question, continues=True)
-            reply = attempt if attempt.text else replace(reply, call=attempt.call)
+            identity = self.node, self.branch, REPAIR.name, slot * tries + attempt, REPAIR.writes
+            call = Call(new_call_id(), *identity, parents=(reply.call_id,))
+            repaired = await PolicyRequest(self, REPAIR, call, repair, "", question, continues=True).reply()
+            reply = repaired if repaired.text else replace(reply, call=repaired.call)
             if not reply.invalid:
                 break
         return reply
@@ -236,7 +216,7 @@ class StepContext(StepExecution):
 
     # Where a read stops
 
-    def limit(self) -> Change | None:
+    def stop_if_limit_reached(self) -> Change | None:
         """Return the change that stops the run if a limit is reached. The run can be resumed."""
         reason = self.execution.limit_reached(self.context.limits)
         return None if reason is None else {"stop_reason": reason.value}
@@ -251,21 +231,8 @@ class StepContext(StepExecution):
         if recording := self.execution.recording:
             recording.end(self.state["run_id"], reason, None)
 
-    def require_progress(self, pending: Span) -> None:
-        """Check that no chunk is chosen twice in one call, because the loop would not end.
 
-        Raises:
-            StrategyError: the step that reads chunks does not call `mark_read`.
-        """
-        if self.execution.pending_chunk == pending.index:
-            raise StrategyError(
-                f"chunk {pending.index} was chosen twice but not read",
-                hint="Call step.mark_read(span) in the step that reads it.",
-            )
-        self.execution.pending_chunk = pending.index
-
-
-def new_step() -> str:
+def new_call_id() -> str:
     """Return an id for one execution of one step. It is unique across processes, including forked processes."""
     return secrets.token_hex(12)
 
@@ -285,7 +252,7 @@ def branch(node: str, state: Any, name: str, **values: Any) -> Send:
     return Send(node, {**shared, "tips": branch_tips, "branch": name, **values})
 
 
-async def ask_once(role: Role, state: Mapping[str, Any], context: ReaderContext, **fields: Any) -> Reply:
+async def ask_outside_run(role: Role, state: Mapping[str, Any], context: ReaderContext, **fields: Any) -> Reply:
     """Call the policy in a role outside a run: nothing is logged, and no state changes."""
     step = StepContext(state, context, Execution(context))
     try:
@@ -294,23 +261,30 @@ async def ask_once(role: Role, state: Mapping[str, Any], context: ReaderContext,
         step.turn.end()
 
 
-async def read_chunk(state: LineState, step: StepContext) -> Change:
+async def read_chunk(state: SequentialState, step: StepContext) -> Change:
     """Choose the next chunk. At a limit the read stops.
 
     The state has only the position of the chunk. `span` is None at the document's end. A chunk that was chosen but not
     read before a failure or an edit is chosen again.
+
+    Raises:
+        StrategyError: a chunk was chosen twice in one call, because the step that reads it does not call `mark_read`.
     """
-    if stop := step.limit():
+    if stop := step.stop_if_limit_reached():
         return stop
     if state.get("span") is not None:
-        step.require_progress(chosen_chunk(state))
+        pending = chosen_chunk(state).index
+        if step.execution.pending_chunk == pending:  # the loop would not end
+            hint = "Call step.mark_read(span) in the step that reads it."
+            raise StrategyError(f"chunk {pending} was chosen twice but not read", hint=hint)
+        step.execution.pending_chunk = pending
         return {"span": state["span"]}
     cursor = state.get("cursor") or start_cursor()
     span, next_cursor = await step.next_chunk(cursor) or (None, cursor)
     return {"span": None if span is None else span.stored, "cursor": next_cursor}
 
 
-async def update_memory(state: LineState, step: StepContext) -> Change:
+async def update_memory(state: SequentialState, step: StepContext) -> Change:
     """Show the policy the chosen chunk. The reply becomes the memory, by the reader's rules."""
     return {"memory": (await read_with_memory(UPDATE, state, step)).text}
 
@@ -366,21 +340,21 @@ def chosen_chunk(state: Mapping[str, Any]) -> Span:
 
 
 def route_after_read_chunk(
-    read_on: str,
-    then: Callable[[Any], str] = lambda state: "answer",
-    before: Callable[[Any], str | None] = lambda state: None,
+    read_node: str,
+    choose_last_node: Callable[[Any], str] = lambda state: "answer",
+    choose_detour: Callable[[Any], str | None] = lambda state: None,
 ) -> Route:
     """Return the route after `read_chunk`: the node that reads the chunk, or the end at a limit.
 
     Args:
-        read_on: the node that reads the chosen chunk.
-        then: a function of the state that names the node after the last chunk.
-        before: a function of the state that names a node to run first, if any. It is not called at a limit.
+        read_node: the node that reads the chosen chunk.
+        choose_last_node: a function of the state that names the node after the last chunk.
+        choose_detour: a function of the state that names a node to run first, if any. It is not called at a limit.
     """
 
-    def route_after_read_chunk(state: LineState) -> str:
+    def route(state: SequentialState) -> str:
         if state.get("stop_reason"):
             return END
-        return before(state) or (then(state) if state.get("span") is None else read_on)
+        return choose_detour(state) or (choose_last_node(state) if state.get("span") is None else read_node)
 
-    return route_after_read_chunk
+    return route

@@ -6,7 +6,7 @@ A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its 
     class Overwrite(Strategy):
         name: ClassVar[str] = "overwrite"
         roles: ClassVar[tuple[Role, ...]] = (UPDATE, ANSWER)
-        state: ClassVar[type] = LineState
+        state: ClassVar[type] = SequentialState
 
         def wire(self, graph: StrategyGraph) -> None:
             graph.add_node("read_chunk", read_chunk)
@@ -49,7 +49,7 @@ class Strategy(ABC):
     roles: ClassVar[tuple[Role, ...]] = ()
     """All roles that the steps use."""
     state: ClassVar[type] = ReaderState
-    """The class of the state: a TypedDict that extends `ReaderState` or `LineState`."""
+    """The class of the state: a TypedDict that extends `ReaderState` or `SequentialState`."""
     uses_previous_calls: ClassVar[bool] = False
     """Whether the steps use `StepContext.load_previous_calls`. It is available only then."""
     reads_all: ClassVar[bool] = True

@@ -101,7 +101,7 @@ def _response_format(source: ResponseFormatSource) -> ResponseFormat:
 
 
 def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
-    """Return prompts that show the schema in the answer, and in roles that use the answer's template or its ending.
+    """Return prompts that show the schema in the answer, and in roles whose template ends like the answer's.
 
     A template of the user stays unchanged and shows the schema at {schema}.
     """
@@ -109,10 +109,7 @@ def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
     answer = before.answer
     if answer.text in packaged:
         answer = PromptTemplate(read_template("answer_json"), "answer_json.txt", ANSWER_FIELDS)
-    others = {
-        name: answer if template == before.answer else _with_schema_ending(template)
-        for name, template in before.others.items()
-    }
+    others = {name: _with_schema_ending(template) for name, template in before.others.items()}
     repair = prompts_for((REPAIR,), before).others
     return replace(prompts, answer=answer, others={**others, **repair})
 

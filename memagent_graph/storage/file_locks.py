@@ -68,10 +68,10 @@ def lease(folder: Path, run_id: str) -> Iterator[None]:
     path = folder / hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
     with contextlib.ExitStack() as stack:
         while True:
-            file = stack.enter_context(_open(path, run_id))
+            file = stack.enter_context(_open_lock_file(path, run_id))
             if not try_to_lock(file):
-                raise _held(file, run_id)
-            if _is_there(path, file):
+                raise _make_held_error(file, run_id)
+            if _is_linked(path, file):
                 break
             file.close()  # its owner removed the file after we opened it
         with contextlib.suppress(OSError):  # on a full disk the lease is held, too
@@ -84,7 +84,7 @@ def lease(folder: Path, run_id: str) -> Iterator[None]:
                 path.unlink()
 
 
-def _open(path: Path, run_id: str) -> IO[bytes]:
+def _open_lock_file(path: Path, run_id: str) -> IO[bytes]:
     try:
         create_private_folder(path.parent)
         return os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b", buffering=0)
@@ -96,7 +96,7 @@ def _open(path: Path, run_id: str) -> IO[bytes]:
         ) from error
 
 
-def _held(file: IO[bytes], run_id: str) -> RunHeldError:
+def _make_held_error(file: IO[bytes], run_id: str) -> RunHeldError:
     try:
         pid = file.read(32).decode("ascii", "replace").strip()
     except OSError:
@@ -111,7 +111,7 @@ def _held(file: IO[bytes], run_id: str) -> RunHeldError:
     )
 
 
-def _is_there(path: Path, file: IO[bytes]) -> bool:
+def _is_linked(path: Path, file: IO[bytes]) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -87,19 +87,13 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest state of a run, or the state that the config names."""
-
-        def read() -> CheckpointTuple | None:
-            bound_next_state()
-            return require_state(self.get_tuple(config))
-
-        return await self._execute(config, read)
+        return await self._execute(config, lambda: require_state(self.get_tuple(config)))
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """Yield states, newest first."""
 
         def read() -> list[CheckpointTuple]:
             states = []
-            bound_next_state()
             for state in self.list(config, **options):
                 require_state(state)
                 states.append(state)
@@ -146,6 +140,7 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
 
         def job(connection: sqlite3.Connection) -> _T:
             self.conn = connection
+            bound_next_state()
             return action()
 
         try:

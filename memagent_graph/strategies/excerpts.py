@@ -160,7 +160,7 @@ class Excerpt(Strategy):
         except DoesNotFitError:
             step.log_failure(DOES_NOT_FIT)
             raise
-        step.count_document(tokens)
+        step.count_document_tokens(tokens)
         return {"excerpt": [span.stored for span in spans]}
 
     async def _show_excerpt(self, state: ExcerptState, step: StepContext) -> Change:

@@ -34,5 +34,5 @@ class MapReduce(branching.BranchingStrategy):
         self.wire_chunks(graph, "map_chunk", _map_chunk, self.width)
 
 
-async def _map_chunk(state: branching.Branch, step: StepContext) -> Change:
+async def _map_chunk(state: branching.BranchState, step: StepContext) -> Change:
     return branching.add_finding(await step.read(MAP, chosen_chunk(state)), step)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NotRequired
 
 from langgraph.graph import END
 
-from memagent_graph.reading.state import LineState
+from memagent_graph.reading.state import SequentialState
 from memagent_graph.reading.steps import (
     Change,
     StepContext,
@@ -20,7 +20,7 @@ from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
 
 
-class PassState(LineState):
+class PassState(SequentialState):
     """The state of a read that may read the document several times."""
 
     pass_number: NotRequired[int]
@@ -36,7 +36,7 @@ class SequentialStrategy(Strategy):
     """A strategy that reads one chunk after the other, and carries the memory on from pass to pass.
 
     In a later pass the policy can note what it could not know to matter before, such as a fact about a person whose
-    name stands in a later chunk than the fact.
+    name is in a later chunk than the fact.
     """
 
     passes: int = field(default=1, kw_only=True)

@@ -26,7 +26,7 @@ class ParallelState(branching.BranchingState):
     """The steps that wrote `previous_memory`."""
 
 
-class ParallelBranch(branching.Branch):
+class ParallelBranch(branching.BranchState):
     """The state of a branch that extracts."""
 
     previous_memory: str
@@ -62,7 +62,7 @@ class Parallel(branching.BranchingStrategy):
     async def _end_pass(self, state: ParallelState, step: StepContext) -> Change:
         """Begin the next pass, unless this pass was the last or found nothing."""
         number = state.get("number") or 1
-        findings = branching.in_order(state.get("findings", {}))
+        findings = branching.sort_findings(state.get("findings", {}))
         steps = [finding["step"] for finding in findings.values()]
         if number >= self.passes or steps == (state.get("previous_steps") or []):
             return {"spans": None}

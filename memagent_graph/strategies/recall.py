@@ -12,10 +12,10 @@ from typing_extensions import TypedDict
 from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts, read_template
-from memagent_graph.reading.state import LineState
+from memagent_graph.reading.state import SequentialState
 from memagent_graph.reading.steps import Change, StepContext, answer, chosen_chunk, read_chunk, route_after_read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.retriever import Retriever, WordRetriever, cut_passages, rank_texts
+from memagent_graph.retriever import BM25Retriever, Retriever, cut_passages, rank_texts
 from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role
 
 _MARK = "RECALL:"
@@ -55,7 +55,7 @@ class RecallResult(TypedDict):
     steps: list[str]
 
 
-class RecallState(LineState):
+class RecallState(SequentialState):
     """The state of a read with look-ups."""
 
     query: NotRequired[str | None]
@@ -76,7 +76,7 @@ class Recall(Strategy):
     """Maximum number of look-ups in a run. A look-up searches everything that was read."""
     passage_chars: int = 600
     """Maximum characters of a passage, which ends with a sentence if possible."""
-    retriever: Retriever = field(default_factory=WordRetriever, compare=False)
+    retriever: Retriever = field(default_factory=BM25Retriever, compare=False)
     """Ranks memories and passages. The default is BM25."""
     name: ClassVar[str] = "recall"
     roles: ClassVar[tuple[Role, ...]] = (RECALL_UPDATE, RECALL_LAST, ANSWER)
@@ -98,7 +98,9 @@ class Recall(Strategy):
             graph.add_edge(start, end)
         graph.add_conditional_edges(
             "read_chunk",
-            route_after_read_chunk("recall_update", before=lambda state: "look_up" if state.get("query") else None),
+            route_after_read_chunk(
+                "recall_update", choose_detour=lambda state: "look_up" if state.get("query") else None
+            ),
             ["recall_update", "look_up", "answer", END],
         )
         graph.add_conditional_edges("look_up", _after_look_up, ["recall_update", "recall_last"])

@@ -12,7 +12,7 @@ from memagent_graph.calls import Writes
 from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts, read_template
-from memagent_graph.reading.state import LineState, ReaderContext
+from memagent_graph.reading.state import ReaderContext, SequentialState
 from memagent_graph.reading.steps import Change, StepContext, answer, chosen_chunk, read_chunk, route_after_read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role
@@ -53,7 +53,7 @@ INTEGRATE = Role(
 )
 
 
-class RereadState(LineState):
+class RereadState(SequentialState):
     """The state of the rereads, and the memory of the earlier reads."""
 
     branch: NotRequired[str]
@@ -99,7 +99,7 @@ class Reread(Strategy):
             graph.add_edge(start, end)
         ends = ["update_memory", "decompose", "integrate", END]
         after_read = route_after_read_chunk(
-            "update_memory", then=lambda state: "decompose" if state.get("finding") is None else "integrate"
+            "update_memory", choose_last_node=lambda state: "decompose" if state.get("finding") is None else "integrate"
         )
         graph.add_conditional_edges("next_chunk", after_read, ends)
         graph.add_conditional_edges("decompose", _after_decompose, ["next_chunk", "answer"])
@@ -123,7 +123,7 @@ class Reread(Strategy):
             **begin,
             "trunk_memory": memory,
             "subquestions": [*subquestions, reply.value],
-            "question_step": reply.step,
+            "question_step": reply.call_id,
             "branch": line,
         }
 

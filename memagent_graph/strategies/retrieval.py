@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from memagent_graph.calls import Span
 from memagent_graph.documents.chunking import Chunker
-from memagent_graph.retriever import Retriever, WordRetriever, rank_texts
+from memagent_graph.retriever import BM25Retriever, Retriever, rank_texts
 from memagent_graph.strategies.excerpts import Excerpt, ExcerptWindow
 
 _CHUNK_TOKENS: Final = 256
@@ -37,7 +37,7 @@ class Retrieval(Excerpt):
     """The number of chunks to show. 0 means as many as fit."""
     chunk_tokens: int = 0
     """The number of tokens of a chunk. 0 means 256, or an eighth of the room in the window if that is less."""
-    retriever: Retriever = field(default_factory=WordRetriever, compare=False)
+    retriever: Retriever = field(default_factory=BM25Retriever, compare=False)
     """Ranks chunks. The default is BM25."""
 
     name: ClassVar[str] = "retrieval"

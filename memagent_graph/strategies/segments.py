@@ -61,11 +61,11 @@ class Segments(branching.BranchingStrategy):
         return "cut_segments"
 
     async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:
-        return {"segments": await branching.cut_segments(step, self.count)}
+        return {"segments": await branching.split_into_segments(step, self.count)}
 
 
 async def _next_chunks(state: SegmentsState, step: StepContext) -> Change:
-    if stop := step.limit():
+    if stop := step.stop_if_limit_reached():
         return stop
     still_open = list(_open_segments(state))
     return {"wave": still_open[: step.chunks_left(len(still_open))]}

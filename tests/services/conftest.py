@@ -17,7 +17,7 @@ from support.postgres_server import PostgresServer, running_server
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test writes to the user's own folders, or uses the user's servers and keys."""
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "PGPASSWORD", "AWS_PROFILE"):

@@ -33,7 +33,7 @@ class Footprint:
     memory: int
 
     @classmethod
-    def of_this_process(cls, *servers: FakeServer) -> Footprint:
+    def clear_and_measure(cls, *servers: FakeServer) -> Footprint:
         for server in servers:
             for record in (server.requests, server.bodies, server.headers):
                 record.clear()
@@ -43,7 +43,7 @@ class Footprint:
             len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), pages * os.sysconf("SC_PAGE_SIZE")
         )
 
-    def require_flat(self, later: Footprint, record: Callable[[str, Any], None]) -> None:
+    def assert_no_growth(self, later: Footprint, record: Callable[[str, Any], None]) -> None:
         record("before", str(self))
         record("after", str(later))
         assert later.descriptors <= self.descriptors + 4
@@ -65,12 +65,12 @@ def test_reads_over_many_event_loops(
 
         for number in range(loops):
             if number == warm:
-                before = Footprint.of_this_process(upstream)
+                before = Footprint.clear_and_measure(upstream)
             asyncio.run(reads(number))
             upstream.requests.clear()
             upstream.bodies.clear()
             upstream.headers.clear()
-        before.require_flat(Footprint.of_this_process(upstream), record_property)
+        before.assert_no_growth(Footprint.clear_and_measure(upstream), record_property)
 
 
 def test_requests_reads_uploads_and_pages_of_a_server(
@@ -93,12 +93,12 @@ def test_requests_reads_uploads_and_pages_of_a_server(
 
         for number in range(max(requests, runs)):
             if number == warm:
-                before = Footprint.of_this_process(upstream)
+                before = Footprint.clear_and_measure(upstream)
             if number < requests:
                 ask(number)
             if number < runs:
                 run_on_the_page(number)
             if number % 20 == 0:
-                Footprint.of_this_process(upstream)
+                Footprint.clear_and_measure(upstream)
         browser.client.close()
-        before.require_flat(Footprint.of_this_process(upstream), record_property)
+        before.assert_no_growth(Footprint.clear_and_measure(upstream), record_property)

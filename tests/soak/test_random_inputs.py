@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from support.document_files import docx, pdf
+from support.document_files import make_docx, make_pdf
 from support.serving import served, small_reader
 
 from memagent_graph import Document, DocumentStore, MemAgent, ScriptedPolicy
@@ -125,8 +125,8 @@ def test_a_reply_is_a_completion_or_malformed(size: Size, record_property: Calla
 
 
 FILES = {
-    "paper.pdf": pdf("The first page.", "The second one.", "And the last."),
-    "letter.docx": docx("Dear reader,", "this is a letter."),
+    "paper.pdf": make_pdf("The first page.", "The second one.", "And the last."),
+    "letter.docx": make_docx("Dear reader,", "this is a letter."),
     "page.html": b"<!doctype html><html><head><title>T</title></head><body><h1>One</h1><p>Two <b>three</b></p></body>",
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from aiohttp import web
 
-from support.document_files import docx
+from support.document_files import make_docx
 from support.fake_server import FakeServer
 from support.programs import run_program
 from support.scripts import part, perfect_reader
@@ -48,7 +48,7 @@ def write_corpus(folder: Path, documents: int, *, most_words: int, seed: int = 3
             (place / f"d{number}.pdf").write_bytes(b"%PDF-1.7 broken")
             numbers[f"{number % 7}/d{number}.pdf"] = None
         elif number % 20 == 1:
-            (place / f"d{number}.docx").write_bytes(docx(text))
+            (place / f"d{number}.docx").write_bytes(make_docx(text))
             numbers[f"{number % 7}/d{number}.docx"] = number
         else:
             (place / f"d{number}.txt").write_text(text)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 _IMAGE = zlib.compress(b"\x80" * 64)
 
 
-def pdf_of(
+def make_raw_pdf(
     contents: Sequence[str], *, annotations: str = "", objects: str = "", root: str = "", resources: str = ""
 ) -> bytes:
     """A PDF of pages with these contents; other objects have numbers from 50."""
@@ -43,17 +43,17 @@ def pdf_of(
     return data + f"trailer << /Size {max(places) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF".encode()
 
 
-def pdf_line(text: str) -> str:
+def format_pdf_line(text: str) -> str:
     """What shows a line of text on a page of a PDF."""
     return f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
 
 
-def pdf(*pages: str) -> bytes:
+def make_pdf(*pages: str) -> bytes:
     """A small PDF with one line of text per page."""
-    return pdf_of([pdf_line(text) for text in pages])
+    return make_raw_pdf([format_pdf_line(text) for text in pages])
 
 
-def zipped(parts: Mapping[str, str | bytes]) -> bytes:
+def make_zip(parts: Mapping[str, str | bytes]) -> bytes:
     """A zip archive."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -62,7 +62,7 @@ def zipped(parts: Mapping[str, str | bytes]) -> bytes:
     return file.getvalue()
 
 
-def docx(*paragraphs: str) -> bytes:
+def make_docx(*paragraphs: str) -> bytes:
     """A small DOCX file."""
     body = "".join(f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>" for text in paragraphs)
     parts = {
@@ -76,4 +76,4 @@ def docx(*paragraphs: str) -> bytes:
         "word/document.xml": '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">'
         f"<w:body>{body}</w:body></w:document>",
     }
-    return zipped(parts)
+    return make_zip(parts)

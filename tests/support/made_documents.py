@@ -17,7 +17,7 @@ from typing import Any
 import openpyxl
 from openpyxl.comments import Comment
 
-from support.document_files import docx, pdf, pdf_line, pdf_of, zipped
+from support.document_files import format_pdf_line, make_docx, make_pdf, make_raw_pdf, make_zip
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 _OTHER = (
@@ -54,7 +54,7 @@ class Made:
 def word(body: str, **parts: str | bytes) -> bytes:
     """A Word file with this body; other parts by name, "." as "__" and "/" as "___"."""
     named = {name.replace("___", "/").replace("__", "."): content for name, content in parts.items()}
-    members: dict[str, str | bytes] = dict(_members(docx("x")))
+    members: dict[str, str | bytes] = dict(_members(make_docx("x")))
     members["word/document.xml"] = f"<w:document {W} {_OTHER}><w:body>{body}</w:body></w:document>"
     relations = "".join(
         f'<Relationship Id="r{number}" Type="{_RELATION}/{name.partition(".")[0].rstrip("0123456789")}" Target="{name}"/>'
@@ -66,7 +66,7 @@ def word(body: str, **parts: str | bytes) -> bytes:
         "</Relationships>"
     )
     members |= {f"word/{name}": content for name, content in named.items()}
-    return zipped(members)
+    return make_zip(members)
 
 
 def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -126,9 +126,9 @@ def _note(kind: str, text: str) -> str:
 def _word_files() -> Iterator[Made]:
     two = (("decimal", "%1."), ("decimal", "%1.%2"))
     scripts = f"<w:p>{r('3 × 10')}{r('6', SUPER)}{r(' units, x')}{r('-3', SUPER)}{r(', a')}{r('12', SUB)}</w:p>"
-    yield Made("cut.docx", docx("x")[:-40], (), error="cut.docx is a damaged DOCX file")
+    yield Made("cut.docx", make_docx("x")[:-40], (), error="cut.docx is a damaged DOCX file")
     letter = "Dear reader,\n\nnaïve café & 日本語\n"
-    yield Made("letter.docx", docx("Dear reader,", "naïve café &amp; 日本語"), (letter,))
+    yield Made("letter.docx", make_docx("Dear reader,", "naïve café &amp; 日本語"), (letter,))
     deep = "<w:sdt>" * 20_000 + "</w:sdt>" * 20_000
     yield Made("deep.docx", word(deep), (), error="nested too deeply")
     huge = tc("a", '<w:gridSpan w:val="1000000000"/>') * 50
@@ -222,7 +222,10 @@ def _word_files() -> Iterator[Made]:
     yield Made(
         "pictures.docx", word(f"<w:p>{shown}</w:p>"), ("![A map]",), omissions=("2 pictures without a description",)
     )
-    inside: dict[str, bytes] = {"embeddings___inner__docx": docx("The inner fact"), "embeddings___data__bin": b"\0\1"}
+    inside: dict[str, bytes] = {
+        "embeddings___inner__docx": make_docx("The inner fact"),
+        "embeddings___data__bin": b"\0\1",
+    }
     yield Made(
         "inside.docx", word(p("Outer."), **inside), ("Outer.", "The inner fact"),
         omissions=("1 files in it that were not read (data.bin",),
@@ -307,34 +310,40 @@ _SCAN = "q 612 0 0 792 0 0 cm /I Do Q"
 
 
 def _pdf_files() -> Iterator[Made]:
-    yield Made("text.pdf", pdf("The fact."), ("The fact.",))
-    yield Made("blank.pdf", pdf("", ""), (), error="blank.pdf holds no text")
+    yield Made("text.pdf", make_pdf("The fact."), ("The fact.",))
+    yield Made("blank.pdf", make_pdf("", ""), (), error="blank.pdf holds no text")
     yield Made("broken.pdf", b"%PDF-1.4\nbroken", (), error="cannot be opened")
     yield Made("plain.pdf", b"plain text", (), error="plain.pdf is a damaged PDF file, or not one")
-    pageless = pdf("One.", "Two.").replace(b"/Kids [4 0 R 6 0 R]", b"/Kids [4 0 R 9 0 R]")
+    pageless = make_pdf("One.", "Two.").replace(b"/Kids [4 0 R 6 0 R]", b"/Kids [4 0 R 9 0 R]")
     yield Made("pageless.pdf", pageless, (), error="page 2 of the PDF file pageless.pdf cannot be read")
     yield Made(
         "mixed.pdf",
-        pdf_of([pdf_line("Before."), _SCAN, pdf_line("After.")]),
+        make_raw_pdf([format_pdf_line("Before."), _SCAN, format_pdf_line("After.")]),
         ("Before.", "After."),
         omissions=("1 pages that are images (page 2)",),
     )
     strips = " ".join(f"q 612 0 0 200 0 {200 * at} cm /I Do Q" for at in range(4))
     yield Made(
         "stamp.pdf",
-        pdf_of([pdf_line("A long page of text. " * 9), _SCAN + pdf_line("Page 2"), strips + pdf_line("Page 3")]),
+        make_raw_pdf(
+            [
+                format_pdf_line("A long page of text. " * 9),
+                _SCAN + format_pdf_line("Page 2"),
+                strips + format_pdf_line("Page 3"),
+            ]
+        ),
         ("Page 2", "Page 3"),
         omissions=("2 pages that are images (pages 2-3)",),
     )
     refusal = "scan.pdf holds no text but white space; Not in the text: pages that are images (2: pages 1-2)"
-    yield Made("scan.pdf", pdf_of([_SCAN, _SCAN]), (), error=refusal)
+    yield Made("scan.pdf", make_raw_pdf([_SCAN, _SCAN]), (), error=refusal)
 
     def form(name: str, field: str, fact: str, lost: tuple[str, ...] = ()) -> Made:
         widget = f"60:<< /Type /Annot /Subtype /Widget /Rect [72 600 300 620] /P 4 0 R /T (Name) {field} >>"
         root = "/AcroForm << /Fields [60 0 R] /DR << /Font << /F1 3 0 R >> >> /DA (/F1 12 Tf) >>"
         return Made(
             f"{name}.pdf",
-            pdf_of([pdf_line("Form.")], annotations="/Annots [60 0 R]", objects=widget, root=root),
+            make_raw_pdf([format_pdf_line("Form.")], annotations="/Annots [60 0 R]", objects=widget, root=root),
             (fact,),
             lost,
         )
@@ -350,7 +359,7 @@ def _pdf_files() -> Iterator[Made]:
         objects = f"60:<< /Type /Annot /Subtype /{kind} /Rect [72 600 300 620] /DA (/F1 12 Tf) /Contents (It is 42.) >>"
         return Made(
             f"{name}.pdf",
-            pdf_of([pdf_line("Body.")], annotations="/Annots [60 0 R]", objects=objects),
+            make_raw_pdf([format_pdf_line("Body.")], annotations="/Annots [60 0 R]", objects=objects),
             ("Body.", "It is 42."),
         )
 
@@ -362,7 +371,7 @@ def _pdf_files() -> Iterator[Made]:
     root = "/NeedsRendering true /AcroForm << /Fields [] /XFA [(datasets) 61 0 R] >>"
     yield Made(
         "xfa.pdf",
-        pdf_of([pdf_line("Please wait...")], objects=objects, root=root),
+        make_raw_pdf([format_pdf_line("Please wait...")], objects=objects, root=root),
         ("name: umbrella",),
         omissions=("1 XFA forms",),
     )
@@ -370,20 +379,22 @@ def _pdf_files() -> Iterator[Made]:
     attached = f"60:<< /Type /Filespec /F (note.txt) /UF (note.txt) /EF << /F 61 0 R >> >>\n\n61:<< /Type /EmbeddedFile /Length {len(inner)} >>\nstream\n{inner.decode()}\nendstream"
     yield Made(
         "attached.pdf",
-        pdf_of(
-            [pdf_line("Body.")], objects=attached, root="/Names << /EmbeddedFiles << /Names [(note.txt) 60 0 R] >> >>"
+        make_raw_pdf(
+            [format_pdf_line("Body.")],
+            objects=attached,
+            root="/Names << /EmbeddedFiles << /Names [(note.txt) 60 0 R] >> >>",
         ),
         ("Body.", "The attached fact."),
     )
     split = "BT /F1 12 Tf 14 TL 72 720 Td (Her name is Alex-) Tj T* (androva, she said.) Tj ET"
-    yield Made("hyphen.pdf", pdf_of([split]), ("Alexandrova",), ("\ufffe",))
+    yield Made("hyphen.pdf", make_raw_pdf([split]), ("Alexandrova",), ("\ufffe",))
     moved = "BT /F1 12 Tf 72 720 Td (It has 10) Tj /F1 7 Tf 5 Ts (6) Tj 0 Ts /F1 12 Tf ( kg of CO) Tj /F1 7 Tf -3 Ts (2) Tj ET"
-    yield Made("power.pdf", pdf_of([moved]), ("10^6 kg of CO_2",))
+    yield Made("power.pdf", make_raw_pdf([moved]), ("10^6 kg of CO_2",))
     sizes = "BT /F1 20 Tf 72 720 Td (In 19) Tj /F1 9 Tf (87) Tj ET"
-    yield Made("sizes.pdf", pdf_of([sizes]), ("In 1987",))
+    yield Made("sizes.pdf", make_raw_pdf([sizes]), ("In 1987",))
     columns = [(72, 700, "One"), (72, 685, "two."), (320, 700, "Three"), (320, 685, "four.")]
     yield Made(
-        "columns.pdf", pdf_of([" ".join(f"BT /F1 9 Tf {x} {y} Td ({text}) Tj ET" for x, y, text in columns)]),
+        "columns.pdf", make_raw_pdf([" ".join(f"BT /F1 9 Tf {x} {y} Td ({text}) Tj ET" for x, y, text in columns)]),
         ("One\ntwo.\nThree\nfour.",),
     )  # fmt: skip
     prose = (
@@ -392,7 +403,7 @@ def _pdf_files() -> Iterator[Made]:
         ("er was Marta, who had 10 bees and a", "so the people of the town say, who"), ("dog that slept on the stairs.", "are often wrong about such things."),
     )  # fmt: skip
     yield Made(
-        "rows_of_columns.pdf", pdf_of([_rows("A title over both of the columns, with no gap in it", *prose, "A line below both of the columns, which is as long as the one above, too")]),
+        "rows_of_columns.pdf", make_raw_pdf([_rows("A title over both of the columns, with no gap in it", *prose, "A line below both of the columns, which is as long as the one above, too")]),
         ("A title over both of the columns, with no gap in it\nThe tower", "that a\nship brought", "on the stairs.\nLater it", "The key is\numbrella.", "such things.\nA line below"),
     )  # fmt: skip
     three = [
@@ -401,7 +412,7 @@ def _pdf_files() -> Iterator[Made]:
     ]
     yield Made(
         "three_columns.pdf",
-        pdf_of([_rows(*three * 3, at=(50, 220, 400))]),
+        make_raw_pdf([_rows(*three * 3, at=(50, 220, 400))]),
         ("lorem ipsum dolor\nmagna aliqua enim\n" * 3 + "sit amet",),
     )
     cells = [
@@ -411,13 +422,13 @@ def _pdf_files() -> Iterator[Made]:
         ("East of the long river", "None that were counted"),
         ("West", "Seven"),
     ]
-    yield Made("rows_of_a_table.pdf", pdf_of([_rows(*cells)]), ("South without the sea A thousand and two",))
+    yield Made("rows_of_a_table.pdf", make_raw_pdf([_rows(*cells)]), ("South without the sea A thousand and two",))
     unmapped = "60:<< /Type /Font /Subtype /Type3 /FontBBox [0 0 9 9] /FontMatrix [.1 0 0 .1 0 0] /CharProcs << >> /Encoding << /Differences [1 /g1 /g2 /g3] >> /FirstChar 1 /LastChar 3 /Widths [9 9 9] >>"
     drawn = "q 72 72 m " + " ".join(f"{80 + 9 * at} {100 + at * 37 % 90} l" for at in range(30)) + " S Q"
     framed = "q 30 30 550 730 re S 30 50 m 580 50 l S Q"  # the page has lines, and nothing that could be read
     glyphs = "BT /F2 12 Tf 72 720 Td (\x01\x02\x03\x01\x02\x03) Tj ET"
     yield Made(
-        "drawn.pdf", pdf_of([pdf_line("Before."), glyphs, drawn, framed], objects=unmapped, resources="/F2 60 0 R"),
+        "drawn.pdf", make_raw_pdf([format_pdf_line("Before."), glyphs, drawn, framed], objects=unmapped, resources="/F2 60 0 R"),
         ("Before.",), ("\x01",),
         omissions=("1 pages whose glyphs have no characters (page 2)", "1 pages that are drawn, without characters (page 3)"),
     )  # fmt: skip
@@ -448,7 +459,7 @@ def _mail_files() -> Iterator[Made]:
     attached = _mail()
     attached.set_content("See the file.")
     attached.add_attachment(
-        docx("The attached fact"), maintype="application", subtype="octet-stream", filename="a.docx"
+        make_docx("The attached fact"), maintype="application", subtype="octet-stream", filename="a.docx"
     )
     attached.add_attachment(
         "Schlüssel".encode("cp1252"), maintype="application", subtype="octet-stream", filename="a.txt"
@@ -507,7 +518,7 @@ def slides(*bodies: str, notes: str = "") -> bytes:
     if notes:
         parts["ppt/slides/_rels/s1.xml.rels"] = group(relation.format("r1", "notesSlide", "../notes.xml"))
         parts["ppt/notes.xml"] = f"<p:notes {spaces}><p:sp><p:txBody>{_a(notes)}</p:txBody></p:sp></p:notes>"
-    return zipped(parts)
+    return make_zip(parts)
 
 
 def sheets(rows: str, *, shared: str = "", more: Mapping[str, str] | None = None) -> bytes:
@@ -517,7 +528,7 @@ def sheets(rows: str, *, shared: str = "", more: Mapping[str, str] | None = None
         '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{}</Relationships>'.format
     )
     kind = "application/vnd.openxmlformats-officedocument.spreadsheetml."
-    return zipped(
+    return make_zip(
         {
             "[Content_Types].xml": f'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/xl/workbook.xml" ContentType="{kind}sheet.main+xml"/><Override PartName="/xl/worksheets/sheet1.xml" ContentType="{kind}worksheet+xml"/></Types>',
             "_rels/.rels": relations(f'<Relationship Id="r1" Type="{_RELATION}/officeDocument" Target="xl/workbook.xml"/>'),
@@ -592,7 +603,7 @@ def _by_openpyxl() -> bytes:
     file = io.BytesIO()
     book.save(file)
     drawing = f"<d:wsDr xmlns:d='d' xmlns:a='a' xmlns:c='c'><d:sp>{_a('Boxed')}</d:sp><d:pic/><c:chart/></d:wsDr>"
-    return zipped({**dict(_members(file.getvalue())), "xl/drawings/drawing1.xml": drawing})
+    return make_zip({**dict(_members(file.getvalue())), "xl/drawings/drawing1.xml": drawing})
 
 
 _ODF = " ".join(
@@ -603,7 +614,7 @@ _ODF = " ".join(
 
 def opened(kind: str, body: str, styles: str = "") -> bytes:
     """An OpenDocument file."""
-    return zipped(
+    return make_zip(
         {
             "mimetype": f"application/vnd.oasis.opendocument.{kind}",
             "content.xml": f"<office:document-content {_ODF}><office:automatic-styles>{styles}</office:automatic-styles><office:body><office:{kind}>{body}</office:{kind}></office:body></office:document-content>",
@@ -614,7 +625,7 @@ def opened(kind: str, body: str, styles: str = "") -> bytes:
 def _open_files() -> Iterator[Made]:
     entities = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</x>'
     kind = "application/vnd.oasis.opendocument.text"
-    yield Made("entities.odt", zipped({"mimetype": kind, "content.xml": entities}), (), error="declares XML entities")
+    yield Made("entities.odt", make_zip({"mimetype": kind, "content.xml": entities}), (), error="declares XML entities")
     raised = '<style:style style:name="T1"><style:text-properties style:text-position="super 58%"/></style:style>'
     numbered = '<text:list-style style:name="L"><text:list-level-style-number text:level="1" style:num-suffix="." style:num-format="1"/><text:list-level-style-number text:level="2" style:num-format="1" text:display-levels="2"/></text:list-style>'
     headings = "".join(map('<text:h text:outline-level="{0}">Terms {0}</text:h>'.format, (1, 2)))
@@ -659,26 +670,26 @@ def _open_files() -> Iterator[Made]:
         "o/a b.xhtml": "<p>Second, 10<sup>6</sup>.</p>",
         "o/c.xhtml": "<p>First.</p>",
     }
-    yield Made("order.epub", zipped(book), ("Umbra", "First.\n\nSecond, 10^6."))
+    yield Made("order.epub", make_zip(book), ("Umbra", "First.\n\nSecond, 10^6."))
     chapters = {"o/c.xhtml": "<h1>One</h1><h2>Inside</h2>", "o/a b.xhtml": "<h1>Two</h1>"}
-    yield Made("chapters.epub", zipped(book | chapters), ("# Two",), headings=("One", "One > Inside", "Two"))
+    yield Made("chapters.epub", make_zip(book | chapters), ("# Two",), headings=("One", "One > Inside", "Two"))
     noted = {
         "o/c.xhtml": "<p>In 1987<a epub:type='noteref' href='#n'>2</a>.",
         "o/p.opf": "<!DOCTYPE package>" + package,
     }
-    yield Made("noted.epub", zipped(book | noted), ("In 1987[^2].",))
+    yield Made("noted.epub", make_zip(book | noted), ("In 1987[^2].",))
     scan = {"o/c.xhtml": "<svg><image href='x'/></svg>"}
-    yield Made("scan.epub", zipped(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
+    yield Made("scan.epub", make_zip(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
     yield Made(
         "gap.epub",
-        zipped({name: text for name, text in book.items() if name != "o/c.xhtml"}),
+        make_zip({name: text for name, text in book.items() if name != "o/c.xhtml"}),
         ("Second",),
         omissions=("1 chapters that are missing (o/c.xhtml)",),
     )
     locked = {
         "META-INF/encryption.xml": '<encryption><EncryptedData><EncryptionMethod Algorithm="aes"/></EncryptedData></encryption>'
     }
-    yield Made("locked.epub", zipped(book | locked), (), error="is encrypted")
+    yield Made("locked.epub", make_zip(book | locked), (), error="is encrypted")
     yield Made(
         "plain.rtf",
         rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 The fact is {\b umbrella}.\par \u252?m 10{\super 6} units, H{\sub 2}O}",

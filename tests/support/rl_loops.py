@@ -1,4 +1,4 @@
-"""Small closed loops: their settings, what a process of their own runs, and what they left behind.
+"""Small closed loops: their settings, and a process of its own for one.
 
     python -m support.rl_loops OUT BASE_URL KILL NUMBER
 
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memagent_evaluation.statistics import Estimate
+from memagent_evaluation.score_statistics import Estimate
 from memagent_graph import RunLog
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.job.collect import CollectSettings
@@ -85,7 +85,7 @@ def measurement(iteration: int = 0, mean: float = 0.5, **changes: Any) -> Measur
 
 
 class Recorder(LoopStatus):
-    """Keeps what it is told."""
+    """Keeps what the loop reports."""
 
     def __init__(self) -> None:
         super().__init__(1, quiet=True)

@@ -10,9 +10,7 @@ from typing import Any
 from memagent_graph.run_log import Conversation, LoggedRun, Reward, RunLog, RunRecord
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.data.rollouts import Rollout, RolloutGroup
-from support.conversations import conversation
-
-DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
+from support.conversations import DOCUMENT, conversation
 
 
 def write_log(

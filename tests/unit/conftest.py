@@ -24,7 +24,7 @@ SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """No test reads or writes the user's own folders, keys or servers."""
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
@@ -33,7 +33,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def certificates_are_read_once() -> Iterator[None]:
+def cached_ssl_context() -> Iterator[None]:
     """Every client of HTTP that a test makes would read them, which takes longer than what most tests ask for."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
@@ -67,7 +67,7 @@ def log(tmp_path: Path) -> Iterator[RunLog]:
 
 
 @pytest.fixture
-def converts_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert files in this process: one of their own, which tests of its bounds have, takes long to start."""
 
     def run(task: Any, source: Any, result: Any, cancellation: Any) -> int:

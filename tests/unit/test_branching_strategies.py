@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 from support.scripts import document_with, part
-from support.strategies import reads_perfectly
+from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.reading.branching import Finding, cut_segments, groups_that_fit, join_findings, parse_finding
+from memagent_graph.reading.branching import Finding, group_findings, join_findings, parse_finding, split_into_segments
 from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.steps import StepContext
@@ -33,7 +33,7 @@ class Counting(ScriptedPolicy):
 
     slow = "nowhere"
 
-    def __init__(self, script=reads_perfectly, **options) -> None:
+    def __init__(self, script=answer_perfectly, **options) -> None:
         super().__init__(script, **options)
         self.most = self.at_once = 0
 
@@ -73,7 +73,7 @@ async def test_chunks_are_asked_side_by_side_within_the_bound(reader, bound) -> 
 
 async def test_a_failure_ends_the_read_once_those_at_work_have_finished_and_no_other_begins(reader) -> None:
     def script(prompt: str):
-        return PolicyError("broken") if "word30 " in prompt else reads_perfectly(prompt)
+        return PolicyError("broken") if "word30 " in prompt else answer_perfectly(prompt)
 
     policy = Counting(script, delay=0.002)
     with pytest.raises(MemAgentError, match="broken"):
@@ -158,7 +158,7 @@ async def test_a_wave_that_broke_off_asks_only_for_what_is_missing_when_it_is_re
     is_broken = True
 
     def script(prompt: str):
-        return PolicyError("gone") if is_broken and FACT in prompt else reads_perfectly(prompt)
+        return PolicyError("gone") if is_broken and FACT in prompt else answer_perfectly(prompt)
 
     policy = Counting(script)
     policy.slow = FACT  # so that the others of its wave are done
@@ -195,7 +195,7 @@ async def context_of(reader, chunk_tokens: int):
 async def test_groups_have_two_findings_at_least_and_fit_one_call(reader, chunk_tokens, count) -> None:
     context = await context_of(reader, chunk_tokens)
     findings = {str(number): Finding(step="", text=f"</findings> w{number} " * 20) for number in range(count)}
-    groups = groups_that_fit(findings, context)
+    groups = group_findings(findings, context)
     names = [name for group in groups for name in group]
     assert names == [name for name in findings if name in names]
     if groups:
@@ -212,8 +212,8 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
     context = await context_of(reader, 5)
     findings = {str(number): Finding(step="", text="word " * 20) for number in range(3)}
     with pytest.raises(BudgetError, match=r"no room to merge .*chunk_tokens is 5"):
-        groups_that_fit(findings, context)
-    assert groups_that_fit({"0": findings["0"]}, context) == []
+        group_findings(findings, context)
+    assert group_findings({"0": findings["0"]}, context) == []
 
 
 @pytest.mark.parametrize("words", [3, 700])
@@ -226,7 +226,7 @@ async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to
     while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
         starts.append(cursor)
         cursor = choice[1]
-    segments = await cut_segments(step, count)
+    segments = await split_into_segments(step, count)
     assert len(segments) == min(count, len(starts))
     begins = [segment["cursor"]["index"] for segment in segments]
     ends = [segment["end"] for segment in segments]

@@ -9,7 +9,7 @@ import threading
 from email.message import EmailMessage
 
 import pytest
-from support.document_files import docx, pdf
+from support.document_files import make_docx, make_pdf
 from support.made_documents import word
 
 from memagent_converters.html_to_markdown import render_markdown
@@ -74,7 +74,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 def test_ten_times_the_pages_take_no_more_memory(tmp_path):
     peaks = []
     for pages in (50, 500):
-        (tmp_path / "a.pdf").write_bytes(pdf(*[f"{page}) Tj (" + "word) Tj (" * 300 for page in range(pages)]))
+        (tmp_path / "a.pdf").write_bytes(make_pdf(*[f"{page}) Tj (" + "word) Tj (" * 300 for page in range(pages)]))
         with (tmp_path / "a.pdf").open("rb") as file:
             peaks.append(int(subprocess.check_output([sys.executable, "-c", _PEAK], stdin=file)))
     assert peaks[1] < 1.3 * peaks[0]
@@ -146,8 +146,8 @@ def test_a_converter_that_crashes_or_prints_is_told_from_one_that_ended(tmp_path
 
 @pytest.mark.parametrize(
     ("module", "name", "data"),
-    [("pypdfium2", "a.pdf", pdf("x")), ("selectolax", "a.docx", docx("x")), ("selectolax", "a.html", b"<p>x</p>"),
-     ("striprtf", "a.rtf", b"{\\rtf1 x}")],
+    [("pypdfium2", "a.pdf", make_pdf("x")), ("selectolax", "a.docx", make_docx("x")),
+     ("selectolax", "a.html", b"<p>x</p>"), ("striprtf", "a.rtf", b"{\\rtf1 x}")],
 )  # fmt: skip
 def test_a_missing_converter_names_the_extra(module, name, data, tmp_path, store, monkeypatch):
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('', name={module!r})")

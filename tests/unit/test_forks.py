@@ -54,7 +54,7 @@ def test_processes_forked_from_one_that_never_read_give_their_steps_different_id
         assert child.exitcode == 0
     steps = [conversation.step for conversation in log.conversations("r")]
     assert len(steps) == len(set(steps)) == 6
-    assert log.trace("r").update_index(steps[-1]) == 5
+    assert log.trace("r").update_indices[steps[-1]] == 5
 
 
 def test_a_forked_process_reads_though_its_parent_has_read(new_reader, log) -> None:

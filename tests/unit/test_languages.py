@@ -9,7 +9,7 @@ from support.languages import FACTS, document, reply_to
 
 from memagent_graph import Budget, MemAgent, ScriptedPolicy
 from memagent_graph.events import EventKind, count_events
-from memagent_graph.retriever import cut_passages, rank_by_words
+from memagent_graph.retriever import cut_passages, rank_by_bm25
 
 BUDGET = Budget(chunk_tokens=900, memory_tokens=200, question_tokens=150, answer_tokens=60, context_window=4000)
 
@@ -25,7 +25,7 @@ def test_a_fact_is_found_kept_and_located(language: str, make_reader: Callable[.
     assert quote.quote == text[quote.start_char : quote.end_char]
     assert where <= quote.start_char < quote.end_char <= where + len(fact.sentence)
     parts = [text[start:end] for start, end in cut_passages(text, 200)]
-    assert fact.sentence.strip() in parts[rank_by_words(parts, fact.question)[0]]
+    assert fact.sentence.strip() in parts[rank_by_bm25(parts, fact.question)[0]]
 
 
 @pytest.mark.parametrize("language", FACTS)

@@ -16,7 +16,7 @@ from memagent_graph.storage.file_locks import lease
 TEXT = "The tower was built in 1904, and the bridge beside it in 1911. " * 100
 
 
-def test_of_two_resumes_at_once_the_second_is_refused_and_reads_nothing(make_reader, tmp_path) -> None:
+def test_second_concurrent_resume_is_refused(make_reader, tmp_path) -> None:
     reading, go_on = threading.Event(), threading.Event()
 
     def script(prompt: str) -> str:

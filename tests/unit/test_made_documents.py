@@ -12,7 +12,7 @@ from memagent_graph.errors import DocumentError
 
 
 @pytest.mark.parametrize("made", made_documents(), ids=lambda made: made.name)
-@pytest.mark.usefixtures("converts_here")
+@pytest.mark.usefixtures("in_process_conversion")
 def test_a_documents_fact_is_in_its_text_and_its_losses_are_told(made: Made, store):
     document = Document.from_bytes(made.data, name=made.name)
     if made.error:

@@ -32,8 +32,8 @@ def reader(**choices):
     return MemAgent(ScriptedPolicy(lambda *_: "\\boxed{x}"), tokenizer="embedded", **choices)
 
 
-@pytest.mark.usefixtures("converts_here")
-def test_each_door_shows_the_same_event():
+@pytest.mark.usefixtures("in_process_conversion")
+def test_every_view_shows_the_same_event():
     with reader() as agent:
         result = agent.read(document(), "What?")
         assert result.stop_reason.value == "answered"
@@ -51,8 +51,8 @@ def test_each_door_shows_the_same_event():
     assert "document_incomplete 1" in format_run(logged)
 
 
-@pytest.mark.usefixtures("converts_here")
-def test_a_read_stops_before_it_where_it_should():
+@pytest.mark.usefixtures("in_process_conversion")
+def test_a_read_stops_at_an_incomplete_document_if_that_is_asked_for():
     with reader(on_incomplete="stop") as agent:
         with pytest.raises(IncompleteDocumentError, match=r"pages that are images \(1: page 2\).*on_incomplete report"):
             agent.read(document(), "What?")
@@ -106,7 +106,7 @@ def test_a_converter_that_the_user_names_reads_the_file(name, text, own):
     assert ("omissions" in ref) == ("[read" not in text and "All" not in text)
 
 
-@pytest.mark.usefixtures("converts_here")
+@pytest.mark.usefixtures("in_process_conversion")
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -121,8 +121,8 @@ def test_a_converter_that_fails_is_named(name, error, own):
         own.with_options(converter=name).add(document())
 
 
-@pytest.mark.usefixtures("converts_here")
-def test_it_gets_files_of_kinds_that_nobody_else_converts_too_but_no_text(own):
+@pytest.mark.usefixtures("in_process_conversion")
+def test_a_users_converter_gets_files_of_unknown_kinds_but_no_text(own):
     drawing = Document.from_bytes(b"PK\x03\x04\x00\x00\xff\xfe", "plan.xyz")
     ref = own.with_options(converter="own_converter.py:whole").add(drawing)
     assert (own.read(ref, 0, ref["size"]), ref["media_type"]) == ("# All of xyz", "application/x-xyz")
@@ -134,7 +134,7 @@ def test_it_gets_files_of_kinds_that_nobody_else_converts_too_but_no_text(own):
     assert own.read(text, 0, text["size"]) == "As it is."
 
 
-@pytest.mark.usefixtures("converts_here")
+@pytest.mark.usefixtures("in_process_conversion")
 def test_a_setting_names_the_converter_and_no_log_does(own):
     with reader(converter="own_converter.py:ocr") as agent:
         result = agent.read(document(), "What?")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from support.document_files import docx, pdf
+from support.document_files import make_docx, make_pdf
 from support.scripts import perfect_reader
 
 from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy
@@ -19,7 +19,7 @@ from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 
-pytestmark = pytest.mark.usefixtures("converts_here")
+pytestmark = pytest.mark.usefixtures("in_process_conversion")
 QUESTION = "What is the key of harbor?"
 PAGES = (
     "1. Definitions",
@@ -59,9 +59,9 @@ x = 1
 """
 
 
-def report(folder: Path, *pages: str) -> Path:
+def write_pdf(folder: Path, *pages: str) -> Path:
     path = folder / "the report.pdf"
-    path.write_bytes(pdf(*(pages or PAGES)))
+    path.write_bytes(make_pdf(*(pages or PAGES)))
     return path
 
 
@@ -70,27 +70,27 @@ class TestPagesThatAreChosen:
         ("pages", "chosen"),
         [("4", "4"), ("2-4", "2-4"), (" 1 - 2 , 4 ", "1-2,4"), ("3-", "3-"), ("5–6", "5-6"), (7, "7"), ("3-3", "3")],
     )
-    def test_are_named_in_a_few_ways(self, pages, chosen) -> None:
+    def test_chosen_pages_have_a_usual_form(self, pages, chosen) -> None:
         assert normalise_pages(pages) == chosen
         assert normalise_pages(chosen) == chosen
 
     @pytest.mark.parametrize(
         "pages", ["", "0", "-3", "5-2", "a", "1,,2", "1-2-3", "1 2", "99999999", ",".join("1" * 2000)]
     )
-    def test_are_refused_where_they_name_none(self, pages) -> None:
+    def test_a_text_that_names_no_pages_is_refused(self, pages) -> None:
         with pytest.raises(DocumentError, match=r"does not name pages.*1-3,7"):
             normalise_pages(pages)
 
-    def test_are_all_that_is_stored(self, store, tmp_path) -> None:
-        ref = store.add(Document.from_path(report(tmp_path)).only("2-3,6"))
+    def test_only_chosen_pages_are_stored(self, store, tmp_path) -> None:
+        ref = store.add(Document.from_path(write_pdf(tmp_path)).only("2-3,6"))
         assert ref["pages"] == "2-3,6"
         assert store.read(ref, 0, 10_000) == "\n\n".join((PAGES[1], PAGES[2], PAGES[5]))
         assert [mark.label for mark in store.sections(ref)] == ["page 2", "page 3", "page 6"]
-        from_bytes = Document.from_bytes(report(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
+        from_bytes = Document.from_bytes(write_pdf(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
         assert store.add(from_bytes)["key"] == ref["key"]
 
-    async def test_are_taken_again_when_a_lost_document_is_given_again(self, store, tmp_path) -> None:
-        path = report(tmp_path)
+    async def test_reattached_document_keeps_its_page_choice(self, store, tmp_path) -> None:
+        path = write_pdf(tmp_path)
         ref = store.add(Document.from_path(path).only("4"))
         store.remove(ref)
         await store.reattach(ref, Document.from_path(path))
@@ -104,22 +104,22 @@ class TestPagesThatAreChosen:
             ("9-", "9- was asked"),
         ],
     )
-    def test_beyond_the_end_are_an_error_with_the_remedy(self, store, tmp_path, pages, words) -> None:
+    def test_pages_after_the_end_are_an_error_with_a_remedy(self, store, tmp_path, pages, words) -> None:
         with pytest.raises(DocumentError, match=words):
-            store.add(Document.from_path(report(tmp_path)).only(pages))
+            store.add(Document.from_path(write_pdf(tmp_path)).only(pages))
 
-    def test_of_what_has_no_pages_are_an_error_with_the_remedy(self, store, tmp_path) -> None:
+    def test_a_choice_of_pages_needs_a_document_with_pages(self, store, tmp_path) -> None:
         (tmp_path / "notes.txt").write_text("text")
         (tmp_path / "notes.md").write_text("# text")
-        (tmp_path / "notes.docx").write_bytes(docx("text"))
+        (tmp_path / "notes.docx").write_bytes(make_docx("text"))
         sources: list[Any] = [tmp_path / name for name in ("notes.txt", "notes.md", "notes.docx")]
         for source in [*sources, "text", b"text", iter(["text"])]:
             with pytest.raises(UnsupportedDocumentError, match=r"has no pages to choose.*Leave out the pages"):
                 store.add(Document.of(source).only("1"))
 
-    def test_are_chosen_in_a_read(self, make_reader, tmp_path) -> None:
+    def test_a_read_of_chosen_pages_shows_no_others(self, make_reader, tmp_path) -> None:
         reader = make_reader()
-        path = report(tmp_path)
+        path = write_pdf(tmp_path)
         result = reader.read(path, QUESTION, pages="3-4")
         assert result.answer == "4711"
         assert not any("castle" in prompt for prompt in reader.policy.prompts)
@@ -131,7 +131,7 @@ class TestPagesThatAreChosen:
 
 
 class TestHeadings:
-    def test_of_a_contract_are_its_clauses_and_begin_where_their_lines_do(self) -> None:
+    def test_headings_of_a_contract_are_its_clauses(self) -> None:
         assert [mark.label for mark in find_headings([CONTRACT], "text/plain")] == [
             "1. Definitions", "1.1", "1.2 Term", "2. Payment", "2.1 Fees", "2.2 Taxes and duties",
             "ARTICLE IV TERMINATION", "4.1 Termination for convenience", "4.2", "§ 12 Notices",
@@ -142,7 +142,7 @@ class TestHeadings:
             assert CONTRACT[mark.start_char - 1] == "\n"
             assert CONTRACT[mark.start_char :].lstrip("# ").startswith(mark.label.split()[0])
 
-    def test_are_not_in_the_middle_of_a_sentence(self) -> None:
+    def test_a_number_in_a_sentence_is_no_heading(self) -> None:
         text = (
             "4. Conveying Copies.\n\nThe work must carry notices that it is released under the terms of section\n"
             "7. This requirement changes section 4.\n\n5. Conveying Sources.\n\nYou may.\n"
@@ -156,11 +156,11 @@ class TestHeadings:
         )
         assert len(find_headings([wrapped], "text/plain")) == 2
 
-    def test_of_markdown_leave_out_code(self) -> None:
+    def test_comments_in_code_are_no_headings(self) -> None:
         text = "# Title\n```\n# code\n```\n## **Bold** part ##\ntext\n### 2.1 Clause\n"
         assert [mark.label for mark in find_headings([text], "text/markdown")] == ["Title", "Bold part", "2.1 Clause"]
 
-    def test_are_the_same_however_the_text_comes(self) -> None:
+    def test_headings_do_not_depend_on_the_pieces_of_a_text(self) -> None:
         text = CONTRACT * 2_000  # several blocks
         once = find_headings([text], "text/plain")
         assert once == find_headings((text[at : at + 777_777] for at in range(0, len(text), 777_777)), "text/plain")
@@ -169,7 +169,7 @@ class TestHeadings:
     @pytest.mark.parametrize(
         "text", ["9" * 3_000_000, " " * 3_000_000, "1 " + ". " * 500_000, "#" * 3_000_000, "\n" * 10**6]
     )
-    def test_are_looked_for_in_linear_time(self, text) -> None:
+    def test_headings_are_found_in_linear_time(self, text) -> None:
         assert len(find_headings([text], "text/plain")) <= 1
 
     @pytest.mark.parametrize(
@@ -177,10 +177,14 @@ class TestHeadings:
         [
             ("a.html", b"<h1>Report</h1><p>4.1 It</p><h2>Costs</h2>", ["Report", "Report > Costs"]),
             ("a.html", b"<h1>Title alone</h1><p>4.1 Term</p><p>4.2 End</p>", ["Title alone", "4.1 Term", "4.2 End"]),
-            ("a.docx", docx("4.1 Term", "It lasts.", "4.2 Termination", "It ends."), ["4.1 Term", "4.2 Termination"]),
+            (
+                "a.docx",
+                make_docx("4.1 Term", "It lasts.", "4.2 Termination", "It ends."),
+                ["4.1 Term", "4.2 Termination"],
+            ),
         ],
     )
-    def test_are_guessed_from_the_text_only_where_a_converter_gives_no_more_than_a_title(
+    def test_headings_are_detected_if_a_converter_gives_at_most_a_title(
         self, name: str, data: bytes, expected: list[str], store: DocumentStore
     ) -> None:
         ref = store.add(Document.from_bytes(data, name))
@@ -195,8 +199,8 @@ class TestEvidence:
         reader: MemAgent = make_reader(ScriptedPolicy(perfect_reader), run_log=tmp_path / "runs.sqlite")
         return reader
 
-    def test_has_page_section_and_a_link_that_opens_the_page_wherever_it_is_shown(self, reader, tmp_path) -> None:
-        path = report(tmp_path)
+    def test_a_quote_has_a_page_a_section_and_a_link_to_the_page(self, reader, tmp_path) -> None:
+        path = write_pdf(tmp_path)
         result = reader.read(path, QUESTION)
         [quote] = result.evidence
         assert (quote.page, quote.section) == (4, "2. Keys")
@@ -222,17 +226,17 @@ class TestEvidence:
             ("a.html", "<h1>Ports</h1><p>Old.<h2>Keys</h2><p>The key of harbor is 4711.<h2>Ships</h2>", "Ports > Keys"),
         ],
     )
-    def test_of_what_has_no_pages_has_the_section_alone(self, reader, name, text, section) -> None:
+    def test_a_quote_without_pages_has_only_a_section(self, reader, name, text, section) -> None:
         (quote, *_) = reader.read(Document.from_bytes(text.encode(), name), QUESTION).evidence
         assert (quote.page, quote.section, quote.place, quote.link) == (None, section, section, None)
 
-    def test_links_by_name_alone_where_the_file_is_not_known(self, reader, tmp_path) -> None:
-        document = Document.from_bytes(report(tmp_path).read_bytes(), "javascript:alert(1).pdf")
+    def test_a_quote_of_an_unknown_file_is_linked_by_name(self, reader, tmp_path) -> None:
+        document = Document.from_bytes(write_pdf(tmp_path).read_bytes(), "javascript:alert(1).pdf")
         [quote] = reader.read(document, QUESTION).evidence
         assert quote.link == "javascript%3Aalert%281%29.pdf#page=4"
 
-    def test_where_the_file_lies_stays_out_of_exports_and_of_redacted_logs(self, reader, tmp_path) -> None:
-        path = report(tmp_path)
+    def test_the_path_of_a_file_is_not_in_exports_or_redacted_logs(self, reader, tmp_path) -> None:
+        path = write_pdf(tmp_path)
         result = reader.read(path, QUESTION)
         assert result.document["path"] == str(path)
         export_runs(reader.run_log, tmp_path / "runs.parquet")

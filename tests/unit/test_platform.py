@@ -223,7 +223,7 @@ async def test_a_text_is_never_taken_for_a_file_of_the_server(address, policy_se
 
 
 async def test_without_a_server_and_a_policy_a_run_names_the_remedy_and_a_policy_that_is_added_reads(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
+    isolated_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`langgraph dev` runs with its detector of blocking calls on, and a run that trips it fails."""
     monkeypatch.setattr(platform, "_build_once", platform._build_once.__wrapped__)  # nothing is kept for other tests
@@ -234,7 +234,7 @@ async def test_without_a_server_and_a_policy_a_run_names_the_remedy_and_a_policy
             detector.functions[function].deactivate()
         with pytest.raises(InputError, match=r"no policy is named.*BASE_URL.*MEMAGENT_MODEL.*policy add english"):
             await (await make_graph()).ainvoke(request)
-        added = own_home / "policies" / "english"
+        added = isolated_home / "policies" / "english"
         await asyncio.to_thread(shutil.copytree, ROOT / "memagent_graph" / "embedded", added)
         await asyncio.to_thread(write_origin, PolicyOrigin(base="none", base_sha256="", adapter=None), added)
         out = await (await make_graph()).ainvoke(request)

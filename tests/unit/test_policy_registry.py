@@ -151,13 +151,6 @@ def test_the_log_keeps_policy_and_strategy() -> None:
 
 
 def test_another_policy_takes_the_place_of_the_one_in_the_log() -> None:
-    settings = ReadSettings(policy="mine", model="large", strategy="own.py:Gate", retries=7)
-    assert settings.with_other() == settings
-    assert settings.with_other(strategy="refine") == ReadSettings(
-        policy="mine", model="large", strategy="refine", retries=7
-    )
-    assert settings.with_other(model="folder") == ReadSettings(model="folder", strategy="own.py:Gate", retries=7)
-    assert settings.with_other(base_url=URL).policy_name == "server"
     moved = ReadSettings(policy="server", model="m", base_url="http://old/v1").with_other(base_url=URL)
     assert make_policy(moved) and (moved.policy_name, moved.model, moved.base_url) == ("server", "m", URL)
     served = ReadSettings(model="large", base_url=URL)

@@ -20,7 +20,7 @@ from langgraph.graph import StateGraph
 from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
 from support.command_line import memagent
-from support.document_files import pdf
+from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.scripts import document_with
 from typing_extensions import TypedDict
@@ -28,7 +28,7 @@ from typing_extensions import TypedDict
 from memagent_graph import MemAgent, OpenAICompatiblePolicy
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
-pytestmark = pytest.mark.usefixtures("converts_here")
+pytestmark = pytest.mark.usefixtures("in_process_conversion")
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/*.md") if path.name != "commands.md")]
 SERVER = "http://localhost:8000/v1"
@@ -92,7 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("a.txt", "note.txt"):
         (tmp_path / name).write_text("Ada signed it in May. The access code of the quiet falcon is 4711.")
     for name in ("a.pdf", "b.pdf", "contract.pdf"):
-        (tmp_path / name).write_bytes(pdf(*(f"It is page {number}. Notice is thirty days." for number in range(1, 12))))
+        (tmp_path / name).write_bytes(make_pdf(*["It rained. Notice is thirty days."] * 11))
     (tmp_path / "questions.txt").write_text("Who?\nWhen?\n")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "contracts").mkdir()

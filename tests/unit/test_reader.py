@@ -33,6 +33,7 @@ from memagent_graph.errors import (
     RunNotFoundError,
     TokenizerError,
 )
+from memagent_graph.policy import Completion, FinishReason, TokenUsage
 from memagent_graph.storage.checkpoints import open_checkpointer
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1000)
@@ -83,6 +84,14 @@ def test_a_failure_in_a_batch_leaves_the_other_reads_alone(make_reader) -> None:
         reader.batch(requests)
 
 
+def test_a_memory_that_escapes_make_longer_than_its_budget_is_cut(make_reader) -> None:
+    reply = Completion("</section>" * 19, FinishReason.STOP, "scripted", TokenUsage(1, 60))
+    reader = make_reader(ScriptedPolicy(lambda prompt: reply))
+    (update,) = reader.read(TEXT, QUESTION, limits=Limits(max_chunks=1)).updates
+    assert [event.kind for event in update.events] == [EventKind.OVERLONG]
+    assert 0 < len(update.memory) < len(reply.text)
+
+
 def test_a_retried_update_that_then_succeeds_counts_and_is_drawn_with_another_seed(make_reader) -> None:
     seeds = []
 
@@ -114,6 +123,10 @@ def test_a_limit_stops_the_read_and_resume_goes_on_from_there(make_reader, tmp_p
     assert first.stop_reason is reason
     assert first.answer is None
     assert 0 < first.chunks_read < 20
+    if limits.max_tokens_total:
+        costs = [update.prompt_tokens + update.completion_tokens for update in first.updates]
+        exact = Limits(max_tokens_total=sum(costs))
+        assert reader.read(TEXT, QUESTION, limits=exact).chunks_read == first.chunks_read
     policy.delay = 0
     calls = len(policy.prompts)
     finished = reader.resume("r")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memagent_graph.retriever import rank_by_words
+from memagent_graph.retriever import rank_by_bm25
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,10 @@ from memagent_graph.retriever import rank_by_words
 )
 def test_words_that_only_ask_do_not_count_if_there_are_others(question, best) -> None:
     texts = ["Who knows what is where?", "The ferry paid its way.", "Nothing of the kind."]
-    assert rank_by_words(texts, question)[0] == best
+    assert rank_by_bm25(texts, question)[0] == best
 
 
 def test_nothing_of_an_index_is_logged(caplog) -> None:
     """A server over standard streams shows its log to a person."""
-    assert rank_by_words(["The ferry paid its way.", "Nothing."], "Who paid?") == [0]
+    assert rank_by_bm25(["The ferry paid its way.", "Nothing."], "Who paid?") == [0]
     assert not caplog.records

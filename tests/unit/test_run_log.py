@@ -27,8 +27,10 @@ from memagent_graph import (
     RunLog,
     SamplingParams,
     ScriptedPolicy,
+    UpdateRule,
+    UpdateRules,
 )
-from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
+from memagent_graph.errors import MemAgentError, PolicyError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, RunFilter, TextKind
 from memagent_graph.run_log.exchange import parquet
@@ -73,11 +75,11 @@ def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader,
     assert record.began <= record.ended
 
 
-def test_logging_is_on_unless_it_is_turned_off(make_reader, own_home) -> None:
+def test_logging_is_on_unless_it_is_turned_off(make_reader, isolated_home) -> None:
     make_reader(run_log=False).read(TEXT, QUESTION)
-    assert not (own_home / "runs.sqlite").exists()
+    assert not (isolated_home / "runs.sqlite").exists()
     result = make_reader().read(TEXT, QUESTION)
-    assert RunLog(own_home / "runs.sqlite").get(result.run_id).answer == "4711"
+    assert RunLog(isolated_home / "runs.sqlite").get(result.run_id).answer == "4711"
 
 
 def test_a_run_under_the_id_of_another_replaces_it(make_reader, log, tmp_path) -> None:
@@ -238,16 +240,30 @@ def test_what_a_checkpoint_has_is_in_the_log_before_it(make_reader, log, monkeyp
     write, other = database_writer._run, RunLog(log.path)  # a log waits for its own entries
     monkeypatch.setattr(database_writer, "_run", lambda *batch: time.sleep(0.05) or write(*batch))
     counts: list[tuple[int, int]] = []
+    in_checkpoints: list[int] = []
 
     class Saver(InMemorySaver):
         async def aput(self, config, checkpoint, *rest):
             chunks = checkpoint["channel_values"].get("chunks_read", 0)
             counts.append((chunks, len(list(other.conversations("r")))))
+            await asyncio.sleep(0.005)
+            self.chunks = chunks
             return await super().aput(config, checkpoint, *rest)
 
-    result = make_reader(run_log=log, checkpoints=Saver()).read(TEXT, QUESTION, run_id="r")
+    def reply(prompt: str) -> str:
+        in_checkpoints.append(saver.chunks)
+        return perfect_reader(prompt)
+
+    saver = Saver()
+    result = make_reader(ScriptedPolicy(reply), run_log=log, checkpoints=saver).read(TEXT, QUESTION, run_id="r")
     assert max(counts)[0] == result.chunks_read
     assert all(chunks <= logged for chunks, logged in counts)
+    assert in_checkpoints == list(range(result.chunks_read + 1)), "each step waits for the checkpoint of the one before"
+    failing = ScriptedPolicy(["a", "", PolicyError("broken")])
+    reader = make_reader(failing, rules=UpdateRules(empty=UpdateRule.RETRY), run_log=log)
+    with pytest.raises(PolicyError, match="broken"):
+        reader.read(TEXT, QUESTION, run_id="failed")
+    assert len(list(other.conversations("failed"))) == 2
 
 
 async def test_readers_read_while_writers_write(make_reader, log) -> None:
@@ -314,7 +330,7 @@ def test_a_text_that_is_larger_than_any_reply_is_not_written(log) -> None:
 def test_a_damaged_row_is_an_error_that_names_the_file(log, column) -> None:
     log.begin("r", QUESTION, DOCUMENT, {})
     log.wait(log.record(conversation(0, prompt_token_ids=[1, 2, 3])))
-    damaged = b"\2\xff\xff" if column in {"text", "prompt_token_ids"} else "[1"
+    damaged = {"text": b"\2\xff\xff", "prompt_token_ids": b""}.get(column, "[1")
     with closing(sqlite3.connect(log.path)) as connection:
         connection.execute(f"UPDATE conversations SET {column} = ?", (damaged,))
         connection.commit()
@@ -438,6 +454,10 @@ def test_a_log_that_is_moved_while_it_is_written_is_noticed_and_the_read_continu
     # The next run has a log again.
     make_reader(ScriptedPolicy(reply), run_log=log).read(TEXT, "When?", run_id="next")
     assert log.get("next").answer == "1904"
+    log.wait(log.end("next", "answered", "1905"))
+    log.path.rename(tmp_path / "moved-again.sqlite")
+    with pytest.raises(RunLogError, match="Put it back before its runs continue"):
+        log.wait(log.end("next", "answered", "1906"))
 
 
 def test_a_run_is_read_as_of_one_moment_while_it_is_written(log) -> None:

@@ -1,4 +1,4 @@
-"""What authenticates is in requests alone: not in files, errors, traces or output, whatever a server says."""
+"""Credentials appear only in requests, never in files, errors, traces or output."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ from support.scripts import document_with
 
 from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.errors import PolicyAuthenticationError, PolicyError, PolicyRequestError, PolicyResponseError
-from memagent_graph.policies.redaction import HIDDEN, SecretRedaction
+from memagent_graph.policies.redaction import HIDDEN, make_redaction
 
 KEY = 'sk-proj-4f"9a/b7&c1+d2=e3'
 PASSWORD = "tr0ub4dor&3/é"
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=400)
 QUESTION = "What is the key of harbor?"
-SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
-         "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
-BASIC = b64encode(f"reader:{PASSWORD}".encode()).decode()
-SPELLINGS = [
+BUDGET_OPTIONS = [
+    "--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
+    "--chunk-tokens", "100", "--answer-tokens", "60",
+]  # fmt: skip
+BASIC_TOKEN = b64encode(f"reader:{PASSWORD}".encode()).decode()
+ENCODED_SECRETS = [
     spelling
     for secret in (KEY, PASSWORD)
     for spelling in (secret, json.dumps(secret)[1:-1], quote(secret, ""), escape(secret))
-] + [BASIC]
+] + [BASIC_TOKEN]
 
 
-def texts_in(folder: Path) -> Iterator[tuple[Path, bytes]]:
+def iter_stored_bytes(folder: Path) -> Iterator[tuple[Path, bytes]]:
     """All bytes under a folder, and what is packed in its databases."""
     for path in filter(Path.is_file, folder.rglob("*")):
         content = path.read_bytes()
@@ -59,8 +61,10 @@ def texts_in(folder: Path) -> Iterator[tuple[Path, bytes]]:
                             continue
 
 
-def secrets_in(texts: Iterator[tuple[Any, bytes]]) -> list[tuple[Any, str]]:
-    return [(place, spelling) for place, content in texts for spelling in SPELLINGS if spelling.encode() in content]
+def find_secrets(texts: Iterator[tuple[Any, bytes]]) -> list[tuple[Any, str]]:
+    return [
+        (place, spelling) for place, content in texts for spelling in ENCODED_SECRETS if spelling.encode() in content
+    ]
 
 
 def test_the_search_finds_what_is_packed_in_a_database(tmp_path) -> None:
@@ -68,10 +72,10 @@ def test_the_search_finds_what_is_packed_in_a_database(tmp_path) -> None:
         database.execute("CREATE TABLE t (v BLOB)")
         database.execute("INSERT INTO t VALUES (?)", [zlib.compress(f"… {KEY} …".encode())])
         database.commit()
-    assert secrets_in(texts_in(tmp_path)) == [(tmp_path / "x.sqlite", KEY)]
+    assert find_secrets(iter_stored_bytes(tmp_path)) == [(tmp_path / "x.sqlite", KEY)]
 
 
-def echo(status: int, words: str, where: str = "message") -> web.Response:
+def echo_error(status: int, words: str, where: str = "message") -> web.Response:
     """An error that repeats what it was sent."""
     if where == "message":
         return web.json_response({"error": {"message": words}}, status=status)
@@ -82,51 +86,51 @@ def echo(status: int, words: str, where: str = "message") -> web.Response:
     return web.Response(status=307, headers={"Location": f"http://{quote(words, '')}@elsewhere.example/{quote(words)}"})
 
 
-def read_by_command(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run_read_command(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (home.parent / "book.txt").write_text(TEXT)
     command = [sys.executable, "-m", "memagent_graph", "read", str(home.parent / "book.txt"), "-q", QUESTION]
-    process = run_program([*command, *SMALL, "--retries", "0", "--run-id", "r", *options], capture_output=True)
+    process = run_program([*command, *BUDGET_OPTIONS, "--retries", "0", "--run-id", "r", *options], capture_output=True)
     assert "Traceback" not in process.stderr, process.stderr
     return process
 
 
 @pytest.mark.parametrize(("status", "where"), [(401, "message"), (500, "object"), (200, "page"), (307, "redirect")])
-def test_a_key_that_a_server_repeats_reaches_no_file_and_no_output(own_home, status, where) -> None:
+def test_a_key_that_a_server_repeats_reaches_no_file_and_no_output(isolated_home, status, where) -> None:
     def respond(body, number):
-        return good(body, number) if number < 3 else echo(status, f"Incorrect API key provided: {KEY}.", where)
+        return good(body, number) if number < 3 else echo_error(status, f"Incorrect API key provided: {KEY}.", where)
 
     good = FakeServer().respond
     with FakeServer(respond) as server:
-        process = read_by_command(own_home, "--base-url", server.base_url, "--api-key", KEY, "--json")
+        process = run_read_command(isolated_home, "--base-url", server.base_url, "--api-key", KEY, "--json")
     assert process.returncode == 4
     assert json.loads(process.stdout)["error"]["chunk_index"] == 3
-    assert list(own_home.rglob("checkpoints.sqlite"))
-    assert list(own_home.rglob("runs.sqlite"))
-    assert secrets_in(texts_in(own_home)) == []
-    assert secrets_in(iter([("stdout", process.stdout.encode()), ("stderr", process.stderr.encode())])) == []
+    assert list(isolated_home.rglob("checkpoints.sqlite"))
+    assert list(isolated_home.rglob("runs.sqlite"))
+    assert find_secrets(iter_stored_bytes(isolated_home)) == []
+    assert find_secrets(iter([("stdout", process.stdout.encode()), ("stderr", process.stderr.encode())])) == []
     if where == "message":
         assert HIDDEN in process.stderr
 
 
-def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(own_home) -> None:
+def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(isolated_home) -> None:
     def respond(body, number):
-        return good(body, number) if number != 5 else echo(400, f"{BASIC} is reader:{PASSWORD}")
+        return good(body, number) if number != 5 else echo_error(400, f"{BASIC_TOKEN} is reader:{PASSWORD}")
 
     good = FakeServer().respond
-    with FakeServer(respond, authorization=f"Basic {BASIC}") as server:
+    with FakeServer(respond, authorization=f"Basic {BASIC_TOKEN}") as server:
         address = server.base_url.replace("//", f"//reader:{quote(PASSWORD, '')}@")
-        process = read_by_command(own_home, "--base-url", address, "--json")
+        process = run_read_command(isolated_home, "--base-url", address, "--json")
         command = [sys.executable, "-m", "memagent_graph", "resume", "r", "--base-url", address]
         finished = run_program(command, capture_output=True)
     assert (process.returncode, answers(finished.stdout)) == (4, ["4711"]), finished.stderr
     assert server.base_url in process.stdout
     outputs = {"read": process.stdout + process.stderr, "resume": finished.stdout + finished.stderr}
-    assert secrets_in((name, text.encode()) for name, text in outputs.items()) == []
-    assert secrets_in(texts_in(own_home)) == []
+    assert find_secrets((name, text.encode()) for name, text in outputs.items()) == []
+    assert find_secrets(iter_stored_bytes(isolated_home)) == []
 
 
 async def test_credentials_in_an_address_go_before_a_key_and_a_wrong_one_is_refused_with_the_way_to_write_it() -> None:
-    with FakeServer(lambda body, number: "x", authorization=f"Basic {BASIC}") as server:
+    with FakeServer(lambda body, number: "x", authorization=f"Basic {BASIC_TOKEN}") as server:
         address = server.base_url.replace("//", f"//reader:{quote(PASSWORD, '')}@")
         assert (await server.ask(base_url=address, api_key=KEY)).text == "x"
         assert OpenAICompatiblePolicy(base_url=address).base_url == server.base_url
@@ -157,13 +161,13 @@ def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(key) -> Non
     assert key not in str(caught.value)
 
 
-async def test_a_line_break_behind_a_key_does_not_count() -> None:
+async def test_trailing_newline_in_a_key_is_ignored() -> None:
     with FakeServer(lambda body, number: "x", key="sk-1") as server:
         assert (await server.ask(api_key="sk-1\n")).text == "x"
 
 
 class Tracer(BaseCallbackHandler):
-    """Keeps what tracers do of errors: their words, and their whole traceback with all causes."""
+    """Keeps what tracers record of an error: its message, and its traceback with all causes."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -177,7 +181,7 @@ class Tracer(BaseCallbackHandler):
 @pytest.mark.parametrize("words", [f"wrong key {KEY}", f"Bearer {KEY}"])
 async def test_no_trace_has_a_key_nor_has_anything_that_the_error_came_from(words, tmp_path) -> None:
     tracer = Tracer()
-    with FakeServer(lambda body, number: echo(401, words)) as server:
+    with FakeServer(lambda body, number: echo_error(401, words)) as server:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, api_key=KEY, max_retries=0)
         agent = MemAgent(policy, tokenizer="embedded", budget=Budget(chunk_tokens=60), run_log=False, store=tmp_path)
         graph = await agent.agraph()
@@ -185,7 +189,7 @@ async def test_no_trace_has_a_key_nor_has_anything_that_the_error_came_from(word
             await graph.ainvoke({"question": QUESTION, "document": TEXT}, {"callbacks": [tracer]})
         await agent.aclose()
     assert tracer.seen
-    assert secrets_in(("trace", text.encode()) for text in tracer.seen) == []
+    assert find_secrets(("trace", text.encode()) for text in tracer.seen) == []
 
 
 async def test_a_damaged_reply_that_repeats_the_key_does_not_bring_it_into_the_error() -> None:
@@ -211,6 +215,6 @@ async def test_a_chat_model_s_key_stays_out_of_its_error() -> None:
 
 
 def test_short_secrets_are_hidden_as_words_only() -> None:
-    redacted = SecretRedaction(["pw", "", "long-enough"])
+    redacted = make_redaction(["pw", "", "long-enough"])
     assert redacted("pw, a pwn and (pw) xlong-enoughx") == f"{HIDDEN}, a pwn and ({HIDDEN}) x{HIDDEN}x"
-    assert SecretRedaction([])("nothing to hide") == "nothing to hide"
+    assert make_redaction([])("nothing to hide") == "nothing to hide"

@@ -47,9 +47,9 @@ def test_a_chunks_steps_on_a_branch_are_one_update_that_began_from_the_memory_be
     ]
     assert (trace.memory_before("g"), trace.memory_after("g")) == ("a", "a")
     assert (trace.memory_before("u"), trace.memory_after("u")) == ("a", "b")
-    assert trace.update_index("g") == trace.update_index("u") == 1
+    assert trace.update_indices["g"] == trace.update_indices["u"] == 1
     with pytest.raises(KeyError):
-        trace.update_index("answer")
+        trace.update_indices["answer"]
 
 
 def test_a_chunk_that_is_read_again_later_is_an_update_of_its_own() -> None:

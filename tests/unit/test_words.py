@@ -62,11 +62,11 @@ def test_words_are_compared_folded(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [("か", "が"), ("हिन्दी", "हिन्दू"), ("กา", "กำ"), ("x²", "x2"), ("ma", "na")])
-def test_what_another_letter_makes_another_word_stays_another(one: str, other: str) -> None:
+def test_words_that_differ_in_a_letter_stay_different(one: str, other: str) -> None:
     assert words(one) != words(other)
 
 
-def test_a_words_place_is_that_in_the_unchanged_text() -> None:
+def test_word_spans_refer_to_the_original_text() -> None:
     text = "हिन्दी: Alex\u00adandrova, 1,234 東京"
     assert [text[start:end] for start, end in find_words(text)] == ["हिन्दी", "Alex\u00adandrova", "1,234", "東", "京"]
 
@@ -113,7 +113,7 @@ def test_characters_end_where_another_implementation_of_unicodes_rules_ends_them
     assert {at for at in range(1, len(text) + 1) if is_character_end(text, at)} == ends
 
 
-def test_only_the_characters_around_a_place_are_looked_at() -> None:
+def test_character_end_looks_only_at_neighbours() -> None:
     flags = "🇦🇧" * 3000
     assert [is_character_end("x" + flags, at) for at in (4000, 4001)] == [False, True]
 

@@ -1,9 +1,9 @@
 """The documents of `memagent demo`: the minutes of a small harbour's committee, and one for the embedded policy.
 
 Names, sums, dates, the items of each meeting and their wordings vary by seed; the texts are in `demo_document.toml`.
-Four facts that belong there are asked for, of four kinds: who, how much, why, and where or when. The same seed has the
-same facts at every length. The embedded policy finds numbers alone: its document is Python's language reference with
-facts between the paragraphs.
+Four questions ask for four kinds of facts: who, how much, why, and where or when. The same seed has the same facts at
+every length. The embedded policy finds numbers alone: its document is Python's language reference with facts between
+the paragraphs.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class DemoQuestion:
             any(f" {_normalise(form)} " in f" {words} " for form in key.split("|")) for key in self.keys
         ):
             return False
-        own = {"pounds", *_normalise(f"{self.question} {self.sentence} {self.answer}").split()}
-        telling = [word for word in words.split() if len(word) > 3 or word.isdigit()]
-        foreign = [word for word in telling if word not in own]
-        return len(foreign) * 3 <= len(telling) and not any(word.isdigit() for word in foreign)
+        allowed_words = {"pounds", *_normalise(f"{self.question} {self.sentence} {self.answer}").split()}
+        content_words = [word for word in words.split() if len(word) > 3 or word.isdigit()]
+        foreign_words = [word for word in content_words if word not in allowed_words]
+        return len(foreign_words) * 3 <= len(content_words) and not any(word.isdigit() for word in foreign_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +80,19 @@ def make_demo_document(
         seed: the seed of everything else.
         count: counts the tokens of a text; by default, four characters are one.
     """
-    minutes = _Minutes(random.Random(f"minutes {seed}"))
+    minutes = _MinutesWriter(random.Random(f"minutes {seed}"))
     meetings: list[_Meeting] = []
     length = 0
     while length < tokens or len(meetings) < len(_GROUPS):
-        meetings.append(minutes.meeting())
+        meetings.append(minutes.write_meeting())
         length += count(meetings[-1].text())
     generator = random.Random(f"facts {seed}")
     facts = [generator.choice([fact for fact in _texts()["facts"] if fact["kind"] in kinds]) for kinds in _GROUPS]
     generator.shuffle(facts)
     questions = []
     for index, fact in enumerate(facts):
-        place = int((index + generator.uniform(0.3, 0.8)) / len(facts) * len(meetings))
-        questions.append(minutes.add_fact(fact, meetings, place, random.Random(f"{seed} {fact['subject']}")))
+        meeting_index = int((index + generator.uniform(0.3, 0.8)) / len(facts) * len(meetings))
+        questions.append(minutes.add_fact(fact, meetings, meeting_index, random.Random(f"{seed} {fact['subject']}")))
     text = "\n\n\n".join(meeting.text() for meeting in meetings) + "\n"
     return DemoDocument(
         text,
@@ -194,7 +194,7 @@ class _Meeting:
         return "\n\n".join([self.heading, *items, self.end])
 
 
-class _Minutes:
+class _MinutesWriter:
     """A harbour's committee from meeting to meeting: its people, its money and what it talks about."""
 
     def __init__(self, generator: random.Random) -> None:
@@ -220,29 +220,29 @@ class _Minutes:
         self._subscription = generator.randrange(18, 35)
         self._balance = generator.randrange(6_000, 15_000)
 
-    def meeting(self) -> _Meeting:
-        """Return the next meeting."""
-        day, chance = self._next, self._generator
-        following = (day.replace(day=1) + timedelta(days=63 if day.month == 7 else 32)).replace(day=1)
-        self._next = self._meeting_day(following)
-        absent = chance.sample(self._committee[4:], chance.randrange(0, 3))
+    def write_meeting(self) -> _Meeting:
+        """Return the minutes of the next meeting."""
+        day, rng = self._next, self._generator
+        next_month = (day.replace(day=1) + timedelta(days=63 if day.month == 7 else 32)).replace(day=1)
+        self._next = self._meeting_day(next_month)
+        absent = rng.sample(self._committee[4:], rng.randrange(0, 3))
         present = [member for member in self._committee if member not in absent]
         roles = {name: f" ({role})" for role, name in self._officers.items() if role != "master"}
         heading = (
-            f"{self._home} Harbour Committee\nMinutes of the meeting on {self._full(day)}\n\nPresent: "
+            f"{self._home} Harbour Committee\nMinutes of the meeting on {self._format_date(day)}\n\nPresent: "
             + ", ".join(member + roles.get(member, "") for member in present)
             + f".\nApologies: {' and '.join(absent) or 'none'}."
         )
         items = [("Minutes of the last meeting", self._approval(day))]
         if day.month == 1 and self._last:
             items.append(("Annual business", self._elections(day)))
-        for _ in range(chance.randrange(8, 12)):
+        for _ in range(rng.randrange(8, 12)):
             kind = self._kinds.draw()
             slots: dict[str, str] = {}
             items.append(
                 (self.fill(kind["title"], day, slots), self.fill(self._paragraphs[kind["title"]].draw(), day, slots))
             )
-        spent, received = chance.randrange(200, 1_900), chance.randrange(200, 2_000)
+        spent, received = rng.randrange(200, 1_900), rng.randrange(200, 2_000)
         self._balance += received - spent
         items.append(
             (
@@ -259,9 +259,9 @@ class _Minutes:
             )
         )
         end = self.fill(
-            f"The next meeting [is|will be] on {self._full(self._next)} [at half past seven|in the committee room]. "
-            f"{{chair}} [closed the meeting|thanked those present and closed] "
-            f"at 9.{chance.randrange(2, 58):02d} pm.",
+            f"The next meeting [is|will be] on {self._format_date(self._next)} [at half past seven|in the committee "
+            f"room]. {{chair}} [closed the meeting|thanked those present and closed] "
+            f"at 9.{rng.randrange(2, 58):02d} pm.",
             day,
             {},
         )
@@ -269,10 +269,10 @@ class _Minutes:
         return _Meeting(day, heading, items, end)
 
     def add_fact(
-        self, fact: dict[str, Any], meetings: list[_Meeting], place: int, generator: random.Random
+        self, fact: dict[str, Any], meetings: list[_Meeting], meeting_index: int, generator: random.Random
     ) -> tuple[str, str, str, str, tuple[str, ...]]:
         """Add a fact to a meeting; return question, answer, sentence, subject and keys."""
-        day, kind = meetings[place].day, fact["kind"]
+        day, kind = meetings[meeting_index].day, fact["kind"]
         question, old = generator.choice(fact["questions"]), ""
         keys: tuple[str, ...]
         if kind in {"why", "where"}:
@@ -294,9 +294,9 @@ class _Minutes:
         filled = {
             part: self.fill(generator.choice(fact[part]), day, slots) for part in ("before", "statements", "after")
         }
-        self._insert(meetings[place], fact["title"], " ".join(filled.values()), generator)
+        self._insert(meetings[meeting_index], fact["title"], " ".join(filled.values()), generator)
         if kind == "changed":
-            earlier = meetings[place // 2 if place > 1 else 0]
+            earlier = meetings[meeting_index // 2 if meeting_index > 1 else 0]
             text = self.fill(generator.choice(fact["earlier"]), earlier.day, slots)
             self._insert(earlier, fact["title"], text, generator)
         return question, value, filled["statements"], fact["subject"], keys
@@ -307,42 +307,42 @@ class _Minutes:
         for match in _SLOT.finditer(chosen):
             slot = match[0][1:-1]
             while slot not in slots:
-                value = self._value(match[1], day)
+                value = self._draw_value(match[1], day)
                 if value not in slots.values():
                     slots[slot] = value
         text = _SLOT.sub(lambda match: slots[match[0][1:-1]], chosen)
         return _SENTENCE_START.sub(lambda match: match[0].upper(), text)
 
-    def _value(self, kind: str, day: date) -> str:  # noqa: PLR0911
-        chance = self._generator
+    def _draw_value(self, kind: str, day: date) -> str:  # noqa: PLR0911
+        rng = self._generator
         if kind in self._officers:
             return self._officers[kind]
         if kind in self._decks:
             return str(self._decks[kind].draw()).replace("{surname}", self._surnames.draw())
         ranges = {"sum": (40, 480), "large": (700, 7_000), "small": (6, 38), "count": (13, 60), "berth": (2, 48)}
         if kind in ranges:
-            number = chance.randrange(*ranges[kind])
+            number = rng.randrange(*ranges[kind])
             return f"£{number:,}" if kind in {"sum", "large", "small"} else str(number)
         if kind in {"past", "soon"}:
-            moved = day + timedelta(days=chance.randrange(3, 25) * (1 if kind == "soon" else -1))
-            return f"{moved.day} {moved:%B}"
+            shifted_day = day + timedelta(days=rng.randrange(3, 25) * (1 if kind == "soon" else -1))
+            return f"{shifted_day.day} {shifted_day:%B}"
         match kind:
             case "person":
                 return f"{self._names.draw()} {self._surnames.draw()}"
             case "member":
-                return chance.choice(self._committee[4:])
+                return rng.choice(self._committee[4:])
             case "few":
-                return chance.choice(_NUMBERS)
+                return rng.choice(_NUMBERS)
             case "month":
-                return f"{day + timedelta(days=chance.randrange(40, 150)):%B}"
+                return f"{day + timedelta(days=rng.randrange(40, 150)):%B}"
             case "weekday":
-                return f"{day + timedelta(days=chance.randrange(7)):%A}"
+                return f"{day + timedelta(days=rng.randrange(7)):%A}"
             case "home":
                 return str(self._home)
         raise ValueError(f"no slot is called {kind}")
 
     def _approval(self, day: date) -> str:
-        last = f"the meeting on {self._full(self._last)}" if self._last else "the last meeting of the old year"
+        last = f"the meeting on {self._format_date(self._last)}" if self._last else "the last meeting of the old year"
         return self.fill(
             f"The minutes of {last} were [approved|read and approved|taken as read], [without change|after a date was "
             "corrected|on the motion of {member}].",
@@ -370,7 +370,7 @@ class _Minutes:
         return first + timedelta(days=(self._weekday - first.weekday()) % 7 + 7)
 
     @staticmethod
-    def _full(day: date) -> str:
+    def _format_date(day: date) -> str:
         return f"{day:%A}, {day.day} {day:%B} {day.year}"
 
     @staticmethod

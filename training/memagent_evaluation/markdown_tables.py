@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from memagent_evaluation.result_table import ResultRow
 from memagent_evaluation.samples import LengthUnit
-from memagent_evaluation.statistics import Estimate
+from memagent_evaluation.score_statistics import Estimate
 from memagent_graph.grouping import group_values
 
 SCORES: Final = {

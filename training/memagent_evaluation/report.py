@@ -36,6 +36,7 @@ from memagent_evaluation.result_table import (
     translate_write_errors,
     write_table,
 )
+from memagent_evaluation.score_statistics import Estimate, estimate, pass_at_k
 from memagent_evaluation.standings import (
     STANDINGS_LEGEND,
     compare_evaluations,
@@ -43,7 +44,6 @@ from memagent_evaluation.standings import (
     compute_accuracy,
     format_standings,
 )
-from memagent_evaluation.statistics import Estimate, estimate, pass_at_k
 from memagent_evaluation.suites import format_suites
 from memagent_graph.plain_text import in_one_line, quantity
 from memagent_graph.results import Prices

@@ -14,7 +14,14 @@ from typing import Any, Final
 
 from memagent_evaluation.markdown_tables import format_interval, format_length_with_unit, group_items, render_table
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
-from memagent_evaluation.statistics import MARGIN, Comparison, Estimate, compare, correct_p_values, estimate
+from memagent_evaluation.score_statistics import (
+    NON_INFERIORITY_MARGIN,
+    Comparison,
+    Estimate,
+    compare,
+    correct_p_values,
+    estimate,
+)
 from memagent_graph.errors import EvaluationError
 from memagent_graph.grouping import group_values
 
@@ -22,8 +29,8 @@ STANDINGS_LEGEND: Final = (
     "Lenient accuracy with its 95 % interval, clustered by document where questions share one. Difference: to the "
     "first system, in points, on the questions that both were asked and that fit both, by lenient accuracy; "
     "p corrected for all comparisons of the column (Holm). Not worse: the interval's lower end lies above "
-    f"-{100 * MARGIN:g} points. A question that was asked at several lengths counts once in a line over all of them. "
-    "Costs are means per question. Turns: replies that had to wait for each other. –: unknown."
+    f"-{100 * NON_INFERIORITY_MARGIN:g} points. A question that was asked at several lengths counts once in a line "
+    "over all of them. Costs are means per question. Turns: replies that had to wait for each other. –: unknown."
 )
 SCRIPTED: Final = "scripted"
 """Shown instead of a scripted policy's accuracy."""
@@ -138,8 +145,8 @@ def format_standings(standings: Sequence[SystemStanding]) -> str:
         "accuracy": lambda standing: (
             SCRIPTED if standing.scripted else format_interval(standing.accuracy) if standing.accuracy else "–"
         ),
-        "difference": lambda standing: standing.against_first.points if standing.against_first else "",
-        "p": lambda standing: standing.against_first.p if standing.against_first else "",
+        "difference": lambda standing: standing.against_first.formatted_difference if standing.against_first else "",
+        "p": lambda standing: standing.against_first.formatted_p_value if standing.against_first else "",
         "not worse": lambda standing: {None: "", True: "yes", False: "not shown"}[standing.is_non_inferior],
         "tokens in": lambda standing: _format_number(standing.prompt_tokens),
         "cached": lambda standing: "–" if standing.cached_share is None else f"{100 * standing.cached_share:.0f} %",

@@ -16,8 +16,8 @@ from typing import Final
 from memagent_evaluation.markdown_tables import format_interval, format_length, group_items, render_table
 from memagent_evaluation.result_table import ResultRow
 from memagent_evaluation.samples import LengthUnit
+from memagent_evaluation.score_statistics import Estimate
 from memagent_evaluation.standings import compute_accuracy
-from memagent_evaluation.statistics import Estimate
 from memagent_evaluation.tasks.needles import SHAPES
 
 SCORE: Final = "string_match"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.command_line import invoke
-from support.document_files import pdf
+from support.document_files import make_pdf
 from support.programs import Program, answers, records
 from support.scripts import part, perfect_reader
 
@@ -283,7 +283,7 @@ def test_an_answer_has_the_form_of_a_model_or_a_schema_or_the_exit_code_says_tha
 
 def test_pages_are_chosen_of_a_pdf_and_named_in_the_evidence(options, tmp_path) -> None:
     file = tmp_path / "a.pdf"
-    file.write_bytes(pdf("The key of tower is 1.", "4.2 Keys", "The key of harbor is 4711."))
+    file.write_bytes(make_pdf("The key of tower is 1.", "4.2 Keys", "The key of harbor is 4711."))
     result = invoke("read", file, "--pages", "2-", "-q", QUESTION, *options, "--json")
     [quote] = json.loads(result.stdout)["evidence"]
     assert (quote["page"], quote["section"]) == (3, "4.2 Keys")

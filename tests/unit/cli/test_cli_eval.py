@@ -242,12 +242,12 @@ def test_kept_documents_lie_in_the_folder_and_survive_going_on_without_them(eval
 
 
 def test_data_files_that_changed_in_the_data_folder_are_refused_and_more_tasks_may_read_it(
-    options, server, out, own_home
+    options, server, out, isolated_home
 ) -> None:
     def write(name: str, **fields: Any) -> None:
-        (own_home / "evaluation" / name).write_text(json.dumps({"answers": ["7"], **fields}) + "\n")
+        (isolated_home / "evaluation" / name).write_text(json.dumps({"answers": ["7"], **fields}) + "\n")
 
-    (own_home / "evaluation" / "qa_files").mkdir(parents=True)
+    (isolated_home / "evaluation" / "qa_files").mkdir(parents=True)
     passage = {"context": "Document 1:\nThe key is 7.", "num_docs": 1}
     write("qa_files/mine.jsonl", question="What is it?", document=f"The key is 7.{' Nothing.' * 100}")
     write("eval_50.jsonl", input="What is it?", **passage)

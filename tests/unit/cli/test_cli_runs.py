@@ -181,7 +181,7 @@ def test_a_run_that_is_being_read_is_not_deleted(log) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full here")
-def test_output_that_cannot_be_written_is_an_error_in_one_line(log, own_home) -> None:
+def test_output_that_cannot_be_written_is_an_error_in_one_line(log, isolated_home) -> None:
     write_run(log, "a", name="naïve.txt")
     command = [sys.executable, "-m", "memagent_graph", "runs"]
     with Path("/dev/full").open("w") as full:

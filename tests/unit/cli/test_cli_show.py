@@ -45,9 +45,9 @@ def test_texts_of_chunks_are_found_beside_the_log(tmp_path, book, make_reader) -
     assert "word0 and then" not in memagent(*show).stdout
 
 
-def test_a_read_without_a_log_leaves_none(read, tmp_path, own_home) -> None:
+def test_a_read_without_a_log_leaves_none(read, tmp_path, isolated_home) -> None:
     result = read("--no-log")
-    assert not any(own_home.rglob("*")), "neither a log, nor the document, nor checkpoints"
+    assert not any(isolated_home.rglob("*")), "neither a log, nor the document, nor checkpoints"
     other = read("--log", tmp_path / "own.sqlite")
     assert answers(result.stdout) == answers(other.stdout) == ["4711"]
     assert len(list(RunLog(tmp_path / "own.sqlite").runs())) == 1

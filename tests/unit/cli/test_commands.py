@@ -242,35 +242,36 @@ def all_settings(monkeypatch: pytest.MonkeyPatch) -> list[ReadSettings]:
     return all_settings
 
 
+ONLY_OF_READ = {
+    "temperature": 0.5, "top_p": 0.9, "seed": 3, "on_truncated": "retry", "on_empty": "accept", "on_refused": "retry",
+    "on_invented": "keep_previous", "concurrency": 2, "retries": 1, "logprobs": True, "replace_undecodable": True,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "command",
-    [["read", "{file}", "-q", "x"], ["eval", "niah_single_1", "--out", "{file}.out"], ["mcp"], ["doctor"]],
+    ("command", "more"),
+    [
+        (["read", "{file}", "-q", "x"], ONLY_OF_READ),
+        (["eval", "niah_single_1", "--out", "{file}.out"], {}),
+        (["mcp"], {}),
+        (["doctor"], {}),
+    ],
 )
-def test_the_options_that_describe_a_reader_arrive_in_its_settings(all_settings, tmp_path, command) -> None:
+def test_the_options_that_describe_a_reader_arrive_in_its_settings(all_settings, tmp_path, command, more) -> None:
     file = tmp_path / "book.txt"
     file.write_text("text")
-    options = {
+    options = more | {
         "policy": "mine", "model": "m", "base_url": "http://server/v1", "tokenizer": "t", "profile": "p",
         "strategy": "own.py:Gate", "layout": "section_first", "answer_format": "plain", "update_template": "u",
         "answer_template": "a", "empty_memory": "none", "context_window": 900, "question_tokens": 6,
         "memory_tokens": 7, "chunk_tokens": 5, "answer_tokens": 8, "boundary": "sentence", "timeout": 11.0,
     }  # fmt: skip
-    words = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    words = []
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [value])
     memagent(*(part.format(file=file) for part in command), *words, code=ExitCode.POLICY)
     [settings] = all_settings
     assert {name: getattr(settings, name) for name in options} == options
-
-
-def test_what_only_a_read_is_told_arrives_too(all_settings, tmp_path) -> None:
-    (tmp_path / "book.txt").write_text("text")
-    options = {
-        "temperature": 0.5, "top_p": 0.9, "seed": 3, "on_truncated": "retry", "on_empty": "accept",
-        "on_refused": "retry", "on_invented": "keep_previous", "concurrency": 2, "retries": 1,
-    }  # fmt: skip
-    words = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    switches = ["--model", "embedded", "--logprobs", "--replace-undecodable"]
-    memagent("read", tmp_path / "book.txt", "-q", "x", *words, *switches, code=4)
-    assert all_settings == [ReadSettings(**options, model="embedded", logprobs=True, replace_undecodable=True)]
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,7 @@ def test_what_only_a_read_is_told_arrives_too(all_settings, tmp_path) -> None:
         (["--strategy", "refine"], ReadSettings(policy="mine", strategy="refine", seed=5)),
         (["--model", "embedded"], ReadSettings(model="embedded", strategy="gated", seed=5)),
         (["--policy", "other"], ReadSettings(policy="other", strategy="gated", seed=5)),
+        (["--base-url", "http://server/v1"], ReadSettings(base_url="http://server/v1", strategy="gated", seed=5)),
     ],
 )
 def test_a_run_is_resumed_with_the_policy_and_strategy_in_its_log_unless_others_are_named(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memagent_graph import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import BudgetError
-from memagent_graph.retriever import rank_by_words
+from memagent_graph.retriever import rank_by_bm25
 from memagent_graph.strategies.excerpts import DocumentEnds, ExcerptWindow
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -81,6 +81,6 @@ def test_the_longest_text_that_fits_is_found_or_there_is_none(per_token, overhea
 
 def test_bm25_ranks_rare_words_before_common_ones_and_ties_by_place() -> None:
     texts = ["common common", "nothing", "common Rare-word", "common", "nothing else, as it is"]
-    assert rank_by_words(texts, "Where is the RARE common?")[:2] == [2, 0]
-    assert rank_by_words(texts, "Is it?") == rank_by_words(texts, "absent") == []
-    assert rank_by_words(texts, "nothing")[:2] == [1, 4]
+    assert rank_by_bm25(texts, "Where is the RARE common?")[:2] == [2, 0]
+    assert rank_by_bm25(texts, "Is it?") == rank_by_bm25(texts, "absent") == []
+    assert rank_by_bm25(texts, "nothing")[:2] == [1, 4]

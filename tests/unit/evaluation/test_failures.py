@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from support import traces
 from support.evaluation import Keys
 from support.scripts import perfect_reader
 from support.traces import answered, fan_out, line, spans, step
@@ -16,7 +19,6 @@ from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
 
-DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "d", "size": 10, "media_type": "text/plain"}
 NEEDLE = Needle("The key is 4711.", "4711", 0.5)
 
 
@@ -24,12 +26,12 @@ def sample(*needles: Needle) -> Sample:
     return Sample(Keys(), 100, 0, "What?", tuple(needle.gold for needle in needles), lambda: iter(["text"]), needles)
 
 
-def view(*memories: str, answer: str | None = "no idea", cut: int | None = None, **changes) -> RunView:
+def view(
+    *memories: str, chunks: Sequence[str] = (), answer: str | None = "no idea", cut: int | None = None, **changes: Any
+) -> RunView:
     events = {} if cut is None else {cut: ReadEvent(EventKind.TRUNCATED, cut, "cut off")}
-    values = {"run_id": "r", "question": "What?", "document": DOCUMENT, "model": "m", "strategy": "overwrite",
-              "trace": line(memories, ["x"] * len(memories), events=events),
-              "answer": answer, "raw_answer": answer, "stop_reason": "answered", **changes}  # fmt: skip
-    return RunView(**values)
+    trace = line(memories, chunks or ["x"] * len(memories), events=events)
+    return traces.view(**{"trace": trace, "answer": answer, **changes})
 
 
 @pytest.mark.parametrize(
@@ -77,11 +79,9 @@ SPLIT = ["So far nothing. The key is", " 4711. And more. ", "And the rest of it.
 
 def read_view(chunks: list[str], *, cut: int | None = None, depth: float = 0.3) -> tuple[Sample, RunView]:
     """A question and a read that never wrote the fact, with the texts that it read."""
-    run = view("nothing", "nothing", "nothing", cut=cut)
-    events = {} if cut is None else {cut: ReadEvent(EventKind.TRUNCATED, cut, "cut off")}
-    trace = line(["nothing"] * 3, chunks, events=events)
     needle = Needle("The key is 4711.", "4711", depth)
-    return sample(needle), replace(run, trace=trace, chunk_text=lambda update: chunks[update.chunk_index])
+    run = view(*["nothing"] * 3, chunks=chunks, cut=cut, chunk_text=lambda update: chunks[update.chunk_index])
+    return sample(needle), run
 
 
 LONG = Needle("The key is 47112305.", "47112305", 0.5)

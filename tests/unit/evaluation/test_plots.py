@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from support.evaluation import make_failed_row, make_row, results
 
 from memagent_evaluation.plots import compute_depth_grid, draw_accuracy, draw_all, make_file_stem
-from memagent_evaluation.statistics import compute_wilson_interval
+from memagent_evaluation.score_statistics import compute_wilson_interval
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
 LENGTHS = (1024, 8192, 65536)

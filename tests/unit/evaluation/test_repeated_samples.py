@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.evaluation import make_failed_row, make_row, results
 
 from memagent_evaluation.report import pass_at, render_report, summarize
+from memagent_evaluation.score_statistics import pass_at_k
 from memagent_evaluation.standings import compare_systems, compute_accuracy
-from memagent_evaluation.statistics import pass_at_k
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())

@@ -13,8 +13,8 @@ from support.evaluation import make_failed_row, make_row, results
 
 from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.report import find_percentile, render_comparison, render_report, summarize
+from memagent_evaluation.score_statistics import compute_wilson_interval
 from memagent_evaluation.standings import compare_evaluations
-from memagent_evaluation.statistics import compute_wilson_interval
 from memagent_graph.errors import EvaluationError
 from memagent_graph.results import Prices
 

@@ -12,10 +12,10 @@ from memagent_evaluation.tasks import list_tasks
 THIRTEEN, TEN = "RULER, mean of 13 tasks", "RULER as MemAgent reports it, mean of 10 tasks"
 
 
-def make_rows(*, lengths=(4096, 8192), tasks=SUITES["ruler"], system="memagent", match=lambda task, length: 1.0):
+def make_rows(*, lengths=(4096, 8192), match=lambda task, length: 1.0):
     return [
-        make_row(system, length, index, task=task, string_match=match(task, length), question=f"{task} {index}")
-        for task in tasks
+        make_row("memagent", length, index, task=task, string_match=match(task, length), question=f"{task} {index}")
+        for task in SUITES["ruler"]
         for length in lengths
         for index in range(4)
     ]

@@ -21,7 +21,6 @@ def samples_of(name, count=5, length=1200, **settings):
 def test_the_evidence_stands_in_the_document_and_holds_the_answer(name):
     for sample in samples_of(name):
         text = "".join(sample.text())
-        assert {needle.gold for needle in sample.needles} >= set(sample.gold)
         assert all(text.count(needle.text) == 1 for needle in sample.needles)
         evidence = " ".join(needle.text for needle in sample.needles).casefold()
         assert all(gold.casefold() in evidence for gold in sample.gold)

@@ -109,8 +109,8 @@ def test_without_the_word_lists_full_size_tasks_name_the_extra(monkeypatch):
 EXAMPLE = textwrap.dedent(samples.__doc__.split("\n\n", 1)[1].split("`memagent eval", 1)[0])
 
 
-def write(folder, source, name="my_tasks.py"):
-    path = folder / name
+def write(folder, source):
+    path = folder / "my_tasks.py"
     path.write_text(source)
     return path
 

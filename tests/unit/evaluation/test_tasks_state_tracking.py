@@ -91,7 +91,6 @@ def test_the_sentences_have_the_answer_and_so_has_the_evidence_by_itself(name, s
         assert gold in {needle.gold for needle in sample.needles}
         assert gold not in sample.question
         assert all(needle.gold in needle.text for needle in sample.needles)
-        assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
         assert TOKENIZER.count(sample.question) <= 96
         numbers.add(len(sample.needles))
     assert numbers <= {"state_1": {1}, "state_2": {2}, "state_3": {3, 4}}[name]

@@ -14,7 +14,7 @@ from recipes.english.exclusion import Exclusion
 from recipes.english.lessons import NOT_STATED, LessonMaker, plant
 from recipes.english.pinned_texts import read_pins
 from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, ProseQuestion, question_rows, read_rows
-from recipes.english.sections import SOURCES, ProseSection, cut
+from recipes.english.sections import SOURCES, ProseSection, cut_spans
 
 PROSE = (
     "The harbour was built in 1887 because the old one had silted up. The basin can hold forty ships. A guard is "
@@ -30,7 +30,7 @@ SECTION = ProseSection("tales/a.txt", "story", 0, len(PROSE), PROSE)
 
 def test_sections_end_with_sentences_and_leave_nothing_out() -> None:
     text = PROSE * 40
-    places = list(cut(text, random.Random(1)))
+    places = list(cut_spans(text, random.Random(1)))
     assert [start for start, _ in places] == [0, *(end for _, end in places[:-1])]
     assert places[-1][1] == len(text)
     assert all(text[:end].rstrip().endswith(".") for _, end in places)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.document_files import pdf
+from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
 from support.report_documents import asked_sections, reads_keys, reads_keys_and_writes, real_documents, writes_reports
@@ -260,7 +260,7 @@ def test_more_pairs_than_are_judged_are_counted(reader, tmp_path, monkeypatch) -
 
 def test_pages_are_known_where_documents_have_them(reader, tmp_path) -> None:
     path = tmp_path / "a.pdf"
-    path.write_bytes(pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
+    path.write_bytes(make_pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
     result = report(reader(ScriptedPolicy(reads_keys)), HARBOR, [path], extractive=True)
     ((_, quote),) = result.matrix.quotes()
     assert (quote.text, quote.page) == ("The key of harbor is 4711.", "page 2")

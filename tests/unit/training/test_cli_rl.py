@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support import command_line
 
-from memagent_evaluation.statistics import compute_wilson_interval
+from memagent_evaluation.score_statistics import compute_wilson_interval
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.settings import WordingSettings
@@ -33,7 +33,7 @@ MEASUREMENT = Measurement(2, 0.0, {500: compute_wilson_interval(3, 8), 2000: com
 
 
 class Loop:
-    """In place of the loop: remembers what it was given, and ends as it is told."""
+    """In place of the loop: keeps its arguments, and ends with a result or an error."""
 
     def __init__(self) -> None:
         self.job: RLJob | None = None

@@ -147,8 +147,6 @@ def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tm
     run_ids = [[rollout.run_id for rollout in group.rollouts_G] for group in comparable(world.groups)]
     varied = [ids for ids in run_ids if any(run_id.endswith("-0") for run_id in ids)]
     assert 0 < plan["schedule"]["groups"] == len(varied) < len(run_ids)
-    refusal = memagent(*arguments("--dry-run", "--reward", "judging.py:by_plaice"), code=ExitCode.USAGE).stderr
-    assert "Did you mean judging.py:by_place" in refusal
 
 
 PLAIN_STEP = {
@@ -176,18 +174,15 @@ def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(ar
 
 
 @pytest.mark.parametrize(
-    ("more", "settings", "words"),
+    ("more", "words"),
     [
-        ([], {"group_per_step": "2"}, "Did you mean groups_per_step"),
-        (["--model", "nowhere"], {}, "there is no model"),
-        (["--policy-versions", "v7, v8"], {}, "stale"),
-        (["--reward", "no_such_reward"], {}, "no_reward"),
-        (["--gold", "no_such_file.jsonl", "--reward", "token_f1"], {}, "cannot be read"),
-        (["--gold", os.devnull], {}, "Name one (--reward): exact_match"),
+        (["--policy-versions", "v7, v8"], "stale"),
+        (["--reward", "no_such_reward"], "no_reward"),
+        (["--gold", os.devnull], "Name one (--reward): exact_match"),
     ],
 )
-def test_invalid_options_are_refused_with_a_hint(arguments, more, settings, words) -> None:
-    refusal = memagent(*arguments("--dry-run", *more, **settings), code=ExitCode.USAGE).stderr
+def test_invalid_options_are_refused_with_a_hint(arguments, more, words) -> None:
+    refusal = memagent(*arguments("--dry-run", *more), code=ExitCode.USAGE).stderr
     assert words in refusal and "what to do:" in refusal
 
 

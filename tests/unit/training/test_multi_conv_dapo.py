@@ -26,7 +26,7 @@ import multi_conv_dapo as dapo  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from made_rollouts import example_settings  # noqa: E402
-from support import small_models  # noqa: E402
+from support.small_models import make_model  # noqa: E402
 from support.training_log import comparable, write_log  # noqa: E402
 
 from memagent_training.algorithm.advantages import (  # noqa: E402
@@ -177,7 +177,7 @@ SETTINGS = st.builds(
 @settings(max_examples=40)
 @given(many_groups(), SETTINGS)
 def test_advantages_and_weights_are_the_package_s(groups: list[RolloutGroup], theirs: AdvantageSettings) -> None:
-    """And the package's rows are the same to the last bit, whatever the order of groups and rollouts."""
+    """And the package's rows are the same to the last bit in any order of groups and rollouts."""
     ours = example_settings(theirs)
     batch = prepare_batch(groups, theirs)
     for row in batch.rows:
@@ -204,15 +204,6 @@ def contents(batch: AdvantageBatch) -> tuple[Any, ...]:
     return rows, replace(batch, rows=())
 
 
-def llama(seed: int = 0, dtype: Any = torch.float64, **changes: Any) -> Any:
-    """Tiny, with weights large enough that predictions differ."""
-    sizes = {
-        "vocab_size": 24, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "initializer_range": 0.3,
-    }  # fmt: skip
-    return small_models.make_model(seed=seed, dtype=dtype, **sizes, **changes).eval()
-
-
 def read_steps(out: str) -> list[tuple[int, float, float]]:
     lines = re.findall(r"^step (\d+): reward (\S+), loss (\S+)$", out, re.MULTILINE)
     return [(int(step), float(reward), float(value)) for step, reward, value in lines]
@@ -222,7 +213,8 @@ def test_training_takes_adamw_steps_from_the_policy_and_towards_the_reference_of
     """Without dropout, and going backward from one conversation at a time."""
     pair = group((40.0, [conversation(1, 2), conversation(3)]), (0.0, [conversation(4, 5), conversation(6)]))
     choice = replace(dapo.MEMAGENT_PAPER, kl_coef=5.0)
-    policy, model, start = llama(attention_dropout=0.5).train(), llama(), llama()
+    policy = make_model(attention_dropout=0.5).train()
+    model, start = make_model().eval(), make_model().eval()
     dapo.train(policy, [pair], choice, steps=4, learning_rate=1e-2)
     old = {
         (rollout.run_id, k): dapo.forward(start, row, 1.0)[0].detach()

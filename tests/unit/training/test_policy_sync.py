@@ -37,7 +37,7 @@ RANK = 8
 
 
 def logprob(weights: float, token: int) -> float:
-    """What a "model" whose weights are one number says of a token, wherever it stands."""
+    """The log-prob of a token by a "model" whose weights are one number, at any position."""
     return -2.0 - ((token * 7919) % 97) / 50 - weights
 
 
@@ -57,23 +57,23 @@ def trainer(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
     return [[logprob(weights_of(policy), token) for token in row.completion_ids_T] for row in rows]
 
 
-def write_policy(folder: Path, weights: float, *, width: int = 4, **config: Any) -> Path:
+def write_policy(folder: Path, weights: float, **config: Any) -> Path:
     folder.mkdir(parents=True)
-    settings = {"model_type": "llama", "vocab_size": 256, "hidden_size": width, "num_attention_heads": 2}
+    settings = {"model_type": "llama", "vocab_size": 256, "hidden_size": 4, "num_attention_heads": 2}
     settings |= {"tie_word_embeddings": False, **config}
     (folder / "config.json").write_text(json.dumps(settings))
     (folder / "tokenizer.json").write_text("{}")
-    tensors = {"model.norm.weight": numpy.full(width, weights), "model.layer.weight": numpy.zeros((6, width))}
+    tensors = {"model.norm.weight": numpy.full(4, weights), "model.layer.weight": numpy.zeros((6, 4))}
     save_file(tensors, folder / "model.safetensors")
     return folder
 
 
-def write_adapter(folder: Path, base: Path, amount: float, *, width: int = 4, rank: int = RANK, **config: Any) -> Path:
+def write_adapter(folder: Path, base: Path, amount: float, *, rank: int = RANK, **config: Any) -> Path:
     folder.mkdir(parents=True)
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "base_model_name_or_path": str(base), **config}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     half = "base_model.model.model.layer.lora_"
-    tensors = {f"{half}A.weight": numpy.full((rank, width), amount), f"{half}B.weight": numpy.zeros((6, rank))}
+    tensors = {f"{half}A.weight": numpy.full((rank, 4), amount), f"{half}B.weight": numpy.zeros((6, rank))}
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.conversations import conversation
+from support.conversations import DOCUMENT, conversation
 from support.scripts import document_with, part, perfect_reader, with_ids
-from support.training_log import DOCUMENT
 
 from memagent_graph import Completion, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
 from memagent_graph.calls import Span
@@ -47,7 +47,7 @@ def turn(run_id: str, position: int, answer_at: int, **changes: Any) -> Conversa
     return conversation(position, **(values | changes))
 
 
-_clock = iter(range(1, 10_000_000))
+_clock = itertools.count()
 
 
 def write(

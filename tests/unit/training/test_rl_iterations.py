@@ -17,7 +17,7 @@ from made_rollouts import conversation
 from support.rl_loops import Recorder, measurement, small_job
 from test_rl_serving import Sync
 
-from memagent_evaluation.statistics import Estimate
+from memagent_evaluation.score_statistics import Estimate
 from memagent_graph import Usage
 from memagent_graph.concurrency.background import run_sync
 from memagent_training.data.rollouts import Rollout, RolloutGroup

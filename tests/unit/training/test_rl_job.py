@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("trl")
 
+from support.conversations import write_run
 from support.rl_loops import SETTINGS, record, small_job
 
 from memagent_graph import MemAgentError, RunLog
@@ -247,8 +248,7 @@ def test_so_is_one_that_was_killed_before_its_first_collection_was_whole(tmp_pat
     write_record(job.out, prepare(job).record)
     log = RunLog(tmp_path / "runs.sqlite")
     prepare(job)  # there is nothing in it
-    document: Any = {"key": "sha256:" + "0" * 64, "name": "book", "size": 10, "media_type": "text/plain"}
-    log.wait(log.begin("collection-0-0-0", "What?", document, {}))
+    write_run(log, "collection-0-0-0", 0, stop_reason=None)
     log.close()
     with pytest.raises(TrainingError, match="already has a loop"):
         prepare(job)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.rl_loops import measurement, record
 
-from memagent_evaluation.statistics import Estimate
+from memagent_evaluation.score_statistics import Estimate
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, MeanReward, Measurement
 from memagent_training.training_errors import TrainingError
 

@@ -50,10 +50,10 @@ async def test_a_loop_samples_the_whole_distribution_and_keeps_every_memory_but_
     reading = WordingSettings(chunk_tokens=200)
     prepared = prepare(small_job(tmp_path / "rl", model=str(model), base_url="http://127.0.0.1:9/v1", reading=reading))
     serving = ServerBackend(prepared)
-    contexts = [await serving.reader(1.0, as_deployed=as_deployed).aprepare() for as_deployed in (False, True)]
+    contexts = [await serving.make_reader(1.0, as_deployed=as_deployed).aprepare() for as_deployed in (False, True)]
     assert [context.sampling.top_p for context in contexts] == [1.0, 0.95]
     assert [context.rules.invented for context in contexts] == [UpdateRule.ACCEPT, UpdateRule.KEEP_PREVIOUS]
-    assert serving.rollouts.settings.top_p == 1.0
+    assert serving.rollout_reader.settings.top_p == 1.0
     assert prepared.profile is not None
     assert (prepared.profile.temperature, prepared.profile.top_p) == (0.7, 0.95)
 
@@ -111,7 +111,7 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
         )
         serving = ServerBackend(prepare(job))
         try:
-            result = await serving.reader(0.0).aread(Document.from_text("One word more. " * 40), "What?")
+            result = await serving.make_reader(0.0).aread(Document.from_text("One word more. " * 40), "What?")
         finally:
             await serving.close()
         own = load_profile("embedded")

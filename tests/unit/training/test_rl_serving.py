@@ -95,7 +95,7 @@ async def test_reads_are_repeated_after_a_restart_of_the_server(serving: ServerB
             raise PolicyUnreachableError("no answer")
         return "read"
 
-    assert await serving.run_reads(1, work) == "read"
+    assert await serving.run_with_weights(1, work) == "read"
     assert attempts == ["iteration-1", "iteration-1"]
     assert (server.starts, sync.versions, sync.readers) == (2, ["iteration-1", "iteration-1"], 0)
 
@@ -109,7 +109,7 @@ async def test_reads_fail_after_the_last_restart_of_the_server(serving: ServerBa
         raise PolicyUnreachableError("no answer")
 
     with pytest.raises(PolicyUnreachableError):
-        await serving.run_reads(0, work)
+        await serving.run_with_weights(0, work)
     assert server.starts == 4
 
 
@@ -124,7 +124,7 @@ async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(s
         raise PolicyUnreachableError("a read took too long")
 
     with pytest.raises(PolicyUnreachableError, match="too long"):
-        await serving.run_reads(0, work)
+        await serving.run_with_weights(0, work)
     assert server.starts == 1
 
 
@@ -162,7 +162,7 @@ async def test_the_previous_and_all_newer_policies_stay_on_disk(serving: ServerB
 
 @pytest.fixture
 def reader(make_reader):
-    """One that notes nothing, and answers a prompt as it is told."""
+    """A reader whose memory is always "noted", and whose answers come from a function."""
 
     def make(answer: Any) -> MemAgent:
         return make_reader(ScriptedPolicy(lambda prompt: "noted" if "<section>" in prompt else answer(prompt)))

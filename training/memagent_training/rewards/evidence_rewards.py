@@ -73,7 +73,7 @@ class EvidenceF2Gain(_EvidenceReward):
         if gold is None or sources is None:
             return None
         trace, gains = run.trace, dict[str, float]()
-        last_steps = {trace.update_index(step.id): step.id for step in trace.calls if step.writes is Writes.MEMORY}
+        last_steps = {trace.update_indices[step.id]: step.id for step in trace.calls if step.writes is Writes.MEMORY}
         for update, step in last_steps.items():
             before = frozenset[int]().union(
                 *(sources[former] for former in trace.continued_indices(trace.updates[update]))
@@ -191,7 +191,7 @@ def _gold_chunks(run: TrainingRun) -> tuple[frozenset[int], int] | None:
 
 def _source_chunks(run: TrainingRun) -> list[frozenset[int]] | None:
     """Return the chunks that each memory is based on, by update; None if one was redacted."""
-    if run.store is None or any(after is None for _, after in run.memories_around):
+    if run.store is None or any(after is None for _, after in run.memories_before_and_after):
         return None
     return find_quoted_chunks(run.trace, chunk_reader(run.store, run.record.document, run.trace))
 

@@ -69,7 +69,7 @@ class Collector:
             number = len(self._journal.records)
             stage = self._prepared.curriculum.find_stage(self._journal.records)
             began = time.monotonic()
-            collection = await self._serving.run_reads(version, partial(self._read_questions, number, stage))
+            collection = await self._serving.run_with_weights(version, partial(self._read_questions, number, stage))
             groups: list[RolloutGroup] = []
             replay_error: ReplayError | None = None
             try:
@@ -113,7 +113,7 @@ class Collector:
     async def _read_questions(self, number: int, stage: int) -> Collection:
         has_step_rewards = any(term.reward != OUTCOME for term in self._terms)
         return await collect(
-            self._serving.rollouts,
+            self._serving.rollout_reader,
             self._questions(number, stage),
             self._prepared.job.collect,
             name=_name(number),

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 from transformers import PrinterCallback, TrainerCallback
 
 from memagent_evaluation.samples import Sample
+from memagent_evaluation.score_statistics import estimate
 from memagent_evaluation.scorers import score
-from memagent_evaluation.statistics import estimate
 from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
@@ -223,7 +223,9 @@ class _IterationSource:
         self._status.on_phase(iteration, Phase.TRAIN)
         return IterationGroups(
             groups=self._collector.groups(record),
-            policy_versions=[self.serving.version(index) for index in range(max(iteration - 1, 0), iteration + 1)],
+            policy_versions=[
+                self.serving.format_version(index) for index in range(max(iteration - 1, 0), iteration + 1)
+            ],
             metrics=metrics,
         )
 
@@ -246,9 +248,9 @@ class _IterationSource:
         if self._prepared.has_guard:  # first, because the first measurement decides which policy is best
             conditions.insert(0, (temperatures[0], True))
         for temperature, as_deployed in conditions:
-            reader = self.serving.reader(temperature, as_deployed=as_deployed)
-            work = partial(measure, self._prepared, reader, iteration, temperature, as_deployed=as_deployed)
-            measurements.append(await self.serving.run_reads(iteration, work))
+            reader = self.serving.make_reader(temperature, as_deployed=as_deployed)
+            reads = partial(measure, self._prepared, reader, iteration, temperature, as_deployed=as_deployed)
+            measurements.append(await self.serving.run_with_weights(iteration, reads))
         rivals = [former for former in self.journal.measurements if former.conditions == measurements[0].conditions]
         if all(measurements[0].mean > rival.mean for rival in rivals):
             policy = self.serving.policy_folder(iteration)

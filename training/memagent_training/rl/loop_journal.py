@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_evaluation.statistics import Estimate
+from memagent_evaluation.score_statistics import Estimate
 from memagent_graph.storage.journal import open_journal, read_journal
 from memagent_training.training_errors import TrainingError
 

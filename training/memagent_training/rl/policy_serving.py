@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MODEL_NAME: Final = "policy"
-_VERSION: Final = "iteration-"
+_VERSION_PREFIX: Final = "iteration-"
 _LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
 """Log-probs of the sampled distribution, at any temperature."""
 _SHARED_GPU: Final = ("--gpu-memory-utilization", "0.4")
 """The rest is the trainer's."""
 _MAX_RESTARTS: Final = 3
-"""The times that work is started again after the server died."""
+"""How often reads are restarted after the server dies."""
 
 
 class PolicyBackend(ABC):
@@ -47,7 +47,7 @@ class PolicyBackend(ABC):
         self._folder = job.out / POLICIES
         self._policy = policy
         self.run_log = RunLog(job.out / RUN_LOG)
-        self.rollouts = self._rollout_reader()
+        self.rollout_reader = self._make_rollout_reader()
         """Reads for training, at its temperature, and logs."""
 
     async def close(self) -> None:
@@ -57,7 +57,7 @@ class PolicyBackend(ABC):
 
     @abstractmethod
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
-        """Serve an iteration's weights; those before the previous version are deleted from disk.
+        """Serve an iteration's weights, and delete all but these and the previous ones from disk.
 
         Args:
             iteration: the iteration that begins with these weights.
@@ -67,29 +67,29 @@ class PolicyBackend(ABC):
             TrainingError: the weights cannot be used; the message says why.
         """
 
-    async def run_reads(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Do work that reads with the served weights of `iteration`."""
+    async def run_with_weights(self, iteration: int, reads: Callable[[], Awaitable[T]]) -> T:
+        """Run reads with the served weights of `iteration`."""
         del iteration
-        return await work()
+        return await reads()
 
     def policy_folder(self, iteration: int) -> Path:
         """Return the folder of an iteration's initial weights."""
         return self._folder / str(iteration)
 
     @staticmethod
-    def version(iteration: int) -> str:
+    def format_version(iteration: int) -> str:
         """Return the name that conversations give to an iteration's initial weights."""
-        return f"{_VERSION}{iteration}"
+        return f"{_VERSION_PREFIX}{iteration}"
 
     @staticmethod
     def parse_version(version: str) -> int:
         """Return the iteration whose initial weights have this name."""
-        return int(version.removeprefix(_VERSION))
+        return int(version.removeprefix(_VERSION_PREFIX))
 
-    def _rollout_reader(self) -> MemAgent:
-        return self.reader(self._prepared.job.temperature, run_log=self.run_log, logprobs=True)
+    def _make_rollout_reader(self) -> MemAgent:
+        return self.make_reader(self._prepared.job.temperature, run_log=self.run_log, logprobs=True)
 
-    def reader(self, temperature: float, *, as_deployed: bool = False, **options: Any) -> MemAgent:
+    def make_reader(self, temperature: float, *, as_deployed: bool = False, **options: Any) -> MemAgent:
         """Return a reader of the newest version.
 
         Args:
@@ -129,7 +129,7 @@ class LocalBackend(PolicyBackend):
 
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
         """Load an iteration's weights in place of the previous ones."""
-        folder, version = self.policy_folder(iteration), self.version(iteration)
+        folder, version = self.policy_folder(iteration), self.format_version(iteration)
         previous = self._policy
         self._policy = await asyncio.to_thread(
             LocalPolicy,
@@ -139,7 +139,7 @@ class LocalBackend(PolicyBackend):
             processed_logprobs=True,
             chat_template_kwargs=self._template,
         )
-        self.rollouts = self._rollout_reader()
+        self.rollout_reader = self._make_rollout_reader()
         await previous.aclose()
         self._delete_before(iteration)
 
@@ -157,7 +157,7 @@ class ServerBackend(PolicyBackend):
         job = prepared.job
         self._own_server: VLLMServer | None = None
         if job.base_url is None:
-            shared = job.server_gpus is None and has_accelerator()
+            shares_gpu = job.server_gpus is None and has_accelerator()
             self._own_server = VLLMServer(
                 prepared.base.folder,
                 log_file=job.out / "server.log",
@@ -165,7 +165,7 @@ class ServerBackend(PolicyBackend):
                 max_lora_rank=job.lora_rank if job.serves_adapters else None,
                 dev_mode=not job.serves_adapters,
                 gpus=job.server_gpus,
-                options=(*_LOGPROBS_AFTER_TEMPERATURE, *(_SHARED_GPU if shared else ()), *job.server_options),
+                options=(*_LOGPROBS_AFTER_TEMPERATURE, *(_SHARED_GPU if shares_gpu else ()), *job.server_options),
                 startup_timeout=job.server_timeout,
             )
         server: VLLMServer | RemoteServer = self._own_server or RemoteServer(
@@ -195,23 +195,23 @@ class ServerBackend(PolicyBackend):
 
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
         """Load an iteration's weights into the server."""
-        await self._revive()
-        folder, version = self.policy_folder(iteration), self.version(iteration)
+        await self._restart_if_dead()
+        folder, version = self.policy_folder(iteration), self.format_version(iteration)
         try:
             self.served = await self._sync.sync(folder, version, logprobs)
         except TrainingError:
-            if not await self._revive():  # otherwise it died in the meantime
+            if not await self._restart_if_dead():  # otherwise it died in the meantime
                 raise
             self.served = await self._sync.sync(folder, version, logprobs)
         self._policy.switch_model(self.served.model, self.served.version)
         self._delete_before(iteration)
 
-    async def run_reads(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Do work that reads with the served weights of `iteration`; start it again if our server died.
+    async def run_with_weights(self, iteration: int, reads: Callable[[], Awaitable[T]]) -> T:
+        """Run reads with the served weights of `iteration`, and again if our server died.
 
         Args:
             iteration: the iteration whose weights are served.
-            work: reads; it may be called again.
+            reads: called with the weights, and again after a restart.
 
         Raises:
             PolicyUnreachableError: the server is not ours, or died repeatedly.
@@ -220,7 +220,7 @@ class ServerBackend(PolicyBackend):
             assert self.served is not None  # noqa: S101  serve() was called
             try:
                 async with self._sync.hold_weights(self.served):
-                    return await work()
+                    return await reads()
             except PolicyUnreachableError as error:
                 if attempt == _MAX_RESTARTS or await self._find_dead_server() is None:
                     raise
@@ -228,7 +228,7 @@ class ServerBackend(PolicyBackend):
             await self.serve(iteration)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _revive(self) -> bool:
+    async def _restart_if_dead(self) -> bool:
         """Start our server if it is dead; return whether it was."""
         server = await self._find_dead_server()
         if server is None:

@@ -22,7 +22,7 @@ _TRACKER_GRACE_SECONDS = 5.0
 _TIMEOUT_SECONDS = 20.0
 
 
-def end_session(session: int) -> None:
+def kill_session(session_id: int) -> None:
     """SIGKILL every process of a session but the caller; return once they are gone.
 
     Python's resource tracker gets a moment more: it outlives its clients to unlink their shared memory (up to 400 MB
@@ -32,10 +32,10 @@ def end_session(session: int) -> None:
         TimeoutError: a process survives.
     """
     begin = time.monotonic()
-    while members := _session_members(session):
+    while members := _session_members(session_id):
         waited = time.monotonic() - begin
         if waited > _TIMEOUT_SECONDS:
-            raise TimeoutError(f"processes {sorted(members)} of session {session} survive SIGKILL")
+            raise TimeoutError(f"processes {sorted(members)} of session {session_id} survive SIGKILL")
         for pid, command in members.items():
             if "multiprocessing.resource_tracker" not in command or waited > _TRACKER_GRACE_SECONDS:
                 with contextlib.suppress(ProcessLookupError):
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
             status = child.wait(timeout=_PARENT_POLL_SECONDS)
     reason = "the process that started it has ended" if status is None else f"it ended with exit status {status}"
     print(f"watchdog: ending the session of {Path(command[0]).name}: {reason}", file=sys.stderr, flush=True)
-    end_session(os.getsid(0))
+    kill_session(os.getsid(0))
     return 1 if status is None else status & 0xFF
 
 

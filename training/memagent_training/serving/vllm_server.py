@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
-from memagent_training.serving.session_watchdog import end_session
+from memagent_training.serving.session_watchdog import kill_session
 from memagent_training.training_errors import TrainingError
 
 _CHECKOUT = Path(__file__).resolve().parents[3]
@@ -210,7 +210,7 @@ class VLLMServer:
         if self._watchdog is None:
             return
         try:
-            end_session(self._watchdog.pid)
+            kill_session(self._watchdog.pid)
         except TimeoutError as error:
             raise VLLMServerError(f"{error}{self._log_tail()}") from error
         self._watchdog.wait()

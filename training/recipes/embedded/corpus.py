@@ -34,7 +34,7 @@ PLAIN_SUFFIXES = {".txt", ".md", ".rst", ".pod", ""}
 SKIPPED = re.compile(r"changelog|topics\.py$|/test/|/tests/|/idlelib/|/site-packages/|/pydoc_data/", re.IGNORECASE)
 
 UNPRINTED_REQUESTS = frozenset({"de", "ie", "el", "if", "ds", "nr", "so", "TH", "tr", "rm", "ig", "hw", "ad", "nh"})
-HEADING_REQUESTS = frozenset(["SH", "SS", "PP", "P", "LP", "TP", "IP", "Sh", "Ss", "Pp"])
+BREAK_REQUESTS = frozenset(["SH", "SS", "PP", "P", "LP", "TP", "IP", "Sh", "Ss", "Pp"])
 ESCAPES = (
     (re.compile(r"\\f(\[[^\]]*\]|\(..|.)|\\s[-+]?\d|\\[&|^/,%:]|\\d|\\u"), ""),
     (re.compile(r"\\\((aq|cq|oq)"), "'"),
@@ -75,7 +75,7 @@ def extract_manual_prose(source: str) -> str:
             request, _, rest = raw[1:].partition(" ")
             if request.strip() in UNPRINTED_REQUESTS:
                 continue
-            if request.strip() in HEADING_REQUESTS:
+            if request.strip() in BREAK_REQUESTS:
                 lines.append("")
             line = rest.replace('"', "")
             if not line:
@@ -105,7 +105,7 @@ def read_text(path: Path) -> str | None:
 
 
 def is_english(text: str) -> bool:
-    """Return a rough test: enough of the most common English words."""
+    """Return whether a text is probably English, by its share of common English words."""
     words = re.findall(r"[a-z]+", text.lower())
     if len(words) < 40:
         return False
@@ -146,8 +146,8 @@ def is_held_out(path: Path) -> bool:
     return int(hashlib.sha256(path.name.encode()).hexdigest()[:8], 16) / 2**32 < HELD_OUT_FRACTION
 
 
-def build(sources: list[tuple[str, Path]], out: Path, limit: int) -> None:
-    """Write `train.txt` and `held_out.txt`, at most `limit` characters per source, and print what was used."""
+def write_corpus(sources: list[tuple[str, Path]], out: Path, max_characters: int) -> None:
+    """Write `train.txt` and `held_out.txt`, at most `max_characters` characters per source, and print what was used."""
     out.mkdir(parents=True, exist_ok=True)
     texts: dict[bool, list[str]] = {False: [], True: []}
     seen: set[str] = set()
@@ -156,7 +156,7 @@ def build(sources: list[tuple[str, Path]], out: Path, limit: int) -> None:
         random.Random(0).shuffle(files)
         used: Counter[bool] = Counter()
         for path in files:
-            if used[False] >= limit:
+            if used[False] >= max_characters:
                 break
             text = extract_prose(path, kind)
             digest = hashlib.sha256(text[:2000].encode()).hexdigest()
@@ -184,7 +184,7 @@ def main() -> None:
     sources = [("python", arguments.python)]
     sources += [("documents", folder) for folder in arguments.documents]
     sources += [("manual", folder) for folder in arguments.manual]
-    build(sources, arguments.out, arguments.limit)
+    write_corpus(sources, arguments.out, arguments.limit)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from recipes.english.encoded_trees import CATEGORIES, EncodedTrees
 from recipes.english.exclusion import Exclusion
 from recipes.english.lessons import Lesson, LessonMaker
 from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, read_rows
-from recipes.english.sections import all_sections
+from recipes.english.sections import load_sections
 
 RELATIONS: Final = Path(__file__).with_name("training_facts.toml")
 END: Final = "<|im_end|>"
@@ -35,7 +35,7 @@ _AT_ONCE: Final = 50
 def make_lessons(*, held_out: bool, change_weight: int = 24) -> LessonMaker:
     """Return the maker of a split's readings; all prose and questions are checked against the exclusion file."""
     exclusion = Exclusion.load()
-    sections = all_sections(exclusion, held_out=held_out)
+    sections = load_sections(exclusion, held_out=held_out)
     questions = read_rows(HELD_OUT_ROWS if held_out else ROWS, sections)
     exclusion.require_clear(text for row in questions for text in (row.question, row.sentence))
     more = None if held_out else MoreFacts.read(RELATIONS)

@@ -1,4 +1,4 @@
-"""Sections of the sources' prose, cut as the reader cuts documents: so many tokens, and at the end of a sentence.
+"""Sections of the sources' prose, cut as the reader cuts documents: up to a number of tokens, at the end of a sentence.
 
     python -m recipes.english.sections                        # prints each source's length, sections and SHA-256
     python -m recipes.english.sections --held-out prose.txt   # writes the held-out prose, to measure on
@@ -25,10 +25,10 @@ from recipes.english.pinned_texts import PinnedText, read_pins, read_text
 SOURCES: Final = Path(__file__).with_name("prose.toml")
 CHARACTERS_PER_TOKEN: Final = 4.2
 """Of English prose in the base's vocabulary; sections are cut by characters, so that no tokenizer decides."""
-LARGEST_TOKENS: Final = 512
-_TAIL: Final = 0.15
+MAX_SECTION_TOKENS: Final = 512
+_END_WINDOW: Final = 0.15
 _SENTENCE_END: Final = re.compile(r"[.!?][\"'”’)\]]*\s+|\n\s*\n\s*")
-_TABLE: Final = re.compile(r"[|+=_*#~<>{}\\]")
+_TABLE_CHARACTER: Final = re.compile(r"[|+=_*#~<>{}\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +46,22 @@ class ProseSection:
         """Whether it is running text rather than a table, a listing or a list of names."""
         letters = sum(character.isalpha() or character == " " for character in self.text)
         blanks = len(self.text) - len(" ".join(self.text.split()))
-        signs = len(_TABLE.findall(self.text))
+        signs = len(_TABLE_CHARACTER.findall(self.text))
         visible = max(1, len(self.text) - blanks)
         words = self.text.split()
         capitals = sum(word.isupper() and len(word) > 1 for word in words)
         return letters / visible > 0.85 and signs / visible < 0.012 and capitals < 0.12 * len(words)
 
 
-def cut(text: str, rng: random.Random) -> Iterator[tuple[int, int]]:
+def cut_spans(text: str, rng: random.Random) -> Iterator[tuple[int, int]]:
     """Yield the characters of consecutive sections: half of them of the greatest length, others down to a fifth."""
     start = 0
     while start < len(text):
-        tokens = LARGEST_TOKENS if rng.random() < 0.5 else rng.randint(LARGEST_TOKENS // 5, LARGEST_TOKENS)
+        tokens = MAX_SECTION_TOKENS if rng.random() < 0.5 else rng.randint(MAX_SECTION_TOKENS // 5, MAX_SECTION_TOKENS)
         longest = int(tokens * CHARACTERS_PER_TOKEN)
         end = start + longest
         if end < len(text):
-            ends = [match.end() for match in _SENTENCE_END.finditer(text, int(end - _TAIL * longest), end)]
+            ends = [match.end() for match in _SENTENCE_END.finditer(text, int(end - _END_WINDOW * longest), end)]
             end = ends[-1] if ends else end
         yield start, min(end, len(text))
         start = end
@@ -71,11 +71,11 @@ def cut_source(source: PinnedText, text: str) -> Iterator[ProseSection]:
     """Yield the sections of a source's text."""
     name = f"{source.package}/{source.file}"
     kind = source.kind
-    for start, end in cut(text, random.Random(name)):
+    for start, end in cut_spans(text, random.Random(name)):
         yield ProseSection(name, kind, start, end, text[start:end].strip("\n"))
 
 
-def all_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | None = None) -> list[ProseSection]:
+def load_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | None = None) -> list[ProseSection]:
     """Return the sections of prose of all sources in the order of the cursor: shuffled, and the kinds in turn.
 
     Sources that are marked as held out are for measuring, and never for training.
@@ -89,34 +89,34 @@ def all_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | 
     ]
     random.Random("sections").shuffle(sections)
     turns: Counter[str] = Counter()
-    turn_of: list[tuple[int, str, ProseSection]] = []
+    sections_by_turn: list[tuple[int, str, ProseSection]] = []
     for section in sections:
         turns[section.kind] += 1
-        turn_of.append((turns[section.kind], section.kind, section))
-    return [section for _, _, section in sorted(turn_of, key=lambda item: item[:2])]
+        sections_by_turn.append((turns[section.kind], section.kind, section))
+    return [section for _, _, section in sorted(sections_by_turn, key=lambda item: item[:2])]
 
 
 def main() -> None:
-    """Print what there is, or write the held-out prose."""
+    """Print each source's sections, or write the held-out prose."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--held-out", type=Path, help="the file to write the sections of held-out sources to")
     exclusion, path = Exclusion.load(), parser.parse_args().held_out
     if path:
-        sections = all_sections(exclusion, held_out=True)
+        sections = load_sections(exclusion, held_out=True)
         path.write_text("\n\n".join(section.text for section in sections), "utf-8")
         return
     for source in read_pins(SOURCES):
         text = read_text(source)
         sections = list(cut_source(source, text))
         prose = [section for section in sections if section.is_prose]
-        clear = [section for section in prose if not exclusion.overlap(section.text)]
+        allowed = [section for section in prose if not exclusion.overlap(section.text)]
         digest = hashlib.sha256(text.encode()).hexdigest()
         print(
-            f"{source.name}: {len(text)} characters, {len(sections)} sections, {len(prose)} prose, {len(clear)} clear"
+            f"{source.name}: {len(text)} characters, {len(sections)} sections, {len(prose)} prose, {len(allowed)} clear"
         )
         print(f'  sha256 = "{digest}"')
     kinds = Counter(
-        section.kind for held_out in (False, True) for section in all_sections(exclusion, held_out=held_out)
+        section.kind for held_out in (False, True) for section in load_sections(exclusion, held_out=held_out)
     )
     print(dict(kinds))
 

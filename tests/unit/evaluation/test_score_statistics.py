@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memagent_evaluation.statistics import (
+from memagent_evaluation.score_statistics import (
     compare,
     compute_newcombe_interval,
     compute_wilson_interval,
@@ -211,7 +211,7 @@ def test_holms_correction_has_known_values_and_says_for_how_many() -> None:
     corrected = correct_p_values([replace(pair, p_value=value) for value in (0.01, 0.04, 0.03, 0.005)])
     assert [comparison.p_value for comparison in corrected] == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert {comparison.corrected_for for comparison in corrected} == {4}
-    assert pair.p == "< 0.001"
+    assert pair.formatted_p_value == "< 0.001"
     assert correct_p_values([]) == ()
 
 

@@ -21,11 +21,11 @@ from typing import Any, Final
 from memagent_graph.errors import EvaluationError, load_extra
 from memagent_graph.grouping import group_values
 
-_MIN_TO_RESAMPLE: Final = 10
+_MIN_CLUSTERS: Final = 10
 """Resampling fewer values would give intervals that are far too narrow."""
-MARGIN: Final = 0.03
+NON_INFERIORITY_MARGIN: Final = 0.03
 """A system that is worse by less than this, 3 points, counts as not worse."""
-RESAMPLES: Final = 9_999
+RESAMPLE_COUNT: Final = 9_999
 """Up to 13 differences have fewer sign patterns than this, and all of them are tried."""
 _MAX_BATCH_NUMBERS: Final = 2_000_000
 """Maximum numbers per batch of resamples."""
@@ -117,14 +117,14 @@ def compute_bootstrap_interval(
         MissingExtraError: SciPy is not installed.
     """
     lower, upper = bounds
-    span, number = upper - lower, len(sums)
+    span, cluster_count = upper - lower, len(sums)
     mean = math.fsum(sums) / sum(counts)
-    if number < _MIN_TO_RESAMPLE:
-        proportion = compute_wilson_interval(min(max((mean - lower) / span, 0.0), 1.0) * number, number)
+    if cluster_count < _MIN_CLUSTERS:
+        proportion = compute_wilson_interval(min(max((mean - lower) / span, 0.0), 1.0) * cluster_count, cluster_count)
         return lower + span * proportion.low, lower + span * proportion.high
     if len({total / count for total, count in zip(sums, counts, strict=True)}) == 1:
-        others = compute_wilson_interval(0, number).high
-        return mean - others * (mean - lower), mean + others * (upper - mean)
+        max_other_share = compute_wilson_interval(0, cluster_count).high
+        return mean - max_other_share * (mean - lower), mean + max_other_share * (upper - mean)
     low, high = _resample_interval(sums, counts)
     return max(lower, min(low, mean)), min(upper, max(high, mean))
 
@@ -155,7 +155,7 @@ def _resample_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[fl
                 mean_of,
                 paired=True,
                 vectorized=True,
-                n_resamples=RESAMPLES,
+                n_resamples=RESAMPLE_COUNT,
                 batch=max(1, _MAX_BATCH_NUMBERS // len(sums)),
                 confidence_level=_expand_confidence(len(sums)),
                 method=method,
@@ -166,20 +166,20 @@ def _resample_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[fl
     return float(interval.low), float(interval.high)
 
 
-def _expand_confidence(number: int) -> float:
+def _expand_confidence(cluster_count: int) -> float:
     """Return the nominal confidence at which resampling so few values has the real one.
 
     Hesterberg's expanded percentiles, The American Statistician 69 (2015), arXiv 1411.5279.
     """
     stats = _scipy_stats()
-    deviations = math.sqrt(number / (number - 1)) * stats.t.ppf((1 + _CONFIDENCE) / 2, number - 1)
+    deviations = math.sqrt(cluster_count / (cluster_count - 1)) * stats.t.ppf((1 + _CONFIDENCE) / 2, cluster_count - 1)
     return float(1 - 2 * stats.norm.cdf(-deviations))
 
 
 def sign_flip_p_value(differences: Sequence[float]) -> float:
     """Return the probability of so large a mean difference if each difference had either sign with equal probability.
 
-    It is exact if all differences are equally large (the binomial test), or if they are few; otherwise `RESAMPLES`
+    It is exact if all differences are equally large (the binomial test), or if they are few; otherwise `RESAMPLE_COUNT`
     random patterns of signs are tried.
 
     Raises:
@@ -196,7 +196,7 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
         (nonzero,),
         numpy.mean,
         permutation_type="samples",
-        n_resamples=RESAMPLES,
+        n_resamples=RESAMPLE_COUNT,
         batch=max(1, _MAX_BATCH_NUMBERS // len(nonzero)),
         rng=numpy.random.default_rng(0),
     )
@@ -230,19 +230,19 @@ class Comparison:
         return self.first_mean - self.second_mean
 
     @property
-    def points(self) -> str:
+    def formatted_difference(self) -> str:
         """The difference and its interval in points, for tables."""
         return f"{100 * self.difference:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
 
     @property
-    def p(self) -> str:
+    def formatted_p_value(self) -> str:
         """The p-value, for tables."""
         return "< 0.001" if self.p_value < 0.001 else f"{self.p_value:.3f}"
 
     @property
     def is_non_inferior(self) -> bool:
-        """Whether the interval excludes that the first is worse than the second by `MARGIN` or more."""
-        return self.low > -MARGIN
+        """Whether the interval excludes that the first is worse than the second by `NON_INFERIORITY_MARGIN` or more."""
+        return self.low > -NON_INFERIORITY_MARGIN
 
 
 def compare(
@@ -295,9 +295,9 @@ def compute_newcombe_interval(both: int, only_first: int, only_second: int, neit
     n = both + only_first + only_second + neither
     first = compute_wilson_interval(both + only_first, n)
     second = compute_wilson_interval(both + only_second, n)
-    margins = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
+    margin_product = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
     product = both * neither - only_first * only_second
-    phi = (max(product - n / 2, 0.0) if product > 0 else product) / math.sqrt(margins) if margins else 0.0
+    phi = (max(product - n / 2, 0.0) if product > 0 else product) / math.sqrt(margin_product) if margin_product else 0.0
 
     def combine(x: float, y: float) -> float:
         return math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y))

@@ -4,12 +4,12 @@ import io
 import zipfile
 
 import pytest
-from support.document_files import pdf, zipped
+from support.document_files import make_pdf, make_zip
 
 from memagent_graph.documents import Document, SourceMark
 from memagent_graph.errors import UnsupportedDocumentError
 
-pytestmark = pytest.mark.usefixtures("converts_here")
+pytestmark = pytest.mark.usefixtures("in_process_conversion")
 
 
 def read(store, document):
@@ -18,7 +18,7 @@ def read(store, document):
 
 
 def test_a_pdf_is_known_by_its_content_whatever_its_source_and_its_pages_are_sections(store, tmp_path):
-    data = pdf("The first page.", "The second one.", "And the last.")
+    data = make_pdf("The first page.", "The second one.", "And the last.")
     (tmp_path / "misnamed.txt").write_bytes(data)
     for source in (tmp_path / "misnamed.txt", data, io.BytesIO(data)):
         text, ref = read(store, Document.of(source))
@@ -34,7 +34,7 @@ def test_an_archive_is_called_damaged_whatever_is_damaged_in_it(store):
     packed = archive.getvalue()
     start = packed.index(b"mimetype") + 8
     damaged = packed[: start + 9] + bytes(255 - byte for byte in packed[start + 9 : start + 25]) + packed[start + 25 :]
-    misnamed = zipped({"\u00e9.xml": "text"}).replace("\u00e9".encode(), b"\xff\xff")
+    misnamed = make_zip({"\u00e9.xml": "text"}).replace("\u00e9".encode(), b"\xff\xff")
     for name, content in (("x.epub", damaged), ("x.docx", misnamed)):
         with pytest.raises(UnsupportedDocumentError, match=f"{name} is a damaged"):
             store.add(Document.from_bytes(content, name=name))
