@@ -66,7 +66,6 @@ def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace
         usage=_usage(state, trace, context),
         chunks_read=state.get("chunks_read", 0),
         updates=tuple(trace.updates),
-        answer_events=trace.answers[-1].events if trace.answers else (),
         strategy=context.strategy.name,
         strategy_fingerprint=context.strategy.fingerprint,
         trace=trace,
