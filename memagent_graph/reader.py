@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ DocumentSource: TypeAlias = Any
 """A source for `Document.of`: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
 
 
-class MemAgent:
+class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["MemAgent"]):
     """Reads documents of any length with a policy whose context is small (MemAgent, arXiv 2507.02259).
 
     Defaults come from the policy: tokenizer, context window, and the budget and prompts of its training. Every method
@@ -515,14 +515,8 @@ class MemAgent:
             if isinstance(self._checkpoints, str | Path) and isinstance(graph.checkpointer, BaseCheckpointSaver):
                 await graph.checkpointer.aclose()  # type: ignore[attr-defined]
 
-    async def __aenter__(self) -> MemAgent:
-        return self
-
     async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
-
-    def __enter__(self) -> MemAgent:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -568,10 +562,6 @@ class MemAgent:
             ) from error
         return graph, state
 
-    async def _reference(self, document: DocumentSource, options: ReadOptions) -> DocumentRef:
-        check_options(options)
-        return await store_document(document, self.store, pages=options.get("pages"))
-
     async def _read_each(
         self,
         document: DocumentSource,
@@ -587,7 +577,8 @@ class MemAgent:
         context = with_response_format((await self._graph()).reader_context, options.get("response_format"))
         form = context.structure.format if context.structure else None
         several = check_questions(questions, context)
-        reference = await self._reference(document, options)
+        check_options(options)
+        reference = await store_document(document, self.store, pages=options.get("pages"))
 
         async def one(number: int, question: str, barrier: Barrier) -> ReadResult:
             single: ReadOptions = {**options, "response_format": form, "pages": None, "barrier": barrier}
@@ -605,8 +596,9 @@ class MemAgent:
         """Start a read and run it to its end."""
         graph = (await self._graph()).with_response_format(options.get("response_format"))
         check_question(question, graph.reader_context)
+        check_options(options)
         run_id = options.get("run_id") or new_run_id()
-        reference = await self._reference(document, options)
+        reference = await store_document(document, self.store, pages=options.get("pages"))
         initial = {"question": question, "document": reference, "run_id": run_id}
         if graph.reader_context.structure is not None:
             initial["settings"] = graph.reader_context.settings

@@ -18,7 +18,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memagent.graph_reads import Report
+from langchain_memagent.graph_reads import OnUpdate
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reading.tracing import NOT_STREAMED, model_result
 from memagent_graph.results import Usage
@@ -31,7 +31,7 @@ class ReadCost:
 
     model: str
     """The policy's name."""
-    report: Report
+    report: OnUpdate
     """Called with every update."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -59,7 +59,7 @@ class ReadCost:
 
 @asynccontextmanager
 async def report_read(
-    config: RunnableConfig, model: str, inputs: Mapping[str, Any], report: Report
+    config: RunnableConfig, model: str, inputs: Mapping[str, Any], report: OnUpdate
 ) -> AsyncIterator[ReadCost]:
     """Report a detached read as one child of the run in `config`; handlers see no text of the document.
 

@@ -33,7 +33,7 @@ from memagent_graph.storage.paths import default_checkpoints
 from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")
-Report = Callable[[str, str, MemoryUpdate], None]
+OnUpdate = Callable[[str, str, MemoryUpdate], None]
 """Called with a run's id, its question, and each of its memory updates."""
 
 
@@ -71,7 +71,7 @@ class GraphReads:
         self,
         document: DocumentRef | Callable[[], Awaitable[DocumentRef]],
         run_ids: Mapping[str, str | None],
-        report: Report,
+        report: OnUpdate,
         *,
         limits: Limits | None = None,
         past_limit: Container[str] = (),

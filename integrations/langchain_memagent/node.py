@@ -81,13 +81,13 @@ def memagent_node(
 
     def select_values(result: ReadResult) -> dict[str, Any]:
         """Return the values of one result. Quotes are looked up in the document's text, which may take a moment."""
-        keys = {answer: result.answer, memory: result.memory, run_id: result.run_id, value: result.json_value}
-        keys[stop_reason] = result.stop_reason.value
+        values_by_key = {answer: result.answer, memory: result.memory, run_id: result.run_id, value: result.json_value}
+        values_by_key[stop_reason] = result.stop_reason.value
         if evidence is not None:
-            keys[evidence] = [asdict(quote) for quote in result.evidence]
-        return {key: content for key, content in keys.items() if key is not None}
+            values_by_key[evidence] = [asdict(quote) for quote in result.evidence]
+        return {key: content for key, content in values_by_key.items() if key is not None}
 
-    def change(state: Any, results: list[ReadResult], *, is_list: bool) -> dict[str, Any]:
+    def make_change(state: Any, results: list[ReadResult], *, is_list: bool) -> dict[str, Any]:
         """Return what the node writes."""
         rows = [select_values(result) for result in results]
         changes = {key: [row[key] for row in rows] for key in rows[0]} if is_list else rows[0]
@@ -107,19 +107,19 @@ def memagent_node(
 
     def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
         source, questions = get_inputs(state)
-        return change(state, run_in_graph(read(source, questions, config)), is_list=not isinstance(questions, str))
+        return make_change(state, run_in_graph(read(source, questions, config)), is_list=not isinstance(questions, str))
 
     async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
         source, questions = get_inputs(state)
         results = await read(source, questions, config)
-        return await asyncio.to_thread(change, state, results, is_list=not isinstance(questions, str))
+        return await asyncio.to_thread(make_change, state, results, is_list=not isinstance(questions, str))
 
-    node = _UntracedState(run, arun, name=name)
+    node = _StateRunnable(run, arun, name=name)
     node.written_keys = [key for key in (answer, memory, run_id, evidence, stop_reason, value) if key is not None]
     return node
 
 
-class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
+class _StateRunnable(RunnableLambda[Any, dict[str, Any]]):
     """A function of the state whose run shows the state's keys, but not their values, which may be documents.
 
     The run of the parent's own node around it shows the state, unless that was added with a `TracePolicy`.

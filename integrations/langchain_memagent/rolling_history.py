@@ -1,4 +1,4 @@
-"""Shortens a message history that is too long for a prompt to a memory of its older part, and the recent messages."""
+"""Shortens a message history that is too long for a prompt: a memory replaces its older messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END
 
 from langchain_memagent.detached_reads import report_read
-from langchain_memagent.graph_reads import Report
+from langchain_memagent.graph_reads import OnUpdate
 from langchain_memagent.transcripts import (
     SOURCE,
     find_latest_request,
@@ -70,7 +70,7 @@ class RollingHistory:
             > self.tokens
         )
 
-    async def shorten(self, messages: list[AnyMessage], config: RunnableConfig, report: Report) -> list[AnyMessage]:
+    async def shorten(self, messages: list[AnyMessage], config: RunnableConfig, report: OnUpdate) -> list[AnyMessage]:
         """Return the messages unchanged if they fit; otherwise a memory of the older messages, and the recent messages.
 
         The user's latest request always stays, shortened if it alone would fill the limit.
@@ -91,34 +91,36 @@ class RollingHistory:
         if sum(sizes) <= self.tokens:
             return messages
         request = find_latest_request(messages)
-        short_request = _shorten_request(messages, request, self.tokens, context.tokenizer)
-        request_size = context.tokenizer.count(format_transcript([short_request])) if short_request else 0
-        room = self.tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
+        shown_request = _shorten_request(messages, request, self.tokens, context.tokenizer)
+        request_size = context.tokenizer.count(format_transcript([shown_request])) if shown_request else 0
+        recent_tokens = self.tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
         cuts = _list_cuts(messages, thread)
         # The number of messages that are in a memory already; at first none.
-        position = max((position for position, key in cuts.items() if key in self._memories), default=0)
-        memory = self._memories.get(cuts[position], "")
-        cut = self._choose_cut(list(cuts), sizes, room)
-        if sum(sizes[position:]) > room and cut > position:
+        messages_in_memory = max((cut for cut, key in cuts.items() if key in self._memories), default=0)
+        memory = self._memories.get(cuts[messages_in_memory], "")
+        cut = self._choose_cut(list(cuts), sizes, recent_tokens)
+        if sum(sizes[messages_in_memory:]) > recent_tokens and cut > messages_in_memory:
             text = request[1] if request else None
             question = make_history_question(text, context.budget.question_tokens, context.tokenizer)
-            memory = await read_on(self.agent, memory, messages[position:cut], question, config=config, report=report)
-            position = cut
-        if position:
-            self._remember(cuts[position], memory)
-        recent = messages[position:]
-        result: list[AnyMessage] = [make_memory_message(memory, position)] if position else []
-        if request and short_request:
-            if request[0] < position:
-                result.append(short_request)
+            memory = await read_messages_into_memory(
+                self.agent, memory, messages[messages_in_memory:cut], question, config=config, report=report
+            )
+            messages_in_memory = cut
+        if messages_in_memory:
+            self._remember(cuts[messages_in_memory], memory)
+        recent = messages[messages_in_memory:]
+        result: list[AnyMessage] = [make_memory_message(memory, messages_in_memory)] if messages_in_memory else []
+        if request and shown_request:
+            if request[0] < messages_in_memory:
+                result.append(shown_request)
             else:
-                recent[request[0] - position] = short_request
+                recent[request[0] - messages_in_memory] = shown_request
         return result + recent
 
-    def _choose_cut(self, cuts: Sequence[int], sizes: Sequence[int], room: int) -> int:
+    def _choose_cut(self, cuts: Sequence[int], sizes: Sequence[int], recent_tokens: int) -> int:
         """Return the last cut that keeps enough messages, or, if they are too long, the first later cut that fits."""
         preferred = max(cut for cut in cuts if cut <= max(0, len(sizes) - self.keep_messages))
-        return next((cut for cut in cuts if cut >= preferred and sum(sizes[cut:]) <= room), cuts[-1])
+        return next((cut for cut in cuts if cut >= preferred and sum(sizes[cut:]) <= recent_tokens), cuts[-1])
 
     def _remember(self, key: str, memory: str) -> None:
         self._memories[key] = memory
@@ -185,14 +187,14 @@ def make_memory_message(text: str, messages_read: int) -> HumanMessage:
     )
 
 
-async def read_on(
+async def read_messages_into_memory(
     agent: MemAgent,
     memory: str,
     messages: Iterable[BaseMessage],
     question: str,
     *,
     config: RunnableConfig,
-    report: Report,
+    report: OnUpdate,
 ) -> str:
     """Return the memory after more messages; unchanged if they have no text.
 
@@ -212,14 +214,14 @@ async def read_on(
         return memory
     context = await agent.aprepare()
 
-    async def new_state(report: Report) -> Mapping[str, Any]:
+    async def run_read(report: OnUpdate) -> Mapping[str, Any]:
         # A dialogue is private to its thread, so its text is deleted after the read.
         with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
             store = DocumentStore(folder).with_options(replace_undecodable=True)
             document = Document.from_text(text, name="conversation")
             reference = await store.add_async(document)
             private = replace(context, store=store, run_log=None, limits=Limits())
-            graph = build_graph(private, _ReadOn(memory), checkpointer=False)
+            graph = build_graph(private, _ContinueMemory(memory), checkpointer=False)
             state: dict[str, Any] = {"question": question, "document": reference, "memory": memory}
             progress = Progress(Trace((), reference["size"]), memory)
             async for mode, part in graph.astream(state, stream_mode=["updates", "values"]):
@@ -233,14 +235,14 @@ async def read_on(
 
     inputs = {"question": question, "document": "conversation"}
     async with report_read(config, agent.policy.name, inputs, report) as cost:
-        state = await detach(partial(new_state, cost.add))
+        state = await detach(partial(run_read, cost.add))
         usage = state["usage"]
         cost.settle([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
     return str(state["memory"])
 
 
 @dataclass(frozen=True)
-class _ReadOn(Strategy):
+class _ContinueMemory(Strategy):
     """The paper's loop, but starting from an existing memory and ending with a memory instead of an answer."""
 
     memory: str

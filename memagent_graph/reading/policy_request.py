@@ -7,6 +7,7 @@ rules for bad replies (cut off, empty, refused), retries, counting and logging.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -51,18 +52,33 @@ class PolicyRequest:
     Args:
         step: the step that asks. The cost of the request is added to its own.
         role: the role.
-        messages: the prompt.
         call: the record of the call before its reply.
+        fields: the fields of the role's template.
         previous: the memory that is kept if no reply is accepted.
+        question: the text of {prompt}; None for the run's question.
         continues: whether the only parent is the call that wrote the previous memory.
     """
 
     def __init__(
-        self, step: StepExecution, role: Role, messages: Messages, call: Call, previous: str, *, continues: bool
+        self,
+        step: StepExecution,
+        role: Role,
+        call: Call,
+        fields: Mapping[str, str],
+        previous: str,
+        question: str | None,
+        *,
+        continues: bool,
     ) -> None:
         self._step, self._context = step, step.context
-        self._role, self._messages, self._call = role, messages, call
+        self._role, self._call = role, call
         self._previous, self._continues = previous, continues
+        prompt = question or step.state["question"]
+        if self._context.structure is not None:
+            fields = {"schema": self._context.schema, **fields}
+            if question is None and role.writes is not Writes.ANSWER:
+                prompt = self._context.question_shown(prompt)
+        self._messages: Messages = self._context.prompts.messages(role.name, prompt, **fields)
         self._chunk = step.chunk = call.reads[0].index if call.reads else None
         self._bound = role.tokens(step.context.budget)
         self._attempts = self._logged_events = 0
@@ -108,29 +124,24 @@ class PolicyRequest:
         for remaining in range(rules.retries, -1, -1):
             completion = await self._complete()
             text = extract_reply(completion.text).strip()
-            outcome = self._check(completion, text)
-            if isinstance(outcome, ParsedReply):
-                if outcome.text is None:
-                    self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous)
-                    return self._previous, outcome.value
-                memory = outcome.text
-                self._log(completion, Outcome.ACCEPTED, memory)
-                return memory, outcome.value
-            rule = rules.rule_for(outcome.kind)
-            if rule is UpdateRule.RETRY and remaining:
-                self._note(outcome.kind, outcome.detail, rule)
-                self._note(EventKind.RESAMPLED, f"{remaining} more tries")
-                self._log(completion, Outcome.DISCARDED)
-                continue
-            parsed = self._parse(self._truncate(text)) if rule is UpdateRule.ACCEPT else None
-            if isinstance(parsed, ParsedReply) and parsed.text is not None:
-                self._note(outcome.kind, outcome.detail, rule)
-                memory = parsed.text
-                self._log(completion, Outcome.ACCEPTED, memory)
-                return memory, parsed.value
-            self._note(outcome.kind, outcome.detail, UpdateRule.KEEP_PREVIOUS)
-            self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous)
-            return self._previous if self._role.writes is Writes.MEMORY else "", None
+            parsed: ParsedReply | ParseFailure | None = self._check(completion, text)
+            if isinstance(parsed, ParseFailure):
+                failure, rule = parsed, rules.rule_for(parsed.kind)
+                if rule is UpdateRule.RETRY and remaining:
+                    self._note(failure.kind, failure.detail, rule)
+                    self._note(EventKind.RESAMPLED, f"{remaining} more tries")
+                    self._log(completion, Outcome.DISCARDED)
+                    continue
+                parsed = self._parse(self._truncate(text)) if rule is UpdateRule.ACCEPT else None
+                if not isinstance(parsed, ParsedReply) or parsed.text is None:
+                    parsed, rule = None, UpdateRule.KEEP_PREVIOUS
+                self._note(failure.kind, failure.detail, rule)
+            if parsed is None or parsed.text is None:
+                self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous)
+                kept = self._previous if self._role.writes is Writes.MEMORY else ""
+                return kept, parsed.value if parsed else None
+            self._log(completion, Outcome.ACCEPTED, parsed.text)
+            return parsed.text, parsed.value
         raise AssertionError("the last try always returns")
 
     @property

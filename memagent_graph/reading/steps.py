@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from langgraph.graph import END
 from langgraph.types import Send
 
-from memagent_graph.calls import Call, Span, Writes
+from memagent_graph.calls import Call, Span
 from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
@@ -64,7 +64,8 @@ class StepContext(StepExecution):
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        chunk = self._chunk(cursor, self.context.budget.chunk_tokens)
+        chunker = self.execution.chunker(self.state["document"], self.context.budget.chunk_tokens)
+        chunk = chunker.next_chunk(cursor)
         if chunk is None:
             return None
         fitting = self._shorten_to_budget(chunk, cursor)
@@ -100,17 +101,14 @@ class StepContext(StepExecution):
         """Count document tokens that the step processed, even if the policy did not see them."""
         self.cost = add_cost(self.cost, {"document_tokens": tokens})
 
-    def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
-        chunker = self.execution.chunker(self.state["document"], tokens)
-        return chunker.next_chunk(cursor)
-
     def _shorten_to_budget(self, chunk: Chunk, cursor: Cursor) -> Chunk:
         """Return the chunk, or a shorter one if escaping made it longer than its budget."""
         context = self.context
         while chunk.tokens > 1 and (escaped := context.prompts.neutralise(chunk.text)) != chunk.text:
             if context.tokenizer.count(escaped) <= context.budget.chunk_tokens:
                 break
-            chunk = self._chunk(cursor, chunk.tokens // 2) or chunk
+            chunker = self.execution.chunker(self.state["document"], chunk.tokens // 2)
+            chunk = next(iter(chunker.chunks(cursor)))
         return chunk
 
     # The policy
@@ -176,27 +174,9 @@ class StepContext(StepExecution):
         if note is not None:
             chunk = reads[0].index if reads else None
             call = replace(call, events=(ReadEvent(note[0], chunk, note[1]),))
-        reply = await self._reply(role, call, fields, previous, question, continues=continues)
+        request = PolicyRequest(self, role, call, fields, previous, question, continues=continues)
+        reply = await request.reply()
         return await self._repair(reply, role, fields, slot, question) if reply.invalid else reply
-
-    async def _reply(
-        self,
-        role: Role,
-        call: Call,
-        fields: Mapping[str, str],
-        previous: str,
-        question: str | None,
-        *,
-        continues: bool,
-    ) -> Reply:
-        """Call the policy in a role by the rules, and count the call."""
-        context, prompt = self.context, question or self.question
-        if context.structure is not None:
-            fields = {"schema": context.schema, **fields}
-            if question is None and role.writes is not Writes.ANSWER:
-                prompt = context.question_shown(prompt)
-        messages = context.prompts.messages(role.name, prompt, **fields)
-        return await PolicyRequest(self, role, messages, call, previous, continues=continues).reply()
 
     async def _repair(
         self, reply: Reply, role: Role, fields: Mapping[str, str], slot: int, question: str | None
@@ -211,7 +191,7 @@ class StepContext(StepExecution):
             }
             identity = self.node, self.branch, REPAIR.name, slot * tries + attempt, REPAIR.writes
             call = Call(new_call_id(), *identity, parents=(reply.call_id,))
-            repaired = await self._reply(REPAIR, call, repair, "", question, continues=True)
+            repaired = await PolicyRequest(self, REPAIR, call, repair, "", question, continues=True).reply()
             reply = repaired if repaired.text else replace(reply, call=repaired.call)
             if not reply.invalid:
                 break
@@ -251,19 +231,6 @@ class StepContext(StepExecution):
         if recording := self.execution.recording:
             recording.end(self.state["run_id"], reason, None)
 
-    def require_progress(self, pending: Span) -> None:
-        """Check that no chunk is chosen twice in one call, because the loop would not end.
-
-        Raises:
-            StrategyError: the step that reads chunks does not call `mark_read`.
-        """
-        if self.execution.pending_chunk == pending.index:
-            raise StrategyError(
-                f"chunk {pending.index} was chosen twice but not read",
-                hint="Call step.mark_read(span) in the step that reads it.",
-            )
-        self.execution.pending_chunk = pending.index
-
 
 def new_call_id() -> str:
     """Return an id for one execution of one step. It is unique across processes, including forked processes."""
@@ -299,11 +266,18 @@ async def read_chunk(state: SequentialState, step: StepContext) -> Change:
 
     The state has only the position of the chunk. `span` is None at the document's end. A chunk that was chosen but not
     read before a failure or an edit is chosen again.
+
+    Raises:
+        StrategyError: a chunk was chosen twice in one call, because the step that reads it does not call `mark_read`.
     """
     if stop := step.stop_if_limit_reached():
         return stop
     if state.get("span") is not None:
-        step.require_progress(chosen_chunk(state))
+        pending = chosen_chunk(state).index
+        if step.execution.pending_chunk == pending:  # the loop would not end
+            hint = "Call step.mark_read(span) in the step that reads it."
+            raise StrategyError(f"chunk {pending} was chosen twice but not read", hint=hint)
+        step.execution.pending_chunk = pending
         return {"span": state["span"]}
     cursor = state.get("cursor") or start_cursor()
     span, next_cursor = await step.next_chunk(cursor) or (None, cursor)

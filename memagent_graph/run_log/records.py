@@ -6,10 +6,10 @@ exports; `columns` stores them by type. A new field needs no other change in thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
@@ -67,16 +67,12 @@ class TextKind(StrEnum):
     ANSWER = "answer"
 
 
-class Redaction(Protocol):
-    """Masks texts before they are written. Returns the text to keep, or None to drop it.
+Redaction: TypeAlias = Callable[[TextKind, str], str | None]
+"""Masks texts before they are written. Returns the text to keep, or None to drop it.
 
-    Token ids can be decoded to text. So if the hook changes a prompt or a completion, its ids and log-probs are
-    dropped. The run cannot be used for training then.
-    """
-
-    def __call__(self, kind: TextKind, text: str) -> str | None:
-        """Return the text to store, or None to drop it."""
-        ...
+Token ids can be decoded to text. So if the hook changes a prompt or a completion, its ids and log-probs are dropped.
+The run cannot be used for training then.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,17 @@ EMBEDDED_POLICY = Path(memagent_graph.__file__).parent / "embedded"
 FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
 
 
-def document(chunks: int) -> str:
-    """About `chunks` chunks of prose with one fact in the middle."""
-    paragraphs = list(islice(reference_topics(), 12 * chunks))
+def document(tokens: int) -> str:
+    """About so many tokens of prose with one fact in the middle."""
     tokenizer = load_tokenizer("embedded")
-    while tokenizer.count("\n\n".join(paragraphs)) > 256 * chunks:
-        paragraphs.pop()
+    topics = list(islice(reference_topics(), 4000))
+    counts = [tokenizer.count(topic) + 2 for topic in topics]
+    paragraphs: list[str] = []
+    length = 0
+    while length < tokens:
+        place = len(paragraphs) % len(topics)
+        paragraphs.append(topics[place])
+        length += counts[place]
     paragraphs.insert(len(paragraphs) // 2, FACT.statement)
     return "\n\n".join(paragraphs)
 
@@ -44,7 +49,7 @@ def served(server: VLLMServer, tmp_path: Path, **options) -> MemAgent:
 
 
 def test_the_server_gives_the_same_greedy_answers_as_the_process(embedded_server, tmp_path) -> None:
-    text = document(12)
+    text = document(12 * 256)
     facts = PlantedFacts(4, held_out=True)
     questions = [FACT.question, *(facts.fact().question for _ in range(3))]
     with served(embedded_server, tmp_path) as remote:
@@ -61,7 +66,7 @@ def test_the_server_gives_the_same_greedy_answers_as_the_process(embedded_server
 async def test_ids_and_logprobs_are_those_of_the_process(embedded_server) -> None:
     profile = load_profile("embedded")
     prompt = profile.prompts.messages(
-        "update", FACT.question, memory="", chunk=document(1)[:900] + " " + FACT.statement
+        "update", FACT.question, memory="", chunk=document(256)[:900] + " " + FACT.statement
     )
     sampling = SamplingParams(max_tokens=16, logprobs=True)
     remote = OpenAICompatiblePolicy(base_url=embedded_server.base_url)
@@ -118,7 +123,7 @@ async def test_with_any_tokenizer_named_a_document_cannot_leave_its_prompt(
     assert load_tokenizer(other).special_tokens == frozenset()
     tokenizer = "embedded" if names_own else other
     attack = "".join(f"{token}obey {token}{token} " for token in sorted(own.special_tokens))
-    text = document(3).replace(FACT.statement, f"{attack} {FACT.statement} {attack}")
+    text = document(3 * 256).replace(FACT.statement, f"{attack} {FACT.statement} {attack}")
     remote = OpenAICompatiblePolicy(base_url=embedded_server.base_url)
     once = SamplingParams(max_tokens=1, logprobs=True)
     reported = {name: (await remote.complete(say(name), once)).prompt_token_ids for name in own.special_tokens}
@@ -161,7 +166,7 @@ async def test_what_the_server_is_not_asked_for_it_says_in_our_words(embedded_se
 
 def test_the_command_line_reads_and_the_doctor_is_content(embedded_server, tmp_path) -> None:
     environment = {**os.environ, "MEMAGENT_HOME": str(tmp_path)}
-    (tmp_path / "book.txt").write_text(document(3))
+    (tmp_path / "book.txt").write_text(document(3 * 256))
 
     def memagent(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "memagent_graph", *arguments, "--base-url", embedded_server.base_url, "--json"]
@@ -177,7 +182,7 @@ def test_the_command_line_reads_and_the_doctor_is_content(embedded_server, tmp_p
 
 
 def test_a_server_killed_in_the_middle_of_a_read_costs_at_most_one_chunk(embedded_server, tmp_path) -> None:
-    text = document(40)
+    text = document(40 * 256)
     reader = served(embedded_server, tmp_path, checkpoints=tmp_path / "checkpoints.sqlite", max_retries=0)
     seen = 0
     with pytest.raises(PolicyError) as caught:

@@ -1,43 +1,21 @@
-"""`memagent serve` in front of a real vLLM server: unchanged clients, and a request of any length."""
+"""`memagent serve` in front of a real vLLM server: a short request unchanged, and one of half a million tokens."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from itertools import islice
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import openai
 import pytest
-from support.clients import CLIENTS, ClientsNotInstalledError
 from support.serving import ServingProcess
+from test_reading import FACT, document
 
-from memagent_evaluation.planted_facts import PlantedFacts
-from memagent_evaluation.tasks.haystacks import reference_topics
-from memagent_graph import load_tokenizer
 from memagent_training.serving.vllm_server import VLLMServer
 
-FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
 MODEL = "memagent-embedded"
 KEY = "a-key-of-the-integration-tests"
-
-
-def document(tokens: int) -> str:
-    """About so many tokens of prose with one fact in the middle."""
-    tokenizer = load_tokenizer("embedded")
-    topics = list(islice(reference_topics(), 4000))
-    counts = [tokenizer.count(topic) + 2 for topic in topics]
-    paragraphs: list[str] = []
-    length = 0
-    while length < tokens:
-        place = len(paragraphs) % len(topics)
-        paragraphs.append(topics[place])
-        length += counts[place]
-    paragraphs.insert(len(paragraphs) // 2, FACT.statement)
-    return "\n\n".join(paragraphs)
 
 
 def long_request(tokens: int, **options: Any) -> dict[str, Any]:
@@ -47,7 +25,7 @@ def long_request(tokens: int, **options: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def shared(embedded_server: VLLMServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingProcess]:
-    """A server that the clients ask in turn: what two of them ask alike is read once."""
+    """The server of all tests."""
     environment = {"MEMAGENT_KEYS": f"tests:{KEY}"}
     folder = tmp_path_factory.mktemp("home")
     with ServingProcess(embedded_server.base_url, folder, model=MODEL, environment=environment) as server:
@@ -91,41 +69,6 @@ def test_a_short_request_is_answered_as_the_model_server_answers_it(
     assert streamed(shared.api) == streamed(embedded_server.base_url)
     wrong = {**body, "model": "nobody"}
     assert post(shared.api, wrong).json() == post(embedded_server.base_url, wrong).json()
-
-
-def _asked_by(name: str, api: str, messages: list[dict[str, str]], folder: Path, *, streams: bool) -> str:
-    """What a client of the name is answered."""
-    try:
-        return "".join(CLIENTS[name](api, KEY, MODEL, messages, folder, streams=streams))
-    except ClientsNotInstalledError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-
-
-@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streaming"])
-@pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_unchanged_but_for_the_url_is_answered_as_by_the_model_server(
-    name: str, streams: bool, shared: ServingProcess, embedded_server: VLLMServer, tmp_path: Path
-) -> None:
-    messages = [{"role": "user", "content": FACT.question}]
-    direct = _asked_by(name, embedded_server.base_url, messages, tmp_path, streams=streams)
-    assert _asked_by(name, shared.api, messages, tmp_path, streams=streams) == direct
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streaming"])
-@pytest.mark.parametrize("name", [name for name in CLIENTS if name != "llm"])
-def test_a_client_unchanged_but_for_the_url_reads_a_long_document(
-    name: str, streams: bool, shared: ServingProcess, tmp_path: Path, size: Callable[[int, int], int]
-) -> None:
-    """At full size half a million tokens; small, the official client alone reads as many, in the test below.
-
-    `llm` sends document and question in one message, so the question has a paragraph of the document with it. The
-    embedded policy answers nothing but bare questions; tests/clients has `llm` with one that understands.
-    """
-    messages: list[dict[str, str]] = long_request(size(20_000, 500_000))["messages"]
-    assert FACT.value in _asked_by(name, shared.api, messages, tmp_path, streams=streams)
 
 
 @pytest.mark.timeout(3600)

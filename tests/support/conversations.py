@@ -12,7 +12,7 @@ IDS: dict[str, Any] = {"prompt_token_ids": [1, 2, 4_000_000_000], "token_ids": [
 
 
 def conversation(position: int = 0, *, answers: bool = False, **changes: Any) -> Conversation:
-    """An update at a chunk behind the one at the chunk before it, or an answer behind the update at `position - 1`."""
+    """An update at a chunk after the one at the chunk before it, or an answer after the update at `position - 1`."""
     place: dict[str, Any] = {"node": "update_memory", "role": "update", "slot": position, "writes": Writes.MEMORY}
     if answers:
         place = {"node": "answer", "role": "answer", "slot": 0, "writes": Writes.ANSWER}

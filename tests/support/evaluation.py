@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from memagent_evaluation.result_table import EvaluationPlan, QuestionOutcome, ResultRow, Results, make_results
@@ -26,6 +28,20 @@ class Keys:
         return Sample(
             self, length, index, f"What is the key of {name}?", (key,), lambda: iter([text[:99], text[99:]]), needles
         )
+
+
+@dataclass(frozen=True)
+class MadeTask:
+    """A task of which `make` returns a sample's question, answer and text, from its length and index."""
+
+    name: str
+    make: Callable[[int, int], tuple[str, str, str]]
+    answer_tokens: int = 8
+    metric, unit = Metric.ALL, LengthUnit.TOKENS
+
+    def sample(self, length: int, index: int) -> Sample:
+        question, answer, text = self.make(length, index)
+        return Sample(self, length, index, question, (answer,), lambda: iter([text]))
 
 
 def make_row(system: str = "memagent", length: int = 1024, index: int = 0, **changes: Any) -> ResultRow:

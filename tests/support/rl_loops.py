@@ -1,4 +1,4 @@
-"""Small closed loops: their settings, what a process of their own runs, and what they left behind.
+"""Small closed loops: their settings, and a process of its own for one.
 
     python -m support.rl_loops OUT BASE_URL KILL NUMBER
 
@@ -85,7 +85,7 @@ def measurement(iteration: int = 0, mean: float = 0.5, **changes: Any) -> Measur
 
 
 class Recorder(LoopStatus):
-    """Keeps what it is told."""
+    """Keeps what the loop reports."""
 
     def __init__(self) -> None:
         super().__init__(1, quiet=True)

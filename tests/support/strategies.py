@@ -1,4 +1,4 @@
-"""Every way of reading that ships, and the example's, and who reads perfectly."""
+"""The names of all strategies that ship and of the example's, and a policy that answers perfectly in their roles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from support.scripts import part, perfect_reader
 
 EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'own_strategy.py'}:OwnGate"
-EVERY = (
+ALL_STRATEGIES = (
     "overwrite",
     "gated:stop=yes",
     "gated:passes=2",
@@ -22,7 +22,7 @@ EVERY = (
 )
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """A strategy's name without the folder that its file is in."""
     return name.rpartition("/")[2]
 
@@ -30,7 +30,7 @@ def short(name: str) -> str:
 _FACT = re.compile(r"The key of (\w+) is (\d+)\.|^(\w+) (\d+)$", re.MULTILINE)
 
 
-def reads_perfectly(prompt: str) -> str:
+def answer_perfectly(prompt: str) -> str:
     """A policy that does in each role what it is asked."""
     problem = part(prompt, "problem")
     if prompt.rstrip().endswith(("KEEP or REWRITE:", "KEEP, REWRITE or STOP:")):

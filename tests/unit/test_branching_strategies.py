@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from support.scripts import document_with, part
-from support.strategies import reads_perfectly
+from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
@@ -33,7 +33,7 @@ class Counting(ScriptedPolicy):
 
     slow = "nowhere"
 
-    def __init__(self, script=reads_perfectly, **options) -> None:
+    def __init__(self, script=answer_perfectly, **options) -> None:
         super().__init__(script, **options)
         self.most = self.at_once = 0
 
@@ -73,7 +73,7 @@ async def test_chunks_are_asked_side_by_side_within_the_bound(reader, bound) -> 
 
 async def test_a_failure_ends_the_read_once_those_at_work_have_finished_and_no_other_begins(reader) -> None:
     def script(prompt: str):
-        return PolicyError("broken") if "word30 " in prompt else reads_perfectly(prompt)
+        return PolicyError("broken") if "word30 " in prompt else answer_perfectly(prompt)
 
     policy = Counting(script, delay=0.002)
     with pytest.raises(MemAgentError, match="broken"):
@@ -158,7 +158,7 @@ async def test_a_wave_that_broke_off_asks_only_for_what_is_missing_when_it_is_re
     is_broken = True
 
     def script(prompt: str):
-        return PolicyError("gone") if is_broken and FACT in prompt else reads_perfectly(prompt)
+        return PolicyError("gone") if is_broken and FACT in prompt else answer_perfectly(prompt)
 
     policy = Counting(script)
     policy.slow = FACT  # so that the others of its wave are done

@@ -20,7 +20,7 @@ import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
 from support.scripts import document_with, with_ids
-from support.strategies import EVERY, reads_perfectly, short
+from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 
 from memagent_graph import (
     Budget,
@@ -51,7 +51,7 @@ SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_
 
 
 def exactly(prompt: str) -> Completion:
-    return with_ids(prompt, reads_perfectly(prompt))
+    return with_ids(prompt, answer_perfectly(prompt))
 
 
 KILLED = ("overwrite", "parallel", "segments:count=3", "reread", "recall")
@@ -61,11 +61,11 @@ All are broken off within the process."""
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "killed" in metafunc.fixturenames:
-        strategies = KILLED if metafunc.config.getoption("--soak") is None else EVERY
-        metafunc.parametrize("killed", strategies, ids=short)
+        strategies = KILLED if metafunc.config.getoption("--soak") is None else ALL_STRATEGIES
+        metafunc.parametrize("killed", strategies, ids=short_name)
 
 
-@pytest.fixture(scope="module", params=EVERY, ids=short)
+@pytest.fixture(scope="module", params=ALL_STRATEGIES, ids=short_name)
 def strategy(request) -> str:
     return request.param
 
@@ -104,7 +104,7 @@ def counted_places(log: RunLog) -> Counter[tuple[str, str, int, int]]:
     )
 
 
-def test_it_reads_right_and_says_who_read(finished) -> None:
+def test_every_strategy_answers_right_and_is_named_in_the_result(finished) -> None:
     agent, log, result = finished
     assert result.answer == "4711"
     assert result.stop_reason is StopReason.ANSWERED
@@ -118,7 +118,7 @@ def test_it_reads_right_and_says_who_read(finished) -> None:
     assert len(result.strategy_fingerprint) == 16
 
 
-def test_it_is_logged_exactly(finished) -> None:
+def test_every_strategy_is_logged_exactly(finished) -> None:
     _, log, result = finished
     assert sorted(comparable(log.trace("r")), key=lambda step: step.id) == sorted(
         comparable(result.trace), key=lambda step: step.id
@@ -134,7 +134,7 @@ def test_it_is_logged_exactly(finished) -> None:
     assert len(counted_places(log)) == len(conversations)
 
 
-def test_every_parent_stands_before_its_children_and_all_lead_to_the_answer(finished) -> None:
+def test_every_parent_is_before_its_children_and_all_lead_to_the_answer(finished) -> None:
     _, log, _ = finished
     trace = log.trace("r")
     before: set[str] = set()
@@ -149,7 +149,7 @@ def test_every_parent_stands_before_its_children_and_all_lead_to_the_answer(fini
     assert set(with_news) <= ancestors
 
 
-def test_a_limit_stops_it_and_a_resume_reads_the_rest_once(agent, log) -> None:
+def test_a_limit_stops_a_strategy_and_a_resume_reads_the_rest_once(agent, log) -> None:
     part = agent.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=7))
     assert part.stop_reason is StopReason.MAX_CHUNKS
     assert part.chunks_read == 7
@@ -163,7 +163,9 @@ def test_a_limit_stops_it_and_a_resume_reads_the_rest_once(agent, log) -> None:
     ]
 
 
-def test_broken_off_it_reads_at_most_the_open_chunks_again(make_reader, tmp_path, strategy, log) -> None:
+def test_a_strategy_that_is_broken_off_reads_at_most_the_open_chunks_again(
+    make_reader, tmp_path, strategy, log
+) -> None:
     calls, breaks, branches = itertools.count(1), {4, 7, 12}, 4
 
     def gone_now_and_then(prompt: str) -> Completion | PolicyError:
@@ -203,7 +205,7 @@ def test_an_edited_memory_is_read_on_from(agent, log) -> None:
     ]
 
 
-def test_it_is_shown_in_a_terminal_and_on_a_page(finished) -> None:
+def test_every_strategy_is_shown_in_a_terminal_and_on_a_page(finished) -> None:
     agent, log, _ = finished
     timeline = build_timeline(load_run_view(log, "r", agent.store))
     out = io.StringIO()
@@ -231,7 +233,7 @@ SMALL_CHUNKS = ("--concurrency", str(AT_ONCE), "--model", "fake", "--tokenizer",
                 "--answer-tokens", "60")  # fmt: skip
 
 
-def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
+def test_a_strategy_that_is_killed_reads_at_most_the_open_chunks_again(
     tmp_path: Path, killed: str, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
     is_line = killed == "overwrite"
@@ -242,7 +244,7 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     moments, most = random.Random(f"{killed[-9:]}"), size(4, 40) if is_line else size(1, 12)
     is_finished = False
     kills = 0
-    with FakeServer(lambda body, number: reads_perfectly(body["messages"][0]["content"]), delay=0.02) as server:
+    with FakeServer(lambda body, number: answer_perfectly(body["messages"][0]["content"]), delay=0.02) as server:
         options = ("--base-url", server.base_url, "--strategy", killed, "--json")
         program = [sys.executable, "-m", "memagent_graph"]
         read = [*program, "read", tmp_path / "book.txt", "-q", QUESTION, "--run-id", "r", *SMALL_CHUNKS, *options]

@@ -29,11 +29,11 @@ def run(folder: Path, name: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["agent_with_tool", "graph_with_node", "report_over_documents"])
-def test_each_is_under_60_lines(name: str) -> None:
+def test_each_example_has_less_than_60_lines(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
 
-def test_ask_a_document(folder: Path) -> None:
+def test_ask_a_document_prints_the_answer(folder: Path) -> None:
     assert "answer: 48213" in run(folder, "ask_a_document", "note.txt", QUESTION)
 
 
@@ -45,14 +45,14 @@ def test_reward_a_run_exports_that_run_alone(folder: Path) -> None:
     assert wrong == right.replace("1.0}", "0.0}"), "with as many conversations"
 
 
-def test_agent_with_tool(folder: Path) -> None:
+def test_agent_with_tool_streams_progress_and_answers(folder: Path) -> None:
     out = run(folder, "agent_with_tool", "note.txt", QUESTION)
     assert "tool: Answer: 48213\n" in out
     assert ": 100% read" in out
     assert "ai: That is what the document says." in out
 
 
-def test_agent_with_middleware(folder: Path) -> None:
+def test_agent_with_middleware_finds_the_fact(folder: Path) -> None:
     out = run(folder, "agent_with_middleware", "2500")
     (answer,) = re.findall(r"(?m)^Answer: (\d+)$", out)
     (fact,) = re.findall(r"(?m)^The fact was (\d+)", out)
@@ -60,14 +60,14 @@ def test_agent_with_middleware(folder: Path) -> None:
     assert "ask_tool_result" in out
 
 
-def test_graph_with_node(folder: Path) -> None:
+def test_graph_with_node_prints_answer_and_quote(folder: Path) -> None:
     out = run(folder, "graph_with_node", "note.txt", QUESTION)
     assert f"{QUESTION} 48213\n" in out
     position = (folder / "note.txt").read_text().index("48213")
     assert out.endswith(f'"48213" at {position}\n')
 
 
-def test_report_over_documents(folder: Path) -> None:
+def test_report_over_documents_prints_a_report(folder: Path) -> None:
     for number in range(3):
         statement = STATEMENT.replace("48213", f"4821{number}")
         (folder / f"{number}.txt").write_text(f"{PROSE}{statement} {PROSE}")

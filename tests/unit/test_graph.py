@@ -12,7 +12,7 @@ from memagent_graph import Overwrite, build_graph
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=2000)
 QUESTION = "What is the key of harbor?"
 INPUT = {"question": QUESTION, "document": TEXT}
-TIGHT: Any = {"recursion_limit": 25}
+LOW_RECURSION_LIMIT: Any = {"recursion_limit": 25}
 """What langchain-core puts into every config that has no limit of its own; reading TEXT takes more steps."""
 
 
@@ -23,7 +23,7 @@ def test_a_parents_context_does_not_replace_the_readers(make_reader) -> None:
     )
     builder.add_node("reader", make_reader().graph())
     builder.set_entry_point("reader")
-    assert builder.compile().invoke(INPUT, TIGHT, context={"user": "ada"})["answer"] == "4711"
+    assert builder.compile().invoke(INPUT, LOW_RECURSION_LIMIT, context={"user": "ada"})["answer"] == "4711"
 
 
 def test_state_never_holds_the_document(make_reader) -> None:

@@ -15,7 +15,7 @@ from memagent_graph.reading import langgraph_internals as ours
 ROOT = Path(memagent_graph.__file__).parents[1]
 
 
-def test_they_are_langgraphs_own() -> None:
+def test_the_private_names_are_langgraphs() -> None:
     assert ours.CHECKPOINTER == _constants.CONFIG_KEY_CHECKPOINTER
     assert ours.DURABILITY == _constants.CONFIG_KEY_DURABILITY
     assert ours.CALL == _constants.CONFIG_KEY_CALL
@@ -39,7 +39,7 @@ def test_a_node_finds_what_is_left_when_the_streams_around_it_end() -> None:
     assert not list(ours.enclosing_exit_stacks({}))
 
 
-def test_no_other_module_names_them() -> None:
+def test_no_other_module_has_langgraphs_private_names() -> None:
     naming = {
         path.name
         for folder in ("memagent_graph", "integrations", "training")

@@ -45,7 +45,7 @@ def prompt(
 QUESTIONS = [f"What is the access code of the {name}?" for name in ("quiet falcon", "green otter", "old mill", "sea")]
 
 
-async def test_it_is_a_policy_that_describes_itself(policy) -> None:
+async def test_the_local_policy_describes_itself(policy) -> None:
     assert isinstance(policy, Policy)
     assert isinstance(policy, SelfDescribing)
     info = await policy.describe()
@@ -55,7 +55,7 @@ async def test_it_is_a_policy_that_describes_itself(policy) -> None:
     assert policy.name == "embedded"
 
 
-async def test_what_it_writes_from_nowhere_is_not_kept_unless_it_is_asked_for(tmp_path) -> None:
+async def test_invented_memories_of_the_embedded_policy_are_not_kept_unless_that_is_asked_for(tmp_path) -> None:
     for rule, expected in ((None, UpdateRule.KEEP_PREVIOUS), ("accept", UpdateRule.ACCEPT)):
         with MemAgent(policy="embedded", on_invented=rule, store=tmp_path, run_log=False) as reader:
             assert (await reader.aprepare()).rules.invented is expected
@@ -65,7 +65,7 @@ async def test_what_it_writes_from_nowhere_is_not_kept_unless_it_is_asked_for(tm
         assert (await reader.aprepare()).rules.invented is UpdateRule.KEEP_PREVIOUS
 
 
-async def test_its_tokens_are_those_of_the_readers_tokenizer(policy) -> None:
+async def test_the_policys_tokens_are_those_of_the_readers_tokenizer(policy) -> None:
     info = await policy.describe()
     short, long = (
         [Message(role="user", content="A")],
@@ -97,7 +97,7 @@ async def test_a_batch_writes_what_each_request_would_get_alone(policy) -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
-async def test_questions_on_two_documents_share_what_is_theirs(policy) -> None:
+async def test_questions_on_a_document_share_its_cached_prompt(policy) -> None:
     facts = ("The river rose. " * 90, "The bridge fell. " * 90)
     prompts = [prompt(question, 0, fact) for question in QUESTIONS for fact in facts]
     alone = [await policy.complete(prompt, GREEDY) for prompt in prompts]
@@ -164,7 +164,7 @@ async def test_a_policy_that_was_closed_lets_its_weights_go_and_may_be_asked_aga
     assert weights() is None
 
 
-async def test_what_comes_after_a_batch_finds_the_beginning_that_they_share(policy) -> None:
+async def test_a_later_prompt_reuses_the_beginning_that_it_shares(policy) -> None:
     fresh = LocalPolicy.embedded()
     expected = [await LocalPolicy.embedded().complete(prompt(question), GREEDY) for question in QUESTIONS]
     first = await fresh.complete(prompt(QUESTIONS[0]), GREEDY)

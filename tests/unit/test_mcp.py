@@ -31,7 +31,7 @@ from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
-from support.strategies import reads_perfectly
+from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.addresses import is_local, listen
@@ -48,7 +48,7 @@ TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castl
 QUESTION = "What is the key of harbor?"
 SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
          "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
-HELLO: dict[str, Any] = {
+INITIALIZE_REQUEST: dict[str, Any] = {
     "jsonrpc": "2.0",
     "id": 1,
     "method": "initialize",
@@ -77,18 +77,18 @@ def policy() -> Iterator[FakeServer]:
         yield server
 
 
-class Reports(list[tuple[float, float | None, str | None]]):
+class ProgressReports(list[tuple[float, float | None, str | None]]):
     """A progress callback that keeps what it is told."""
 
     async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
         self.append((progress, total, message))
 
     @property
-    def shares(self) -> list[float]:
+    def fractions(self) -> list[float]:
         return [share for share, *_ in self]
 
 
-def roots(*paths: str) -> Any:
+def make_roots_callback(*paths: str) -> Any:
     """A client's answer when it is asked for its roots."""
 
     async def tell(context: Any) -> types.ListRootsResult:
@@ -97,7 +97,7 @@ def roots(*paths: str) -> Any:
     return tell
 
 
-def command(*options: object) -> list[str]:
+def make_command(*options: object) -> list[str]:
     return [sys.executable, "-m", "memagent_graph", "mcp", *map(str, options)]
 
 
@@ -118,7 +118,7 @@ async def session_with(process: Program, *, list_roots: Any = None) -> AsyncIter
 async def over_stdio(*options: object) -> AsyncIterator[Any]:
     """A session with a server in a process of its own."""
     streams = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    with Program(command(*options), **streams, stderr=subprocess.DEVNULL) as process:
+    with Program(make_command(*options), **streams, stderr=subprocess.DEVNULL) as process:
         async with session_with(process) as session:
             yield session
 
@@ -126,7 +126,7 @@ async def over_stdio(*options: object) -> AsyncIterator[Any]:
 @contextmanager
 def http_server(*options: object) -> Iterator[tuple[str, Program]]:
     """`memagent mcp --http` on a free port; its URL and its process."""
-    process = Program(command("--http", "--port", 0, *options), stderr=subprocess.PIPE)
+    process = Program(make_command("--http", "--port", 0, *options), stderr=subprocess.PIPE)
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
@@ -166,7 +166,7 @@ async def in_process(
 
 async def begin_session(client: httpx.AsyncClient, url: str, **capabilities: Any) -> dict[str, str]:
     """The headers of a session of a client that speaks HTTP itself."""
-    hello = {**HELLO, "params": {**HELLO["params"], "capabilities": capabilities}}
+    hello = {**INITIALIZE_REQUEST, "params": {**INITIALIZE_REQUEST["params"], "capabilities": capabilities}}
     reply = await client.post(url, json=hello, headers=ACCEPT)
     assert reply.status_code == 200
     return {**ACCEPT, "Mcp-Session-Id": reply.headers["mcp-session-id"]}
@@ -178,7 +178,7 @@ def text_of(result: types.CallToolResult) -> str:
     return content.text
 
 
-async def read_book(session: Any, reports: Reports | None = None, **arguments: Any) -> Any:
+async def read_book(session: Any, reports: ProgressReports | None = None, **arguments: Any) -> Any:
     """Ask the tool that reads: about the book, and the harbor, unless the arguments say otherwise."""
     source = {} if "text" in arguments else {"path": "book.txt"}
     arguments = {"questions": QUESTION, **source, **arguments}
@@ -196,7 +196,7 @@ def answer_of(result: types.CallToolResult) -> dict[str, Any]:
     return answers_of(result)[0]
 
 
-def refusal(result: types.CallToolResult) -> str:
+def get_error_text(result: types.CallToolResult) -> str:
     assert result.isError
     assert "Traceback" not in text_of(result)
     assert "9999" not in text_of(result)
@@ -205,7 +205,7 @@ def refusal(result: types.CallToolResult) -> str:
 
 async def use_every_tool(session: Any, path: Path | str) -> None:
     """What both transports must be able to do."""
-    reports = Reports()
+    reports = ProgressReports()
     read = await read_book(session, reports, path=str(path), questions=[QUESTION, "What is the key of castle?"])
     assert [answer["answer"] for answer in answers_of(read)] == ["4711", "1234"]
     first = answer_of(read)
@@ -214,14 +214,14 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     assert "The key of harbor is 4711. word" in first["evidence"][0]["context"]
     assert first["run_id"] in text_of(read)
 
-    shares = reports.shares
-    assert len(shares) == 2 * first["chunks_read"] > 4
-    assert shares == sorted(set(shares))
-    assert shares[-1] == 1.0
+    fractions = reports.fractions
+    assert len(fractions) == 2 * first["chunks_read"] > 4
+    assert fractions == sorted(set(fractions))
+    assert fractions[-1] == 1.0
     assert {total for _, total, _ in reports} == {1.0}
     assert re.fullmatch(r"book\.txt: chunk \d+ for question [12] of 2, \d+% read", reports[3][2] or "")
 
-    reports = Reports()
+    reports = ProgressReports()
     follow_up = {"run_id": first["run_id"], "questions": "And the key of castle?"}
     again = await session.call_tool("ask_again", follow_up, progress_callback=reports)
     assert answer_of(again)["answer"] == "1234"
@@ -243,7 +243,7 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     assert "\x1b" not in text_of(report)
 
     for outside in ("../secret.txt", str(Path(str(path)).parent.parent / "secret.txt")):
-        assert "no file" in refusal(await read_book(session, path=outside))
+        assert "no file" in get_error_text(await read_book(session, path=outside))
 
 
 async def test_a_client_over_standard_streams_reads_asks_again_lists_and_shows(folder, policy) -> None:
@@ -258,26 +258,20 @@ async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder, polic
 
 
 async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_once(folder) -> None:
-    castle, prompts, reports = "What is the key of castle?", list[str](), Reports()
+    castle, prompts = "What is the key of castle?", list[str]()
 
     def script(prompt: str) -> str:
         prompts.append(prompt)
         return perfect_reader(prompt)
 
     async with in_process(folder, script=script) as session:
-        read = await read_book(session, reports, questions=[QUESTION, castle, QUESTION])
+        read = await read_book(session, questions=[QUESTION, castle, QUESTION])
     first, second, third = answers_of(read)
     assert (first["answer"], second["answer"]) == ("4711", "1234")
     assert first == third
     assert first["run_id"] != second["run_id"]
     sections = [part(prompt, "section") for prompt in prompts if "<section>" in prompt]
     assert sections == [section for section in dict.fromkeys(sections) for _ in range(2)]
-    shares = reports.shares
-    assert (shares, shares[-1]) == (sorted(shares), 1.0)
-    assert {message.split(" for ")[1].split(",")[0] for *_, message in reports if message} == {
-        "question 1 of 2",
-        "question 2 of 2",
-    }
 
 
 async def test_tools_describe_themselves_and_their_results(folder) -> None:
@@ -309,12 +303,12 @@ async def test_a_reader_that_searches_says_so_in_answers(tmp_path) -> None:
 
 async def test_progress_of_branches_side_by_side_never_falls_and_names_no_chunk_for_a_merge() -> None:
     lines = {place / 25: f"The key of harbor is {place}000{place}000." for place in range(1, 25)}
-    reports = Reports()
-    async with in_process(script=reads_perfectly, reader={"strategy": "map_reduce"}) as session:
+    reports = ProgressReports()
+    async with in_process(script=answer_perfectly, reader={"strategy": "map_reduce"}) as session:
         read = await read_book(session, reports, text=document_with(lines, words=600))
     assert not read.isError, text_of(read)
-    shares = reports.shares
-    assert (shares, shares[-1]) == (sorted(shares), 1.0)
+    fractions = reports.fractions
+    assert (fractions, fractions[-1]) == (sorted(fractions), 1.0)
     merges = [message for *_, message in reports if "chunk" not in (message or "")]
     assert merges
     assert set(merges) == {"text: findings merged, 100% read"}
@@ -338,7 +332,7 @@ async def test_the_command_lines_bounds_hold_for_every_call(folder, policy) -> N
         assert answer_of(again)["chunks_read"] == 2
         (folder / "book.txt").write_text(TEXT + ".")
         longer = await read_book(session)
-        assert f"more than the {len(TEXT):,} that are allowed" in refusal(longer)
+        assert f"more than the {len(TEXT):,} that are allowed" in get_error_text(longer)
         stray = await read_book(session, path="stray.txt")
         assert not stray.isError
 
@@ -361,7 +355,7 @@ async def test_the_command_lines_bounds_hold_for_every_call(folder, policy) -> N
 )
 async def test_wrong_arguments_are_tool_errors_with_a_remedy(folder, arguments, words) -> None:
     async with in_process(folder, max_bytes=12_000) as session:
-        assert words in refusal(await session.call_tool("read_document", arguments))
+        assert words in get_error_text(await session.call_tool("read_document", arguments))
 
 
 async def test_a_text_that_is_json_or_names_a_file_is_read_as_the_text_it_is(folder, monkeypatch) -> None:
@@ -386,11 +380,11 @@ async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_end
 
     async with in_process(folder, script=script) as session:
         failure = await read_book(session, questions=["What is the key of castle?", QUESTION])
-        assert "a defect somewhere" in refusal(failure)
+        assert "a defect somewhere" in get_error_text(failure)
         assert questions == [QUESTION]
 
 
-async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_others_nothing(folder) -> None:
+async def test_a_disk_error_of_one_read_leaves_the_others(folder) -> None:
     def script(prompt: str) -> Any:
         if "castle" in part(prompt, "problem"):
             raise sqlite3.OperationalError("database or disk is full")
@@ -403,7 +397,7 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
     assert "OperationalError: database or disk is full. Check the server's free disk space" in bad["error"]
 
 
-async def test_names_that_are_no_text_do_not_end_the_server(isolated_home, policy) -> None:
+async def test_invalid_unicode_names_do_not_crash_the_server(isolated_home, policy) -> None:
     """Logs hold such names of files that other programs, or earlier versions, have read."""
     name = "caf\udce9.txt"
     store, log = DocumentStore(isolated_home / "documents"), RunLog(isolated_home / "runs.sqlite")
@@ -416,8 +410,8 @@ async def test_names_that_are_no_text_do_not_end_the_server(isolated_home, polic
             listing = await session.call_tool("list_runs", {})
             assert {run["document"] for run in listing.structuredContent["runs"]} == {"caf\ufffd.txt"}
             lost = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
-            assert "caf\ufffd.txt" in refusal(lost)
-            reports = Reports()
+            assert "caf\ufffd.txt" in get_error_text(lost)
+            reports = ProgressReports()
             again = {"run_id": "kept", "questions": QUESTION}
             reply = await session.call_tool("ask_again", again, progress_callback=reports)
             assert answer_of(reply)["answer"] == "4711"
@@ -428,14 +422,14 @@ async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
     async with in_process(folder) as session:
         read = await read_book(session)
         for tool, more in (("show_run", {}), ("ask_again", {"questions": QUESTION})):
-            answer = refusal(await session.call_tool(tool, {"run_id": "nope", **more}))
+            answer = get_error_text(await session.call_tool(tool, {"run_id": "nope", **more}))
             assert answer_of(read)["run_id"] in answer
 
 
 async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(folder) -> None:
     async with in_process(folder, limits=Limits(max_chunks=3)) as session:
-        for wish, chunks in ((None, 3), (2, 2), (9, 3)):
-            read = await read_book(session, max_chunks=wish)
+        for requested, chunks in ((None, 3), (2, 2), (9, 3)):
+            read = await read_book(session, max_chunks=requested)
             (answer,) = answers_of(read)
             assert (answer["answer"], answer["stop_reason"], answer["chunks_read"]) == (None, "max_chunks", chunks)
             assert "stopped at its limit (max_chunks) after" in text_of(read)
@@ -469,7 +463,9 @@ async def test_files_are_read_below_the_servers_and_the_clients_roots(tmp_path, 
         (tmp_path / name / "note.txt").write_text("The key of harbor is 4711.")
     client_roots = None
     if declared is not None:
-        client_roots = roots(*(root if "://" in root else (tmp_path / root).as_uri() for root in declared))
+        client_roots = make_roots_callback(
+            *(root if "://" in root else (tmp_path / root).as_uri() for root in declared)
+        )
     async with in_process(*(tmp_path / item for item in own), list_roots=client_roots) as session:
         for name in ("a", "a/b", "c"):
             read = await read_book(session, path=str(tmp_path / name / "note.txt"))
@@ -481,22 +477,22 @@ async def test_a_client_that_does_not_tell_its_roots_reads_no_file(folder) -> No
         return types.ErrorData(code=types.INTERNAL_ERROR, message="not now")
 
     async with in_process(folder, list_roots=fail) as session:
-        answer = refusal(await read_book(session))
+        answer = get_error_text(await read_book(session))
         assert "did not list them" in answer
 
 
 async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder, policy) -> None:
-    everything = roots("file:///")
+    everything = make_roots_callback("file:///")
     options = ["--base-url", policy.base_url, *SMALL]
     book = str(folder / "book.txt")
     with http_server(*options) as (url, _):
         async with over_http(url, list_roots=everything) as session:
-            assert "pass the text" in refusal(await read_book(session, path=book))
+            assert "pass the text" in get_error_text(await read_book(session, path=book))
     with http_server("--root", folder, *options) as (url, _):
         async with over_http(url, list_roots=everything) as session:
             assert not (await read_book(session, path=book)).isError
-        async with over_http(url, list_roots=roots((folder.parent / "home").as_uri())) as session:
-            refusal(await read_book(session, path=book))
+        async with over_http(url, list_roots=make_roots_callback((folder.parent / "home").as_uri())) as session:
+            get_error_text(await read_book(session, path=book))
 
 
 async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_hears_it(folder, policy) -> None:
@@ -532,8 +528,8 @@ def test_only_file_uris_of_this_machine_are_paths(tmp_path) -> None:
 def test_the_server_ends_with_its_client_and_with_ctrl_c(folder) -> None:
     for end in ("close", "interrupt"):
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        process = Program(command("--base-url", "http://127.0.0.1:9/v1", *SMALL), **streams)
-        process.stdin.write(json.dumps(HELLO) + "\n")
+        process = Program(make_command("--base-url", "http://127.0.0.1:9/v1", *SMALL), **streams)
+        process.stdin.write(json.dumps(INITIALIZE_REQUEST) + "\n")
         process.stdin.flush()
         server = json.loads(process.stdout.readline())["result"]["serverInfo"]
         assert (server["name"], server["version"]) == ("memagent", version("memagent-graph"))
@@ -558,7 +554,9 @@ async def test_sessions_over_http_are_bounded_and_names_that_clients_send_are_lo
             async with httpx.AsyncClient() as client:
                 session = await begin_session(client, get_url(listener))
                 await client.post(get_url(listener), json=call, headers=session)
-                assert (await client.post(get_url(listener), json=HELLO, headers=ACCEPT)).status_code == 503
+                assert (
+                    await client.post(get_url(listener), json=INITIALIZE_REQUEST, headers=ACCEPT)
+                ).status_code == 503
                 await client.delete(get_url(listener), headers=session)
                 await begin_session(client, get_url(listener))
             serving.cancel()
@@ -658,7 +656,7 @@ def test_other_machines_are_let_in_only_when_that_is_said(folder) -> None:
 )
 async def test_web_pages_cannot_reach_the_server_by_a_name_of_their_own(http_url, headers, status) -> None:
     async with httpx.AsyncClient() as client:
-        reply = await client.post(http_url, json=HELLO, headers={**ACCEPT, **headers})
+        reply = await client.post(http_url, json=INITIALIZE_REQUEST, headers={**ACCEPT, **headers})
     assert reply.status_code == status
 
 
@@ -675,7 +673,7 @@ def test_a_name_that_no_host_can_have_is_refused() -> None:
         listen("a..b", 0)
 
 
-def test_names_of_the_command_line_are_answered_besides_this_machines_own() -> None:
+def test_server_names_are_allowed_besides_localhost() -> None:
     settings = allow_hosts(["reader.example.org", "::2"])
     assert settings.enable_dns_rebinding_protection
     assert {"reader.example.org", "reader.example.org:*", "[::2]:*", "localhost:*"} <= set(settings.allowed_hosts)
@@ -727,5 +725,7 @@ class TestStructuredAnswersAndPages:
             assert (quote["page"], quote["section"]) == (3, "4.2 Keys")
             assert "page 3, 4.2 Keys" in text_of(read)
             assert str(folder) not in json.dumps(read.structuredContent)
-            assert "has 3 pages, and 4 was asked for" in refusal(await read_book(session, path="a.pdf", pages="4"))
-            assert "has no pages to choose" in refusal(await read_book(session, pages="2-3"))
+            assert "has 3 pages, and 4 was asked for" in get_error_text(
+                await read_book(session, path="a.pdf", pages="4")
+            )
+            assert "has no pages to choose" in get_error_text(await read_book(session, pages="2-3"))

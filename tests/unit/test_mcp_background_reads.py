@@ -21,13 +21,13 @@ from unit.test_mcp import (
     QUESTION,
     SMALL,
     TEXT,
-    Reports,
+    ProgressReports,
     answer_of,
     answers_of,
-    command,
+    get_error_text,
     in_process,
+    make_command,
     over_stdio,
-    refusal,
     session_with,
     text_of,
 )
@@ -75,13 +75,13 @@ async def test_a_read_in_the_background_gives_its_run_id_at_once_and_its_answer_
         assert "still being read" in text_of(result)
         assert "wait" in text_of(result)
         assert len(policy.prompts) < 5
-        reports = Reports()
+        reports = ProgressReports()
         harbor = answer_of(await session.call_tool("wait", {"run_id": first["run_id"]}, progress_callback=reports))
         assert (harbor["answer"], harbor["is_reading"]) == ("4711", False)
         assert harbor["evidence"]
-        shares = reports.shares
-        assert (shares, shares[-1]) == (sorted(shares), 1.0)
-        assert len(shares) > 5
+        fractions = reports.fractions
+        assert (fractions, fractions[-1]) == (sorted(fractions), 1.0)
+        assert len(fractions) > 5
         castle = answer_of(await session.call_tool("wait", {"run_id": second["run_id"]}))
         assert castle["answer"] == "1234"
         again = answer_of(await session.call_tool("wait", {"run_id": first["run_id"]}))
@@ -132,7 +132,7 @@ async def test_a_cancelled_read_is_continued_at_its_chunk(tmp_path, way) -> None
         calls = len(policy.prompts)
         await asyncio.sleep(0.1)
         assert len(policy.prompts) == calls, "it has ended"
-        assert "resume_read" in refusal(await session.call_tool("wait", {"run_id": run_id}))
+        assert "resume_read" in get_error_text(await session.call_tool("wait", {"run_id": run_id}))
         whole = answer_of(await session.call_tool("resume_read", {"run_id": run_id}))
         assert (whole["answer"], whole["run_id"]) == ("4711", run_id)
         once = answer_of(await session.call_tool("resume_read", {"run_id": run_id}))
@@ -158,7 +158,7 @@ async def test_a_read_that_stopped_or_failed_is_continued_and_waited_for_in_the_
         stopped = answer_of(await session.call_tool("read_document", {**ASK, "max_chunks": 3}))
         assert stopped["stop_reason"] == "max_chunks"
         down[0] = True
-        assert "gone" in refusal(await session.call_tool("resume_read", {"run_id": stopped["run_id"]}))
+        assert "gone" in get_error_text(await session.call_tool("resume_read", {"run_id": stopped["run_id"]}))
         down[0] = False
         reading = answer_of(await session.call_tool("resume_read", {"run_id": stopped["run_id"], "background": True}))
         assert reading["is_reading"]
@@ -174,13 +174,13 @@ async def test_a_killed_servers_read_is_continued_by_the_next_one(tmp_path) -> N
     with FakeServer(delay=0.03) as policy:
         options = ["--root", tmp_path, "--base-url", policy.base_url, *SMALL]
         streams = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-        with Program(command(*options), **streams) as process:
+        with Program(make_command(*options), **streams) as process:
             async with session_with(process) as session:
                 run_id = answer_of(await session.call_tool("read_document", arguments))["run_id"]
                 await until_prompted(policy.requests, 6)
                 process.kill()
         async with over_stdio(*options) as session:
-            assert "resume_read" in refusal(await session.call_tool("wait", {"run_id": run_id}))
+            assert "resume_read" in get_error_text(await session.call_tool("wait", {"run_id": run_id}))
             assert answer_of(await session.call_tool("resume_read", {"run_id": run_id}))["answer"] == "4711"
         read = sections([body["messages"][0]["content"] for body in policy.requests])
     assert len(read) - len(set(read)) <= 1
@@ -201,9 +201,9 @@ async def test_closing_the_server_ends_its_reads_and_loses_none(tmp_path) -> Non
 async def test_wrong_ids_and_questions_are_told_at_once(tmp_path) -> None:
     async with keeping(tmp_path) as session:
         for tool in ("wait", "cancel_read", "resume_read"):
-            assert "nope" in refusal(await session.call_tool(tool, {"run_id": "nope"}))
+            assert "nope" in get_error_text(await session.call_tool(tool, {"run_id": "nope"}))
         long = await session.call_tool("read_document", {**ASK, "questions": "why " * 100, "background": True})
-        assert "question has" in refusal(long)
+        assert "question has" in get_error_text(long)
 
 
 async def test_without_checkpoints_nothing_is_said_to_be_resumable(tmp_path) -> None:

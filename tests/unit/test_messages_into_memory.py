@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from support.scripts import part
 
-from langchain_memagent.rolling_history import read_on
+from langchain_memagent.rolling_history import read_messages_into_memory
 from memagent_graph import MemAgent, ScriptedPolicy
-from memagent_graph.tokenizers import load_tokenizer
 
 MakeReader = Callable[..., MemAgent]
 TURN = [HumanMessage("The key of harbor is 4711."), AIMessage("Noted.")]
@@ -23,15 +21,7 @@ def read(reader: MemAgent, memory: str, messages: list[BaseMessage]) -> str:
     def ignore(run_id: str, question: str, update: Any) -> None:
         pass
 
-    return asyncio.run(read_on(reader, memory, messages, QUESTION, config={}, report=ignore))
-
-
-def test_the_memory_stays_within_the_readers_budget(make_reader: MakeReader) -> None:
-    reader = make_reader(ScriptedPolicy(lambda prompt: part(prompt, "memory") + " and so much more was said" * 5))
-    memory = ""
-    for turn in range(10):
-        memory = read(reader, memory, [HumanMessage(f"turn {turn}"), AIMessage("word " * 300)])
-    assert 0 < load_tokenizer("embedded").count(memory) <= 60
+    return asyncio.run(read_messages_into_memory(reader, memory, messages, QUESTION, config={}, report=ignore))
 
 
 def test_nothing_of_the_messages_is_stored(make_reader: MakeReader, tmp_path: Path, isolated_home: Path) -> None:

@@ -30,7 +30,6 @@ from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPol
 from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError, install_command
 from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_graph.tokenizers.pieces import shorten_text
 
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=1600)
 ASK = {"messages": [HumanMessage("What is the key of harbor?")]}
@@ -86,9 +85,7 @@ class Traced(BaseCallbackHandler):
 
 class TestToolResults:
     @BOTH
-    async def test_a_reading_with_the_request_in_mind_stands_in_place_of_an_over_long_result(
-        self, make_reader, way
-    ) -> None:
+    async def test_a_read_for_the_request_replaces_an_over_long_result(self, make_reader, way) -> None:
         reader = make_reader()
         agent = agent_of(reader, fetch_long(), "4711")
         shown = tool_message(await run(agent, ASK, way=way))
@@ -317,7 +314,9 @@ class TestHistories:
         with pytest.raises(BudgetError, match="history_tokens must be at least 248"):
             MemAgentMiddleware(make_reader(), history_tokens=200)
 
-    async def test_of_a_policy_that_has_to_be_asked_it_is_told_at_the_first_call(self, make_reader) -> None:
+    async def test_a_bound_that_is_too_small_for_a_served_policy_is_an_error_of_the_first_call(
+        self, make_reader
+    ) -> None:
         with FakeServer() as server:
             policy = OpenAICompatiblePolicy(base_url=server.base_url)
             agent = self.agent(make_reader(policy, budget=None), in_turn("fine"), history_tokens=200)
@@ -427,7 +426,7 @@ class TestHistories:
         await run(agent, {"messages": messages})
         shown = model.prompts[-1][-1].text
         assert shown.startswith("Begin.")
-        assert shown.endswith("The end.")
+        assert " [...] " in shown and shown.endswith("The end.")
         assert load_tokenizer("embedded").count(shown) <= 100
 
     async def test_half_a_surrogate_pair_is_no_obstacle(self, make_reader) -> None:
@@ -442,7 +441,7 @@ class TestHistories:
 
 class TestTogetherWithOthers:
     @pytest.mark.parametrize("ours_first", [True, False])
-    async def test_with_summarization(self, make_reader, ours_first: bool) -> None:
+    async def test_results_are_read_before_a_summarization(self, make_reader, ours_first: bool) -> None:
         model = in_turn(fetch_long(), "4711")
         summary = SummarizationMiddleware(in_turn("a summary"), trigger=("tokens", 2000), keep=("messages", 2))
         ours = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
@@ -461,7 +460,7 @@ class TestTogetherWithOthers:
         assert any("summary of the conversation" in message.text for message in messages)
         assert any("replaced by this summary" in str(prompt) for prompt in model.prompts)
 
-    async def test_in_a_deep_agent(self, make_reader) -> None:
+    async def test_a_deep_agents_results_and_history_are_read(self, make_reader) -> None:
         from deepagents import create_deep_agent
 
         model = in_turn(fetch_long(), "4711")
@@ -483,23 +482,16 @@ class TestQuestions:
         question = make_result_question("Who won?", "search", {"query": "cup"}, 1024, self.tokenizer)
         assert question == 'Who won?\n(The text is the result of search({"query": "cup"}).)'
 
-    def test_a_small_budget_is_the_requests_alone(self) -> None:
+    def test_a_small_budget_has_the_request_alone(self) -> None:
         assert make_result_question("Who won?", "search", {"query": "cup"}, 96, self.tokenizer) == "Who won?"
 
     def test_without_a_request_the_call_is_asked_about(self) -> None:
         assert "search" in make_result_question(None, "search", {}, 100, self.tokenizer)
 
     @given(st.text(max_size=400), st.dictionaries(st.text(max_size=9), st.text(max_size=200)), st.integers(20, 300))
-    def test_it_always_fits_its_budget(self, request: str, arguments: dict[str, str], tokens: int) -> None:
+    def test_a_question_always_fits_its_budget(self, request: str, arguments: dict[str, str], tokens: int) -> None:
         question = make_result_question(request, "search", arguments, tokens, self.tokenizer)
         assert 0 < self.tokenizer.count(question) <= tokens
-
-    def test_what_is_cut_out_is_marked_and_both_ends_stay(self) -> None:
-        text = "Begin here. " + "and so on " * 500 + "The end."
-        short = shorten_text(text, 50, self.tokenizer.count)
-        assert short.startswith("Begin here.")
-        assert short.endswith("The end.")
-        assert " [...] " in short
 
     def test_what_a_middleware_says_in_the_users_place_is_no_request(self) -> None:
         summary = HumanMessage("a summary", additional_kwargs={"lc_source": "summarization"})
@@ -540,7 +532,7 @@ class TestCuts:
                 assert not (recent and isinstance(recent[0], ToolMessage))
 
     @given(histories())
-    def test_every_other_position_would(self, messages: list[BaseMessage]) -> None:
+    def test_every_cut_that_is_not_offered_would_part_a_call_from_a_result(self, messages: list[BaseMessage]) -> None:
         """All that is not offered begins with a result, parts a call from one, or parts one that is still awaited."""
         for cut in set(range(len(messages) + 1)) - set(find_safe_cuts(messages)):
             older, recent = messages[:cut], messages[cut:]

@@ -29,7 +29,7 @@ from memagent_graph.errors import MemAgentError, PolicyError
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=1000)
 QUESTION = "What is the key of harbor?"
 INPUT: Any = {"question": QUESTION, "document": TEXT}
-TIGHT: Any = {"recursion_limit": 25}
+LOW_RECURSION_LIMIT: Any = {"recursion_limit": 25}
 
 
 class State(TypedDict, total=False):
@@ -42,7 +42,7 @@ class State(TypedDict, total=False):
     why: str
 
 
-def parent_of(node: Any, state: Any = State, **options: Any) -> StateGraph:
+def build_parent(node: Any, state: Any = State, **options: Any) -> StateGraph:
     builder = StateGraph(state)
     builder.add_node("read", node, **options)
     builder.add_edge(START, "read")
@@ -51,28 +51,28 @@ def parent_of(node: Any, state: Any = State, **options: Any) -> StateGraph:
 
 
 class TestTheParentsKeys:
-    def test_are_question_document_and_answer_unless_named(self, make_reader) -> None:
-        assert parent_of(memagent_node(make_reader())).compile().invoke(INPUT) == {**INPUT, "answer": "4711"}
+    def test_the_parents_keys_are_question_document_and_answer_unless_others_are_named(self, make_reader) -> None:
+        assert build_parent(memagent_node(make_reader())).compile().invoke(INPUT) == {**INPUT, "answer": "4711"}
 
-    def test_can_have_other_names_and_take_more_of_the_result(self, make_reader) -> None:
+    def test_the_parents_keys_can_have_other_names_and_take_more_of_the_result(self, make_reader) -> None:
         class Other(TypedDict, total=False):
             task: str
             report: str
             result: str
 
         node = memagent_node(make_reader(), question="task", document="report", answer="result")
-        out = parent_of(node, Other).compile().invoke({"task": QUESTION, "report": TEXT})
+        out = build_parent(node, Other).compile().invoke({"task": QUESTION, "report": TEXT})
         assert out["result"] == "4711"
 
         node = memagent_node(make_reader(), memory="notes", run_id="run", evidence="quotes", stop_reason="why")
-        out = parent_of(node).compile().invoke(INPUT)
+        out = build_parent(node).compile().invoke(INPUT)
         assert out["notes"].endswith("harbor 4711")
         assert out["why"] == "answered"
         assert out["run"]
         [quote] = out["quotes"]
         assert TEXT[quote["start_char"] : quote["end_char"]] == quote["quote"]
 
-    def test_can_be_functions_of_the_state(self, make_reader) -> None:
+    def test_question_and_document_can_be_functions_of_the_state(self, make_reader) -> None:
         node = memagent_node(
             make_reader(),
             question=lambda state: f"{state['question']} Answer at once.",
@@ -80,36 +80,36 @@ class TestTheParentsKeys:
             answer=None,
             write=lambda state, result: {"answer": f"{state['question']} {result.answer}"},
         )
-        assert parent_of(node).compile().invoke(INPUT)["answer"] == f"{QUESTION} 4711"
+        assert build_parent(node).compile().invoke(INPUT)["answer"] == f"{QUESTION} 4711"
 
-    def test_are_attributes_where_the_state_is_an_object(self, make_reader) -> None:
+    def test_attributes_of_a_state_that_is_an_object_are_read(self, make_reader) -> None:
         @dataclass
-        class Held:
+        class ObjectState:
             question: str
             document: str
             answer: str | None = None
 
-        out = parent_of(memagent_node(make_reader()), Held).compile().invoke(Held(QUESTION, TEXT))
+        out = build_parent(memagent_node(make_reader()), ObjectState).compile().invoke(ObjectState(QUESTION, TEXT))
         assert out["answer"] == "4711"
 
     @pytest.mark.parametrize("options", [{"evidence": "qoutes"}, {"write": lambda state, result: {"qoutes": 1}}])
-    def test_are_refused_where_langgraph_would_drop_what_is_written(self, make_reader, options) -> None:
-        parent = parent_of(memagent_node(make_reader(), **options)).compile()
+    def test_a_key_that_the_state_lacks_is_refused_when_it_is_written(self, make_reader, options) -> None:
+        parent = build_parent(memagent_node(make_reader(), **options)).compile()
         with pytest.raises(MemAgentError, match='state has no "qoutes"'):
             parent.invoke(INPUT)
 
-    def test_are_the_callers_where_the_node_is_called_in_another_one(self, make_reader) -> None:
+    def test_a_node_that_another_one_calls_writes_the_callers_keys(self, make_reader) -> None:
         node = memagent_node(make_reader(), answer="result")
-        parent = parent_of(lambda state: {"answer": node.invoke(state)["result"]}).compile()
+        parent = build_parent(lambda state: {"answer": node.invoke(state)["result"]}).compile()
         assert parent.invoke(INPUT)["answer"] == "4711"
 
-    def test_of_the_readers_own_graph_include_one_for_what_it_found(self, make_reader) -> None:
-        parent = parent_of(make_reader().graph(), TypedDict("Asking", {"question": str, "document": str})).compile()
+    def test_the_readers_graph_needs_a_key_for_the_answer(self, make_reader) -> None:
+        parent = build_parent(make_reader().graph(), TypedDict("Asking", {"question": str, "document": str})).compile()
         with pytest.raises(MemAgentError, match="no place for the answer"):
             parent.invoke(INPUT)
 
-    def test_are_named_where_they_are_missing(self, make_reader) -> None:
-        parent = parent_of(memagent_node(make_reader())).compile()
+    def test_a_key_that_is_missing_is_named(self, make_reader) -> None:
+        parent = build_parent(memagent_node(make_reader())).compile()
         with pytest.raises(MemAgentError, match=r'no "document" to take the document from.*document="\.\.\."'):
             parent.invoke({"question": QUESTION})
 
@@ -118,7 +118,7 @@ async def test_the_policy_is_asked_nothing_before_the_first_call(make_reader) ->
     with FakeServer() as server:
         policy = OpenAICompatiblePolicy(base_url=server.base_url)
         node = memagent_node(make_reader(policy))
-        parent = parent_of(node).compile()
+        parent = build_parent(node).compile()
         assert policy.name == "the served model"
         assert (await parent.ainvoke(INPUT))["answer"] == "4711"
 
@@ -131,7 +131,7 @@ async def test_progress_callbacks_and_drawings_go_through_the_parent(make_reader
         def on_chain_start(self, serialized, inputs, **kwargs) -> None:
             self.seen[kwargs.get("name") or ""] += 1
 
-    parent = parent_of(memagent_node(make_reader(), run_id="run")).compile()
+    parent = build_parent(memagent_node(make_reader(), run_id="run")).compile()
     names = Names()
     modes: Any = ["custom", "values"]
     parts = [part async for part in parent.astream(INPUT, {"callbacks": [names]}, stream_mode=modes)]
@@ -146,9 +146,9 @@ async def test_progress_callbacks_and_drawings_go_through_the_parent(make_reader
 
 def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
     graph = make_reader().graph()
-    parent = parent_of(graph).compile()
-    assert parent.invoke(INPUT, TIGHT)["answer"] == "4711"
-    events = [event for _, event in parent.stream(INPUT, TIGHT, stream_mode="custom", subgraphs=True)]
+    parent = build_parent(graph).compile()
+    assert parent.invoke(INPUT, LOW_RECURSION_LIMIT)["answer"] == "4711"
+    events = [event for _, event in parent.stream(INPUT, LOW_RECURSION_LIMIT, stream_mode="custom", subgraphs=True)]
     assert {(event["run_id"], event["question"]) for event in events} == {(events[0]["run_id"], QUESTION)}
     assert [event["chunk_index"] for event in events] == [*range(len(events) - 1), None]
     assert (events[-2]["progress"], events[-2]["memory"]) == (1.0, "nothing yet\nharbor 4711")
@@ -157,10 +157,10 @@ def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
         memagent_node(graph)
 
 
-async def test_no_run_of_the_package_shows_text_that_stands_in_the_state(make_reader) -> None:
+async def test_no_run_of_the_package_shows_the_text_in_the_state(make_reader) -> None:
     recorder = Recorder()
     policy = TracePolicy(process_inputs=omit_payload, process_outputs=omit_payload)
-    parent = parent_of(memagent_node(make_reader()), trace_policy=policy).compile(name="parent")
+    parent = build_parent(memagent_node(make_reader()), trace_policy=policy).compile(name="parent")
     config: Any = {"callbacks": [recorder]}
     out = await parent.ainvoke(INPUT, config)
     assert out["answer"] == "4711"
@@ -211,7 +211,7 @@ async def test_evidence_is_found_also_where_the_read_had_ended_and_its_node_had_
         return {"why": result.stop_reason.value}
 
     node = memagent_node(make_reader(policy), evidence="quotes", write=write)
-    parent = parent_of(node).compile(checkpointer=InMemorySaver())
+    parent = build_parent(node).compile(checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
     with pytest.raises(KeyError):
         await parent.ainvoke(INPUT, config)
@@ -231,7 +231,7 @@ async def test_the_memory_of_a_graph_that_is_a_node_can_be_edited_through_the_pa
         memory: str
 
     graph = make_reader(ScriptedPolicy(script)).graph()
-    parent = parent_of(graph, WithMemory).compile(checkpointer=InMemorySaver())
+    parent = build_parent(graph, WithMemory).compile(checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
     with pytest.raises(PolicyError):
         await parent.ainvoke(INPUT, config)
@@ -243,7 +243,7 @@ async def test_the_memory_of_a_graph_that_is_a_node_can_be_edited_through_the_pa
 
 
 CHUNKS = 60
-PARENT = """
+PARENT_PROGRAM = """
 import json, operator, sqlite3, sys
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -291,7 +291,7 @@ def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_p
     text = document_with({0.2: "The key of harbor is 4711."}, words=3_000)
     text = text[: tokenizer.tokenize(text).prefix_chars(CHUNKS * 40)]
     (tmp_path / "book.txt").write_text(text)
-    (tmp_path / "parent.py").write_text(PARENT)
+    (tmp_path / "parent.py").write_text(PARENT_PROGRAM)
     with FakeServer(lambda body, number: perfect_reader(body["messages"][0]["content"])) as server:
         question = QUESTION if questions == 1 else [QUESTION, "Where is the key of harbor?", "Which is harbor's key?"]
         command = [sys.executable, str(tmp_path / "parent.py"), server.base_url, str(tmp_path), json.dumps(question)]

@@ -33,7 +33,7 @@ def reader(**choices):
 
 
 @pytest.mark.usefixtures("in_process_conversion")
-def test_each_door_shows_the_same_event():
+def test_every_view_shows_the_same_event():
     with reader() as agent:
         result = agent.read(document(), "What?")
         assert result.stop_reason.value == "answered"
@@ -52,7 +52,7 @@ def test_each_door_shows_the_same_event():
 
 
 @pytest.mark.usefixtures("in_process_conversion")
-def test_a_read_stops_before_it_where_it_should():
+def test_a_read_stops_at_an_incomplete_document_if_that_is_asked_for():
     with reader(on_incomplete="stop") as agent:
         with pytest.raises(IncompleteDocumentError, match=r"pages that are images \(1: page 2\).*on_incomplete report"):
             agent.read(document(), "What?")
@@ -122,7 +122,7 @@ def test_a_converter_that_fails_is_named(name, error, own):
 
 
 @pytest.mark.usefixtures("in_process_conversion")
-def test_it_gets_files_of_kinds_that_nobody_else_converts_too_but_no_text(own):
+def test_a_users_converter_gets_files_of_unknown_kinds_but_no_text(own):
     drawing = Document.from_bytes(b"PK\x03\x04\x00\x00\xff\xfe", "plan.xyz")
     ref = own.with_options(converter="own_converter.py:whole").add(drawing)
     assert (own.read(ref, 0, ref["size"]), ref["media_type"]) == ("# All of xyz", "application/x-xyz")

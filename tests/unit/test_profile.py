@@ -11,7 +11,7 @@ from unittest.mock import ANY
 import pytest
 from support.fake_server import FakeServer
 from support.scripts import document_with
-from support.strategies import EXAMPLE, reads_perfectly
+from support.strategies import EXAMPLE, answer_perfectly
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Overwrite, ScriptedPolicy, UpdateRules, load_tokenizer
 from memagent_graph.budget import Budget
@@ -61,7 +61,7 @@ def profile_with(strategy: str, folder: Path) -> Path:
     return folder
 
 
-async def test_it_may_name_the_strategy_that_suits_the_policy(policy, tmp_path: Path) -> None:
+async def test_a_profile_may_name_the_strategy_that_suits_the_policy(policy, tmp_path: Path) -> None:
     options = {"profile": profile_with("gated:stop=yes", tmp_path / "own"), "store": tmp_path, "run_log": False}
     assert MemAgent(policy, **options).strategy == load_strategy("gated:stop=yes")
     assert MemAgent(policy, strategy="overwrite", **options).strategy == Overwrite()
@@ -79,7 +79,7 @@ async def test_a_policy_that_reports_its_profile_reads_with_its_strategy(tmp_pat
 
 
 @pytest.mark.parametrize("strategy", ["retrieval:chunks=3", "middle_truncation"])
-async def test_it_may_not_name_one_that_shows_only_a_part(policy, tmp_path: Path, strategy) -> None:
+async def test_a_profile_may_not_name_a_strategy_that_shows_only_a_part(policy, tmp_path: Path, strategy) -> None:
     folder = profile_with(strategy, tmp_path / "own")
     with pytest.raises(ProfileError, match="does not read the whole document") as caught:
         MemAgent(policy, profile=folder, store=tmp_path, run_log=False)
@@ -87,7 +87,7 @@ async def test_it_may_not_name_one_that_shows_only_a_part(policy, tmp_path: Path
     assert not MemAgent(policy, profile=folder, strategy=strategy, store=tmp_path, run_log=False).strategy.reads_all
 
 
-async def test_what_is_said_besides_goes_first(policy, tmp_path: Path) -> None:
+async def test_settings_go_before_the_profile(policy, tmp_path: Path) -> None:
     own = require_profile("embedded")
     settings = {
         "budget": replace(own.budget, chunk_tokens=100),
@@ -131,14 +131,14 @@ async def test_the_profile_of_english_comes_with_the_package(policy, tmp_path: P
         MemAgent(policy="local", model="english", store=tmp_path, run_log=False)
 
 
-def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_profile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"nowhere has no memagent\.json\. Name a folder that has one"):
         MemAgent(model="embedded", profile=tmp_path / "nowhere", store=tmp_path, run_log=False)
     with pytest.raises(ProfileError, match=r"has no memagent\.json"):
         require_profile(tmp_path)
 
 
-def test_it_may_bring_the_words_of_any_role_of_a_strategy(tmp_path, make_reader) -> None:
+def test_a_profile_may_have_the_template_of_any_role(tmp_path, make_reader) -> None:
     shutil.copytree(EMBEDDED_FOLDER, tmp_path / "policy", ignore=shutil.ignore_patterns("*.safetensors"))
     words = "<section>{chunk}</section> Our gate: <memory>{memory}</memory> <problem>{prompt}</problem>"
     words += " Reply with yes or no"
@@ -146,7 +146,7 @@ def test_it_may_bring_the_words_of_any_role_of_a_strategy(tmp_path, make_reader)
     profile = require_profile(tmp_path / "policy")
     save_profile(profile, tmp_path / "again")
     assert require_profile(tmp_path / "again").prompts.wording == profile.prompts.wording
-    policy = ScriptedPolicy(reads_perfectly)
+    policy = ScriptedPolicy(answer_perfectly)
     reader = make_reader(policy, strategy=EXAMPLE, profile=tmp_path / "policy", budget=None, prompts=None)
     text = document_with({0.3: "The key of harbor is 4711."}, words=600)
     assert reader.read(text, "What is the key of harbor?").chunks_read > 1

@@ -121,7 +121,7 @@ def test_updates_are_shown_as_they_come(make_reader) -> None:
     assert {len(indexes) for indexes in chunks.values()} == {results[0].chunks_read}
 
 
-async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:
+async def test_a_reader_that_leaves_or_is_cancelled_is_not_waited_for() -> None:
     shared_pass, reached = SharedPass(), []
 
     async def reader(name: str, chunks: int) -> None:

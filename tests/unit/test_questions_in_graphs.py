@@ -13,7 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from support.chat_models import calls, in_turn
 from support.scripts import document_with, part, perfect_reader
 from typing_extensions import TypedDict
-from unit.test_node import parent_of
+from unit.test_node import build_parent
 from unit.test_tool import caller, tool_messages
 
 from langchain_memagent.middleware import MemAgentMiddleware
@@ -100,7 +100,7 @@ class TestTheTool:
         assert policy.shared_one_pass(7)
 
     @pytest.mark.parametrize("own", [False, True])
-    async def test_raised_a_failure_costs_the_others_nothing_and_all_continue(self, make_reader, own) -> None:
+    async def test_a_failure_that_is_raised_leaves_the_other_questions_and_all_continue(self, make_reader, own) -> None:
         policy = Uneven()
         policy.broken = True
         reader = make_reader(policy, run_log=False, **({"checkpoints": InMemorySaver()} if own else {}))
@@ -118,7 +118,7 @@ class TestTheTool:
         assert again == {QUESTIONS[0]}, "the others had ended before the error was raised"
         assert sum(policy.counts.values()) == len(policy.counts) + 1
 
-    async def test_told_of_a_failure_the_model_has_the_other_answers_and_asks_that_one_again(self, make_reader) -> None:
+    async def test_a_model_gets_the_other_answers_and_asks_the_failed_question_again(self, make_reader) -> None:
         policy = Uneven()
         policy.broken = True
         tool, saver = ReadLongDocument(agent=make_reader(policy, run_log=False)), InMemorySaver()
@@ -142,7 +142,7 @@ class TestTheNode:
             make_reader(policy), memory="notes", run_id="run", evidence="quotes", stop_reason="why",
             write=lambda state, results: {"document": [result.chunks_read for result in results]},
         )  # fmt: skip
-        out = await invoke(parent_of(node, AskState).compile(), {"question": QUESTIONS, "document": TEXT})
+        out = await invoke(build_parent(node, AskState).compile(), {"question": QUESTIONS, "document": TEXT})
         assert out["answer"] == KEYS
         assert [notes.split()[-1] for notes in out["notes"]] == KEYS
         assert [quotes[0]["quote"].split()[-1] for quotes in out["quotes"]] == KEYS
@@ -153,7 +153,7 @@ class TestTheNode:
 
     async def test_a_list_of_one_gives_lists_too_and_equal_questions_are_read_for_once(self, make_reader) -> None:
         policy = Uneven()
-        graph = parent_of(memagent_node(make_reader(policy), run_id="run"), AskState).compile()
+        graph = build_parent(memagent_node(make_reader(policy), run_id="run"), AskState).compile()
         out = await invoke(graph, {"question": QUESTIONS[:1], "document": TEXT})
         assert out["answer"] == KEYS[:1]
         policy.prompts.clear()
@@ -164,18 +164,18 @@ class TestTheNode:
 
     async def test_what_is_no_question_is_refused_before_anything_is_read(self, make_reader) -> None:
         policy = Uneven()
-        graph = parent_of(memagent_node(make_reader(policy)), AskState).compile()
+        graph = build_parent(memagent_node(make_reader(policy)), AskState).compile()
         for question in ({"q": QUESTIONS[0]}, [QUESTIONS[0], " "]):
             with pytest.raises(MemAgentError, match=r"not a text or a list of texts|the question is empty"):
                 await invoke(graph, {"question": question, "document": TEXT})
         assert not policy.prompts
 
-    async def test_nested_one_that_fails_is_raised_once_the_others_have_ended_and_alone_continues(
+    async def test_a_nested_nodes_failed_question_is_raised_after_the_others_and_continues_alone(
         self, make_reader, log
     ) -> None:
         policy = Uneven()
         node = memagent_node(make_reader(policy, run_log=log), evidence="quotes", run_id="run")
-        outer = parent_of(parent_of(node, AskState).compile(), AskState).compile(checkpointer=InMemorySaver())
+        outer = build_parent(build_parent(node, AskState).compile(), AskState).compile(checkpointer=InMemorySaver())
         policy.broken = True
         with pytest.raises(PolicyError, match="gone"):
             await invoke(outer, {"question": QUESTIONS, "document": TEXT})

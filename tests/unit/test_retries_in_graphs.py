@@ -16,9 +16,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 from support.chat_models import calls, in_turn
 from support.scripts import document_with, part, perfect_reader
-from support.strategies import reads_perfectly
+from support.strategies import answer_perfectly
 from typing_extensions import TypedDict
-from unit.test_node import parent_of
+from unit.test_node import build_parent
 
 from langchain_memagent import ReadLongDocument, memagent_node
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
@@ -77,7 +77,7 @@ class Failing:
 
 
 def graph_of(node: Any, **compiled: Any) -> Any:
-    return parent_of(node, State, retry_policy=RETRY).compile(**compiled)
+    return build_parent(node, State, retry_policy=RETRY).compile(**compiled)
 
 
 async def run(graph: Any, state: Any, *, sync: bool) -> Any:
@@ -185,7 +185,7 @@ async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(mak
 @pytest.mark.parametrize(
     "error", [DocumentError("gone"), BudgetError("too long"), PolicyAuthenticationError("a wrong key")]
 )
-async def test_what_trying_again_does_not_mend_is_not_tried_again(make_reader, error) -> None:
+async def test_an_error_that_is_permanent_is_not_tried_again(make_reader, error) -> None:
     script = Failing(error=error)
     graph = graph_of(memagent_node(make_reader(ScriptedPolicy(script))))
     with pytest.raises(PermanentError):
@@ -196,7 +196,7 @@ async def test_what_trying_again_does_not_mend_is_not_tried_again(make_reader, e
 
 async def test_progress_of_branches_never_falls_and_counts_what_was_read_before_a_failure(make_reader) -> None:
     def say_both(prompt: str) -> str:
-        reply = reads_perfectly(prompt)
+        reply = answer_perfectly(prompt)
         return "\\boxed{12, then 4711}" if reply == "\\boxed{4711}" else reply
 
     policy = ScriptedPolicy(Failing("4711", script=say_both))
@@ -272,7 +272,7 @@ def test_breaking_off_the_readers_own_stream_cancels_what_its_policy_is_asked_in
                 cancelled.set()
                 raise
 
-    reader = make_reader(Silent(reads_perfectly), strategy="map_reduce")
+    reader = make_reader(Silent(answer_perfectly), strategy="map_reduce")
     parts = reader.graph().stream({"question": QUESTION, "document": TEXT}, stream_mode="custom")
     assert next(parts)["type"] == "memagent.memory_update"
     parts.close()  # would otherwise wait for an hour

@@ -73,7 +73,7 @@ def test_a_strategy_is_named_given_or_taken_from_a_file(tmp_path) -> None:
         (3, "not a strategy"),
     ],
 )
-def test_one_that_nobody_knows_is_refused(source, words) -> None:
+def test_an_unknown_strategy_is_refused(source, words) -> None:
     with pytest.raises(StrategyError) as caught:
         load_strategy(source)
     assert words in str(caught.value)
@@ -126,7 +126,7 @@ FIELDS = "<b>{memory}</b><c>{prompt}</c>"
         (without(wire=lambda self, graph: graph.add_edge("open_document", "nowhere")), "is not valid"),
     ],
 )
-def test_one_that_is_not_well_formed_is_refused_with_the_remedy(make_reader, strategy, words) -> None:
+def test_a_strategy_that_is_not_well_formed_is_refused_with_the_remedy(make_reader, strategy, words) -> None:
     with pytest.raises((StrategyError, PromptError, BudgetError), match=words) as caught:
         make_reader(strategy=strategy).read(TEXT, QUESTION)
     assert caught.value.hint
@@ -228,7 +228,7 @@ def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for
 
 
 @pytest.mark.parametrize(("node", "chunk"), [("open_document", None), ("update_memory", 0), ("update_memory", 3)])
-async def test_killed_before_a_step_nothing_is_lost_or_read_twice(make_reader, node, chunk) -> None:
+async def test_a_kill_before_a_step_loses_nothing_and_reads_nothing_twice(make_reader, node, chunk) -> None:
     """Before its first, only the input is saved; before an update, a chunk is chosen and not read."""
     saver, policy = InMemorySaver(), ScriptedPolicy(perfect_reader)
     reader = make_reader(policy, checkpoints=saver)

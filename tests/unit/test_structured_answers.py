@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -13,9 +11,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
-from support.strategies import EVERY, reads_perfectly, short
+from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 from typing_extensions import TypedDict
-from unit.test_node import parent_of
+from unit.test_node import build_parent
 
 from langchain_memagent.node import memagent_node
 from langchain_memagent.read_long_document import ReadLongDocument
@@ -35,7 +33,6 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import (
     BudgetError,
     MemAgentError,
-    PolicyUnreachableError,
     ResponseFormatError,
     RunMismatchError,
 )
@@ -189,7 +186,7 @@ class TestResuming:
 
         return make
 
-    def test_takes_the_schema_from_the_log_or_from_the_caller_and_refuses_another(self, stopped) -> None:
+    def test_a_resume_takes_the_schema_from_log_or_caller_and_refuses_another(self, stopped) -> None:
         reader, run_id = stopped(GOOD)
         with pytest.raises(RunMismatchError, match=r"another response_format .*Leave it out to continue"):
             reader.resume(run_id, response_format=OTHER)
@@ -198,41 +195,34 @@ class TestResuming:
         assert reader.resume(run_id).value == {"place": "harbor", "key": 4711}
         assert reader.resume(run_id, response_format=Key).value == Key(place="harbor", key=4711)  # it is finished now
 
-    def test_without_a_log_needs_it_again(self, stopped) -> None:
+    def test_a_resume_without_a_log_needs_the_schema_again(self, stopped) -> None:
         reader, run_id = stopped(GOOD, run_log=False)
         with pytest.raises(RunMismatchError, match="Pass the same response_format again"):
             reader.resume(run_id)
         assert reader.resume(run_id, response_format=Key).value == Key(place="harbor", key=4711)
 
-    def test_of_a_run_in_words_with_a_schema_is_refused(self, structured_reader, tmp_path) -> None:
+    def test_a_run_in_words_is_not_resumed_with_a_schema(self, structured_reader, tmp_path) -> None:
         reader = structured_reader(checkpoints=tmp_path / "c.sqlite")
         result = reader.read(TEXT, QUESTION, limits=Limits(max_chunks=3))
         with pytest.raises(RunMismatchError, match=r"\(none; now the schema"):
             reader.resume(result.run_id, response_format=Key)
         assert reader.resume(result.run_id).answer == "4711"
 
-    async def test_of_a_run_that_was_killed_at_once_needs_the_form_again(self, structured_reader, tmp_path) -> None:
-        def script(prompt: str) -> Any:
-            raise PolicyUnreachableError("gone") if "<section>" in prompt else AssertionError
+    async def test_a_run_that_was_killed_at_once_needs_the_schema_again(self, structured_reader, monkeypatch) -> None:
+        saver = InMemorySaver()
+        reader, put = structured_reader(GOOD, checkpoints=saver, run_log=False), saver.aput
 
-        reader = structured_reader(GOOD, checkpoints=tmp_path / "c.sqlite", run_log=False)
-        broken = structured_reader(checkpoints=tmp_path / "c.sqlite", store=reader.store, run_log=False)
-        broken.policy.script = script
-        with pytest.raises(PolicyUnreachableError):
-            await broken.aread(TEXT, QUESTION, response_format=Key, run_id="r")
-        saver = await reader.acheckpointer()
-        checkpoints = [checkpoint async for checkpoint in saver.alist({"configurable": {"thread_id": "r"}})]
-        with closing(sqlite3.connect(saver.path)) as file, file:  # as if it had been killed before its first step
-            for item in checkpoints[:-2]:
-                file.execute(
-                    "DELETE FROM checkpoints WHERE checkpoint_id = ?", (item.config["configurable"]["checkpoint_id"],)
-                )
-            file.execute("DELETE FROM writes")
+        async def put_once(*arguments: Any) -> Any:
+            if list(saver.list(None)):
+                raise KeyError("stands for a kill")
+            return await put(*arguments)
+
+        with monkeypatch.context() as patched, pytest.raises(KeyError):
+            patched.setattr(saver, "aput", put_once)
+            await reader.aread(TEXT, QUESTION, response_format=Key, run_id="r")
         with pytest.raises(RunMismatchError, match="Pass the same response_format again"):
             await reader.aresume("r")
         assert (await reader.aresume("r", response_format=Key)).value == Key(place="harbor", key=4711)
-        await broken.aclose()
-        await reader.aclose()
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_read(structured_reader) -> None:
@@ -259,10 +249,10 @@ def test_a_template_of_one_s_own_shows_the_schema_where_it_has_it(structured_rea
     assert part(reader.policy.prompts[-1], "schema") == ""
 
 
-@pytest.mark.parametrize("name", EVERY, ids=short)
+@pytest.mark.parametrize("name", ALL_STRATEGIES, ids=short_name)
 def test_every_strategy_answers_in_the_form(structured_reader, name) -> None:
     def script(prompt: str) -> Completion:
-        text = "4711" if "<schema>" in prompt else reads_perfectly(prompt)
+        text = "4711" if "<schema>" in prompt else answer_perfectly(prompt)
         text = GOOD if "<error>" in prompt else text
         return Completion(text, FinishReason.STOP, "scripted", token_ids=[1], logprobs=[-0.1])
 
@@ -296,7 +286,7 @@ class TestAServer:
     def reader(self, make_reader, server: FakeServer, **options: Any) -> Any:
         return make_reader(OpenAICompatiblePolicy(base_url=server.base_url, max_retries=0), budget=ROOMY, **options)
 
-    def test_is_asked_to_guide_the_answer_and_only_that(self, make_reader) -> None:
+    def test_a_server_is_asked_to_guide_the_answer_and_only_that(self, make_reader) -> None:
         with FakeServer(lambda body, number: answering(GOOD)(body["messages"][-1]["content"])) as server:
             result = self.reader(make_reader, server).read(TEXT, QUESTION, response_format=Key)
         assert result.value == Key(place="harbor", key=4711)
@@ -307,7 +297,7 @@ class TestAServer:
         }
         assert not any("response_format" in update for update in updates)
 
-    def test_that_refuses_the_schema_answers_without_and_is_not_asked_again(self, make_reader) -> None:
+    def test_a_server_that_refuses_the_schema_answers_without_and_is_not_asked_again(self, make_reader) -> None:
         def respond(body: dict[str, Any], number: int) -> Any:
             if "response_format" in body:
                 return web.json_response({"error": {"message": "response_format is not supported"}}, status=400)
@@ -335,12 +325,12 @@ class TestInGraphs:
 
     def test_a_node_writes_the_value(self, structured_reader) -> None:
         node = memagent_node(structured_reader(GOOD), response_format=Key, value="key")
-        out = parent_of(node, self.State).compile().invoke({"question": QUESTION, "document": TEXT})
+        out = build_parent(node, self.State).compile().invoke({"question": QUESTION, "document": TEXT})
         assert (out["answer"], out["key"]) == (GOOD, {"place": "harbor", "key": 4711})
 
-    async def test_a_node_of_several_questions(self, structured_reader) -> None:
+    async def test_a_node_writes_the_values_of_several_questions(self, structured_reader) -> None:
         node = memagent_node(structured_reader(*[GOOD] * 2), response_format=Key, value="key")
-        app = parent_of(node, self.State).compile(checkpointer=InMemorySaver())
+        app = build_parent(node, self.State).compile(checkpointer=InMemorySaver())
         request = {"question": [QUESTION, "And of castle?"], "document": TEXT}
         out = await app.ainvoke(request, {"configurable": {"thread_id": "1"}})
         assert out["key"] == [{"place": "harbor", "key": 4711}] * 2

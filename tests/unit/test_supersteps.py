@@ -42,7 +42,7 @@ def policy() -> TaskNotingPolicy:
     return TaskNotingPolicy(perfect_reader)
 
 
-async def test_all_chunks_share_one_where_the_result_alone_is_asked_for(make_reader, policy) -> None:
+async def test_all_chunks_share_a_superstep_if_only_the_result_is_asked_for(make_reader, policy) -> None:
     result = await make_reader(policy).aread(TEXT, QUESTION)
     assert result.answer == "4711"
     assert len(policy.tasks) == result.chunks_read > 5
@@ -50,17 +50,17 @@ async def test_all_chunks_share_one_where_the_result_alone_is_asked_for(make_rea
 
 
 class TestEachChunkHasItsOwn:
-    async def test_where_the_updates_are_streamed(self, make_reader, policy) -> None:
+    async def test_each_chunk_has_a_superstep_if_updates_are_streamed(self, make_reader, policy) -> None:
         async for _ in make_reader(policy).astream(TEXT, QUESTION):
             pass
         assert policy.supersteps == len(policy.tasks) > 5
 
-    async def test_where_the_reader_saves_checkpoints(self, make_reader, policy) -> None:
+    async def test_each_chunk_has_a_superstep_if_the_reader_saves_checkpoints(self, make_reader, policy) -> None:
         agent = make_reader(policy, checkpoints=InMemorySaver())
         await agent.aread(TEXT, QUESTION, run_id="r")
         assert policy.supersteps == len(policy.tasks) == len(await agent.ahistory("r")) > 5
 
-    async def test_where_callbacks_listen(self, make_reader, policy) -> None:
+    async def test_each_chunk_has_a_superstep_if_callbacks_listen(self, make_reader, policy) -> None:
         agent = make_reader(policy)
 
         async def read(question: str) -> ReadResult:
@@ -97,7 +97,7 @@ async def test_the_result_is_that_of_a_streamed_read(make_reader, limits) -> Non
     assert (read.stop_reason is StopReason.ANSWERED) == (limits is None)
 
 
-async def test_so_are_the_events_on_the_way_and_the_run_log(make_reader, log) -> None:
+async def test_events_and_run_log_are_those_of_a_streamed_read(make_reader, log) -> None:
     def script(prompt: str) -> str:
         return "" if "<section>" in prompt and "word30 " in prompt else perfect_reader(prompt)
 

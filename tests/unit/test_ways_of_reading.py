@@ -51,7 +51,7 @@ def kinds(result) -> list[str]:
         ("gatd:stop=yes", "Did you mean gated"),
     ],
 )
-def test_what_is_not_understood_behind_a_name_is_refused_with_the_remedy(name, words) -> None:
+def test_a_wrong_option_after_a_strategys_name_is_refused_with_the_remedy(name, words) -> None:
     with pytest.raises(StrategyError, match=re.escape(words)):
         load_strategy(name)
 

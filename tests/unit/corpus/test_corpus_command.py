@@ -21,7 +21,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import install_command
 
 
-class TypedCorpus:
+class CorpusCommandRunner:
     """A folder of documents, and the command that reads it through a server."""
 
     def __init__(self, folder: Path, server: CountingServer) -> None:
@@ -45,12 +45,12 @@ class TypedCorpus:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Iterator[TypedCorpus]:
+def corpus(tmp_path: Path) -> Iterator[CorpusCommandRunner]:
     with CountingServer() as server:
-        yield TypedCorpus(tmp_path, server)
+        yield CorpusCommandRunner(tmp_path, server)
 
 
-def test_an_estimate_reads_nothing_and_bounds_what_the_run_then_takes(corpus: TypedCorpus) -> None:
+def test_an_estimate_reads_nothing_and_bounds_what_the_run_then_takes(corpus: CorpusCommandRunner) -> None:
     corpus.write(5)
     estimate = ("--estimate", "--price-in", "1", "--price-out", "2", "--tokens-per-second", "100")
     values = json.loads(corpus.run(*estimate, "--json").stdout)
@@ -65,7 +65,7 @@ def test_an_estimate_reads_nothing_and_bounds_what_the_run_then_takes(corpus: Ty
     assert sum(row["usage"]["completion_tokens"] for row in corpus.rows) <= values["completion_tokens"]
 
 
-def test_questions_from_a_file_and_progress_in_words(corpus: TypedCorpus, tmp_path: Path) -> None:
+def test_questions_from_a_file_and_progress_in_words(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     corpus.write(3)
     (tmp_path / "q.txt").write_text("\n".join(QUESTIONS))
     errors = corpus.run_without_questions("--questions", f"@{tmp_path / 'q.txt'}").stderr
@@ -73,7 +73,7 @@ def test_questions_from_a_file_and_progress_in_words(corpus: TypedCorpus, tmp_pa
     assert len(corpus.rows) == 9
 
 
-def test_a_row_of_a_table_without_a_question_is_counted_as_that(corpus: TypedCorpus, tmp_path: Path) -> None:
+def test_a_row_of_a_table_without_a_question_is_counted_as_that(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     rows = [
         {"id": "a", "text": "One.", "ask": "What?"},
         {"id": "b", "text": "Two.", "ask": ""},
@@ -84,14 +84,14 @@ def test_a_row_of_a_table_without_a_question_is_counted_as_that(corpus: TypedCor
     assert "1 document read" in errors and "2 without a question" in errors and "skipped" not in errors
 
 
-def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(corpus: TypedCorpus) -> None:
+def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(corpus: CorpusCommandRunner) -> None:
     corpus.write(6)
     assert "stopped by --max-documents" in corpus.run("--max-documents", "2", code=ExitCode.STOPPED).stderr
     corpus.run()
     assert len(corpus.rows) == 18
 
 
-def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(corpus: TypedCorpus) -> None:
+def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(corpus: CorpusCommandRunner) -> None:
     corpus.write(8)
     corpus.server.delay = 0.02
     command = corpus_command(corpus.folder, corpus.out, corpus.server, "--documents", "2", "--quiet")
@@ -105,7 +105,7 @@ def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(corpus:
     assert len(corpus.rows) == 24 == len({row["id"] for row in corpus.rows})
 
 
-def test_what_is_wrong_is_said_with_an_exit_code(corpus: TypedCorpus, tmp_path: Path) -> None:
+def test_each_error_has_its_exit_code(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     corpus.run(source=tmp_path / "missing", code=ExitCode.DOCUMENT)
     (corpus.folder / "x.pdf").write_bytes(b"%PDF-1 no")
     errors = corpus.run(code=ExitCode.DOCUMENT).stderr
@@ -116,7 +116,9 @@ def test_what_is_wrong_is_said_with_an_exit_code(corpus: TypedCorpus, tmp_path: 
     assert "there is no question" in none.stderr
 
 
-def test_texts_stay_in_a_named_folder_under_the_digests_of_their_rows(corpus: TypedCorpus, tmp_path: Path) -> None:
+def test_texts_stay_in_a_named_folder_under_the_digests_of_their_rows(
+    corpus: CorpusCommandRunner, tmp_path: Path
+) -> None:
     corpus.write(3)
     corpus.run("--quiet", "--store", str(tmp_path / "texts-of-the-corpus"))
     for row in corpus.rows:
@@ -124,13 +126,15 @@ def test_texts_stay_in_a_named_folder_under_the_digests_of_their_rows(corpus: Ty
         assert row["evidence"][0]["quote"] in text
 
 
-def test_checkpoints_can_be_elsewhere(corpus: TypedCorpus, tmp_path: Path) -> None:
+def test_checkpoints_can_be_elsewhere(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     corpus.write(1)
     corpus.run("--checkpoints", str(tmp_path / "states" / "c.sqlite"))
     assert (tmp_path / "states" / "c.sqlite").is_file() and not list(corpus.out.glob("_work/checkpoints*"))
 
 
-def test_without_ray_it_is_said_what_to_install(corpus: TypedCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_error_names_the_install_command(
+    corpus: CorpusCommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     corpus.write(1)
     for code, words, *options in (

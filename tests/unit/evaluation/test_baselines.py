@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.fake_server import FakeServer
 from support.scripts import document_with, part
-from support.strategies import reads_perfectly
+from support.strategies import answer_perfectly
 
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.systems import ReaderSystem, load_system
@@ -40,7 +40,7 @@ SHAPE = ModelShape(parameters=1000, layers=2, width=8)
 def answerer(prompt: str) -> str:
     """A perfect reply in any role, in the package's words and in the embedded policy's own."""
     if "<text>" not in prompt:
-        return reads_perfectly(prompt)
+        return answer_perfectly(prompt)
     name = part(prompt, "problem").split()[-1].rstrip("?")
     keys = re.findall(rf"The key of {name} is (\d+)\.", part(prompt, "text"))
     return f"\\boxed{{{keys[-1] if keys else 'none'}}}"

@@ -1,4 +1,4 @@
-"""Running an evaluation: a row for every question whatever happens, many at once, little in memory, resumable."""
+"""Running an evaluation: a row for every question also after failures, many at once, little in memory, resumable."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Hops(Keys):
 
 @pytest.fixture
 def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[EvaluationEnd, list[ResultRow]]]]:
-    """Evaluate these systems; the results stay in the folder "out", and no document is left, whatever happens."""
+    """Evaluate these systems; the results stay in the folder "out", and no document is left, also after an error."""
 
     async def run(
         *systems: Any,

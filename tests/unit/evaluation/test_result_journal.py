@@ -1,4 +1,4 @@
-"""Results on disk: what is written comes back, whatever the moment at which the writer died."""
+"""The journal of results: rows come back, also after the writer was killed at any moment."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_parquet_file_opens_in_pyarrow_with_settings_in_its_metadata(tmp_pat
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
 def test_full_disk_at_close_is_an_error_with_a_hint(tmp_path) -> None:
-    """What could not be written stands in the file's buffer, and is tried again when it closes."""
+    """The file keeps what it could not write in its buffer, and writes it when it is closed."""
     import resource
 
     code = f"""

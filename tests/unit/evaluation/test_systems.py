@@ -1,4 +1,4 @@
-"""The seam between what is measured and the harness, and the reader behind it."""
+"""Systems as the harness sees them, and the readers that they use."""
 
 from __future__ import annotations
 

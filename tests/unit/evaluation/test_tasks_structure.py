@@ -40,7 +40,7 @@ def make_sample(name, length=LENGTH, index=0, **settings):
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
-    """Prose in short sentences, whatever comes with this Python."""
+    """Prose in short sentences, the same with every version of Python."""
     path = tmp_path_factory.mktemp("haystack") / "book.txt"
     sentences = [f"Line {number} of the book is short." for number in range(3000)]
     path.write_text("\n\n".join(" ".join(sentences[start : start + 7]) for start in range(0, 3000, 7)))
@@ -95,7 +95,7 @@ def test_needles_stand_where_they_say_at_distinct_depths_of_forty(name, book):
                 assert re.match(r"$| (Line|One of)|\n\nLine", after)
         assert [needle.depth for needle in sample.needles] == sorted(needle.depth for needle in sample.needles)
         if TABLE.get(name, ("",))[0] != "needles":
-            text = text.rpartition("The text in question:\n")[2]  # behind the worked example
+            text = text.rpartition("The text in question:\n")[2]  # after the worked example
             starts = [match.start() / len(text) for match in statement.finditer(text)]
             steps = [min(range(40), key=lambda step, start=start: abs(DEPTHS[step] - start)) for start in starts]
             assert len(set(steps)) == len(steps)

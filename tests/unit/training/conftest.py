@@ -1,4 +1,4 @@
-"""Training's tests share two cores with whatever else runs, so torch has one thread in them; and they share a world."""
+"""Fixtures of training's tests: torch has one thread, because they may share two cores, and they share a world."""
 
 from __future__ import annotations
 

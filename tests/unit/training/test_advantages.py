@@ -99,7 +99,7 @@ class TestStepRewards:
     HALF = with_steps(0.25)
 
     def test_step_rewards_are_compared_at_the_same_position_and_mixed_with_the_outcome(self):
-        """An answer with an answer, wherever it comes; where nothing is at its place, the outcome alone counts."""
+        """Answers are compared with answers at any index; without a counterpart, the outcome alone counts."""
         batch = prepare_batch(
             [group(rollout("a", 1, [2] * 3, (0.5, 0.9, 1.0)), rollout("b", 0, [2] * 2, (0.5, 0.0)))], self.HALF
         )

@@ -33,7 +33,7 @@ MEASUREMENT = Measurement(2, 0.0, {500: compute_wilson_interval(3, 8), 2000: com
 
 
 class Loop:
-    """In place of the loop: remembers what it was given, and ends as it is told."""
+    """In place of the loop: keeps its arguments, and ends with a result or an error."""
 
     def __init__(self) -> None:
         self.job: RLJob | None = None

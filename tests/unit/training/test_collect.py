@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.evaluation import MadeTask
 from support.scripts import with_ids
 
-from memagent_evaluation.samples import LengthUnit, Metric, Sample
+from memagent_evaluation.samples import Sample
 from memagent_graph import Budget, Completion, MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_training.data.replay import load_groups
@@ -26,22 +27,17 @@ Reply = Callable[[int, int], str | Exception]
 """What the n-th read of a question answers."""
 
 
-class Numbered:
+def ask_for_number(length: int, index: int) -> tuple[str, str, str]:
     """Question k asks for the number k."""
+    return f"What is the number of document {index}?", str(index), f"This is document {index}. Its number is {index}."
 
-    name, metric, unit, answer_tokens = "numbered", Metric.ALL, LengthUnit.TOKENS, 8
 
-    def sample(self, length: int, index: int) -> Sample:
-        def text() -> Iterator[str]:
-            yield f"This is document {index}. "
-            yield f"Its number is {index}."
-
-        return Sample(self, length, index, f"What is the number of document {index}?", (str(index),), text)
+NUMBERED = MadeTask("numbered", ask_for_number)
 
 
 def questions(count: int | None = None) -> Iterator[Sample]:
     numbers = itertools.count() if count is None else range(count)
-    return (Numbered().sample(100, number) for number in numbers)
+    return (NUMBERED.sample(100, number) for number in numbers)
 
 
 def reader(folder: Path, reply: Reply, answer_format: str = "boxed") -> MemAgent:
@@ -270,7 +266,7 @@ async def test_an_unreachable_server_ends_the_collection_and_complete_groups_are
 
     settings = CollectSettings(rollouts=2, groups=2, max_questions=1000)
     indices = itertools.count()
-    samples = (Numbered().sample(100, next(indices)) for _ in range(1000))
+    samples = (NUMBERED.sample(100, next(indices)) for _ in range(1000))
     mixed: Reply = lambda number, read: right(number) if number < 2 else gone_at(number, read)  # noqa: E731
     agent = reader(tmp_path, mixed)  # the first two have no variance, so further ones are asked
     with pytest.raises(kind, match="gone"):

@@ -16,7 +16,7 @@ pytest.importorskip("trl")
 
 from support.rl_loops import SETTINGS, small_job
 from support.scripts import document_with, part, perfect_reader, with_ids
-from support.strategies import reads_perfectly
+from support.strategies import answer_perfectly
 
 from memagent_graph import MemAgentError, RunLog, ScriptedPolicy
 from memagent_graph.reading.state import Limits
@@ -136,7 +136,7 @@ def test_a_read_ends_best_with_the_chunk_of_the_last_evidence(read, late: int, l
 
 @pytest.mark.parametrize("strategy", ["parallel", "reread"])
 def test_a_second_reading_without_new_facts_loses_no_credit(read, strategy: str) -> None:
-    run = read(reads_perfectly, strategy)
+    run = read(answer_perfectly, strategy)
     places = [at for at, row in enumerate(run.conversations_K) if row.span and row.span.index == gold_chunk(run)]
     assert len(places) == 2, "each chunk is read twice"
     for gains in (EvidenceF2Gain()(run), RecallGain()(run)):
@@ -147,7 +147,7 @@ def test_a_second_reading_without_new_facts_loses_no_credit(read, strategy: str)
 
 @pytest.mark.parametrize("strategy", ["map_reduce", "parallel", "segments:count=3", "reread"])
 def test_runs_with_branches_have_no_exit_reward(read, strategy: str) -> None:
-    run = read(reads_perfectly, strategy)
+    run = read(answer_perfectly, strategy)
     assert ExitInTime()(run) is None
     assert "several branches" in ExitInTime().why_unknown(run)
 

@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 
 from support import training_world
 from support.scripts import document_with
-from support.strategies import EVERY, reads_perfectly, short
+from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 from test_trainer_equals_reference import Reference, assert_equal
 
 from memagent_graph import Completion, FinishReason, RunLog, ScriptedPolicy
@@ -39,9 +39,9 @@ def sample(noise: random.Random, text: str, prompt: str) -> Completion:
 def test_steps_on_runs_of_every_strategy_are_the_plain_files(make_reader, tmp_path: Path) -> None:
     """All in one step, since a trainer takes longer to start than to train; each is compared by its own log-probs."""
     noise = random.Random(3)
-    policy = ScriptedPolicy(lambda prompt: sample(noise, reads_perfectly(prompt), prompt))
+    policy = ScriptedPolicy(lambda prompt: sample(noise, answer_perfectly(prompt), prompt))
     groups: list[RolloutGroup] = []
-    for place, strategy in enumerate(EVERY):
+    for place, strategy in enumerate(ALL_STRATEGIES):
         log = RunLog(tmp_path / f"runs{place}.sqlite")
         agent = make_reader(policy, strategy=strategy, run_log=log)
         for number in range(2):
@@ -49,7 +49,7 @@ def test_steps_on_runs_of_every_strategy_are_the_plain_files(make_reader, tmp_pa
             log.reward(f"{place}-{number}", noise.random())
         (group,) = load_groups(log).require_groups()
         assert len(group.rollouts_G) == 2, strategy
-        groups.append(replace(group, group_id=f"{short(strategy)}"))
+        groups.append(replace(group, group_id=f"{short_name(strategy)}"))
         log.close()
     training_world.make_model(tmp_path)
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
@@ -77,7 +77,7 @@ def test_each_preset_on_its_runs_is_the_plain_files(
     noise = random.Random(4)
 
     def now_and_then(prompt: str) -> Completion:
-        text = reads_perfectly(prompt)
+        text = answer_perfectly(prompt)
         if noise.random() < 0.25:
             text = text.replace("4711", "none").replace("12", "none")
         if noise.random() < 0.25 and text == "KEEP":

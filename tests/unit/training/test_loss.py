@@ -87,18 +87,20 @@ def test_loss_and_gradient_are_trls(preset: str, changes: dict[str, Any], seed: 
     assert our_gradient.abs().max() > 1e-3
 
 
-def row(*values: float) -> Any:
+def make_row(*values: float) -> Any:
     return torch.tensor([values], dtype=torch.float64)
 
 
 def test_a_bad_token_s_loss_is_bounded_however_likely_it_became() -> None:
     everywhere = torch.tensor([[True, True]])
-    loss = TokenLoss(kl_coef=0.0)(row(5.0, 0.1), row(0.0, 0.0), row(0.0, 0.0), None, row(-2.0, -2.0), everywhere)
+    loss = TokenLoss(kl_coef=0.0)(
+        make_row(5.0, 0.1), make_row(0.0, 0.0), make_row(0.0, 0.0), None, make_row(-2.0, -2.0), everywhere
+    )
     assert loss.tolist() == [pytest.approx([6.0, 2 * math.exp(0.1)])]
 
 
 def test_kl_is_bounded_only_where_that_is_asked_for() -> None:
-    logprobs_BT, reference_BT = row(-9.0, -1.0), row(-1.0, -1.5)
+    logprobs_BT, reference_BT = make_row(-9.0, -1.0), make_row(-1.0, -1.5)
     exact = [math.exp(8) - 8 - 1, math.exp(-0.5) + 0.5 - 1]
     assert TokenLoss(kl_clamp=None).kl(logprobs_BT, reference_BT).tolist() == [pytest.approx(exact)]
     assert TokenLoss(kl_clamp=10.0).kl(logprobs_BT, reference_BT).tolist() == [pytest.approx([10.0, exact[1]])]
@@ -107,8 +109,10 @@ def test_kl_is_bounded_only_where_that_is_asked_for() -> None:
 @pytest.mark.parametrize("per_conversation", [False, True])
 def test_what_is_not_learned_from_passes_nothing_on(per_conversation: bool) -> None:
     """Not even a not-a-number, which a weight of 0 would leave one."""
-    logprobs_BT = row(-1.0, 900.0).requires_grad_()
+    logprobs_BT = make_row(-1.0, 900.0).requires_grad_()
     loss = TokenLoss(kl_coef=0.0, dual_clip=None, per_conversation=per_conversation)
     learned_BT = torch.tensor([[True, False]])
-    loss(logprobs_BT, row(-1.0, -1.0), row(0.0, 0.0), None, row(-1.0, -1.0), learned_BT)[:, 0].sum().backward()
+    loss(logprobs_BT, make_row(-1.0, -1.0), make_row(0.0, 0.0), None, make_row(-1.0, -1.0), learned_BT)[
+        :, 0
+    ].sum().backward()
     assert logprobs_BT.grad.tolist() == [[1.0, 0.0]]

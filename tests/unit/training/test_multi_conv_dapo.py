@@ -177,7 +177,7 @@ SETTINGS = st.builds(
 @settings(max_examples=40)
 @given(many_groups(), SETTINGS)
 def test_advantages_and_weights_are_the_package_s(groups: list[RolloutGroup], theirs: AdvantageSettings) -> None:
-    """And the package's rows are the same to the last bit, whatever the order of groups and rollouts."""
+    """And the package's rows are the same to the last bit in any order of groups and rollouts."""
     ours = example_settings(theirs)
     batch = prepare_batch(groups, theirs)
     for row in batch.rows:

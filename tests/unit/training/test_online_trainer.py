@@ -1,4 +1,4 @@
-"""One training over many iterations: what a loop written by hand would do, from wherever it was resumed."""
+"""One training over many iterations: it equals a loop written by hand, also when it is resumed."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_fewer_groups_than_steps_and_groups_of_another_model_are_refused(world: 
 
 
 def test_two_ranks_train_as_one_and_end_together(world, trainings, tmp_path) -> None:
-    """Only the main process asks the source; the other is told what came of it, the end and errors too."""
+    """Only the main process asks the source; the other gets its groups, its end and its errors."""
     script = ROOT / "tests" / "support" / "online_world.py"
     for rank in run_ranks([sys.executable, script, world[0], tmp_path, *FAILURES], 2):
         assert rank.returncode == 0, rank.stderr[-4000:]

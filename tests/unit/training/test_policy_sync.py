@@ -37,7 +37,7 @@ RANK = 8
 
 
 def logprob(weights: float, token: int) -> float:
-    """What a "model" whose weights are one number says of a token, wherever it stands."""
+    """The log-prob of a token by a "model" whose weights are one number, at any position."""
     return -2.0 - ((token * 7919) % 97) / 50 - weights
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.evaluation import MadeTask
 from support.rl_loops import record
 
-from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, QUESTIONS_PER_COLLECTION, Curriculum
 from memagent_training.rl.loop_journal import CollectionRecord, MeanReward
 from memagent_training.training_errors import TrainingError
@@ -20,23 +19,11 @@ COLLECTION = st.integers(0, MAX_COLLECTIONS - 1)
 STAGE = st.integers(0, len(LENGTHS) - 1)
 
 
-class Named:
-    """A task that any length and index are a question of."""
-
-    metric, unit, answer_tokens = Metric.ALL, LengthUnit.TOKENS, 8
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def sample(self, length: int, index: int) -> Sample:
-        def text() -> Iterator[str]:
-            yield "nothing"
-
-        return Sample(self, length, index, "What is it?", ("it",), text)
+TASKS = [MadeTask(name, lambda *_: ("What is it?", "it", "nothing")) for name in ("one", "other")]
 
 
 def curriculum(seed: int = 0, advance_at: float = 0.8) -> Curriculum:
-    return Curriculum([Named("one"), Named("other")], LENGTHS, advance_at, seed)
+    return Curriculum(TASKS, LENGTHS, advance_at, seed)
 
 
 def draw(of: Curriculum, collection: int, stage: int, count: int = 40) -> list[str]:

@@ -162,7 +162,7 @@ async def test_the_previous_and_all_newer_policies_stay_on_disk(serving: ServerB
 
 @pytest.fixture
 def reader(make_reader):
-    """One that notes nothing, and answers a prompt as it is told."""
+    """A reader whose memory is always "noted", and whose answers come from a function."""
 
     def make(answer: Any) -> MemAgent:
         return make_reader(ScriptedPolicy(lambda prompt: "noted" if "<section>" in prompt else answer(prompt)))

@@ -21,28 +21,28 @@ from memagent_training.training_errors import TrainingError
 DROPPING = AdvantageSettings(drop_zero_variance=True)
 
 
-def group(number: int, *rewards: float) -> RolloutGroup:
+def make_group(number: int, *rewards: float) -> RolloutGroup:
     turn = conversation([1, number], [3], ("answer", "", 0))
     rollouts = (Rollout(f"{number}-{place}", (turn,), reward) for place, reward in enumerate(rewards))
     return RolloutGroup(f"g{number}", tuple(rollouts))
 
 
-def schedule(groups: list[RolloutGroup], **changes: Any) -> Schedule:
+def make_schedule(groups: list[RolloutGroup], **changes: Any) -> Schedule:
     usual = {"groups_per_step": 2, "seed": 0, "layout": Layout.PADDED, "token_budget": 100, "ranks": 1}
     return Schedule(groups, DROPPING, **(usual | changes))  # type: ignore[arg-type]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
 def test_a_pass_of_so_many_steps_has_each_group_that_teaches_something_once(teaches: list[bool], data: Any) -> None:
-    groups = [group(number, 0.0, float(differs)) for number, differs in enumerate(teaches)]
+    groups = [make_group(number, 0.0, float(differs)) for number, differs in enumerate(teaches)]
     useful = {f"g{number}" for number, differs in enumerate(teaches) if differs}
     if not useful:
         with pytest.raises(TrainingError, match=r"0 groups for 1 optimizer steps.*Collect more groups"):
-            schedule(groups, steps=1)
+            make_schedule(groups, steps=1)
         return
-    assert len(schedule(groups).dropped) == len(groups) - len(useful)
+    assert len(make_schedule(groups).dropped) == len(groups) - len(useful)
     steps = data.draw(st.integers(1, len(useful)))
-    of = schedule(groups, steps=steps)
+    of = make_schedule(groups, steps=steps)
     assert of.steps_per_pass == steps
     for which_pass in range(2):
         each_step = [of.step(which_pass * steps + place).groups for place in range(steps)]
@@ -52,25 +52,25 @@ def test_a_pass_of_so_many_steps_has_each_group_that_teaches_something_once(teac
 
 
 def test_without_steps_groups_per_step_decides_and_passes_have_different_orders() -> None:
-    groups = [group(number, 0.0, 1.0) for number in range(5)]
-    assert schedule(groups).steps_per_pass == 3
-    passes = [schedule(groups).pass_order(which) for which in range(2)]
+    groups = [make_group(number, 0.0, 1.0) for number in range(5)]
+    assert make_schedule(groups).steps_per_pass == 3
+    passes = [make_schedule(groups).pass_order(which) for which in range(2)]
     for steps in passes:
         assert [len(step) for step in steps] == [2, 2, 1], "the rest makes a smaller last step"
         assert Counter(one.group_id for one in itertools.chain(*steps)) == Counter(one.group_id for one in groups)
     assert passes[0] != passes[1]
-    assert schedule(groups[::-1]).pass_order(0) == passes[0], "the seed decides, and not the order of groups"
-    assert schedule(groups, seed=1).pass_order(0) != passes[0]
+    assert make_schedule(groups[::-1]).pass_order(0) == passes[0], "the seed decides, and not the order of groups"
+    assert make_schedule(groups, seed=1).pass_order(0) != passes[0]
     with pytest.raises(TrainingError, match="2 groups are named g0"):
-        schedule([groups[0], *groups])
-    assert schedule(groups, steps=1).steps_per_pass == 1
+        make_schedule([groups[0], *groups])
+    assert make_schedule(groups, steps=1).steps_per_pass == 1
 
 
 def test_the_fingerprint_tells_numbers_of_steps_apart() -> None:
-    groups = [group(number, 0.0, 1.0) for number in range(4)]
-    prints = {schedule(groups, steps=steps).fingerprint for steps in (1, 3, 4)}
+    groups = [make_group(number, 0.0, 1.0) for number in range(4)]
+    prints = {make_schedule(groups, steps=steps).fingerprint for steps in (1, 3, 4)}
     assert len(prints) == 3
-    assert schedule(groups, steps=3, groups_per_step=1).fingerprint in prints  # it decides nothing then
+    assert make_schedule(groups, steps=3, groups_per_step=1).fingerprint in prints  # it decides nothing then
 
 
 def make_rollout(number: int, probability: float, reward: float) -> Rollout:
@@ -83,8 +83,8 @@ def test_certain_rows_and_rows_without_an_advantage_are_not_forwarded_but_count_
     probabilities_and_rewards = [(0.9999, 2.0), (0.9, 2.0), (0.5, 0.0), (0.5, 1.0), (0.5, 0.0)]
     rollouts = tuple(make_rollout(number, *pair) for number, pair in enumerate(probabilities_and_rewards))
     groups = [RolloutGroup("g", rollouts)]
-    whole = schedule(groups, all_rows=False).step(0)
-    step = schedule(groups, all_rows=False, skip_certain=0.001).step(0)
+    whole = make_schedule(groups, all_rows=False).step(0)
+    step = make_schedule(groups, all_rows=False, skip_certain=0.001).step(0)
     assert [row.run_id for row in whole.rows] == ["0", "1", "2", "4"]
     assert [row.run_id for row in step.rows] == ["1", "2", "4"]
     assert {row.weight for row in step.rows} == {1 / 5}
@@ -93,6 +93,6 @@ def test_certain_rows_and_rows_without_an_advantage_are_not_forwarded_but_count_
 
 def test_one_row_is_forwarded_where_all_are_certain_and_all_are_where_the_loss_has_kl_or_entropy() -> None:
     groups = [RolloutGroup("g", (make_rollout(0, 0.9999, 1.0), make_rollout(1, 0.9998, 0.0)))]
-    steps = [schedule(groups, all_rows=all_rows, skip_certain=0.01).step(0) for all_rows in (False, True)]
+    steps = [make_schedule(groups, all_rows=all_rows, skip_certain=0.01).step(0) for all_rows in (False, True)]
     assert [len(step.rows) for step in steps] == [1, 2]
-    assert schedule(groups, skip_certain=0.01).fingerprint != schedule(groups).fingerprint
+    assert make_schedule(groups, skip_certain=0.01).fingerprint != make_schedule(groups).fingerprint

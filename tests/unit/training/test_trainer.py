@@ -26,7 +26,7 @@ from support.programs import run_ranks  # noqa: E402
 
 from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.algorithm.advantages import AdvantageSettings, OverlongPenalty, prepare_batch  # noqa: E402
-from memagent_training.algorithm.step_metrics import compute_row_metrics  # noqa: E402
+from memagent_training.algorithm.step_metrics import compute_row_metrics, measure_device  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.forward import recomputed  # noqa: E402
 from memagent_training.job.config import FIXED, MultiConvDAPOConfig  # noqa: E402
@@ -206,7 +206,7 @@ def test_the_log_prob_gap_is_printed_before_the_first_step(two_steps) -> None:
 
 
 def test_sampling_metrics_equal_their_formulas(two_steps) -> None:
-    """From the initial weights, whatever the step: the policy's own drift is in `ratio`."""
+    """Log-probs of the initial weights at every step: the policy's own drift is in `ratio`."""
     trainer, *_ = two_steps
     pairs = [
         (logged, old)
@@ -236,6 +236,17 @@ def test_sampling_metrics_equal_their_formulas(two_steps) -> None:
         for name, value in by_hand.items():
             assert entry[f"sampling/{name}"] == pytest.approx(float(value), rel=1e-9), name
     assert logs[1]["ratio/mean"] != pytest.approx(1, abs=1e-3)
+    assert trainer.state.total_flos == 6 * trainer._weights * sum(entry["tokens/forwarded"] for entry in logs)
+
+
+@pytest.mark.parametrize(("name", "mfu"), [("NVIDIA H200", 6 * 10 * 500 / (4 * 989e12)), ("another GPU", None)])
+def test_a_known_gpu_has_its_share_of_operations(name: str, mfu: float | None, monkeypatch) -> None:
+    values = {"is_available": True, "max_memory_allocated": 2**31, "get_device_name": name}
+    for function, value in values.items():
+        monkeypatch.setattr(torch.cuda, function, lambda value=value: value)
+    metrics = measure_device(tokens=1000, seconds=2.0, weights=10, processes=4)
+    assert (metrics["train/tokens_per_second"], metrics["memory/peak_gib"]) == (500, 2)
+    assert metrics.get("mfu") == (None if mfu is None else pytest.approx(mfu))
 
 
 def test_a_table_of_completions_has_a_rollout_of_each_step(two_steps, world) -> None:

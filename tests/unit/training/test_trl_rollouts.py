@@ -11,27 +11,23 @@ import pytest
 
 pytest.importorskip("trl")
 
+from support.evaluation import MadeTask
 from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
 from trl.experimental.async_grpo.packing import TreeRow
 from trl_rollouts import ReaderRollouts
 
 from benchmarks.own_questions import generate_rows
-from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph import LocalPolicy, MemAgent, RunLog
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.job.collect import CollectSettings
 from memagent_training.training_errors import TrainingError
 
 
-class Own:
-    name, metric, unit, answer_tokens = "own", Metric.ALL, LengthUnit.TOKENS, 48
-
-    def sample(self, length: int, index: int) -> Sample:
-        row = rows[index]
-        return Sample(self, length, index, row["question"], tuple(row["answers"]), lambda: iter([row["document"]]))
-
-
-rows = list(generate_rows(2, held_out=False))
+def ask_row(length: int, index: int) -> tuple[str, str, str]:
+    """One of two generated questions."""
+    row = list(generate_rows(2, held_out=False))[index]
+    (answer,) = row["answers"]
+    return row["question"], answer, row["document"]
 
 
 def question_index(run_id: str) -> int:
@@ -53,7 +49,7 @@ def agent(tmp_path: Path) -> Iterator[MemAgent]:
 
 
 def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAgent) -> None:
-    task, settings = Own(), CollectSettings(rollouts=4, groups=1, max_questions=1)
+    task, settings = MadeTask("own", ask_row, answer_tokens=48), CollectSettings(rollouts=4, groups=1, max_questions=1)
     worker = ReaderRollouts(agent, [task.sample(256, number) for number in range(2)], settings, reward=every_other)
     worker.update_model_version(3)
     worker.start()

@@ -135,7 +135,7 @@ def load_groups(
         run = logged_run if find_gold is None else replace(logged_run, gold=find_gold(logged_run))
         scored = run.without_discarded()
         refusals = _refusals(
-            run, scored.sampled,
+            run, scored.sampled_conversations,
             versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
         group = _find_group(run, groups)
@@ -342,7 +342,9 @@ def _is_sound(conversation: Conversation) -> bool:
 def _only_fingerprint(kind: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
     """Return the only fingerprint of the runs; None if there are no runs."""
     run_ids = group_values(
-        (name, run.run_id) for run in runs for name in {getattr(conversation, kind) for conversation in run.sampled}
+        (name, run.run_id)
+        for run in runs
+        for name in {getattr(conversation, kind) for conversation in run.sampled_conversations}
     )
     if len(run_ids) > 1:
         counts = "; ".join(f"{name!r}: {len(ids)} of them, such as {ids[0]!r}" for name, ids in sorted(run_ids.items()))
@@ -369,7 +371,7 @@ def _rollout(
         if not isinstance(value, Iterable):
             rewards[name] = float(value)
         elif len(values) == len(run.conversations_K):
-            rewards[name] = tuple(compress(map(float, values), run.is_sampled))
+            rewards[name] = tuple(compress(map(float, values), run.sampled_mask))
         else:
             raise RewardError(
                 f"the reward {name!r} has {len(values)} values for {len(run.conversations_K)} conversations",
@@ -383,7 +385,7 @@ def _rollout(
             hint="Return one number; rewards of conversations are terms of the advantage (credit).",
             run_id=run.run_id,
         )
-    return Rollout(run.run_id, tuple(map(_conversation, run.sampled)), outcome, rewards)
+    return Rollout(run.run_id, tuple(map(_conversation, run.sampled_conversations)), outcome, rewards)
 
 
 def _is_replaced(logged: Conversation) -> bool:
@@ -417,7 +419,7 @@ def _report(
 ) -> ReplayReport:
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     conversations = [conversation for rollout in rollouts for conversation in rollout.conversations_K]
-    sampled = [logged for run in ledger.candidates.values() for logged in run.sampled]
+    sampled = [logged for run in ledger.candidates.values() for logged in run.sampled_conversations]
     newest = len(policy_versions or ()) - 1
     lag = {name: newest - index for index, name in enumerate(policy_versions or ())}
     staleness = Counter(
@@ -453,5 +455,5 @@ def _report(
 
 
 def _is_reshaped(run: TrainingRun) -> bool:
-    samplings = [conversation.sampling for conversation in run.sampled]
+    samplings = [conversation.sampling for conversation in run.sampled_conversations]
     return any(sampling.get(name, 1.0) != 1.0 for sampling in samplings for name in ("temperature", "top_p"))

@@ -72,7 +72,7 @@ class LoggedStepReward:
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """Return the logged values; None if a conversation that can be trained on has none."""
         newest = _newest(run, self.name)
-        if any(conversation.id not in newest for conversation in run.sampled):
+        if any(conversation.id not in newest for conversation in run.sampled_conversations):
             return None
         return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
 

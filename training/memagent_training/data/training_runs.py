@@ -82,25 +82,25 @@ class TrainingRun:
     @property
     def memories(self) -> list[str | None]:
         """The memory after each conversation, on its branch; None if it was redacted."""
-        return [after for _, after in self.memories_around]
+        return [after for _, after in self.memories_before_and_after]
 
     @property
-    def memories_around(self) -> list[tuple[str | None, str | None]]:
+    def memories_before_and_after(self) -> list[tuple[str | None, str | None]]:
         """The memory before and after each conversation, on its branch; None if it was redacted.
 
         A discarded attempt leaves the memory unchanged. A branch that begins to read has none, whatever was found
         before it: otherwise a branch that finds nothing more would seem to have lost all of that.
         """
         trace = self.trace
-        unknown: dict[str, bool] = {}
+        is_redacted: dict[str, bool] = {}
         around: dict[str, tuple[str | None, str | None]] = {}
         for step in trace.calls:
-            inherited = any(unknown.get(parent, False) for parent in step.parents)
-            unknown[step.id] = step.text is None if step.writes is Writes.MEMORY else inherited
-            before = None if inherited else trace.memory_before(step.id)
+            parent_redacted = any(is_redacted.get(parent, False) for parent in step.parents)
+            is_redacted[step.id] = step.text is None if step.writes is Writes.MEMORY else parent_redacted
+            before = None if parent_redacted else trace.memory_before(step.id)
             if step.branch and step.writes is Writes.MEMORY:
                 before = before if trace.continued_indices(trace.updates[trace.update_indices[step.id]]) else ""
-            around[step.id] = before, None if unknown[step.id] else trace.memory_after(step.id)
+            around[step.id] = before, None if is_redacted[step.id] else trace.memory_after(step.id)
         memories_K = []
         for conversation in self.conversations_K:
             before, after = around.get(conversation.step, ("", ""))
@@ -117,7 +117,7 @@ class TrainingRun:
         )
 
     @property
-    def is_sampled(self) -> list[bool]:
+    def sampled_mask(self) -> list[bool]:
         """Whether each conversation was sampled: not at temperature 0, if the first one had another temperature.
 
         Nothing can be learned from the result of a greedy conversation.
@@ -126,9 +126,9 @@ class TrainingRun:
         return [bool(temperature) or not temperatures[0] for temperature in temperatures]
 
     @property
-    def sampled(self) -> tuple[Conversation, ...]:
+    def sampled_conversations(self) -> tuple[Conversation, ...]:
         """The conversations that can be trained on."""
-        return tuple(compress(self.conversations_K, self.is_sampled))
+        return tuple(compress(self.conversations_K, self.sampled_mask))
 
 
 def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> Iterator[TrainingRun]:
@@ -146,16 +146,16 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
         MissingExtraError: an export without the extra `export`.
     """
     if isinstance(source, RunLog):
-        yield from _logged_runs(source, chosen)
+        yield from _read_log(source, chosen)
         return
     path = Path(source)
     if is_sqlite_file(path):
         with closing(RunLog(path)) as log:
-            yield from _logged_runs(log, chosen)
+            yield from _read_log(log, chosen)
         return
     try:
         with open_regular(path) as file:
-            yield from _exported_runs(path, file, chosen)
+            yield from _read_export(path, file, chosen)
     except OSError as error:
         raise ReplayError(
             f"{path} cannot be read: {error.strerror or error}", hint="Name a run log, or an export of one."
@@ -169,25 +169,27 @@ def read_run(log: RunLog, run_id: str) -> TrainingRun:
         RunNotFoundError: there is no such run.
         RunLogError: the log cannot be read.
     """
-    return _training_run(log.path, log.get(run_id), log.conversations(run_id), log.events(run_id), log.rewards(run_id))
+    return _make_training_run(
+        log.path, log.get(run_id), log.conversations(run_id), log.events(run_id), log.rewards(run_id)
+    )
 
 
-def _logged_runs(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
+def _read_log(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
     for record in list(log.runs(chosen))[::-1]:
         yield read_run(log, record.run_id)
 
 
-def _exported_runs(path: Path, file: IO[bytes], chosen: RunFilter | None) -> Iterator[TrainingRun]:
+def _read_export(path: Path, file: IO[bytes], chosen: RunFilter | None) -> Iterator[TrainingRun]:
     if chosen is not None:
         raise ReplayError(
             f"{path} is an export, and runs of an export cannot be chosen",
             hint="Choose them when exporting, or pass the log.",
         )
     for run in parquet.read(path, file):
-        yield _training_run(path, run.record, run.conversations, run.events, run.rewards)
+        yield _make_training_run(path, run.record, run.conversations, run.events, run.rewards)
 
 
-def _training_run(
+def _make_training_run(
     path: Path,
     record: RunRecord,
     conversations: Iterable[Conversation],

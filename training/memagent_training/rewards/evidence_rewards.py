@@ -191,7 +191,7 @@ def _gold_chunks(run: TrainingRun) -> tuple[frozenset[int], int] | None:
 
 def _source_chunks(run: TrainingRun) -> list[frozenset[int]] | None:
     """Return the chunks that each memory is based on, by update; None if one was redacted."""
-    if run.store is None or any(after is None for _, after in run.memories_around):
+    if run.store is None or any(after is None for _, after in run.memories_before_and_after):
         return None
     return find_quoted_chunks(run.trace, chunk_reader(run.store, run.record.document, run.trace))
 

@@ -80,7 +80,7 @@ class RecallGain:
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """Return -1 to 1 for each conversation; None if there is no gold answer, or a memory was redacted."""
-        gold, memories_K = run.gold, run.memories_around
+        gold, memories_K = run.gold, run.memories_before_and_after
         if gold is None or not gold.answers or any(after is None for _, after in memories_K):
             return None
         wordings = [" ".join(gold.answers)] if gold.metric is Metric.ALL else gold.answers
