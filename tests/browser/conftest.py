@@ -22,7 +22,7 @@ from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
 
 CHUNKS = 700
-CHUNK_CHARACTERS = 20_000
+ANSWER_AT, FACTS_PER_CHUNK = 210, 190
 MEMORY_LINES = 30
 QUESTION = "Who built the lighthouse at Cape Verity, and in which year was it lit for the first time?"
 HOSTILE = (
@@ -43,56 +43,36 @@ _FLAGS = (
 )
 _PEOPLE = ("Anselm Varga", "Ilse Thornbury", "Marta Okonjo", "Per Lindqvist", "Dina Feld", "Tomas Hale", "Ruth Amadi")
 _PLACES = ("Cape Verity", "the Long Quay", "Port Ansgar", "the salt works", "Hollow Mill", "the north battery")
-_DEEDS = (
-    "paid for the repair of the {} after the flood of {}",
-    "was named keeper of the {} in {}, against the council's advice",
-    "sold the {} to the harbour company for {} crowns",
-    "wrote in a letter that the {} had stood empty since {}",
-)
 _THINGS = ("old lantern", "granary", "chapel roof", "signal tower", "west bridge", "ferry house", "tannery")
 
 
 def _fact(generator: random.Random) -> str:
-    deed = generator.choice(_DEEDS).format(generator.choice(_THINGS), generator.randrange(1650, 1890))
-    return f"{generator.choice(_PEOPLE)} of {generator.choice(_PLACES)} {deed}, as the parish register records."
+    person, place, thing = map(generator.choice, (_PEOPLE, _PLACES, _THINGS))
+    year = generator.randrange(1650, 1890)
+    return f"{person} of {place} was named keeper of the {thing} in {year}, as the parish register records."
 
 
-def long_run(*, chunks: int = CHUNKS, lines: int = MEMORY_LINES, seed: int = 1) -> RunView:
+def long_run() -> RunView:
     """A run of many chunks whose memory holds about 1000 tokens and changes at most of them."""
-    generator = random.Random(seed)
-    texts: list[str] = []
-    for _ in range(chunks):
-        sentences: list[str] = []
-        while sum(map(len, sentences)) < CHUNK_CHARACTERS:
-            sentences.append(_fact(generator))
-        texts.append(" ".join(sentences))
-    answer_at = chunks * 3 // 10
-    built = "The lighthouse at Cape Verity was built by Ilse Thornbury and lit for the first time in 1743."
-    middle = texts[answer_at].index(". ", CHUNK_CHARACTERS // 2) + 2
-    texts[answer_at] = (texts[answer_at][:middle] + built + " " + texts[answer_at][middle:])[: len(texts[answer_at])]
-    memory: list[str] = []
+    generator = random.Random(1)
+    facts = [[_fact(generator) for _ in range(FACTS_PER_CHUNK)] for _ in range(CHUNKS)]
+    facts[ANSWER_AT].insert(
+        9, "The lighthouse at Cape Verity was built by Ilse Thornbury and lit for the first time in 1743."
+    )
+    texts = [" ".join(chunk) for chunk in facts]
+    memory: list[str] = [""] * MEMORY_LINES
     memories: list[str] = []
     events: dict[int, ReadEvent] = {}
-    seconds: list[float] = []
-    for chunk, text in enumerate(texts):
+    for chunk, of_chunk in enumerate(facts):
         if generator.random() < 0.7:
-            for _ in range(generator.randrange(1, 3)):
-                facts = text.split(". ")
-                fact = f"- {generator.choice(facts[:60])}."
-                if len(memory) < lines:
-                    memory.append(fact)
-                else:
-                    memory[generator.randrange(1, lines)] = fact
-            if chunk > 20:
-                number = generator.randrange(lines // 6, lines // 2)
-                memory[number] = memory[number].replace("as the parish register records", "so the register says")
-        if chunk == answer_at:
+            memory[generator.randrange(1, MEMORY_LINES)] = f"- {generator.choice(of_chunk)}"
+        if chunk == ANSWER_AT:
             memory[0] = "- The lighthouse at Cape Verity was built by Ilse Thornbury; lit for the first time in 1743."
         if generator.random() < 0.03:
             events[chunk] = ReadEvent(EventKind.TRUNCATED, chunk, "cut at 1,024 tokens", UpdateRule.ACCEPT)
-        memories.append("\n".join(memory))
-        seconds.append(1.4 + generator.random())
-    marks = [SourceMark(index * 40_000, f"page {index + 1}") for index in range(chunks // 2)]
+        memories.append("\n".join(filter(None, memory)))
+    seconds = [1.4 + generator.random() for _ in facts]
+    marks = [SourceMark(index * 40_000, f"page {index + 1}") for index in range(CHUNKS // 2)]
     trace = line(memories, texts, events=events, tokens=(6132, 988), seconds=seconds)
     answer = "Ilse Thornbury built it; it was lit for the first time in 1743."
     return view(

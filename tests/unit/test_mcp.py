@@ -258,26 +258,20 @@ async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder, polic
 
 
 async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_once(folder) -> None:
-    castle, prompts, reports = "What is the key of castle?", list[str](), ProgressReports()
+    castle, prompts = "What is the key of castle?", list[str]()
 
     def script(prompt: str) -> str:
         prompts.append(prompt)
         return perfect_reader(prompt)
 
     async with in_process(folder, script=script) as session:
-        read = await read_book(session, reports, questions=[QUESTION, castle, QUESTION])
+        read = await read_book(session, questions=[QUESTION, castle, QUESTION])
     first, second, third = answers_of(read)
     assert (first["answer"], second["answer"]) == ("4711", "1234")
     assert first == third
     assert first["run_id"] != second["run_id"]
     sections = [part(prompt, "section") for prompt in prompts if "<section>" in prompt]
     assert sections == [section for section in dict.fromkeys(sections) for _ in range(2)]
-    fractions = reports.fractions
-    assert (fractions, fractions[-1]) == (sorted(fractions), 1.0)
-    assert {message.split(" for ")[1].split(",")[0] for *_, message in reports if message} == {
-        "question 1 of 2",
-        "question 2 of 2",
-    }
 
 
 async def test_tools_describe_themselves_and_their_results(folder) -> None:

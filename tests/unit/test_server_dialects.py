@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,11 @@ from memagent_graph.errors import PolicyRequestError, PromptCutError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.api_variants import parse_finish_reason
 from memagent_graph.policy import FinishReason
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.page import render_page
 from memagent_graph.tokenizers import load_tokenizer
+from memagent_serve.chat_replies import read_details
+from memagent_serve.live.live_events import format_update
 
 TEXT = "The key of harbor is 4711. " + "and then some words " * 20
 QUESTION = "What is the key of harbor?"
@@ -108,13 +113,16 @@ OTHER_COUNTS = {
 }
 
 
-async def test_a_prompt_that_the_server_cut_is_an_event_with_both_counts() -> None:
+async def test_a_prompt_that_the_server_cut_is_an_event_with_both_counts_in_every_view() -> None:
     with counting_server(OWN_COUNT, window=1500) as server:
         result = await read(server, LONG_TEXT, LONG_BUDGET)
     cuts = [event for event in result.events if event.kind is EventKind.PROMPT_CUT]
     assert [event.chunk_index for event in cuts] == list(range(len(cuts)))
     assert len(cuts) >= 3
     assert re.search(r"it counts 1,[45]\d\d tokens, and about 1,\d\d\d more were sent", cuts[0].detail)
+    details = format_update(result.updates[0], ""), read_details(result, ["upload"])
+    assert "prompt_cut" in render_page(build_timeline(result.view()))
+    assert all("prompt_cut" in json.dumps(values) for values in details)
 
 
 SHORT_BUDGET = Budget(context_window=1024, question_tokens=32, memory_tokens=60, chunk_tokens=500, answer_tokens=40)
