@@ -447,7 +447,7 @@ def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: Worl
 
 @pytest.mark.parametrize(
     ("place", "code", "remedy"),
-    [("mkstemp", errno.ENOSPC, "free disk space"), ("open", errno.ESTALE, "MEMAGENT_HOME"),
+    [("NamedTemporaryFile", errno.ENOSPC, "free disk space"), ("open", errno.ESTALE, "MEMAGENT_HOME"),
      ("open", errno.EMFILE, "ulimit -n")],
 )  # fmt: skip
 def test_an_error_of_the_store_is_not_an_error_of_the_documents(
@@ -455,7 +455,7 @@ def test_an_error_of_the_store_is_not_an_error_of_the_documents(
 ) -> None:
     for number in range(3):
         world.write(f"{place}{code}-{number}.txt", number)  # texts that no chunk cache has
-    unbroken = tempfile.mkstemp if place == "mkstemp" else Path.open
+    unbroken = tempfile.NamedTemporaryFile if place == "NamedTemporaryFile" else Path.open
 
     def broken(*arguments: Any, **options: Any) -> Any:
         is_of_store = options.get("prefix") == ".incoming-" or (arguments and arguments[0].parent.name == "texts")
@@ -463,7 +463,7 @@ def test_an_error_of_the_store_is_not_an_error_of_the_documents(
             return unbroken(*arguments, **options)
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(tempfile if place == "mkstemp" else Path, place, broken)
+    monkeypatch.setattr(tempfile if place == "NamedTemporaryFile" else Path, place, broken)
     with pytest.raises(CorpusError, match=rf"the document store .*{os.strerror(code)}.*{remedy}.*not lost"):
         world.run()
     monkeypatch.undo()
