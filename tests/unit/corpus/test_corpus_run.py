@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from support.corpus_world import rows_in
@@ -30,7 +31,7 @@ from memagent_corpus.corpus_run import (
     lock_table,
     run_corpus,
 )
-from memagent_corpus.source_access import CorpusSize, SourceAccess
+from memagent_corpus.source_access import SourceAccess
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph import MemAgent, ScriptedPolicy
 from memagent_graph.errors import (
@@ -447,7 +448,7 @@ def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: Worl
 
 @pytest.mark.parametrize(
     ("place", "code", "remedy"),
-    [("mkstemp", errno.ENOSPC, "free disk space"), ("open", errno.ESTALE, "MEMAGENT_HOME"),
+    [("NamedTemporaryFile", errno.ENOSPC, "free disk space"), ("open", errno.ESTALE, "MEMAGENT_HOME"),
      ("open", errno.EMFILE, "ulimit -n")],
 )  # fmt: skip
 def test_an_error_of_the_store_is_not_an_error_of_the_documents(
@@ -455,7 +456,8 @@ def test_an_error_of_the_store_is_not_an_error_of_the_documents(
 ) -> None:
     for number in range(3):
         world.write(f"{place}{code}-{number}.txt", number)  # texts that no chunk cache has
-    unbroken = tempfile.mkstemp if place == "mkstemp" else Path.open
+    owner = Path if place == "open" else tempfile
+    unbroken = getattr(owner, place)
 
     def broken(*arguments: Any, **options: Any) -> Any:
         is_of_store = options.get("prefix") == ".incoming-" or (arguments and arguments[0].parent.name == "texts")
@@ -463,7 +465,7 @@ def test_an_error_of_the_store_is_not_an_error_of_the_documents(
             return unbroken(*arguments, **options)
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(tempfile if place == "mkstemp" else Path, place, broken)
+    monkeypatch.setattr(owner, place, broken)
     with pytest.raises(CorpusError, match=rf"the document store .*{os.strerror(code)}.*{remedy}.*not lost"):
         world.run()
     monkeypatch.undo()
@@ -540,21 +542,10 @@ def test_a_question_that_is_too_long_is_refused_or_a_row_with_an_error(world: Wo
 
 
 def test_progress_hears_of_every_document(world: World) -> None:
-    class Watcher:
-        total, ends, skips = CorpusSize(0, 0), 0, 0
-
-        def on_start(self, total: CorpusSize) -> None:
-            self.total = total
-
-        def on_skip(self, documents: int, size: int) -> None:
-            self.skips += documents
-
-        def on_document(self, document: Any, rows: Any) -> None:
-            self.ends += 1
-
-    watcher = Watcher()
+    watcher = Mock()
     for name in ("a.txt", "b.txt"):
         world.write(name, 1)
         world.run(watcher=watcher)
-    assert watcher.total.documents == 2 and watcher.total.size > 0
-    assert (watcher.ends, watcher.skips) == (2, 1)
+    (total,) = watcher.on_start.call_args.args
+    assert total.documents == 2 and total.size > 0
+    assert (watcher.on_document.call_count, watcher.on_skip.call_args_list) == (2, [call(1, total.size // 2)])
