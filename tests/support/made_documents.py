@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
-from typing import Any
 
 import openpyxl
 from openpyxl.comments import Comment

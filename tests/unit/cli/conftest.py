@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from support.command_line import invoke
+from support.command_line import memagent
 from support.fake_server import FakeServer
 from support.scripts import document_with
 
@@ -38,4 +38,5 @@ def options(server: FakeServer) -> tuple[str, ...]:
 @pytest.fixture
 def read(book: Path, options: tuple[str, ...]) -> Callable[..., Result]:
     """`memagent read` of the book, with the question of the key that it has and these options besides."""
-    return lambda *more: invoke("read", book, "-q", "What is the key of harbor?", *options, *more)
+    question = "What is the key of harbor?"
+    return lambda *more, code=0: memagent("read", book, "-q", question, *options, *more, code=code)

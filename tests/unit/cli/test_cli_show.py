@@ -10,7 +10,7 @@ from memagent_graph import RunLog
 
 def test_a_run_is_shown_with_its_sources_however_narrow_the_terminal_is(read, monkeypatch) -> None:
     read("--run-id", "first")
-    read("--run-id", "second", "--max-chunks", 3)
+    read("--run-id", "second", "--max-chunks", 3, code=5)
     assert "“" in memagent("show", "first").stdout  # a quote of the document
     assert "max_chunks" in memagent("show").stdout
     assert "has not read chunk 999" in memagent("show", "first", "--chunk", 999, code=6).stderr
