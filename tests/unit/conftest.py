@@ -23,15 +23,6 @@ settings.load_profile("untimed")
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 
 
-@pytest.fixture(autouse=True)
-def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """No test reads or writes the user's own folders, keys or servers."""
-    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
-    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    yield tmp_path / "home"
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cached_ssl_context() -> Iterator[None]:
     """Every client of HTTP that a test makes would read them, which takes longer than what most tests ask for."""
