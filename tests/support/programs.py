@@ -114,10 +114,6 @@ class Program:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self._process.terminate()
-
     def kill(self) -> None:
         """Send SIGKILL."""
         self._process.kill()

@@ -9,11 +9,10 @@ import pytest
 from click.testing import Result
 from support.command_line import memagent
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import SMALL_OPTIONS, document_with
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1000)
-SMALL = ("--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
-         "--chunk-tokens", "100", "--answer-tokens", "60")  # fmt: skip
+SMALL = ("--tokenizer", "embedded", *SMALL_OPTIONS, "--context-window", "900")
 
 
 @pytest.fixture
