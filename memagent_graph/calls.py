@@ -93,8 +93,6 @@ class Call:
     usage: TokenUsage = _NO_TOKENS
     seconds: float = 0.0
     events: tuple[ReadEvent, ...] = ()
-    changed: bool = field(default=False, compare=False)
-    """Whether the call changed the memory of its branch."""
 
     @property
     def chunk_index(self) -> int | None:

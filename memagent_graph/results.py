@@ -105,12 +105,11 @@ class ReadResult:
     chunks_read: int
     updates: tuple[MemoryUpdate, ...] = field(default=(), repr=False)
     """All memory updates, in order."""
-    answer_events: tuple[ReadEvent, ...] = ()
     strategy: str = "overwrite"
     """The strategy that read."""
     strategy_fingerprint: str = ""
     """A hash of its options, roles, state and edges."""
-    trace: Trace = field(default=Trace(), repr=False, compare=False)
+    trace: Trace = field(default_factory=Trace, repr=False, compare=False)
     """All calls of the policy, as a graph."""
     store_root: Path | None = field(default=None, repr=False, compare=False)
     """The folder with the document's text."""

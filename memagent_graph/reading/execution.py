@@ -126,10 +126,6 @@ class Recording:
     """The branches and roles that have a conversation in the log."""
     _ended: bool = False
 
-    def stop(self) -> None:
-        """Mark the read as failed. The next `settle` waits for all entries."""
-        self._ended = True
-
     def begin(self, step: StepExecution, *, afresh: bool = False) -> None:
         """Log the start of the run, once per call of the graph. `afresh` means that the run does not continue."""
         if not self._begun:
@@ -150,8 +146,9 @@ class Recording:
         self._submit(lambda: self.log.end(run_id, stop_reason, answer))
         self._ended = True
 
-    async def settle(self) -> None:
-        """Wait at the end of a step until all necessary entries are in the file."""
+    async def settle(self, *, failed: bool = False) -> None:
+        """Wait at the end of a step until all necessary entries are in the file; all of them once a step has failed."""
+        self._ended = self._ended or failed
         due, self._settled_later = self._settled_later, self._pending
         self._pending = []
         if self.checkpointed or self._ended:

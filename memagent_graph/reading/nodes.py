@@ -71,8 +71,7 @@ class StepNode(Runnable[Any, Change]):
             self._require_channels(change)
         except Exception as error:
             if recording is not None:
-                recording.stop()
-                await recording.settle()
+                await recording.settle(failed=True)
             if isinstance(error, MemAgentError):
                 _locate_error(error, state, step.chunk)
             raise

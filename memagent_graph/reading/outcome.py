@@ -66,7 +66,6 @@ def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace
         usage=_usage(state, trace, context),
         chunks_read=state.get("chunks_read", 0),
         updates=tuple(trace.updates),
-        answer_events=trace.answers[-1].events if trace.answers else (),
         strategy=context.strategy.name,
         strategy_fingerprint=context.strategy.fingerprint,
         trace=trace,
@@ -211,7 +210,7 @@ async def edit_memory(
             if call.chunk_index != chunk or branch not in {None, call.branch}:
                 continue
             events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, describe_edit(author)))
-            edited = replace(call, writes=Writes.MEMORY, text=text, changed=True, events=events)
+            edited = replace(call, writes=Writes.MEMORY, text=text, events=events)
             steps = [*state["steps"][:index], pack_call(edited), *state["steps"][index + 1 :]]
             change = {**graph.strategy.edited(state, call, text), "steps": steps, "stop_reason": None}
             await graph.aupdate_state(snapshot.config, change, as_node=call.node)

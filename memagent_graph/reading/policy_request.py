@@ -107,7 +107,6 @@ class PolicyRequest:
             usage=TokenUsage(cost["prompt_tokens"], cost["completion_tokens"], cost["cached_tokens"]),
             seconds=time.perf_counter() - self._begin,
             events=tuple(self._events),
-            changed=self._role.writes is Writes.MEMORY and text != self._previous,
         )
         step.calls.append(call)
         if call.reads or call.writes is not Writes.DECISION:

@@ -6,7 +6,7 @@ tokenizers differ. So a part of the prompt is sent alone to learn how the server
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from memagent_graph.calls import Span
@@ -36,7 +36,7 @@ class PromptCounts:
         self._window = 0
 
     async def missing_tokens(
-        self, messages: Messages, reads: Iterable[Span], server_count: int, ask: Callable[[str], Awaitable[int]]
+        self, messages: Messages, reads: Sequence[Span], server_count: int, ask: Callable[[str], Awaitable[int]]
     ) -> int:
         """Return the number of prompt tokens that did not reach the model; 0 if the counts show no loss.
 
@@ -47,11 +47,9 @@ class PromptCounts:
             ask: sends a text alone and returns the server's count; 0 if there is none.
         """
         chars = sum(len(message["content"]) for message in messages)
-        chunks = [(span.tokens, span.end_char - span.start_char) for span in reads]
-        tokens, covered = sum(tokens for tokens, _ in chunks), min(chars, sum(length for _, length in chunks))
-        if tokens + (chars - covered) / _CHARS_PER_TOKEN < _MIN_TOKENS or server_count == 0:
-            return 0
-        if server_count >= _MIN_SHARE * self._ratio * (tokens + (chars - covered) / _CHARS_PER_TOKEN):
+        other_chars = max(0, chars - sum(span.end_char - span.start_char for span in reads))
+        min_count = sum(span.tokens for span in reads) + other_chars / _CHARS_PER_TOKEN
+        if min_count < _MIN_TOKENS or server_count == 0 or server_count >= _MIN_SHARE * self._ratio * min_count:
             return 0
         count = sum(self._tokenizer.count(message["content"]) for message in messages)
         if server_count >= _MIN_SHARE * self._ratio * count:

@@ -68,9 +68,8 @@ def format_for_resume(
         RunMismatchError: the run began without a schema or with another one, or its schema is unknown.
         ResponseFormatError, MissingExtraError: as `ResponseFormat.of`.
     """
-    settings: str | None = state.get("settings")
-    mark = settings.rpartition(":")[2] if settings else ""
-    fingerprint = mark.removeprefix(SCHEMA_MARK) if mark.startswith(SCHEMA_MARK) else None
+    settings: str = state.get("settings") or ""
+    fingerprint = settings.partition(f":{SCHEMA_MARK}")[2] or None
     form = None if source is None else _response_format(source)
     if settings and form is not None and form.fingerprint != fingerprint:
         then = f"the schema {fingerprint}" if fingerprint else "none"

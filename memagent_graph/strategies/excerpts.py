@@ -100,8 +100,7 @@ class ExcerptWindow:
     def role_for(self, text: str) -> Role:
         """Return the role, with a shorter maximum reply if the text leaves less room in the window."""
         room = self.window - self.needs(text) + self.reply_tokens
-        bound = min(self.reply_tokens, room)
-        return replace(self.role, max_tokens=bound) if bound < self.role.tokens(self.context.budget) else self.role
+        return replace(self.role, max_tokens=room) if room < self.reply_tokens else self.role
 
     def fit_to_window(self, choose: Callable[[int], list[Span]]) -> list[Span]:
         """Return the largest choice of spans for which the call fits in the window. `choose` takes a token count.

@@ -83,6 +83,9 @@ def test_what_does_not_fit_is_named(reply, words) -> None:
 def test_numbers_that_json_does_not_have_are_refused() -> None:
     assert isinstance(ResponseFormat.of({"type": "number"}).parse("NaN"), str)
     assert ResponseFormat.of({"type": "number"}).parse("2.5") == StructuredAnswer("2.5", 2.5)
+    assert ResponseFormat.of({"type": "object"}).parse('so {"a": {"b": 1}}').value == {"a": {"b": 1}}, (
+        "not a part of it"
+    )
 
 
 def test_the_fields_in_words() -> None:
@@ -100,6 +103,12 @@ def test_the_fields_in_words() -> None:
         "- name (string)" in ResponseFormat.of({"type": "array", "items": Person.model_json_schema()}).describe_fields()
     )
     assert ResponseFormat.of({"type": "integer"}).describe_fields() == ""
+    kinds = (
+        {"anyOf": [{"type": ["string", "null"]}, {"$ref": "#/properties/b/anyOf/0"}]},
+        {"anyOf": [{"type": "number"}]},
+    )
+    listed = ResponseFormat.of({"properties": dict(zip("ab", kinds, strict=True))}).describe_fields()
+    assert listed.endswith("- a (string or null or number)\n- b (number)")
 
 
 def test_servers_get_a_name_they_take_and_strictness_only_where_it_can_be_had() -> None:
@@ -109,7 +118,12 @@ def test_servers_get_a_name_they_take_and_strictness_only_where_it_can_be_had() 
 
     schema = json.loads(ResponseFormat.of(Strict).server_schema)
     assert (schema["name"], schema["strict"]) == ("Strict", True)
-    assert "strict" not in json.loads(ResponseFormat.of(Filing).server_schema)
+    for source in (
+        Filing,
+        {"type": "object", "additionalProperties": False, "properties": {"key": {}}},
+        {"properties": {}},
+    ):
+        assert "strict" not in json.loads(ResponseFormat.of(source).server_schema)
     assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Keys & kinds!"}).server_schema)["name"] == "Keys_kinds"
 
 
@@ -151,6 +165,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"$ref": "#/$defs/missing"}, "which it does not have"),
         ({"$ref": "#somewhere"}, "which it does not have"),
         ({"patternProperties": {"^a": {}}}, "patternProperties, which is not supported"),
+        ({"anyOf": [{"$id": "x"}]}, "uses .id, which is not supported"),
         ({"properties": {"a": {"pattern": "(?=a)b"}}}, "pattern .* is not supported"),
     ],
 )

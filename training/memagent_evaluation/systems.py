@@ -52,7 +52,7 @@ class Attempt:
     """The run in the log; None if the run is not logged."""
     chunks: int = 0
     """The number of chunks that the policy read; 0 for systems that ask about an excerpt."""
-    trace: Trace = field(default=Trace(), repr=False)
+    trace: Trace = field(default_factory=Trace, repr=False)
     """The graph of policy calls; empty if unknown."""
     detail: str = ""
     """A note for people who read the results, such as "4,096 of 131,072 tokens shown"."""

@@ -456,8 +456,7 @@ def test_an_error_of_the_store_is_not_an_error_of_the_documents(
 ) -> None:
     for number in range(3):
         world.write(f"{place}{code}-{number}.txt", number)  # texts that no chunk cache has
-    owner = Path if place == "open" else tempfile
-    unbroken = getattr(owner, place)
+    unbroken = tempfile.NamedTemporaryFile if place == "NamedTemporaryFile" else Path.open
 
     def broken(*arguments: Any, **options: Any) -> Any:
         is_of_store = options.get("prefix") == ".incoming-" or (arguments and arguments[0].parent.name == "texts")
@@ -465,7 +464,7 @@ def test_an_error_of_the_store_is_not_an_error_of_the_documents(
             return unbroken(*arguments, **options)
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(owner, place, broken)
+    monkeypatch.setattr(tempfile if place == "NamedTemporaryFile" else Path, place, broken)
     with pytest.raises(CorpusError, match=rf"the document store .*{os.strerror(code)}.*{remedy}.*not lost"):
         world.run()
     monkeypatch.undo()
