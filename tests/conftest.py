@@ -64,6 +64,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads or writes the user's own folders, keys or servers."""
+    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "PGPASSWORD", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
 @pytest.fixture
 def size(request: pytest.FixtureRequest) -> Iterator[Callable[[int, int], int]]:
     """`size(small, full)` is the size to run at. The figures are what the test gives to `record_property`."""

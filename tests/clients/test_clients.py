@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.clients import CLIENTS
 from support.fake_server import FakeServer
-from support.scripts import document_with, perfect_reader
-from support.serving import SMALL_OPTIONS, ServingProcess
+from support.scripts import SMALL_OPTIONS, document_with, perfect_reader
+from support.serving import ServingProcess
 
 KEY = "a-key-of-the-client-tests"
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=3000)
@@ -33,7 +33,7 @@ def upstream() -> Iterator[FakeServer]:
 def server(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingProcess]:
     home = tmp_path_factory.mktemp("home")
     environment = {"MEMAGENT_KEYS": f"tests:{KEY}"}
-    with ServingProcess(upstream.base_url, home, *SMALL_OPTIONS, environment=environment) as process:
+    with ServingProcess(upstream.base_url, home, *SMALL_OPTIONS, "--retries", "0", environment=environment) as process:
         yield process
 
 

@@ -24,12 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.vllm)
 
 
-@pytest.fixture(autouse=True)
-def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test writes to the user's own folders."""
-    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """The interpreter that has vLLM; whatever starts a server asks for this first."""

@@ -8,20 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 from support.postgres_server import PostgresServer, running_server
-
-
-@pytest.fixture(autouse=True)
-def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test writes to the user's own folders, or uses the user's servers and keys."""
-    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
-    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "PGPASSWORD", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.corpus_world import BUDGET, QUESTIONS, CountingServer, corpus_command, text_of, wait_until_it_reads
+from support.corpus_world import QUESTIONS, CountingServer, corpus_command, text_of, wait_until_it_reads
 from support.postgres_server import PASSWORD, PostgresServer
-from support.scripts import document_with, perfect_reader
+from support.scripts import SMALL, SMALL_OPTIONS, document_with, perfect_reader
 from unit.corpus.test_corpus_kills import count_chunks, require_each_row_once
 
 from memagent_corpus import TableFolder
-from memagent_graph import Budget, Limits, MemAgent, ScriptedPolicy
+from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import CheckpointError, RunNotFoundError
 from memagent_graph.storage.checkpoints import display_checkpoints, open_checkpointer
 
-SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=900)
 IN_FLIGHT = 4
 TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
@@ -114,7 +113,7 @@ def test_the_command_that_resumes_has_no_password(
 ) -> None:
     (tmp_path / "book.txt").write_text(TEXT)
     with CountingServer() as server:
-        options = ("--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", *BUDGET)
+        options = ("--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", *SMALL_OPTIONS)
         command = [sys.executable, "-m", "memagent_graph", "read", str(tmp_path / "book.txt"), "-q", QUESTIONS[0]]
         stopped = subprocess.run(
             [*command, *options, "--max-chunks", "2", "--run-id", "r", "--checkpoints", postgres.url],

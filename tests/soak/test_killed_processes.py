@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx2
 from support.policy_process import PolicyProcess
-from support.scripts import document_with
-from support.serving import ALICE, BOB, SMALL_OPTIONS, ServingProcess
+from support.scripts import SMALL_OPTIONS, document_with
+from support.serving import ALICE, BOB, ServingProcess
 
 from memagent_graph.run_log import RunLog
 from memagent_serve.ledger import Ledger, ReadState
@@ -76,7 +76,9 @@ def test_whatever_is_killed_each_read_is_done_once_and_for_its_own_key(
     killed: Counter[str] = Counter()
     with (
         PolicyProcess(tmp_path / "asked", 20) as policy,
-        ServingProcess(policy.base_url, home, *SMALL_OPTIONS, *BOUNDS, environment=environment) as server,
+        ServingProcess(
+            policy.base_url, home, *SMALL_OPTIONS, "--retries", "0", *BOUNDS, environment=environment
+        ) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         clients = [pool.submit(ask_in_turn, server.api, key, stop) for key in NAMES]

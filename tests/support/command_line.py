@@ -8,16 +8,10 @@ from typer.testing import CliRunner
 from memagent_graph.cli import app
 
 
-def invoke(*arguments: object, text: str | None = None) -> Result:
-    """Run `memagent` with these arguments; `text` is its standard input."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
+def memagent(*arguments: object, code: int = 0) -> Result:
+    """Run `memagent` with these arguments, which has to end with this exit code."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), (result.output, result.exception)
     assert "Traceback" not in result.output
-    return result
-
-
-def memagent(*arguments: object, code: int = 0) -> Result:
-    """Run `memagent`, which has to end with this exit code."""
-    result = invoke(*arguments)
     assert result.exit_code == code, result.output
     return result

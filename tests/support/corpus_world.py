@@ -15,12 +15,10 @@ from aiohttp import web
 from support.document_files import make_docx
 from support.fake_server import FakeServer
 from support.programs import run_program
-from support.scripts import part, perfect_reader
+from support.scripts import SMALL_OPTIONS, part, perfect_reader
 
 NAMES = ("harbor", "castle", "bridge")
 QUESTIONS = tuple(f"What is the key of {name}?" for name in NAMES)
-BUDGET = ("--context-window", "1000", "--question-tokens", "50", "--memory-tokens", "60", "--chunk-tokens", "100",
-          "--answer-tokens", "60")  # fmt: skip
 
 
 def text_of(number: int, words: int) -> str:
@@ -88,7 +86,7 @@ def corpus_command(source: Path | str, out: Path | str, server: FakeServer, *opt
     questions = [word for question in QUESTIONS for word in ("-q", question)]
     return [
         sys.executable, "-m", "memagent_graph", "corpus", str(source), *questions, "--out", str(out), "--base-url",
-        server.base_url, "--model", "fake", "--tokenizer", "embedded", *BUDGET, *options,
+        server.base_url, "--model", "fake", "--tokenizer", "embedded", *SMALL_OPTIONS, *options,
     ]  # fmt: skip
 
 

@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
-from typing import Any
 
 import openpyxl
 from openpyxl.comments import Comment
@@ -434,13 +433,9 @@ def _pdf_files() -> Iterator[Made]:
     )  # fmt: skip
 
 
-def _mail(**changes: Any) -> EmailMessage:
+def _mail(subject: str = "Umbra") -> EmailMessage:
     message = EmailMessage()
-    message["From"], message["To"], message["Subject"] = (
-        "ada@example.org",
-        "bo@example.org",
-        changes.get("subject", "Umbra"),
-    )
+    message["From"], message["To"], message["Subject"] = "ada@example.org", "bo@example.org", subject
     return message
 
 
@@ -467,7 +462,7 @@ def _mail_files() -> Iterator[Made]:
     attached.add_attachment(b"\x00\x01", maintype="application", subtype="octet-stream", filename="a.bin")
     facts = ("See the file.", "The attached fact", "Schlüssel")
     yield Made("attached.eml", attached.as_bytes(), facts, omissions=("1 files in it that were not read (a.bin",))
-    outer = _mail(subject="Outer")
+    outer = _mail("Outer")
     outer.set_content("Look:")
     outer.add_attachment(both)
     yield Made("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
@@ -521,7 +516,7 @@ def slides(*bodies: str, notes: str = "") -> bytes:
     return make_zip(parts)
 
 
-def sheets(rows: str, *, shared: str = "", more: Mapping[str, str] | None = None) -> bytes:
+def sheets(rows: str, *, more: Mapping[str, str] | None = None) -> bytes:
     """A workbook with one sheet."""
     space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
     relations = (

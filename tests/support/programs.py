@@ -28,6 +28,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Self
 
+import pytest
+
 _CONTEXT = get_context("forkserver")
 _IMPORTED = (
     "memagent_graph.cli.commands",
@@ -77,7 +79,11 @@ class Program:
         self._process = _CONTEXT.Process(
             target=_run, args=(self.args[1:], environment, str(cwd or Path.cwd()), theirs), daemon=False
         )
-        _start(self._process)
+        with (
+            pytest.MonkeyPatch.context() as patch
+        ):  # of the process that all are forked from, which the first one starts
+            patch.setenv("OMP_NUM_THREADS", "1")
+            self._process.start()
         self.pid: int = self._process.pid
         for connection in theirs:
             if connection is not None:
@@ -107,10 +113,6 @@ class Program:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self._process.terminate()
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -250,18 +252,6 @@ def run_ranks(
             subprocess.CompletedProcess(program.args, program.wait(), "", file.read())
             for program, file in zip(programs, errors, strict=True)
         ]
-
-
-def _start(process: Any) -> None:
-    """Start a process; the first one starts the process that all others are forked from."""
-    threads = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        process.start()
-    finally:
-        del os.environ["OMP_NUM_THREADS"]
-        if threads is not None:
-            os.environ["OMP_NUM_THREADS"] = threads
 
 
 def _stream(target: Any, *, is_input: bool) -> tuple[IO[str] | None, Connection | None]:

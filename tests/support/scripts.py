@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 
-from memagent_graph import Completion, FinishReason
+from memagent_graph import Budget, Completion, FinishReason
 from memagent_graph.policy import TokenUsage
 
+SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+"""Room for what the perfect reader writes, and for little more."""
+SMALL_OPTIONS = tuple(
+    word for name, tokens in asdict(SMALL).items() for word in (f"--{name.replace('_', '-')}", str(tokens))
+)
+"""The same on the command line, where of an option that is named again the last value counts."""
 _FACT = re.compile(r"The key of (\w+) is (\d+)\.")
 
 

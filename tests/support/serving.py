@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, load_prompts
 from memagent_graph.addresses import listen
 from memagent_graph.bounded_http import BOUNDED_HTTP
 from memagent_serve.app import ServerResources, make_app
@@ -23,11 +23,8 @@ from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import PageSessions
 from memagent_serve.serve_settings import ServeSettings
 from support.programs import KillableProcess, Program
+from support.scripts import SMALL
 
-SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
-SMALL_OPTIONS = ("--context-window", "1000", "--question-tokens", "50", "--memory-tokens", "60",
-                 "--chunk-tokens", "100", "--answer-tokens", "60", "--retries", "0")  # fmt: skip
-"""The same, for a process."""
 ALICE, BOB = "alice-has-a-secret-key", "bob-has-another-secret"
 KEYS = Keys([(Owner("alice"), ALICE), (Owner("bob"), BOB)])
 

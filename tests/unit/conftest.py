@@ -10,26 +10,15 @@ from typing import Any
 import httpcore2
 import pytest
 from hypothesis import settings
-from support.scripts import perfect_reader
+from support.scripts import SMALL, perfect_reader
 
-from memagent_graph import Budget, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
+from memagent_graph import DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.documents import conversion
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 # How fast this is, benchmarks measure. Examples differ from run to run, but for CI.
 settings.register_profile("untimed", deadline=None, max_examples=25)
 settings.load_profile("untimed")
-
-SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
-
-
-@pytest.fixture(autouse=True)
-def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """No test reads or writes the user's own folders, keys or servers."""
-    monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
-    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    yield tmp_path / "home"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.scripts import document_with, part
+from support.scripts import SMALL, document_with, part
 from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, ScriptedPolicy, load_prompts
@@ -25,7 +25,6 @@ QUESTION = "What is the key of harbor?"
 FACT = "The key of harbor is 4711."
 LONG = document_with({0.1: "The key of castle is 12.", 0.6: FACT}, words=900)
 TOKENIZER = load_tokenizer("embedded")
-SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 
 
 class Counting(ScriptedPolicy):

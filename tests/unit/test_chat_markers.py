@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_server import FakeServer
-from support.scripts import part
+from support.scripts import SMALL, part
 
 from memagent_graph import (
-    Budget,
     ChatModelPolicy,
     LocalPolicy,
     MemAgent,
@@ -48,7 +47,6 @@ FAMILIES = {
 GUARDED = replace(load_prompts(), guards_families=True)
 ALL = [marker for markers in FAMILIES.values() for marker in markers]
 QUESTION = "What is the key of harbor?"
-SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

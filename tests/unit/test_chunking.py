@@ -7,8 +7,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.made_tokenizers import KINDS
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker
@@ -77,18 +78,10 @@ def cut(store, text, chunk_tokens, boundary="token", tokenizer=TOKENIZER):
     return chunks
 
 
-def word_piece():
-    vocabulary = {
-        "[UNK]": 0,
-        **{word: number for number, word in enumerate(["the", "reader", "##s", "a", "new", "."], 1)},
-    }
-    backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return HFTokenizer(json.loads(backend.to_str()), name="word piece")
+WORD_PIECE = HFTokenizer(json.loads(KINDS["wordpiece"]().to_str()), name="word piece")
 
 
-@pytest.mark.parametrize("tokenizer", [TOKENIZER, word_piece()], ids=["embedded", "one that drops and changes text"])
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, WORD_PIECE], ids=["embedded", "one that drops and changes text"])
 @settings(max_examples=60)
 @given(text=MIXED.filter(str.strip), chunk_tokens=st.integers(1, 60), boundary=BOUNDARIES)
 def test_any_text_is_cut_without_loss_and_alike_from_every_cursor(
@@ -247,7 +240,7 @@ def test_a_character_is_split_only_if_it_is_longer_than_64_tokens_or_a_chunk(tok
 
 
 def test_text_without_any_token_is_still_read(store):
-    assert cut(store, "the reader " + "\u200b" * 50_000, 5, tokenizer=word_piece())
+    assert cut(store, "the reader " + "\u200b" * 50_000, 5, tokenizer=WORD_PIECE)
 
 
 def test_sentences_are_whole_in_short_chunks_with_a_long_tail(store):

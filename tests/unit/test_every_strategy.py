@@ -19,11 +19,10 @@ import pytest
 import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
-from support.scripts import document_with, with_ids
+from support.scripts import SMALL, SMALL_OPTIONS, document_with, with_ids
 from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 
 from memagent_graph import (
-    Budget,
     Completion,
     Limits,
     MemAgent,
@@ -47,7 +46,6 @@ from memagent_training.data.replay import load_groups
 FACTS = {0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}
 TEXT, LONGER = document_with(FACTS, words=800), document_with(FACTS, words=1200)
 QUESTION = "What is the key of harbor?"
-SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 
 
 def exactly(prompt: str) -> Completion:
@@ -228,9 +226,8 @@ def test_runs_of_two_ways_of_reading_are_no_group(make_reader, log) -> None:
 
 
 AT_ONCE = 4
-SMALL_CHUNKS = ("--concurrency", str(AT_ONCE), "--model", "fake", "--tokenizer", "embedded", "--context-window", "1000",
-                "--question-tokens", "50", "--memory-tokens", "60", "--chunk-tokens", "40",
-                "--answer-tokens", "60")  # fmt: skip
+SMALL_CHUNKS = ("--concurrency", str(AT_ONCE), "--model", "fake", "--tokenizer", "embedded", *SMALL_OPTIONS,
+                "--chunk-tokens", "40")  # fmt: skip
 
 
 def test_a_strategy_that_is_killed_reads_at_most_the_open_chunks_again(

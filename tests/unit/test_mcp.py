@@ -30,7 +30,7 @@ from support.command_line import memagent
 from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import SMALL_OPTIONS, document_with, part, perfect_reader
 from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
@@ -46,8 +46,7 @@ from memagent_mcp.tools import shield_work
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=600)
 QUESTION = "What is the key of harbor?"
-SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
-         "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
+SMALL = ["--tokenizer", "embedded", *SMALL_OPTIONS]
 INITIALIZE_REQUEST: dict[str, Any] = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -134,7 +133,7 @@ def http_server(*options: object) -> Iterator[tuple[str, Program]]:
         assert url, line + process.stderr.read()
         yield url[0], process
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         assert process.wait(15) is not None
         process.stderr.close()
 

@@ -23,7 +23,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from pydantic import SecretStr
 from support.fake_server import HELLO, FakeServer
 from support.programs import answers, run_program
-from support.scripts import document_with
+from support.scripts import SMALL_OPTIONS, document_with
 
 from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.errors import PolicyAuthenticationError, PolicyError, PolicyRequestError, PolicyResponseError
@@ -33,10 +33,6 @@ KEY = 'sk-proj-4f"9a/b7&c1+d2=e3'
 PASSWORD = "tr0ub4dor&3/é"
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=400)
 QUESTION = "What is the key of harbor?"
-BUDGET_OPTIONS = [
-    "--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
-    "--chunk-tokens", "100", "--answer-tokens", "60",
-]  # fmt: skip
 BASIC_TOKEN = b64encode(f"reader:{PASSWORD}".encode()).decode()
 ENCODED_SECRETS = [
     spelling
@@ -89,7 +85,10 @@ def echo_error(status: int, words: str, where: str = "message") -> web.Response:
 def run_read_command(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (home.parent / "book.txt").write_text(TEXT)
     command = [sys.executable, "-m", "memagent_graph", "read", str(home.parent / "book.txt"), "-q", QUESTION]
-    process = run_program([*command, *BUDGET_OPTIONS, "--retries", "0", "--run-id", "r", *options], capture_output=True)
+    process = run_program(
+        [*command, "--tokenizer", "embedded", *SMALL_OPTIONS, "--retries", "0", "--run-id", "r", *options],
+        capture_output=True,
+    )
     assert "Traceback" not in process.stderr, process.stderr
     return process
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from support.command_line import invoke
+from support.command_line import memagent
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import SMALL_OPTIONS, document_with
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1000)
-SMALL = ("--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
-         "--chunk-tokens", "100", "--answer-tokens", "60")  # fmt: skip
+SMALL = ("--tokenizer", "embedded", *SMALL_OPTIONS, "--context-window", "900")
 
 
 @pytest.fixture
@@ -38,4 +37,5 @@ def options(server: FakeServer) -> tuple[str, ...]:
 @pytest.fixture
 def read(book: Path, options: tuple[str, ...]) -> Callable[..., Result]:
     """`memagent read` of the book, with the question of the key that it has and these options besides."""
-    return lambda *more: invoke("read", book, "-q", "What is the key of harbor?", *options, *more)
+    question = "What is the key of harbor?"
+    return lambda *more, code=0: memagent("read", book, "-q", question, *options, *more, code=code)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from support.command_line import memagent
-from support.programs import answers
-
-from memagent_graph import RunLog
 
 
 def test_a_run_is_shown_with_its_sources_however_narrow_the_terminal_is(read, monkeypatch) -> None:
     read("--run-id", "first")
-    read("--run-id", "second", "--max-chunks", 3)
+    read("--run-id", "second", "--max-chunks", 3, code=5)
     assert "“" in memagent("show", "first").stdout  # a quote of the document
     assert "max_chunks" in memagent("show").stdout
     assert "has not read chunk 999" in memagent("show", "first", "--chunk", 999, code=6).stderr
@@ -43,11 +40,3 @@ def test_texts_of_chunks_are_found_beside_the_log(tmp_path, book, make_reader) -
     assert "word0 and then" in memagent(*show).stdout
     (folder / "documents").rename(tmp_path / "elsewhere")
     assert "word0 and then" not in memagent(*show).stdout
-
-
-def test_a_read_without_a_log_leaves_none(read, tmp_path, isolated_home) -> None:
-    result = read("--no-log")
-    assert not any(isolated_home.rglob("*")), "neither a log, nor the document, nor checkpoints"
-    other = read("--log", tmp_path / "own.sqlite")
-    assert answers(result.stdout) == answers(other.stdout) == ["4711"]
-    assert len(list(RunLog(tmp_path / "own.sqlite").runs())) == 1

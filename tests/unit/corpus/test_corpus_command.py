@@ -116,20 +116,30 @@ def test_each_error_has_its_exit_code(corpus: CorpusCommandRunner, tmp_path: Pat
     assert "there is no question" in none.stderr
 
 
-def test_texts_stay_in_a_named_folder_under_the_digests_of_their_rows(
-    corpus: CorpusCommandRunner, tmp_path: Path
-) -> None:
+def test_texts_and_checkpoints_stay_where_they_are_put(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     corpus.write(3)
-    corpus.run("--quiet", "--store", str(tmp_path / "texts-of-the-corpus"))
+    states, texts = tmp_path / "states" / "c.sqlite", tmp_path / "texts-of-the-corpus"
+    corpus.run("--quiet", "--store", str(texts), "--checkpoints", str(states))
     for row in corpus.rows:
-        text = (tmp_path / f"texts-of-the-corpus/texts/{row['digest']}.txt").read_text()
-        assert row["evidence"][0]["quote"] in text
+        assert row["evidence"][0]["quote"] in (texts / f"texts/{row['digest']}.txt").read_text()
+    assert states.is_file() and not list(corpus.out.glob("_work/checkpoints*"))
 
 
-def test_checkpoints_can_be_elsewhere(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
+def test_the_form_of_answers_is_a_file_with_a_schema_or_a_model(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     corpus.write(1)
-    corpus.run("--checkpoints", str(tmp_path / "states" / "c.sqlite"))
-    assert (tmp_path / "states" / "c.sqlite").is_file() and not list(corpus.out.glob("_work/checkpoints*"))
+    key = {"type": "object", "properties": {"key": {"type": "integer"}}, "required": ["key"]}
+    (tmp_path / "form.json").write_text(json.dumps(key))
+    (tmp_path / "form.py").write_text("from pydantic import BaseModel\nclass Key(BaseModel):\n    key: int\n")
+    read = corpus.server.respond
+    corpus.server.respond = lambda body, n: '{"key": 4711}' if "response_format" in body else read(body, n)
+    budget = ("--context-window", "2000", "--question-tokens", "200", "--retry-failed")
+    for code, file, words in (
+        (ExitCode.ANSWERED, tmp_path / "form.json", "3 rows in"),
+        (ExitCode.SETTINGS, f"{tmp_path / 'form.py'}:Key", "has other settings: response_format.schema."),
+        (ExitCode.SETTINGS, tmp_path / "none.json", "Pass a file with a JSON schema"),
+    ):
+        assert words in corpus.run("--schema", str(file), *budget, code=code).stderr
+    assert [row["key"] for row in corpus.rows] == [4711] * 3
 
 
 def test_missing_ray_error_names_the_install_command(

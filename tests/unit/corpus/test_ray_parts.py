@@ -113,9 +113,11 @@ async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, mo
         plan.write_markers()
         actor = actor_of(plan)
         document = CorpusDocument(name="a", text=text_of(1, 60))
-        with lease(tmp_path / "c.sqlite-reading", await _row_id(actor, document)):
-            (row,) = await actor.reader.read_one(document)
-            assert row.error_kind == RunHeldError.__name__
+        (row,) = await actor.reader.read_one(document)
+        with lease(tmp_path / "c.sqlite-reading", row.id):
+            server.read.clear()
+            (held,) = await actor.reader.read_one(document)
+            assert held.error_kind == RunHeldError.__name__
             monkeypatch.setattr("memagent_corpus.corpus_reader._LOCK_WAIT_SECONDS", 60)
             waiting = asyncio.create_task(actor.reader.read_one(document))
             await asyncio.sleep(0.1)
@@ -123,15 +125,3 @@ async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, mo
         (row,) = await waiting
         assert row.answer == "1010"
         await actor.close()
-
-
-async def _row_id(actor: DocumentActor, document: CorpusDocument) -> str:
-    """The id that its row will have."""
-    import hashlib
-
-    from memagent_corpus.corpus_reader import fingerprint_settings
-    from memagent_corpus.corpus_rows import row_id
-
-    digest = hashlib.sha256(str(document.text).encode()).hexdigest()
-    settings = fingerprint_settings(await actor.reader.settings())
-    return row_id(document.name, digest, actor.reader.questions[0], settings)

@@ -14,9 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel, Field, create_model, field_serializer
-from support.command_line import memagent
-from support.corpus_world import BUDGET, rows_in
-from support.fake_server import FakeServer
+from support.corpus_world import rows_in
 from support.scripts import part, perfect_reader
 from unit.corpus.test_corpus_run import World
 
@@ -26,7 +24,6 @@ from memagent_corpus.corpus_session import estimate_corpus
 from memagent_corpus.table_folder import describe_differences
 from memagent_corpus.typed_columns import convert_values, make_typed_columns
 from memagent_graph import Budget, MemAgent
-from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import BudgetError, CorpusError
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 
@@ -115,13 +112,9 @@ EVERYTHING = create_model(
 TYPES = {name: row[1] for name, row in COLUMNS.items()}
 
 
-def test_each_property_has_the_type_of_arrow_that_fits_it() -> None:
+def test_each_property_has_the_type_that_fits_it_and_holds_its_value_what_is_nested_as_json() -> None:
     columns = make_typed_columns(ResponseFormat.of(EVERYTHING), ())
     assert {column.name: column.arrow_type(pa) for column in columns} == TYPES
-
-
-def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
-    columns = make_typed_columns(ResponseFormat.of(EVERYTHING), ())
     answer = EVERYTHING.model_validate({name: row[2] for name, row in COLUMNS.items()})
     values, problems = convert_values(columns, answer.model_dump(mode="json", by_alias=True))
     assert problems == []
@@ -293,33 +286,3 @@ def test_an_estimate_counts_the_schema(corpus: Corpus) -> None:
     assert with_schema > plain + 3 * 30
     corpus.run_with(SCHEMA)
     assert sum(row["usage"]["prompt_tokens"] for row in corpus.rows.values()) <= with_schema
-
-
-# The command
-
-
-def test_the_command_takes_a_file_with_a_schema_or_a_model(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "a.txt").write_text("The key of harbor is 4711.")
-    (tmp_path / "form.json").write_text(json.dumps(SCHEMA))
-    (tmp_path / "form.py").write_text(
-        "from pydantic import BaseModel\nclass Key(BaseModel):\n    place: str\n    key: int | None\n"
-    )
-
-    def run(out: str, schema: str, code: int = 0) -> Any:
-        options = ("corpus", folder, "-q", QUESTION, "--out", tmp_path / out, "--schema", schema)
-        server_options = ("--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", *BUDGET)
-        return memagent(*options, *server_options, "--context-window", 2000, "--question-tokens", 200, code=code)
-
-    with FakeServer(lambda body, _: answer_in_json(body["messages"][-1]["content"])) as server:
-        run("a", str(tmp_path / "form.json"))
-        run("b", f"{tmp_path / 'form.py'}:Key")
-        errors = run("a", f"{tmp_path / 'form.py'}:Key", ExitCode.SETTINGS).stderr
-        assert "has other settings: response_format.schema." in errors
-        assert "Pass a file with a JSON schema" in run("c", str(tmp_path / "none.json"), ExitCode.SETTINGS).stderr
-        guided = [body for body in server.requests if "response_format" in body]
-    assert len(guided) == 2, "the server guides the answers, and only these"
-    for out in ("a", "b"):
-        [row] = rows_in(tmp_path / out)
-        assert (row["place"], row["key"]) == ("harbor", 4711)

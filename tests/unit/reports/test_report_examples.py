@@ -28,11 +28,6 @@ def run(server: FakeServer, folder: Path, name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_both_are_short() -> None:
-    for name in ("literature_analysis", "case_files"):
-        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
-
-
 def test_literature_analysis(tmp_path: Path) -> None:
     prose = "Sleep has been studied for a long time. Much is known and much is not. "
     for name, participants, effect in (("weiss", 41, 12), ("moen", 230, 4)):
