@@ -22,7 +22,6 @@ from support.scripts import part, perfect_reader
 
 from memagent_graph.cli.console import Console
 from memagent_graph.errors import install_command
-from memagent_graph.tokenizers import load_tokenizer
 
 QUESTION = "What is the key of harbor?"
 
@@ -213,13 +212,7 @@ def test_a_document_given_again_is_read_in_its_charset(book, read) -> None:
 
 
 def test_doctor_finds_a_healthy_server_healthy(server) -> None:
-    def respond(body, number):
-        reply = server.completion(body, "fine")
-        tokens = sum(load_tokenizer("embedded").count(message["content"]) for message in body["messages"])
-        reply["usage"]["prompt_tokens"] = tokens + 7
-        return reply
-
-    server.respond, server.vllm = respond, True
+    server.respond, server.vllm = lambda body, number: "fine", True
     result = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
     status = {check["subject"]: check["status"] for check in json.loads(result.stdout)["checks"]}
     subjects = ("server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt")
