@@ -10,14 +10,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
 from aiohttp import web
 from support.command_line import memagent
 from support.document_files import make_pdf
-from support.programs import Program, answers, records
+from support.programs import Program, answers, kill_after, records
 from support.scripts import part, perfect_reader
 
 from memagent_graph.cli.console import Console
@@ -99,9 +98,7 @@ def test_an_interrupted_read_says_how_to_go_on(book, options, server, ending) ->
     server.delay = 0.2
     command = [sys.executable, "-m", "memagent_graph", "read", book, "-q", QUESTION, "--run-id", "mine", *options]
     process = Program(command, stderr=subprocess.PIPE)
-    while len(server.requests) < 3:
-        time.sleep(0.02)
-    process.send_signal(ending)
+    assert kill_after(process, server.requests, 3, ending)
     _, errors = process.communicate(timeout=30)
     server.delay = 0
     assert process.returncode == 130
