@@ -161,11 +161,9 @@ class KillableProcess:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Send SIGKILL, and wait for its end."""
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        """Send SIGKILL, wait for its end, and close its streams."""
+        with self.process:
+            self.process.kill()
 
     def __enter__(self) -> Self:
         self.start()
