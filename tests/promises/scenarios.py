@@ -24,11 +24,10 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from promises.comparison import jsonable, normalised, simplify
 from support.fake_server import FakeServer
-from support.scripts import document_with, perfect_reader
+from support.scripts import SMALL, SMALL_OPTIONS, document_with, perfect_reader
 from typing_extensions import TypedDict
 
 from memagent_graph import (
-    Budget,
     Completion,
     FinishReason,
     Limits,
@@ -47,9 +46,6 @@ from memagent_graph import (
 )
 from memagent_graph.run_log import Conversation, LoggedRun, Reward, RunRecord
 
-SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
-SMALL_OPTIONS = ("--tokenizer", "embedded", "--context-window", 1000, "--question-tokens", 50, "--memory-tokens", 60,
-                 "--chunk-tokens", 100, "--answer-tokens", 60)  # fmt: skip
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=300)
 QUESTION = "What is the key of harbor?"
 HOSTILE = (
@@ -511,7 +507,7 @@ def command_line(place: Place) -> Any:
             outcomes[name]["errors"] = text.partition("for help. ")[2] or text
 
     with home(place.folder), FakeServer(count=words) as fake:
-        read = ("read", book, "-q", QUESTION, "--base-url", fake.base_url, *SMALL_OPTIONS)
+        read = ("read", book, "-q", QUESTION, "--base-url", fake.base_url, "--tokenizer", "embedded", *SMALL_OPTIONS)
         keep("answered", *read, "--json", "--updates", "--run-id", "a")
         keep("answer alone", *read, "--quiet", "--run-id", "b")
         keep("stopped", *read, "--json", "--max-chunks", 2, "--run-id", "c")
@@ -574,7 +570,7 @@ def a_process(place: Place) -> Any:
     with home(place.folder), FakeServer(vllm=True, count=words) as fake:
         command = [sys.executable, "-m", "memagent_graph", "read", "-", "-q", QUESTION, "--base-url", fake.base_url]
         sampling = ["--logprobs", "--run-id", "p", "--seed", 5, "--temperature", 0.5]
-        options = map(str, (*SMALL_OPTIONS, *sampling))
+        options = map(str, ("--tokenizer", "embedded", *SMALL_OPTIONS, *sampling))
         process = subprocess.run(
             [*command, *options], input=TEXT, text=True, capture_output=True, timeout=120, check=False
         )

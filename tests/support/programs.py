@@ -161,11 +161,9 @@ class KillableProcess:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Send SIGKILL, and wait for its end."""
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        """Send SIGKILL, wait for its end, and close its streams."""
+        with self.process:
+            self.process.kill()
 
     def __enter__(self) -> Self:
         self.start()
@@ -175,13 +173,13 @@ class KillableProcess:
         self.kill()
 
 
-def kill_after(process: Program, requests: Sized, count: int) -> bool:
-    """Kill a program once a server has got so many requests; returns False if the program ended before."""
+def kill_after(process: Program, requests: Sized, count: int, number: int = signal.SIGKILL) -> bool:
+    """End a program by a signal once a server has got so many requests; returns False if it ended before."""
     while len(requests) < count:
         if process.poll() is not None:
             return False
         time.sleep(0.001)
-    process.kill()
+    process.send_signal(number)
     process.wait()
     return True
 

@@ -29,7 +29,7 @@ def sentences_of(text: str) -> list[str]:
 def writes_reports(prompt: str) -> str:
     """A policy for reports: it notes the first sentence with a word of the question, and answers with it.
 
-    It copies a quote into each section, and adds a sentence that nothing supports.
+    It copies a quote into each section, adds a sentence that nothing supports, and sees contradictions everywhere.
     """
     end = prompt.rstrip()
     if end.endswith("Questions:"):
@@ -37,7 +37,7 @@ def writes_reports(prompt: str) -> str:
     if end.endswith("Headings:"):
         return "On conditions [1]\nOn exceptions [2]"
     if end.endswith("CONTRADICT or COMPATIBLE:"):
-        return "COMPATIBLE"
+        return "CONTRADICT"
     if end.endswith("Sentences:"):
         return _section(part(prompt, "quotes"))
     memory = part(prompt, "memory").replace("(empty)", "").replace("nothing yet", "").strip()

@@ -91,15 +91,11 @@ class Recorder(LoopStatus):
         super().__init__(1, quiet=True)
         self.phases: list[tuple[int, Phase]] = []
         self.steps: list[int] = []
-        self.records: list[CollectionRecord] = []
         self.reason = ""
 
     def on_phase(self, iteration: int, phase: Phase) -> None:
         super().on_phase(iteration, phase)
         self.phases.append((iteration, phase))
-
-    def on_collection(self, record: CollectionRecord) -> None:
-        self.records.append(record)
 
     def on_step(self, step: int, metrics: Any) -> None:
         self.steps.append(step)

@@ -160,7 +160,3 @@ class ServingProcess(KillableProcess):
         self._port = int(output.partition("serving at http://127.0.0.1:")[2].partition("/")[0])
         self.page = output.partition("the live page is at ")[2].split()[0]
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
-
-    def __exit__(self, *exception: object) -> None:
-        super().__exit__()
-        self.process.stderr.close()

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.made_tokenizers import KINDS
+from support.made_tokenizers import KINDS, Fed
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -166,21 +166,8 @@ def test_headings_are_preferred_when_near_and_otherwise_paragraph_ends(store):
 
 @pytest.mark.parametrize(("documents", "readers"), [(1, 5), (12, 1)])
 def test_a_piece_is_tokenised_once_however_many_reads_are_under_way(documents, readers, store, monkeypatch):
-    class Counting:
-        """The library, with the lengths of the texts that it encodes."""
-
-        def __init__(self, library):
-            self.library, self.lengths = library, []
-
-        def __getattr__(self, name):
-            return getattr(self.library, name)
-
-        def encode_ordinary(self, text):
-            self.lengths.append(len(text))
-            return self.library.encode_ordinary(text)
-
     tokenizer = HFTokenizer(TOKENIZER._specification, name="counting")
-    library = Counting(tokenizer._fast._encoding)
+    library = Fed(tokenizer._fast._encoding)
     monkeypatch.setattr(tokenizer._fast, "_encoding", library)
     monkeypatch.setattr(HFTokenizer, "fingerprint", f"counting {documents}")
     texts = [prose(40_000, seed=seed) for seed in range(documents)]

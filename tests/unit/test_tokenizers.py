@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.adversarial_texts import adversarial_texts
-from support.made_tokenizers import CL100K, KINDS
+from support.made_tokenizers import CL100K, KINDS, Fed
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -122,21 +122,6 @@ def test_prefixes_of_text_that_a_normal_form_changes_are_in_its_own_characters(f
         if length is not None:
             assert tokenizer.decode(ids[:n]) == tokenizer.decode(tokenizer.encode(text[:length]))
     assert sum(length is not None for length in lengths) > len(text.split())
-
-
-class Fed:
-    """The library behind a tokenizer, with the lengths of all texts that it is given, in characters."""
-
-    def __init__(self, library):
-        self.library, self.lengths = library, []
-
-    def __getattr__(self, name):
-        def call(text, *rest, **options):
-            if isinstance(text, str):
-                self.lengths.append(len(text))
-            return getattr(self.library, name)(text, *rest, **options)
-
-        return call
 
 
 @pytest.mark.parametrize("unit", ["a", "\n", "語", "\ud800", "e\u0301"])

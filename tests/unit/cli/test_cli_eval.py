@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -185,10 +184,7 @@ def test_an_interrupted_evaluation_says_how_to_go_on(task, options, server, out)
     command = [sys.executable, "-m", "memagent_graph", "eval", task, *options, "--lengths", "400", "-n", "40",
                "--concurrency", "2", "--out", out]  # fmt: skip
     process = Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while len(server.requests) < 30:
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    assert kill_after(process, server.requests, 30, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted; nothing in" in errors

@@ -6,7 +6,6 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
@@ -15,11 +14,6 @@ from support.report_documents import reads_keys_and_writes
 from support.scripts import document_with
 
 WIDE = ("--context-window", "1500", "--question-tokens", "60", "--answer-tokens", "200")
-
-
-def respond(body: dict[str, Any], number: int) -> str:
-    prompt = body["messages"][0]["content"]
-    return "CONTRADICT" if "COMPATIBLE" in prompt else reads_keys_and_writes(prompt)
 
 
 @pytest.fixture
@@ -35,7 +29,7 @@ def books(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def report(server, options) -> Callable[..., Result]:
     """`memagent report` of these documents, with these options besides."""
-    server.respond = respond
+    server.respond = lambda body, number: reads_keys_and_writes(body["messages"][0]["content"])
     return lambda *more, code=0: memagent(
         "report", "Keys?", "-q", "What is the key of harbor?", *options, *WIDE, *more, code=code
     )

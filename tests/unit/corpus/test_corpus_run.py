@@ -35,6 +35,7 @@ from memagent_corpus.source_access import SourceAccess
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph import MemAgent, ScriptedPolicy
 from memagent_graph.errors import (
+    BudgetError,
     CorpusError,
     DocumentError,
     PolicyAuthenticationError,
@@ -529,8 +530,6 @@ def test_ids_that_are_not_unique_are_refused_before_anything_is_read(world: Worl
 
 
 def test_a_question_that_is_too_long_is_refused_or_a_row_with_an_error(world: World, tmp_path: Path) -> None:
-    from memagent_graph.errors import BudgetError
-
     world.write("a.txt", 1)
     with pytest.raises(BudgetError, match="the question has"):
         world.run("why? " * 100)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY, Mock, call
 
 import pytest
 from support.evaluation import Keys
@@ -336,28 +337,16 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
     await saver.aclose()
 
 
-class Display:
-    """Notes what a progress display is given."""
-
-    def __init__(self) -> None:
-        self.counts: list[tuple[int, int]] = []
-        self.texts: list[str] = []
-
-    def update(self, done: int, status: str = "", *, total: int) -> None:
-        self.counts.append((done, total))
-        self.texts.append(status)
-
-
 async def test_progress_tells_rows_accuracy_failures_and_the_time_left_also_of_what_is_resumed(run, store) -> None:
-    first, second = Display(), Display()
+    first, second = Mock(), Mock()
     await run(Oracle(store), progress=EvaluationProgress(first), max_questions=6)
-    assert first.counts == [(done, 16) for done in range(7)]
-    assert first.texts[1].startswith("400 100%, ")
-    assert "left" in first.texts[1]
+    assert first.update.call_args_list == [call(0, total=16), *(call(done, ANY, total=16) for done in range(1, 7))]
+    _, text = first.update.call_args_list[1].args
+    assert text.startswith("400 100%, ") and "left" in text
     failing = Oracle(store, answer="?", fail=lambda number, run_id: PolicyRequestError("no") if number > 8 else None)
     await run(failing, progress=EvaluationProgress(second), concurrency=1)
-    assert second.counts == [(done, 16) for done in range(6, 17)]
-    assert second.texts[-1].startswith("100 0% 400 75%, 1 failed, ")
+    assert second.update.call_args_list == [call(6, total=16), *(call(done, ANY, total=16) for done in range(7, 17))]
+    assert second.update.call_args.args[1].startswith("100 0% 400 75%, 1 failed, ")
 
 
 async def test_a_journal_that_cannot_be_written_stops_it(run, store, monkeypatch) -> None:

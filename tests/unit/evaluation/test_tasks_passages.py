@@ -42,9 +42,13 @@ def made_records(number=60):
 RECORDS = made_records()
 
 
-def passages(text):
+def draw(task, length, index=0, records=RECORDS):
+    """A sample, its text, the passages in that, and the record that is asked about."""
+    sample = task.sample(length, index)
+    text = "".join(sample.text())
     assert [int(number) for number in FRAME.findall(text)] == list(range(1, len(FRAME.findall(text)) + 1))
-    return [part.strip() for part in FRAME.split(text)[2::2]]
+    (record,) = [record for record in records if record.question == sample.question]
+    return sample, text, [part.strip() for part in FRAME.split(text)[2::2]], record
 
 
 def text_of(paragraph):
@@ -57,13 +61,10 @@ def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length
     task = make_passage_task(RECORDS, name, SETTINGS)
     assert (task.metric, task.unit, task.answer_tokens) == (Metric.ANY, LengthUnit.TOKENS, 32)
     for index in range(5):
-        sample = task.sample(length, index)
-        text = "".join(sample.text())
+        sample, text, paragraphs, record = draw(task, length, index)
         tokens = TOKENIZER.count(text) + TOKENIZER.count(sample.question) + 32
         assert 0 <= length - tokens < 300, "short by less than a passage"
         assert abs(tokens - sample.reached) <= 2
-        record = next(record for record in RECORDS if record.question == sample.question)
-        paragraphs = passages(text)
         assert len(paragraphs) == len(set(paragraphs))
         assert {text_of(paragraph) for paragraph in record.gold} <= set(paragraphs)
         own = {text_of(paragraph) for paragraph in record.distractors}
@@ -96,10 +97,7 @@ def test_gold_paragraphs_stand_anywhere():
 
 def test_long_documents_repeat_distractors_but_never_gold():
     task = make_passage_task(RECORDS[:3], "qa_1", SETTINGS)
-    sample = task.sample(20_000, 0)
-    text = "".join(sample.text())
-    paragraphs = passages(text)
-    record = next(record for record in RECORDS if record.question == sample.question)
+    _, _, paragraphs, record = draw(task, 20_000)
     assert len(paragraphs) > 2 * len(set(paragraphs))
     assert all(paragraphs.count(text_of(paragraph)) == 1 for paragraph in (*record.gold, *record.distractors))
 
@@ -109,10 +107,7 @@ def test_ruler_hqa_has_so_many_different_passages(length):
     task = make_passage_task(RECORDS, "ruler_hqa", SETTINGS)
     assert (task.metric, task.unit) == (Metric.ANY, LengthUnit.PASSAGES)
     for index in range(3):
-        sample = task.sample(length, index)
-        text = "".join(sample.text())
-        paragraphs = passages(text)
-        record = next(record for record in RECORDS if record.question == sample.question)
+        sample, text, paragraphs, record = draw(task, length, index)
         assert len(paragraphs) == len(set(paragraphs)) == length
         assert {text_of(paragraph) for paragraph in record.gold} <= set(paragraphs)
         assert set(paragraphs) <= {
@@ -128,9 +123,7 @@ def test_a_paragraph_with_the_gold_text_is_no_distractor_under_another_title():
     copy = QARecord("copy", "Who?", ("Nobody",), (Paragraph("Copy", RECORDS[0].gold[1].text),), RECORDS[0].gold)
     task = make_passage_task([*RECORDS, copy], "ruler_hqa", SETTINGS)
     for index in range(len(RECORDS) + 1):
-        sample = task.sample(400, index)
-        record = next(item for item in [*RECORDS, copy] if item.question == sample.question)
-        text = "".join(sample.text())
+        _, text, _, record = draw(task, 400, index, [*RECORDS, copy])
         assert all(text.count(paragraph.text) == 1 for paragraph in record.gold)
 
 

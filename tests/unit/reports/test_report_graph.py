@@ -360,10 +360,7 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
         (tmp_path / f"{number:02}.txt").write_text(text)
     moments = random.Random(7)
 
-    def respond(body: dict[str, Any], number: int) -> str:
-        return reads_keys_and_writes(body["messages"][0]["content"])
-
-    with FakeServer(respond, delay=0.03) as server:
+    with FakeServer(lambda body, _: reads_keys_and_writes(body["messages"][0]["content"]), delay=0.03) as server:
         questions = ("-q", HARBOR, "-q", "What is the key of castle?")
         options = ("--base-url", server.base_url, "--tokenizer", "embedded", "--context-window", "1500",
                    "--question-tokens", "60", "--memory-tokens", "60", "--chunk-tokens", "100",
