@@ -29,7 +29,7 @@ from memagent_graph.reading.langgraph_internals import enclosing_exit_stacks
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
-from memagent_graph.storage.paths import default_checkpoints
+from memagent_graph.storage.private_files import default_checkpoints
 from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")

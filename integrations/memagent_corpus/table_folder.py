@@ -37,8 +37,7 @@ from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import iter_differences
 from memagent_graph.storage.parquet_rows import iterate_rows, load_pyarrow, open_parquet
-from memagent_graph.storage.paths import data_folder
-from memagent_graph.storage.private_files import create_private_folder, open_atomically
+from memagent_graph.storage.private_files import create_private_folder, data_folder, open_atomically
 
 MANIFEST: Final = "_manifest.json"
 WORK: Final = "_work"

@@ -75,7 +75,7 @@ class Mcp(ReaderOptions):
 
     def make_reader(self) -> MemAgent:
         """Build the reader of the server."""
-        from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
+        from memagent_graph.storage.private_files import default_checkpoints  # noqa: PLC0415
 
         options = replace(self, checkpoints=self.checkpoints or str(default_checkpoints()))
         return open_reader(options, self.settings(), is_logged=not self.no_log)

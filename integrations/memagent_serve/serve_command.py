@@ -115,7 +115,7 @@ class Serve(ReaderOptions):
 
         from memagent_graph.addresses import client_host_names, require_safe  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
-        from memagent_graph.storage.paths import data_folder  # noqa: PLC0415
+        from memagent_graph.storage.private_files import data_folder  # noqa: PLC0415
         from memagent_serve.keys import Keys  # noqa: PLC0415
         from memagent_serve.serve_settings import ServeSettings  # noqa: PLC0415
 

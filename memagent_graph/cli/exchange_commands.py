@@ -85,7 +85,7 @@ class Import:
         from memagent_graph.cli.console import Console
         from memagent_graph.run_log import RunLog
         from memagent_graph.run_log.exchange import import_runs, is_sqlite_file, merge_logs
-        from memagent_graph.storage.paths import default_run_log
+        from memagent_graph.storage.private_files import default_run_log
 
         with report_failures(as_json=self.as_json), Console().show_status("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):

@@ -119,7 +119,7 @@ def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_l
     """
     from memagent_graph.documents import open_store
     from memagent_graph.reader import MemAgent
-    from memagent_graph.storage.paths import default_checkpoints
+    from memagent_graph.storage.private_files import default_checkpoints
 
     return MemAgent(
         settings=settings,

@@ -62,7 +62,7 @@ class Resume(RunOptions):
             from memagent_graph.response_format import ResponseFormat
             from memagent_graph.run_log import RunFilter, RunLog
             from memagent_graph.settings import ReadSettings
-            from memagent_graph.storage.paths import default_run_log
+            from memagent_graph.storage.private_files import default_run_log
             from memagent_graph.strategies import load_strategy
 
             log = RunLog(self.log or default_run_log())

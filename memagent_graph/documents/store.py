@@ -38,8 +38,7 @@ from memagent_graph.errors import (
     EncodingError,
 )
 from memagent_graph.storage.bounded_files import read_json_file
-from memagent_graph.storage.paths import default_store
-from memagent_graph.storage.private_files import create_private_folder, write_atomically
+from memagent_graph.storage.private_files import create_private_folder, default_store, write_atomically
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
 _ABANDONED_SECONDS: Final = 86_400

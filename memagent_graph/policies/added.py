@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.storage.bounded_files import read_json_file
-from memagent_graph.storage.paths import data_folder
+from memagent_graph.storage.private_files import data_folder
 
 INSTALLABLE_POLICIES: Final = ("english", "english-untrained")
 """The names of policies that can be added. Once added, the first is the default. The second is its untrained base."""

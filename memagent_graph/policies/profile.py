@@ -24,7 +24,7 @@ from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import ENGLISH_FOLDER, find_added_policy_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_json_file, read_text_file
-from memagent_graph.storage.paths import data_folder
+from memagent_graph.storage.private_files import data_folder
 
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
     "rl-memoryagent": {

@@ -1,7 +1,8 @@
 """Private files: only their owner can read documents, questions and answers.
 
 New files have mode 0600 in folders of mode 0700. Existing files and folders keep their mode. A whole file replaces the
-old one only when it is complete, so an error or a crash changes nothing.
+old one only when it is complete, so an error or a crash changes nothing. They are in the user's data folder if no other
+place is named.
 """
 
 from __future__ import annotations
@@ -12,6 +13,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedRandom
 from pathlib import Path
+
+import platformdirs
+
+
+def data_folder() -> Path:
+    """Return the data folder: `MEMAGENT_HOME`, or the user's data folder of the operating system."""
+    return Path(os.environ.get("MEMAGENT_HOME") or platformdirs.user_data_dir("memagent"))
+
+
+def default_store() -> Path:
+    """Return the default folder for texts of documents."""
+    return data_folder() / "documents"
+
+
+def default_checkpoints() -> Path:
+    """Return the default file for checkpoints."""
+    return data_folder() / "checkpoints.sqlite"
+
+
+def default_run_log() -> Path:
+    """Return the default file for the run log."""
+    return data_folder() / "runs.sqlite"
 
 
 def create_private_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from support.corpus_world import QUESTIONS, CountingServer, key_of, run_corpus_command, text_of
 
 from memagent_corpus import TableFolder
-from memagent_graph.storage.paths import data_folder
+from memagent_graph.storage.private_files import data_folder
 
 
 def rows(bucket: Any, name: str) -> list[dict[str, object]]:

@@ -12,7 +12,7 @@ from memagent_graph.errors import DocumentError, IncompleteDocumentError, Unsupp
 from memagent_graph.events import EventKind
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reader import MemAgent
-from memagent_graph.storage.paths import default_store
+from memagent_graph.storage.private_files import default_store
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.view import load_run_view

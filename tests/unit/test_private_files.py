@@ -20,7 +20,7 @@ from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.exchange.logged_run import load_run
 from memagent_graph.storage.file_locks import lease
-from memagent_graph.storage.paths import data_folder, default_checkpoints, default_run_log, default_store
+from memagent_graph.storage.private_files import data_folder, default_checkpoints, default_run_log, default_store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no modes here")
 

@@ -31,7 +31,7 @@ from memagent_graph.errors import (
     PolicyOverloadedError,
     PolicyUnreachableError,
 )
-from memagent_graph.storage.paths import default_checkpoints
+from memagent_graph.storage.private_files import default_checkpoints
 
 MakeReader = Callable[..., MemAgent]
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=600)

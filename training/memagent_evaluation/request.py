@@ -47,7 +47,7 @@ from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import open_checkpointer
-from memagent_graph.storage.paths import default_store
+from memagent_graph.storage.private_files import default_store
 from memagent_graph.strategies.excerpts import count_prompt_overhead
 
 

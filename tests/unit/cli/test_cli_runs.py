@@ -22,7 +22,7 @@ from memagent_graph.cli.run_choice import parse_time
 from memagent_graph.cli.runs import _table
 from memagent_graph.run_log import RunLog, RunTotals, StrategyId
 from memagent_graph.storage.file_locks import lease
-from memagent_graph.storage.paths import default_checkpoints, default_run_log
+from memagent_graph.storage.private_files import default_checkpoints, default_run_log
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from memagent_graph.errors import PolicyError, install_command
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.paths import default_run_log
+from memagent_graph.storage.private_files import default_run_log
 
 ROOT = Path(__file__).parents[3]
 BUILT_IN = ["read", "resume", "corpus", "doctor", "demo", "show", "runs", "reward", "export", "import", "eval",

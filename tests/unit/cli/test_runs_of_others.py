@@ -14,7 +14,7 @@ from support.fake_server import FakeServer
 
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.run_log import LoggedRun, RunFilter, RunLog
-from memagent_graph.storage.paths import default_run_log
+from memagent_graph.storage.private_files import default_run_log
 
 KEY = "sk-real"
 

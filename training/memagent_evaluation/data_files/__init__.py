@@ -40,7 +40,7 @@ from memagent_evaluation.data_files.qa_records import RECORD_NAMES, load_records
 from memagent_evaluation.data_files.table_rows import TableRow, open_rows
 from memagent_evaluation.samples import LengthUnit, TaskSettings
 from memagent_graph.errors import EvaluationError
-from memagent_graph.storage.paths import data_folder
+from memagent_graph.storage.private_files import data_folder
 
 __all__ = ["FileTask", "detect_data_task", "find_data_paths", "list_data_tasks", "load_data_task"]
 
