@@ -10,6 +10,7 @@ from langgraph.graph import END
 from langgraph.types import Send
 
 from memagent_graph.documents.chunking import Cursor
+from memagent_graph.errors import StrategyError
 from memagent_graph.reading import branching
 from memagent_graph.reading.state import merge_entries
 from memagent_graph.reading.steps import Change, StepContext, branch
@@ -94,7 +95,10 @@ def _open_segments(state: Mapping[str, Any]) -> dict[str, Cursor]:
 
 async def _read_segment(state: Any, step: StepContext) -> Change:
     choice = await step.next_chunk(state["cursor"])
-    assert choice is not None  # noqa: S101  a segment ends at the document's end or before it
+    if choice is None:
+        raise StrategyError(
+            "a segment is longer than the rest of the document", hint="Check whether the stored document was changed."
+        )
     span, cursor = choice
     reply = await step.read(UPDATE, span, memory=state["memory"], previous=state["memory"])
     return {**branching.add_finding(reply, step), "cursors": {step.branch: cursor}}

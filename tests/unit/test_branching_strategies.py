@@ -12,7 +12,8 @@ from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
-from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
+from memagent_graph.documents import chunking
+from memagent_graph.errors import BudgetError, MemAgentError, PolicyError, StrategyError
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reading.branching import Finding, group_findings, join_findings, parse_finding, split_into_segments
 from memagent_graph.reading.execution import Execution
@@ -233,3 +234,15 @@ async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to
     assert [segment["cursor"] for segment in segments] == [starts[begin] for begin in begins]
     lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
     assert max(lengths) - min(lengths) <= 1
+
+
+async def test_a_document_that_becomes_shorter_while_its_segments_are_read_is_an_error(reader, monkeypatch) -> None:
+    def script(prompt: str) -> str:
+        agent.store._text_path(reference).write_text("short")
+        monkeypatch.setattr(chunking, "_PIECES", chunking._PieceCache(0))
+        return answer_perfectly(prompt)
+
+    agent = reader(ScriptedPolicy(script), strategy="segments:count=2", branches=1)
+    reference = agent.store.add(Document.from_text(LONG * 20))
+    with pytest.raises(StrategyError, match=r"longer than the rest of the document.*stored document was changed"):
+        await agent.aread(reference, QUESTION)
