@@ -73,7 +73,7 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
                         role="update",
                         slot=position,
                         writes=Writes.MEMORY,
-                        step=str(position),
+                        call_id=str(position),
                         attempt=0,
                         outcome=Outcome.ACCEPTED,
                         began=0.0,

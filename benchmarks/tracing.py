@@ -25,7 +25,7 @@ MAX_MILLISECONDS = 50
 def make_trace(length: int) -> tuple[Trace, list[str]]:
     """Return the trace of a read of `length` chunks, and the texts of the chunks."""
     lines = [f"fact {index} of keeper{index} and place{index} in year {1700 + index}" for index in range(LINES)]
-    steps: list[Call] = []
+    calls: list[Call] = []
     chunks: list[str] = []
     end = 0
     for number in range(length):
@@ -34,8 +34,8 @@ def make_trace(length: int) -> tuple[Trace, list[str]]:
         chunks.append(f"{words} {lines[number % LINES]}")
         start, end = end, end + len(chunks[-1])
         span, parents = Span(number, start, end, start, end, 1), (str(number - 1),) if number else ()
-        steps.append(Call(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), parents))
-    return Trace(tuple(steps)), chunks
+        calls.append(Call(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), parents))
+    return Trace(tuple(calls)), chunks
 
 
 def make_memories(length: int) -> tuple[str, str]:

@@ -75,10 +75,10 @@ class TimedPolicy:
 
 
 def count_turns_in_a_row(trace: Trace) -> int:
-    """Return the length of the longest chain of steps, each of which needs the one before it."""
+    """Return the length of the longest chain of calls, each of which needs the one before it."""
     depth: dict[str, int] = {}
-    for step in trace.calls:
-        depth[step.id] = 1 + max((depth[parent] for parent in step.parents), default=0)
+    for call in trace.calls:
+        depth[call.id] = 1 + max((depth[parent] for parent in call.parents), default=0)
     return max(depth.values())
 
 

@@ -69,7 +69,7 @@ class Call:
     """One call of the policy. Tokens, seconds and events are totals over all attempts."""
 
     id: str
-    """The unique id of this execution of a step."""
+    """Its unique id."""
     node: str
     """The graph's node that asked."""
     branch: str

@@ -417,7 +417,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             remaining = {step.id for step in (await load_trace_so_far(graph, run_id)).calls}
             context = graph.reader_context  # the log of another machine may have the beginning of the run
             self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
-            entry = self.run_log.edit(run_id, chunk, text, step=call.id, author=author, remaining=remaining)
+            entry = self.run_log.edit(run_id, chunk, text, call_id=call.id, author=author, remaining=remaining)
             await asyncio.to_thread(self.run_log.wait, entry)
 
     edit_memory = synchronous(aedit_memory)
@@ -625,7 +625,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,
             on_hidden_update=None if is_shown else progress.updates,
-            previous_steps=done,
+            previous_trace=done,
             barrier=options.get("barrier"),
         )
         values: dict[str, Any] = dict(state)

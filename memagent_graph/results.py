@@ -163,7 +163,7 @@ class ReadResult:
     @property
     def events(self) -> tuple[ReadEvent, ...]:
         """All events in order, first the omissions of the document."""
-        return (*list_document_events(self.document), *(event for step in self.trace.calls for event in step.events))
+        return (*list_document_events(self.document), *(event for call in self.trace.calls for event in call.events))
 
     @property
     def is_whole(self) -> bool:

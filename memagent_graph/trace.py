@@ -37,7 +37,7 @@ class MemoryUpdate:
     events: tuple[ReadEvent, ...] = ()
     branch: str = ""
     """Its branch, if several run in parallel; "" is the trunk."""
-    step: str = field(default="", compare=False)
+    call_id: str = field(default="", compare=False)
     """The id of the last of its calls in the trace."""
     sources: tuple[str, ...] = field(default=(), compare=False)
     """The last calls of the updates whose memory it started from, several for a merge."""
@@ -207,7 +207,7 @@ class Trace:
             seconds=call.seconds,
             events=call.events,
             branch=call.branch,
-            step=call.id,
+            call_id=call.id,
             sources=before,
         )
 
@@ -221,7 +221,7 @@ class Trace:
             completion_tokens=update.completion_tokens + call.usage.completion_tokens,
             seconds=update.seconds + call.seconds,
             events=(*update.events, *call.events),
-            step=call.id,
+            call_id=call.id,
         )
 
     def _progress(self, call: Call) -> float | None:

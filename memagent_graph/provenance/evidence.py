@@ -294,7 +294,7 @@ def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
     lookups = {
         span.index
         for index in indices
-        for call in (trace.calls_by_id[trace.updates[index].step],)
+        for call in (trace.calls_by_id[trace.updates[index].call_id],)
         for span in call.reads[0 if call.chunk_index is None else 1 :]
         if span.index != call.chunk_index
     }
@@ -392,7 +392,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     lost: dict[_Line, int] = {}
     ancestors: set[_Line] = set()
     for update in path:
-        index = trace.update_indices[update.step]
+        index = trace.update_indices[update.call_id]
         lines = join_memories(trace.source_indices(update))
         if update.changed:
             lines, removed, reworded = _next_lines(lines, split_memory(update.memory), index)

@@ -32,9 +32,9 @@ _SEPARATOR_TOKENS = 2
 
 
 class Finding(TypedDict):
-    """A branch's memory, and the step that wrote it."""
+    """A branch's memory, and the id of the call that wrote it."""
 
-    step: str
+    call_id: str
     text: str
 
 
@@ -135,7 +135,7 @@ class BranchingStrategy(Strategy):
 
     def edited(self, state: Any, call: Call, text: str) -> Change:
         """Replace a branch's finding."""
-        return {"findings": {call.branch: Finding(step=call.id, text=text)}}
+        return {"findings": {call.branch: Finding(call_id=call.id, text=text)}}
 
 
 class Segment(TypedDict):
@@ -174,7 +174,7 @@ def add_finding(reply: Reply, step: StepContext, *, replaces: Iterable[str] = ()
         replaces: the findings that the branch merged.
         memory: the memory in the prompt.
     """
-    finding = Finding(step=reply.call_id, text=reply.text) if reply.text and reply.text != memory else None
+    finding = Finding(call_id=reply.call_id, text=reply.text) if reply.text and reply.text != memory else None
     return {"findings": {**dict.fromkeys(replaces), step.branch: finding}}
 
 
@@ -194,7 +194,7 @@ async def answer_from_findings(state: BranchingState, step: StepContext) -> Chan
 
 
 def _steps(findings: Iterable[Finding]) -> list[str]:
-    return [finding["step"] for finding in findings]
+    return [finding["call_id"] for finding in findings]
 
 
 def sort_findings(findings: Mapping[str, Finding]) -> dict[str, Finding]:

@@ -88,7 +88,7 @@ def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Us
 
 def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:
     """Return the number of the document's tokens, estimated from its bytes if it was not read to the end."""
-    chunks = {step.chunk_index: step.reads[0] for step in trace.calls if step.chunk_index is not None}
+    chunks = {call.chunk_index: call.reads[0] for call in trace.calls if call.chunk_index is not None}
     if state.get("chunks_read", 0) in {0, len(chunks)} and state["stop_reason"] != StopReason.ENOUGH:
         return counted
     tokens = sum(span.tokens for span in chunks.values())

@@ -302,7 +302,7 @@ class PolicyRequest:
                 slot=call.slot,
                 writes=call.writes,
                 position=state.get("chunks_read", 0) if self._chunk is None else self._chunk,
-                step=call.id,
+                call_id=call.id,
                 attempt=self._attempts - 1,
                 outcome=outcome,
                 began=began,

@@ -218,8 +218,8 @@ class ReaderContext:
     read before its end; see `memagent_graph.reading.nodes`."""
     uses_previous_calls: bool = False
     """Whether the strategy's steps use `StepContext.load_previous_calls`."""
-    previous_steps: Trace | None = field(default=None, repr=False)
-    """The run's steps before this call; None if they are only in its log."""
+    previous_trace: Trace | None = field(default=None, repr=False)
+    """The run's calls before this invocation; None if they are only in its log."""
     barrier: Barrier | None = field(default=None, repr=False)
     """Keeps this read at the same chunk as others of the same document."""
     structure: Structure | None = None

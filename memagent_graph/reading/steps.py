@@ -206,7 +206,7 @@ class StepContext(StepExecution):
             RunLogError: the log cannot be read.
         """
         context, calls, recording = self.context, self.execution.calls, self.execution.recording
-        earlier = context.previous_steps
+        earlier = context.previous_trace
         if earlier is None and context.run_log is not None and recording is not None:
             await recording.settle()
             if recording.failure is None:
@@ -233,7 +233,7 @@ class StepContext(StepExecution):
 
 
 def new_call_id() -> str:
-    """Return an id for one execution of one step. It is unique across processes, including forked processes."""
+    """Return an id for a call. It is unique across processes, including forked processes."""
     return secrets.token_hex(12)
 
 

@@ -149,22 +149,22 @@ class RunLog:
         position: int,
         memory: str,
         *,
-        step: str,
+        call_id: str,
         remaining: Collection[str],
         author: str | None = None,
     ) -> Future[None]:
-        """Log that a person replaced the memory of a step, after `begin`: an edit is a new attempt of the run.
+        """Log that a person replaced the memory of a call, after `begin`: an edit is a new attempt of the run.
 
         Args:
             run_id: the run.
             position: the index of the chunk.
             memory: the new memory.
-            step: the id of the step.
-            remaining: the ids of the run's remaining steps. All others are superseded.
+            call_id: the id of the call.
+            remaining: the ids of the run's remaining calls. All others are superseded.
             author: the person, if known.
         """
         text = self._redact_text(TextKind.MEMORY, memory)
-        event = LoggedEvent(time.time(), EventKind.MEMORY_EDITED, describe_edit(author), position, text, step)
+        event = LoggedEvent(time.time(), EventKind.MEMORY_EDITED, describe_edit(author), position, text, call_id)
 
         def job(connection: sqlite3.Connection) -> None:
             rows.supersede_except(connection, run_id, remaining)
@@ -334,7 +334,7 @@ class RunLog:
             yield from bound_records((unpack_row(Conversation, row) for row in records), f"run {run_id} in {self.path}")
 
     def trace(self, run_id: str) -> Trace:
-        """Return a run's conversations as a graph: what each step read, its parents, and the memory after it.
+        """Return a run's conversations as a graph: what each call read, its parents, and the memory after it.
 
         Raises:
             RunNotFoundError: there is no such run in the log.

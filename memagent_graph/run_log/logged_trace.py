@@ -1,4 +1,4 @@
-"""Builds the trace of a logged run: its conversations as a graph of steps, with attempts joined and edits applied."""
+"""Builds the trace of a logged run: its conversations as a graph of calls, with attempts joined and edits applied."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ def build_trace(
     """Return the trace of conversations, without superseded ones.
 
     Args:
-        conversations: the conversations of a run. A step with only discarded attempts is left out.
+        conversations: the conversations of a run. A call with only discarded attempts is left out.
         edits: the edits of memories, from `RunLog.events`.
         document_bytes: the size of the document, for progress.
     """
     valid = [conversation for conversation in conversations if not conversation.superseded]
     valid.sort(key=lambda conversation: conversation.id or 0)
-    attempts = group_values((conversation.step, conversation) for conversation in valid)
-    edits_of = group_values((edit.step, edit) for edit in edits if edit.kind == EventKind.MEMORY_EDITED)
-    steps: list[Call] = []
+    attempts = group_values((conversation.call_id, conversation) for conversation in valid)
+    edits_of = group_values((edit.call_id, edit) for edit in edits if edit.kind == EventKind.MEMORY_EDITED)
+    calls: list[Call] = []
     texts: dict[str, str | None] = {}
-    for step_id, tries in attempts.items():
+    for call_id, tries in attempts.items():
         last = tries[-1]
         if last.outcome is Outcome.DISCARDED:
             continue
-        step = _step(tries)
+        call = _make_call(tries)
         if last.outcome is Outcome.KEPT_PREVIOUS:
-            memory = last.memory if last.memory is not None else _before(step, texts)
-            step = replace(step, text=memory if step.writes is Writes.MEMORY else "")
-        for edit in edits_of.get(step_id, ()):
+            memory = last.memory if last.memory is not None else _join_parents(call, texts)
+            call = replace(call, text=memory if call.writes is Writes.MEMORY else "")
+        for edit in edits_of.get(call_id, ()):
             event = ReadEvent(EventKind.MEMORY_EDITED, edit.position, edit.detail)
-            step = replace(step, writes=Writes.MEMORY, text=edit.text or "", events=(*step.events, event))
-        steps.append(step)
-        texts[step_id] = step.text if step.writes is Writes.MEMORY else _before(step, texts)
-    return Trace(steps, document_bytes)
+            call = replace(call, writes=Writes.MEMORY, text=edit.text or "", events=(*call.events, event))
+        calls.append(call)
+        texts[call_id] = call.text if call.writes is Writes.MEMORY else _join_parents(call, texts)
+    return Trace(calls, document_bytes)
 
 
-def _step(tries: Sequence[Conversation]) -> Call:
+def _make_call(tries: Sequence[Conversation]) -> Call:
     last = tries[-1]
     return Call(
-        id=last.step,
+        id=last.call_id,
         node=last.node,
         branch=last.branch,
         role=last.role,
@@ -68,6 +68,6 @@ def _step(tries: Sequence[Conversation]) -> Call:
     )
 
 
-def _before(step: Call, texts: dict[str, str | None]) -> str:
-    """Return the memory before a step: the joined memories of its parents."""
-    return "\n".join(filter(None, (texts.get(parent) for parent in step.parents)))
+def _join_parents(call: Call, texts: dict[str, str | None]) -> str:
+    """Return the memory before a call: the joined memories of its parents."""
+    return "\n".join(filter(None, (texts.get(parent) for parent in call.parents)))

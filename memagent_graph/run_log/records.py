@@ -52,7 +52,7 @@ class Outcome(StrEnum):
     KEPT_PREVIOUS = "kept_previous"
     """The memory stayed as it was."""
     DISCARDED = "discarded"
-    """It was discarded and requested again. The next attempt of the step follows."""
+    """It was discarded and requested again. The next attempt of the call follows."""
 
 
 class TextKind(StrEnum):
@@ -115,13 +115,13 @@ class LoggedEvent:
     position: int | None = None
     text: LongText = None
     """The new memory."""
-    step: str | None = None
-    """The step whose memory was replaced."""
+    call_id: str | None = None
+    """The id of the call whose memory was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation(Origin):
-    """One prompt and what the policy wrote, exactly.
+    """One attempt of a call: the prompt and what the policy wrote, exactly.
 
     `prompt_token_ids`, `token_ids` and `logprobs` are None if the policy did not return them, or a redaction hook
     changed the text. Texts are never derived from ids, nor ids from texts.
@@ -140,10 +140,10 @@ class Conversation(Origin):
     """Its index among the conversations of its role and branch. Runs are compared by it."""
     writes: Writes
     """Memory, decision or answer."""
-    step: str
+    call_id: str
     """The id of the call. All attempts of a call have the same id."""
     attempt: int
-    """The index of the attempt. All but the last attempt of a step are `DISCARDED`."""
+    """The index of the attempt. All but the last attempt of a call are `DISCARDED`."""
     outcome: Outcome
     """The use of the completion."""
     began: Time
@@ -168,7 +168,7 @@ class Conversation(Origin):
     text: LongText
     """The whole completion, with reasoning."""
     memory: LongText = None
-    """The memory after the step, if it is not the stripped text of the completion."""
+    """The memory after the call, if it is not the stripped text of the completion."""
     prompt_token_ids: TokenIds = field(default=None, repr=False)
     """Null if the policy did not return them."""
     token_ids: TokenIds = field(default=None, repr=False)
@@ -176,7 +176,7 @@ class Conversation(Origin):
     logprobs: LogProbs = field(default=None, repr=False)
     """The log-probs of the completion's tokens; null if the policy did not return them."""
     parents: tuple[str, ...] = ()
-    """The steps whose output was in the prompt."""
+    """The ids of the calls whose output was in the prompt."""
     reads: tuple[Span, ...] = ()
     """The chunks that were in the prompt."""
     events: tuple[ReadEvent, ...] = ()

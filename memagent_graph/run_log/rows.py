@@ -127,7 +127,7 @@ def make_conversation_job(conversation: Conversation, *, supersede_others: bool)
 
     The values are packed in the caller's thread, when the job is created, so that the writer thread does little work.
 
-    With `supersede_others`, other steps in its slot are superseded, and everything that depends on them.
+    With `supersede_others`, other calls in its slot are superseded, and everything that depends on them.
     """
     values = pack_row(conversation) | {"id": None}
     run_id = conversation.run_id
@@ -135,8 +135,8 @@ def make_conversation_job(conversation: Conversation, *, supersede_others: bool)
     def job(connection: sqlite3.Connection) -> int:
         if supersede_others:
             query = (
-                "SELECT DISTINCT step FROM conversations WHERE run_id = :run_id AND branch = :branch AND role = :role "
-                "AND slot = :slot AND superseded = 0 AND step <> :step"
+                "SELECT DISTINCT call_id FROM conversations WHERE run_id = :run_id AND branch = :branch "
+                "AND role = :role AND slot = :slot AND superseded = 0 AND call_id <> :call_id"
             )
             supersede(connection, run_id, [row[0] for row in connection.execute(query, values)])
         return insert(connection, "conversations", values)
@@ -144,20 +144,22 @@ def make_conversation_job(conversation: Conversation, *, supersede_others: bool)
     return job
 
 
-def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str]) -> None:
-    """Supersede some steps, and everything that depends on them."""
-    if not steps:
+def supersede(connection: sqlite3.Connection, run_id: str, call_ids: Sequence[str]) -> None:
+    """Supersede some calls, and everything that depends on them."""
+    if not call_ids:
         return
-    query = "SELECT step, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY id"
-    dependents = set(steps)
-    for step, parents in connection.execute(query, (run_id,)):  # each after its parents
+    query = "SELECT call_id, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY id"
+    dependents = set(call_ids)
+    for call_id, parents in connection.execute(query, (run_id,)):  # each after its parents
         if not dependents.isdisjoint(json.loads(parents)):
-            dependents.add(step)
-    update = "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND step IN (SELECT value FROM json_each(?))"
+            dependents.add(call_id)
+    update = "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND call_id IN (SELECT value FROM json_each(?))"
     connection.execute(update, (run_id, json.dumps(list(dependents))))
 
 
-def supersede_except(connection: sqlite3.Connection, run_id: str, steps: Collection[str]) -> None:
-    """Supersede all other steps."""
-    update = "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND step NOT IN (SELECT value FROM json_each(?))"
-    connection.execute(update, (run_id, json.dumps(list(steps))))
+def supersede_except(connection: sqlite3.Connection, run_id: str, call_ids: Collection[str]) -> None:
+    """Supersede all other calls."""
+    update = (
+        "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND call_id NOT IN (SELECT value FROM json_each(?))"
+    )
+    connection.execute(update, (run_id, json.dumps(list(call_ids))))

@@ -63,7 +63,7 @@ class Parallel(branching.BranchingStrategy):
         """Begin the next pass, unless this pass was the last or found nothing."""
         number = state.get("number") or 1
         findings = branching.sort_findings(state.get("findings", {}))
-        steps = [finding["step"] for finding in findings.values()]
+        steps = [finding["call_id"] for finding in findings.values()]
         if number >= self.passes or steps == (state.get("previous_steps") or []):
             return {"spans": None}
         memory = branching.join_findings(findings.values(), step.context)

@@ -135,7 +135,7 @@ class Timeline:
         if view.trace.newest_excerpt_call is None:
             read = f"{quantity(totals.chunks, 'chunk')}{share}, {totals.changes:,} changed the memory{branch_note}"
         else:
-            passages = quantity(len({span for step in view.trace.calls for span in step.reads}), "passage")
+            passages = quantity(len({span for call in view.trace.calls for span in call.reads}), "passage")
             read = f"{passages} of {view.trace.tokens_shown:,} tokens in total"
         began = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
         cost = f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}"
@@ -232,7 +232,7 @@ def build_timeline(view: RunView) -> Timeline:
     steps = []
     for number in order:
         update, sources = trace.updates[number], trace.source_indices(trace.updates[number])
-        previous = trace.memory_before(update.step)
+        previous = trace.memory_before(update.call_id)
         change = () if update.memory == previous else tuple(compare_words(previous, update.memory))
         inserted, deleted, kept = (
             sum(count_words(part.text) for part in change if part.op is op)
@@ -250,7 +250,7 @@ def build_timeline(view: RunView) -> Timeline:
                     [trace.updates[source].branch for source in sources],
                     again=times[update.branch, update.chunk_index] > 1,
                 ),
-                kept=trace.calls_by_id[update.step].writes is Writes.DECISION,
+                kept=trace.calls_by_id[update.call_id].writes is Writes.DECISION,
                 sources=tuple(step_index_by_update[source] for source in sources),
                 previous=previous,
                 diff=change,
@@ -269,10 +269,10 @@ def build_timeline(view: RunView) -> Timeline:
         totals=Totals(
             chunks=sum(step.update.chunk_index is not None for step in steps),
             changes=sum(step.changed for step in steps),
-            prompt_tokens=sum(step.usage.prompt_tokens for step in trace.calls),
-            completion_tokens=sum(step.usage.completion_tokens for step in trace.calls),
-            seconds=sum(step.seconds for step in trace.calls),
-            events=count_events([*view.document_events, *(event for step in trace.calls for event in step.events)]),
+            prompt_tokens=sum(call.usage.prompt_tokens for call in trace.calls),
+            completion_tokens=sum(call.usage.completion_tokens for call in trace.calls),
+            seconds=sum(call.seconds for call in trace.calls),
+            events=count_events([*view.document_events, *(event for call in trace.calls for event in call.events)]),
         ),
     )
 

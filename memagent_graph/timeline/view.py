@@ -171,7 +171,7 @@ def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> C
     text = _span_reader(store, document)
 
     def read(update: MemoryUpdate) -> str | None:
-        reads = trace.calls_by_id[update.step].reads
+        reads = trace.calls_by_id[update.call_id].reads
         reads = reads[:1] + tuple(span for span in reads[1:] if span.start_byte >= reads[0].end_byte)
         if update.chunk_index is None or any(a.end_byte != b.start_byte for a, b in pairwise(reads)):
             return None

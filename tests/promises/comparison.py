@@ -14,15 +14,15 @@ from typing import Any
 
 TIMES = frozenset({"seconds", "began", "ended", "time"})
 SIZES = frozenset({"bytes", "bytes_freed"})
-COUNTED = frozenset({"id", "conversation", "step"})
-"""Keys of ids: rows of a database, and one execution of one step."""
+COUNTED = frozenset({"id", "conversation", "call_id", "step"})
+"""Keys of ids: rows of a database, and calls of the policy; "step" is also the number of an optimizer step."""
 DRAWN = re.compile(r"\b\d{8}-\d{6}-[0-9a-f]{8}\b|\bin-[0-9a-f]{24}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 """Ids that stand in texts: of runs, and of streams that have not ended."""
 SHOWN_TIMES = re.compile(
     r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?\b|\b\d[\d.,]*(?= (?:ms|s|min|h|chunks/s|tokens/s)\b)"
 )
 SHOWN_SIZES = re.compile(r"\b\d[\d.,]* (?:bytes|kB|MB)\b")
-NUMBERED = re.compile(r"<(row|reward|step|drawn) \d+>")
+NUMBERED = re.compile(r"<(row|reward|call_id|drawn) \d+>")
 SERVER = re.compile(r"http://127\.0\.0\.1:\d+")
 
 

@@ -167,7 +167,7 @@ def reader(folder: Path) -> MemAgent:
     return small_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"))
 
 
-OF_A_RUN = values("kind", "rule", "path", "store", "key", "name", "size", "step", "text", "memory", "position")
+OF_A_RUN = values("kind", "rule", "path", "store", "key", "name", "size", "call_id", "text", "memory", "position")
 
 
 def check_log(path: Path, folder: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_checkpoint_from_others_is_resumed_or_refused(
     inputs = st.one_of(
         st.tuples(st.just("checkpoint"), states, st.just(True)),
         st.tuples(st.just("checkpoint"), damaged(row[1]), st.just(False)),
-        st.tuples(st.just("metadata"), values("step", "source", "writes").map(as_json), st.just(False)),
+        st.tuples(st.just("metadata"), values("call_id", "source", "writes").map(as_json), st.just(False)),
         st.tuples(
             st.sampled_from(columns), st.one_of(st.none(), st.text(max_size=5), st.binary(max_size=9)), st.just(False)
         ),

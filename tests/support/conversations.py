@@ -17,7 +17,7 @@ def conversation(position: int = 0, *, answers: bool = False, **changes: Any) ->
     if answers:
         place = {"node": "answer", "role": "answer", "slot": 0, "writes": Writes.ANSWER}
     values: dict[str, Any] = {
-        "run_id": "r", "position": position, **place, "branch": "", "step": f"s{position}", "attempt": 0,
+        "run_id": "r", "position": position, **place, "branch": "", "call_id": f"s{position}", "attempt": 0,
         "outcome": Outcome.ACCEPTED, "began": 1.5 + position, "seconds": 0.25, "policy": "fake", "policy_version": "7",
         "tokenizer": "t", "template": "w", "sampling": {"temperature": 0.5}, "prompt_tokens": 3, "completion_tokens": 2,
         "cached_tokens": 0, "finish_reason": "stop", "text": f"memory {position}",

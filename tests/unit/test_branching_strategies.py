@@ -194,7 +194,7 @@ async def context_of(reader, chunk_tokens: int):
 @pytest.mark.parametrize("count", [1, 3, 25])
 async def test_groups_have_two_findings_at_least_and_fit_one_call(reader, chunk_tokens, count) -> None:
     context = await context_of(reader, chunk_tokens)
-    findings = {str(number): Finding(step="", text=f"</findings> w{number} " * 20) for number in range(count)}
+    findings = {str(number): Finding(call_id="", text=f"</findings> w{number} " * 20) for number in range(count)}
     groups = group_findings(findings, context)
     names = [name for group in groups for name in group]
     assert names == [name for name in findings if name in names]
@@ -210,7 +210,7 @@ async def test_groups_have_two_findings_at_least_and_fit_one_call(reader, chunk_
 
 async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(reader) -> None:
     context = await context_of(reader, 5)
-    findings = {str(number): Finding(step="", text="word " * 20) for number in range(3)}
+    findings = {str(number): Finding(call_id="", text="word " * 20) for number in range(3)}
     with pytest.raises(BudgetError, match=r"no room to merge .*chunk_tokens is 5"):
         group_findings(findings, context)
     assert group_findings({"0": findings["0"]}, context) == []

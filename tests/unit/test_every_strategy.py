@@ -90,8 +90,8 @@ def agent(make_reader, tmp_path, strategy, log) -> MemAgent:
 
 
 def comparable(trace: Trace) -> list[object]:
-    """A trace's steps without what the clock says."""
-    return [replace(step, seconds=0) for step in trace.calls]
+    """A trace's calls without what the clock says."""
+    return [replace(call, seconds=0) for call in trace.calls]
 
 
 def counted_places(log: RunLog) -> Counter[tuple[str, str, int, int]]:
@@ -118,16 +118,16 @@ def test_every_strategy_answers_right_and_is_named_in_the_result(finished) -> No
 
 def test_every_strategy_is_logged_exactly(finished) -> None:
     _, log, result = finished
-    assert sorted(comparable(log.trace("r")), key=lambda step: step.id) == sorted(
-        comparable(result.trace), key=lambda step: step.id
+    assert sorted(comparable(log.trace("r")), key=lambda call: call.id) == sorted(
+        comparable(result.trace), key=lambda call: call.id
     )
     conversations = list(log.conversations("r"))
     assert len(conversations) == result.usage.turns
     assert sum(conversation.prompt_tokens for conversation in conversations) == result.usage.prompt_tokens
-    steps = {conversation.step for conversation in conversations}
+    call_ids = {conversation.call_id for conversation in conversations}
     for conversation in conversations:
         assert list(conversation.token_ids) == list(conversation.text.encode())
-        assert set(conversation.parents) <= steps
+        assert set(conversation.parents) <= call_ids
         assert all(span.start_char < span.end_char for span in conversation.reads)
     assert len(counted_places(log)) == len(conversations)
 
@@ -136,14 +136,14 @@ def test_every_parent_is_before_its_children_and_all_lead_to_the_answer(finished
     _, log, _ = finished
     trace = log.trace("r")
     before: set[str] = set()
-    for step in trace.calls:
-        assert set(step.parents) <= before
-        before.add(step.id)
+    for call in trace.calls:
+        assert set(call.parents) <= before
+        before.add(call.id)
     (answer,) = trace.answers
-    with_news = [step.id for step in trace.calls if step.chunk_index is not None and "harbor" in (step.text or "")]
+    with_news = [call.id for call in trace.calls if call.chunk_index is not None and "harbor" in (call.text or "")]
     ancestors = {answer.id}
-    for step in reversed(trace.calls):
-        ancestors.update(step.parents if step.id in ancestors else ())
+    for call in reversed(trace.calls):
+        ancestors.update(call.parents if call.id in ancestors else ())
     assert set(with_news) <= ancestors
 
 
@@ -197,7 +197,7 @@ def test_an_edited_memory_is_read_on_from(agent, log) -> None:
     assert [event.kind.value for event in result.events] == ["memory_edited"]
     trace = log.trace("r")
     assert trace.final_memory == result.memory
-    assert {step.id for step in trace.calls} == {step.id for step in result.trace.calls}
+    assert {call.id for call in trace.calls} == {call.id for call in result.trace.calls}
     assert [(update.chunk_index, update.branch, update.memory) for update in trace.updates] == [
         (update.chunk_index, update.branch, update.memory) for update in agent.resume("r").updates
     ]
@@ -265,5 +265,5 @@ def test_a_strategy_that_is_killed_reads_at_most_the_open_chunks_again(
     assert {span.index for conversation in log.conversations("r") for span in conversation.reads} == set(range(chunks))
     assert result["chunks_read"] % chunks == 0, "each pass reads every chunk"
     trace = log.trace("r")
-    assert {parent for step in trace.calls for parent in step.parents} <= {step.id for step in trace.calls}
+    assert {parent for call in trace.calls for parent in call.parents} <= {call.id for call in trace.calls}
     assert log.get("r").answer == "4711"

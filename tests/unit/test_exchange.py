@@ -61,10 +61,12 @@ def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_pa
         ReadEvent(EventKind.EMPTY, 1, "it was empty", UpdateRule.RETRY),
         ReadEvent(EventKind.RESAMPLED, 1, "no luck"),
     )
-    discarded = conversation(1, step="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
+    discarded = conversation(1, call_id="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
     log.record(discarded)
-    log.record(conversation(1, step="again", attempt=1, outcome=Outcome.KEPT_PREVIOUS, memory="before", events=events))
-    log.wait(log.edit("r", 1, "a better memory", step="again", remaining=["s0", "again"]))
+    log.record(
+        conversation(1, call_id="again", attempt=1, outcome=Outcome.KEPT_PREVIOUS, memory="before", events=events)
+    )
+    log.wait(log.edit("r", 1, "a better memory", call_id="again", remaining=["s0", "again"]))
     last = log.wait(log.record(conversation(2, answers=True, finish_reason="length", trace={"x": "1"})))
     log.wait(log.end("r", "answered", None))
     log.reward("r", 1.0, name="exact")
@@ -110,7 +112,7 @@ spans = st.builds(Span, *[st.integers(0, 2**40)] * 6)
 drawn_conversation = st.builds(
     Conversation,
     run_id=st.just("r"), position=st.integers(0, 3), node=text, branch=text, role=text,
-    slot=st.integers(0, 3), writes=st.sampled_from(Writes), step=text,
+    slot=st.integers(0, 3), writes=st.sampled_from(Writes), call_id=text,
     parents=st.lists(text, max_size=2).map(tuple),
     reads=st.lists(spans, max_size=2).map(tuple),
     attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=times, seconds=times, policy=text,
@@ -255,7 +257,7 @@ def test_runs_without_ids_are_refused_for_training_by_name(tmp_path, log) -> Non
 
 def test_what_is_superseded_needs_no_ids_for_training(tmp_path, log) -> None:
     write_run(log, count=1, logprobs=None)
-    log.wait(log.record(conversation(0, step="resumed")))
+    log.wait(log.record(conversation(0, call_id="resumed")))
     assert export_runs(log, tmp_path / "a.parquet", for_training=True).runs == 1
 
 
@@ -420,7 +422,7 @@ def test_a_shuffled_file_is_refused_before_a_run_is_imported(tmp_path, log, othe
 
 def test_totals_are_those_of_the_conversations_that_count(log) -> None:
     write_run(log, "a", 2)
-    log.record(conversation(1, run_id="a", step="resumed", token_ids=None, prompt_tokens=10))
+    log.record(conversation(1, run_id="a", call_id="resumed", token_ids=None, prompt_tokens=10))
     write_run(log, "b", 0)
     log.reward("a", 0.5)
     log.reward("a", 1.0)

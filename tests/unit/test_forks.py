@@ -46,15 +46,15 @@ def read_some_chunks(reader: MemAgent, resumes: bool) -> None:
     sys.exit(0 if result.stop_reason == "max_chunks" else 1)
 
 
-def test_processes_forked_from_one_that_never_read_give_their_steps_different_ids(new_reader, log) -> None:
+def test_processes_forked_from_one_that_never_read_give_their_calls_different_ids(new_reader, log) -> None:
     """As servers do that load an application before they fork: each went on counting where the parent was."""
     for resumes in (False, True, True):
         child = start(read_some_chunks, new_reader(), resumes)
         child.join(30)
         assert child.exitcode == 0
-    steps = [conversation.step for conversation in log.conversations("r")]
-    assert len(steps) == len(set(steps)) == 6
-    assert log.trace("r").update_indices[steps[-1]] == 5
+    call_ids = [conversation.call_id for conversation in log.conversations("r")]
+    assert len(call_ids) == len(set(call_ids)) == 6
+    assert log.trace("r").update_indices[call_ids[-1]] == 5
 
 
 def test_a_forked_process_reads_though_its_parent_has_read(new_reader, log) -> None:

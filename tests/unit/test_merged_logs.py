@@ -87,12 +87,12 @@ async def test_a_run_that_several_processes_read_is_put_together(
 async def test_a_chunk_that_two_processes_read_counts_once(make_reader: Any, tmp_path: Path, whole: RunLog) -> None:
     first, second = await read_in_parts(make_reader, tmp_path, [3])
     newest = list(RunLog(second).conversations("r"))
-    repeated = replace(newest[0], id=None, step="another", text="read, but not saved")
+    repeated = replace(newest[0], id=None, call_id="another", text="read, but not saved")
     RunLog(first).wait(RunLog(first).record(repeated))
     merge_logs(whole, [first, second])
-    counted = [conversation.step for conversation in whole.conversations("r")]
-    everything = [conversation.step for conversation in whole.conversations("r", superseded=True)]
-    assert "another" not in counted and "another" in everything and newest[0].step in counted
+    counted = [conversation.call_id for conversation in whole.conversations("r")]
+    everything = [conversation.call_id for conversation in whole.conversations("r", superseded=True)]
+    assert "another" not in counted and "another" in everything and newest[0].call_id in counted
 
 
 async def test_the_command_takes_logs_and_exports_together(make_reader: Any, tmp_path: Path) -> None:
@@ -123,12 +123,14 @@ async def test_a_chunk_whose_checkpoint_was_lost_does_not_replace_what_was_read_
     first, second, third = await read_in_parts(make_reader, tmp_path, [3, 4])
     with closing(RunLog(second)) as log:
         last = list(log.conversations("r"))[-1]
-        lost = replace(last, id=None, step="lost", slot=last.slot + 1, parents=(last.step,), began=last.began + 1e-6)
+        lost = replace(
+            last, id=None, call_id="lost", slot=last.slot + 1, parents=(last.call_id,), began=last.began + 1e-6
+        )
         log.wait(log.record(lost))
     with closing(RunLog(first)) as log:
         merge_logs(log, [third])  # the process that began continued after the second one was killed
     merge_logs(whole, [first, second])
-    steps = [conversation.step for conversation in whole.conversations("r")]
+    steps = [conversation.call_id for conversation in whole.conversations("r")]
     assert "lost" not in steps
     assert whole.trace("r").answers
 
@@ -149,7 +151,7 @@ async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(
     assert (report.runs, report.rewards, report.conversations) == (1, 3, len(conversations))
     assert whole.latest_rewards("r") == {"exact": 0.0}
     (reward,) = [reward for reward in whole.rewards("r") if reward.conversation is not None]
-    assert conversations[reward.conversation].step == next(second.conversations("r")).step
+    assert conversations[reward.conversation].call_id == next(second.conversations("r")).call_id
     assert [event.kind for event in whole.events("r")] == ["memory_edited"]
     assert whole.trace("r").updates[2].memory == "harbor 99"
     assert whole.get("r").answer == second.get("r").answer is not None

@@ -46,8 +46,8 @@ def exactly(prompt: str) -> Completion:
     return with_ids(prompt, perfect_reader(prompt))
 
 
-def conversation(position: int, step: str = "s", **changes) -> Conversation:
-    return make_conversation(position, step=step, **changes)
+def conversation(position: int, call_id: str = "s", **changes) -> Conversation:
+    return make_conversation(position, call_id=call_id, **changes)
 
 
 def test_every_conversation_is_logged_as_the_policy_saw_and_said_it(make_reader, log) -> None:
@@ -316,9 +316,9 @@ def test_a_kept_memory_that_equals_the_refused_reply_is_logged_as_it_is(make_rea
     result = make_reader(ScriptedPolicy(finds_it_once), strategy="parallel", run_log=log).read(
         TEXT, QUESTION, run_id="r"
     )
-    texts = [(step.branch, step.role, step.text) for step in result.trace.calls]
+    texts = [(call.branch, call.role, call.text) for call in result.trace.calls]
     assert "" in {text for _, role, text in texts if role == "extract"}
-    assert sorted(texts) == sorted((step.branch, step.role, step.text) for step in log.trace("r").calls)
+    assert sorted(texts) == sorted((call.branch, call.role, call.text) for call in log.trace("r").calls)
 
 
 def test_a_text_that_is_larger_than_any_reply_is_not_written(log) -> None:
@@ -465,9 +465,9 @@ def test_a_run_is_read_as_of_one_moment_while_it_is_written(log) -> None:
     log.wait(log.record(conversation(0)))
     reading = log.conversations("r")
     first = next(reading)
-    log.wait(log.record(replace(conversation(1), parents=(first.step,))))
+    log.wait(log.record(replace(conversation(1), parents=(first.call_id,))))
     assert list(reading) == []
-    assert [conversation.parents for conversation in log.conversations("r")] == [first.parents, (first.step,)]
+    assert [conversation.parents for conversation in log.conversations("r")] == [first.parents, (first.call_id,)]
 
 
 def test_a_file_that_could_not_be_opened_once_is_opened_by_the_next_entry(tmp_path, monkeypatch) -> None:

@@ -165,7 +165,7 @@ def test_every_request_is_a_conversation(structured_reader, log) -> None:
     assert [(row.role, row.slot, row.writes.value) for row in rows] == [
         ("answer", 0, "answer"), ("repair", 0, "answer"), ("repair", 1, "answer"),
     ]  # fmt: skip
-    assert [row.parents for row in rows[1:]] == [(rows[0].step,), (rows[1].step,)]
+    assert [row.parents for row in rows[1:]] == [(rows[0].call_id,), (rows[1].call_id,)]
     assert all(row.sampling["json_schema"] is True for row in rows)
     assert [event.kind for row in rows for event in row.events] == ["invalid_answer"] * 2
     assert log.get(result.run_id).settings["response_format"]["schema"] == Key.model_json_schema()

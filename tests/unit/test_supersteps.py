@@ -108,7 +108,7 @@ async def test_events_and_run_log_are_those_of_a_streamed_read(make_reader, log)
     same = attrgetter("position", "role", "slot", "attempt", "outcome", "text", "reads")
     rows, streamed_rows = ([same(row) for row in log.conversations(run_id)] for run_id in ("read", "stream"))
     assert rows == streamed_rows
-    assert len({conversation.step for conversation in log.conversations("read")}) > 5
+    assert len({conversation.call_id for conversation in log.conversations("read")}) > 5
     assert log.get("read").stop_reason == log.get("stream").stop_reason
 
 

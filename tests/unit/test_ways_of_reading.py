@@ -221,12 +221,12 @@ def test_a_second_hop_before_the_first_needs_a_look_back(make_reader, log, strat
 def test_a_reread_is_a_line_of_its_own_with_its_own_question(make_reader) -> None:
     policy = ScriptedPolicy(two_hops)
     result = make_reader(policy, strategy="reread").read(HOPS, HOPS_QUESTION)
-    again = [step for step in result.trace.calls if step.branch == "1"]
+    again = [call for call in result.trace.calls if call.branch == "1"]
     assert [step.chunk_index for step in again] == list(range(result.chunks_read // 2))
     assert {part(prompt, "problem") for prompt in policy.prompts if "<section>" in prompt} == {
         HOPS_QUESTION, "Where is the chest?",
     }  # fmt: skip
-    integrated = next(step for step in result.trace.calls if step.role == "integrate")
+    integrated = next(call for call in result.trace.calls if call.role == "integrate")
     assert {result.trace.calls_by_id[parent].branch for parent in integrated.parents} == {"", "1"}
     assert [result.trace.calls_by_id[parent].role for parent in again[0].parents] == ["decompose"]
     assert [result.trace.calls_by_id[parent].role for parent in again[1].parents] == ["update", "decompose"]
@@ -249,7 +249,7 @@ def test_rereads_end_after_so_many(make_reader) -> None:
         )
     )
     result = make_reader(policy, strategy="reread:rounds=3").read(HOPS, HOPS_QUESTION)
-    assert {step.branch for step in result.trace.calls} == {"", "1", "2", "3"}
+    assert {call.branch for call in result.trace.calls} == {"", "1", "2", "3"}
     assert next(numbers) == 3
 
 
@@ -265,13 +265,13 @@ def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, log) -> N
         return ("harbor 4711 again" if "4711" in part(prompt, "recalled") else "castle") + asks
 
     result = make_reader(ScriptedPolicy(forgets), strategy="recall", run_log=log).read(TEXT, QUESTION, run_id="r")
-    step = next(step for step in result.trace.calls if step.text == "harbor 4711 again")
-    assert any("4711" in (result.trace.calls_by_id[parent].text or "") for parent in step.parents)
-    assert any("4711" in TEXT[span.start_char : span.end_char] for span in step.reads[1:])
-    row_of_log = next(call for call in log.trace("r").calls if call.id == step.id)
-    assert (row_of_log.reads, row_of_log.parents) == (step.reads, step.parents)
-    row = next(conversation for conversation in log.conversations("r") if conversation.step == step.id)
-    assert row.slot == step.reads[0].index
+    call = next(call for call in result.trace.calls if call.text == "harbor 4711 again")
+    assert any("4711" in (result.trace.calls_by_id[parent].text or "") for parent in call.parents)
+    assert any("4711" in TEXT[span.start_char : span.end_char] for span in call.reads[1:])
+    row_of_log = log.trace("r").calls_by_id[call.id]
+    assert (row_of_log.reads, row_of_log.parents) == (call.reads, call.parents)
+    row = next(conversation for conversation in log.conversations("r") if conversation.call_id == call.id)
+    assert row.slot == call.reads[0].index
 
 
 @pytest.mark.parametrize("reply", ["RECALL: zebra", "harbor 1\nRECALL: zebra"])
@@ -286,7 +286,7 @@ def test_look_ups_are_bounded_and_one_after_the_last_chunk_counts_and_belongs_to
     policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else perfect_reader(prompt))
     reader = make_reader(policy, strategy="recall:lookups=4", checkpoints=tmp_path / "checkpoints.sqlite")
     result = reader.read(TEXT, QUESTION, run_id="r")
-    roles = [step.role for step in result.trace.calls]
+    roles = [call.role for call in result.trace.calls]
     assert roles[-2:] == ["recall_last", "answer"]
     passages = [part(prompt, "recalled") for prompt in policy.prompts if "<recalled>" in prompt]
     assert sum(item != "(nothing)" for item in passages) == 4
@@ -334,7 +334,7 @@ def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, log, strategy)
     result = make_reader(ScriptedPolicy(reads), strategy=strategy, run_log=log).read(TEXT, QUESTION, run_id="r")
     assert "refused" in kinds(result)
     assert result.memory
-    assert {step.id: step.text for step in log.trace("r").calls} == {step.id: step.text for step in result.trace.calls}
+    assert {call.id: call.text for call in log.trace("r").calls} == {call.id: call.text for call in result.trace.calls}
 
 
 @pytest.mark.parametrize("reply", ["", "maybe"], ids=["empty", "no form"])
@@ -345,8 +345,8 @@ def test_no_reply_ends_a_read_under_any_rule(make_reader, log, strategy, rule, r
     rules = UpdateRules(empty=rule, refused=rule, malformed=rule, retries=1)
     result = make_reader(policy, strategy=strategy, rules=rules, run_log=log).read(TEXT, QUESTION, run_id="r")
     assert not result.stop_reason.resumable
-    texts = {step.id: step.text for step in log.trace("r").calls}
-    assert texts == {step.id: step.text for step in result.trace.calls}
+    texts = {call.id: call.text for call in log.trace("r").calls}
+    assert texts == {call.id: call.text for call in result.trace.calls}
 
 
 def test_the_memory_of_the_first_read_can_be_edited_after_a_reread(make_reader, tmp_path) -> None:

@@ -72,7 +72,7 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
     Args:
         sample: the question.
         run: the read, from the log (`load_run_view`) or from a result (`ReadResult.view`).
-        completions: what the policy wrote at each step before it was cut to the memory's budget, by the steps' ids, if
+        completions: what the policy wrote in each call before it was cut to the memory's budget, by the calls' ids, if
             known.
     """
     if run.stop_reason not in _ENDED or not run.updates:
@@ -82,14 +82,14 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
 
 
 def read_logged_run(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
-    """Return a run of a log, with the policy's completion at each step, for `analyse`. Blocks.
+    """Return a run of a log, with the policy's completion of each call, for `analyse`. Blocks.
 
     Raises:
         RunLogError: the log cannot be read.
         RunNotFoundError: there is no such run.
     """
     completions = {
-        conversation.step: extract_reply(conversation.text)
+        conversation.call_id: extract_reply(conversation.text)
         for conversation in log.conversations(run_id, with_ids=False)
         if conversation.writes is Writes.MEMORY and conversation.text
     }
@@ -105,7 +105,9 @@ def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str,
         return _explain_never_written(needle, run, completions)
     if _holds(trace.final_memory, needle.gold):
         other_form = [
-            update for update in trace.final_path if in_memory[update.step] and not contains(update.memory, needle.gold)
+            update
+            for update in trace.final_path
+            if in_memory[update.call_id] and not contains(update.memory, needle.gold)
         ]
         if other_form and not contains(trace.final_memory, needle.gold):
             return NeedleLoss(needle, Loss.REFORMATTED, other_form[0].chunk_index)
@@ -114,22 +116,22 @@ def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str,
     losing = [
         update
         for update in trace.final_path
-        if not in_memory[update.step]
-        and any(in_memory[trace.updates[source].step] for source in trace.source_indices(update))
+        if not in_memory[update.call_id]
+        and any(in_memory[trace.updates[source].call_id] for source in trace.source_indices(update))
     ]
     loss = Loss.CUT_BY_CAP if _was_cut(losing[-1]) else Loss.OVERWRITTEN
     return NeedleLoss(needle, loss, losing[-1].chunk_index)
 
 
 def _find_memories_with(gold: str, trace: Trace) -> dict[str, bool]:
-    """Return whether each memory on the path to the answer has the gold string in any form, by its update's step."""
+    """Return whether each memory on the path to the answer has the gold string in any form, by its update's call."""
     in_memory: dict[str, bool] = {}
     for update in trace.final_path:
         sources = trace.source_indices(update)
         if len(sources) == 1 and not update.changed:
-            in_memory[update.step] = in_memory[trace.updates[sources[0]].step]
+            in_memory[update.call_id] = in_memory[trace.updates[sources[0]].call_id]
         else:
-            in_memory[update.step] = _holds(update.memory, gold)
+            in_memory[update.call_id] = _holds(update.memory, gold)
     return in_memory
 
 
@@ -158,7 +160,7 @@ def _compile_any_form(gold: str) -> re.Pattern[str] | None:
 def _explain_never_written(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
     """Return why no memory had a fact, from what the policy wrote and from the fact's chunk."""
     path = run.trace.final_path
-    written = [update for update in path if _holds(completions.get(update.step, ""), needle.gold)]
+    written = [update for update in path if _holds(completions.get(update.call_id, ""), needle.gold)]
     if written:
         is_refused = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in written[0].events)
         return NeedleLoss(needle, Loss.NOT_TAKEN if is_refused else Loss.CUT_BY_CAP, written[0].chunk_index)

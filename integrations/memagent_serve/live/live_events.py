@@ -110,7 +110,7 @@ def format_passage(view: RunView, store: DocumentStore, start: int, end: int) ->
         ApiError: 404; the run has not read that far.
         DocumentError: the text is no longer stored.
     """
-    spans = {span for step in view.trace.calls for span in step.reads}
+    spans = {span for call in view.trace.calls for span in call.reads}
     span = next((span for span in spans if span.start_char <= start < span.end_char), None)
     text = None if span is None else view.span_text(span)
     if span is None or text is None:
@@ -149,7 +149,7 @@ class ReadWatcher:
         self._read: ServedRead | None = None
         self._sent = 0
         self._memories: dict[str, str] = {}
-        self._by_step: dict[str, str] = {}
+        self._by_call: dict[str, str] = {}
         self._state = ""
 
     async def iter_changes(self) -> AsyncIterator[dict[str, str]]:
@@ -170,7 +170,7 @@ class ReadWatcher:
             while self._sent < len(self._read.updates):
                 update = self._read.updates[self._sent]
                 self._sent += 1
-                if update.step not in self._by_step:
+                if update.call_id not in self._by_call:
                     yield _make_event("update", self._format(update))
         state = json.dumps([entry.edited, format_read(entry, read)["state"]])
         if state != self._state:
@@ -179,7 +179,7 @@ class ReadWatcher:
             yield _make_event("state", value)
 
     async def _make_snapshot(self) -> dict[str, Any]:
-        self._memories, self._by_step = {}, {}
+        self._memories, self._by_call = {}, {}
         try:
             updates = await self._reads.list_updates(self._owner, self._run_id)
         except ApiError:  # it has not begun
@@ -198,14 +198,14 @@ class ReadWatcher:
         return {"updates": values, "earlier": len(updates) - len(values)}
 
     def _format(self, update: MemoryUpdate) -> dict[str, Any]:
-        sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources)
+        sources = dict.fromkeys(self._by_call.get(call_id, "") for call_id in update.sources)
         before = self._memories.get(update.branch)
         value = format_update(update, "\n".join(filter(None, sources)) if before is None else before)
         self._record(update)
         return value
 
     def _record(self, update: MemoryUpdate) -> None:
-        self._memories[update.branch] = self._by_step[update.step] = update.memory
+        self._memories[update.branch] = self._by_call[update.call_id] = update.memory
 
     async def _get_outcome(self) -> dict[str, Any]:
         try:

@@ -111,12 +111,12 @@ class LiveReads:
         if view.stop_reason is not None or self.manager.find(owner, run_id) is not None:
             return updates
         try:
-            steps = {update.step for update in await self._reader.ahistory(run_id)}
+            call_ids = {update.call_id for update in await self._reader.ahistory(run_id)}
         except RunNotFoundError:  # it was killed before its first checkpoint
             return []
         except MemAgentError:  # it cannot be continued, so there is only the log
             return updates
-        return [update for update in updates if update.step in steps]
+        return [update for update in updates if update.call_id in call_ids]
 
     def get_answers(self, run_ids: Sequence[str]) -> dict[str, str | None]:
         """Return the answers in the run log, by run id."""

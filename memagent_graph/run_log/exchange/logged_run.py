@@ -104,48 +104,50 @@ def _conversations(
     merged: dict[tuple[str, int], Conversation] = {}
     for part in parts:
         for conversation in sorted(part.conversations, key=lambda conversation: conversation.id or 0):
-            earlier = merged.get((conversation.step, conversation.attempt), conversation)
+            earlier = merged.get((conversation.call_id, conversation.attempt), conversation)
             is_superseded = earlier.superseded or conversation.superseded
-            merged[conversation.step, conversation.attempt] = replace(earlier, superseded=is_superseded)
+            merged[conversation.call_id, conversation.attempt] = replace(earlier, superseded=is_superseded)
     in_order = list(merged.values())
     if len(parts[0].conversations) != len(merged):  # otherwise they are in the order of its log
         in_order.sort(key=lambda conversation: conversation.began)  # at one time: in order of parts
-    ids = {(conversation.step, conversation.attempt): number for number, conversation in enumerate(in_order)}
+    ids = {(conversation.call_id, conversation.attempt): number for number, conversation in enumerate(in_order)}
     rewards_by_part = []
     for part in parts:
-        new_ids = {conversation.id: ids[conversation.step, conversation.attempt] for conversation in part.conversations}
+        new_ids = {
+            conversation.id: ids[conversation.call_id, conversation.attempt] for conversation in part.conversations
+        }
         rewards_by_part.append(
             [replace(reward, id=None, conversation=new_ids.get(reward.conversation)) for reward in part.rewards]
         )
     stale = _stale(in_order, events)
     conversations = [
-        replace(conversation, id=number, superseded=conversation.step in stale)
+        replace(conversation, id=number, superseded=conversation.call_id in stale)
         for number, conversation in enumerate(in_order)
     ]
     return sorted(conversations, key=lambda conversation: conversation.position), _union(rewards_by_part)
 
 
 def _stale(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
-    """Return the superseded steps of conversations, which are in the order in which they were read."""
+    """Return the superseded calls of conversations, which are in the order in which they were read."""
     edited: dict[str | None, float] = {}
     for event in events:
         if event.kind == EventKind.MEMORY_EDITED:
-            edited[event.step] = max(event.time, edited.get(event.step, event.time))
+            edited[event.call_id] = max(event.time, edited.get(event.call_id, event.time))
     stale: set[str] = set()
-    step_at: dict[tuple[str, str, int], str] = {}
+    call_at: dict[tuple[str, str, int], str] = {}
     for number, conversation in enumerate(conversations):  # each after its parents
         began, slot = conversation.began, (conversation.branch, conversation.role, conversation.slot)
         is_of_old_memory = any(began < edited.get(parent, began) for parent in conversation.parents)
         if conversation.superseded or is_of_old_memory or not stale.isdisjoint(conversation.parents):
-            stale.add(conversation.step)
+            stale.add(conversation.call_id)
             continue
-        replaced = step_at.get(slot, conversation.step)
-        step_at[slot] = conversation.step
-        if replaced != conversation.step and replaced not in stale:
+        replaced = call_at.get(slot, conversation.call_id)
+        call_at[slot] = conversation.call_id
+        if replaced != conversation.call_id and replaced not in stale:
             stale.add(replaced)
             for earlier in conversations[:number]:
                 if not stale.isdisjoint(earlier.parents):
-                    stale.add(earlier.step)
+                    stale.add(earlier.call_id)
     return stale
 
 

@@ -123,9 +123,9 @@ def test_a_log_its_path_and_its_exports_give_the_same_groups(tmp_path, log, suff
         write(log, run_id, reward=ord(run_id) / 3, logprobs=[-1 / 3, -0.1])
     write(log, "unfinished", stop_reason=None, question="Another?")
     write(log, "edited", question="A third?")
-    step = next(log.conversations("edited")).step
-    log.wait(log.edit("edited", 0, "better", step=step, remaining=[step]))
-    log.wait(log.record(turn("edited", 1, 1, step="anew")))
+    call_id = next(log.conversations("edited")).call_id
+    log.wait(log.edit("edited", 0, "better", call_id=call_id, remaining=[call_id]))
+    log.wait(log.record(turn("edited", 1, 1, call_id="anew")))
     log.wait(log.end("edited", "answered", "1"))
     path = log.path if suffix == "sqlite" else tmp_path / f"runs.{suffix}"
     if suffix != "sqlite":
@@ -193,9 +193,9 @@ def test_a_run_is_scored_as_it_was_and_greedy_calls_are_left_out_afterwards(log)
         "a",
         conversations=[
             turn("a", 0, 9, text="nothing"),
-            replace(greedy, parents=(turn("a", 0, 9).step,)),
-            replace(turn("a", 2, 9, text="the fact"), slot=1, parents=(greedy.step,)),
-            replace(turn("a", 3, 3), parents=(turn("a", 2, 9).step,)),
+            replace(greedy, parents=(turn("a", 0, 9).call_id,)),
+            replace(turn("a", 2, 9, text="the fact"), slot=1, parents=(greedy.call_id,)),
+            replace(turn("a", 3, 3), parents=(turn("a", 2, 9).call_id,)),
         ],
     )
 
@@ -225,8 +225,8 @@ def test_runs_whose_question_was_redacted_are_grouped_by_what_the_policy_was_sho
 
 def test_superseded_conversations_are_left_out(log) -> None:
     write(log, "a")
-    log.wait(log.record(turn("a", 1, 9, step="again", token_ids=[7, 7, 7], logprobs=[-1.0] * 3)))
-    log.wait(log.record(turn("a", 2, 2, step="and again", parents=("again",))))
+    log.wait(log.record(turn("a", 1, 9, call_id="again", token_ids=[7, 7, 7], logprobs=[-1.0] * 3)))
+    log.wait(log.record(turn("a", 2, 2, call_id="and again", parents=("again",))))
     log.wait(log.end("a", "answered", "1"))
     (group,) = load_groups(log, min_group=1).groups
     completions = [list(row.completion_ids_T) for row in group.rollouts_G[0].conversations_K]

@@ -235,8 +235,8 @@ def _refusals(
     if run.record.stop_reason not in _TRAINABLE:
         yield Refusal.UNFINISHED
     # Edits of an earlier reading of this run do not count.
-    steps = {conversation.step for conversation in run.conversations_K}
-    of_run = (event for event in run.events if event.step is None or event.step in steps)
+    call_ids = {conversation.call_id for conversation in run.conversations_K}
+    of_run = (event for event in run.events if event.call_id is None or event.call_id in call_ids)
     if any(event.kind == EventKind.MEMORY_EDITED for event in of_run):
         yield Refusal.EDITED
     if not _is_unbroken(run):
@@ -313,18 +313,18 @@ def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
 
 
 def _is_unbroken(run: TrainingRun) -> bool:
-    """Return whether every step with all its attempts is there, and an answer."""
-    steps = group_values((conversation.step, conversation) for conversation in run.conversations_K)
-    for attempts in steps.values():
+    """Return whether every call with all its attempts is there, and an answer."""
+    attempts_of = group_values((conversation.call_id, conversation) for conversation in run.conversations_K)
+    for attempts in attempts_of.values():
         outcomes = [attempt.outcome is Outcome.DISCARDED for attempt in attempts]
         if (
             [attempt.attempt for attempt in attempts] != list(range(len(attempts)))
             or len({(attempt.role, attempt.branch, attempt.slot) for attempt in attempts}) != 1
             or outcomes != [True] * (len(attempts) - 1) + [False]
-            or not steps.keys() >= set(attempts[-1].parents)
+            or not attempts_of.keys() >= set(attempts[-1].parents)
         ):
             return False
-    firsts = [attempts[0] for attempts in steps.values()]
+    firsts = [attempts[0] for attempts in attempts_of.values()]
     positions = {(first.role, first.branch, first.slot) for first in firsts}
     return len(positions) == len(firsts) and any(first.writes is Writes.ANSWER for first in firsts)
 

@@ -76,7 +76,7 @@ class TrainingRun:
 
     @cached_property
     def trace(self) -> Trace:
-        """The run as a graph of steps, with edits applied."""
+        """The run as a graph of calls, with edits applied."""
         return build_trace(self.conversations_K, self.events, document_bytes=self.record.document.get("size"))
 
     @property
@@ -94,16 +94,16 @@ class TrainingRun:
         trace = self.trace
         is_redacted: dict[str, bool] = {}
         around: dict[str, tuple[str | None, str | None]] = {}
-        for step in trace.calls:
-            parent_redacted = any(is_redacted.get(parent, False) for parent in step.parents)
-            is_redacted[step.id] = step.text is None if step.writes is Writes.MEMORY else parent_redacted
-            before = None if parent_redacted else trace.memory_before(step.id)
-            if step.branch and step.writes is Writes.MEMORY:
-                before = before if trace.continued_indices(trace.updates[trace.update_indices[step.id]]) else ""
-            around[step.id] = before, None if is_redacted[step.id] else trace.memory_after(step.id)
+        for call in trace.calls:
+            parent_redacted = any(is_redacted.get(parent, False) for parent in call.parents)
+            is_redacted[call.id] = call.text is None if call.writes is Writes.MEMORY else parent_redacted
+            before = None if parent_redacted else trace.memory_before(call.id)
+            if call.branch and call.writes is Writes.MEMORY:
+                before = before if trace.continued_indices(trace.updates[trace.update_indices[call.id]]) else ""
+            around[call.id] = before, None if is_redacted[call.id] else trace.memory_after(call.id)
         memories_K = []
         for conversation in self.conversations_K:
-            before, after = around.get(conversation.step, ("", ""))
+            before, after = around.get(conversation.call_id, ("", ""))
             memories_K.append((before, before if conversation.outcome is Outcome.DISCARDED else after))
         return memories_K
 

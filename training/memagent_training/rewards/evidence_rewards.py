@@ -73,14 +73,14 @@ class EvidenceF2Gain(_EvidenceReward):
         if gold is None or sources is None:
             return None
         trace, gains = run.trace, dict[str, float]()
-        last_steps = {trace.update_indices[step.id]: step.id for step in trace.calls if step.writes is Writes.MEMORY}
-        for update, step in last_steps.items():
+        last_calls = {trace.update_indices[call.id]: call.id for call in trace.calls if call.writes is Writes.MEMORY}
+        for update, call_id in last_calls.items():
             before = frozenset[int]().union(
                 *(sources[former] for former in trace.continued_indices(trace.updates[update]))
             )
-            gains[step] = compute_f2(sources[update], *gold) - compute_f2(before, *gold)
+            gains[call_id] = compute_f2(sources[update], *gold) - compute_f2(before, *gold)
         return [
-            gains.get(conversation.step, 0.0) * (conversation.outcome is not Outcome.DISCARDED)
+            gains.get(conversation.call_id, 0.0) * (conversation.outcome is not Outcome.DISCARDED)
             for conversation in run.conversations_K
         ]
 
