@@ -6,7 +6,7 @@ Its runs are logged, resumed, edited, shown, exported and trained on like those 
 """
 
 from memagent_graph import ANSWER, UPDATE, EventKind, ParsedReply, ParseFailure, Role, SequentialState, Strategy, Writes
-from memagent_graph.reading.steps import answer, chosen_chunk, read_chunk, route_after_read_chunk, update_memory
+from memagent_graph.reading.steps import answer, chosen_chunk, overwrite_memory, read_chunk, route_after_read_chunk
 
 
 def parse_yes_or_no(text, prompts):
@@ -32,18 +32,18 @@ class GateState(SequentialState):
 
 
 class OwnGate(Strategy):
-    """A strategy of the steps read_chunk -> ask_gate -> (update_memory) -> read_chunk -> ... -> answer."""
+    """A strategy of the steps read_chunk -> ask_gate -> (overwrite_memory) -> read_chunk -> ... -> answer."""
 
     name, roles, state = "own_gate", (GATE, UPDATE, ANSWER), GateState
 
     def wire(self, graph):
-        """Add the steps of the paper's loop, with the gate between read_chunk and update_memory."""
-        for step in (read_chunk, ask_gate, update_memory, answer):
+        """Add the steps of the paper's loop, with the gate between read_chunk and overwrite_memory."""
+        for step in (read_chunk, ask_gate, overwrite_memory, answer):
             graph.add_node(step.__name__, step)
-        for start, end in (("open_document", "read_chunk"), ("update_memory", "read_chunk"), ("answer", "__end__")):
+        for start, end in (("open_document", "read_chunk"), ("overwrite_memory", "read_chunk"), ("answer", "__end__")):
             graph.add_edge(start, end)
         graph.add_conditional_edges("read_chunk", route_after_read_chunk("ask_gate"), ["ask_gate", "answer", "__end__"])
-        graph.add_conditional_edges("ask_gate", route_after_gate, ["update_memory", "read_chunk"])
+        graph.add_conditional_edges("ask_gate", route_after_gate, ["overwrite_memory", "read_chunk"])
 
 
 async def ask_gate(state, step):
@@ -56,5 +56,5 @@ async def ask_gate(state, step):
 
 
 def route_after_gate(state):
-    """Return the next step: update_memory if there is something new, otherwise read_chunk."""
-    return "update_memory" if state["is_new"] else "read_chunk"
+    """Return the next step: overwrite_memory if there is something new, otherwise read_chunk."""
+    return "overwrite_memory" if state["is_new"] else "read_chunk"

@@ -31,7 +31,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.outcome import Progress
 from memagent_graph.reading.state import Limits, ReaderState, SequentialState
-from memagent_graph.reading.steps import Change, StepContext, read_chunk, update_memory
+from memagent_graph.reading.steps import Change, StepContext, overwrite_memory, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.reading.tracing import detach
 from memagent_graph.results import Usage
@@ -254,7 +254,7 @@ class _ContinueMemory(Strategy):
     def wire(self, graph: StrategyGraph) -> None:
         graph.add_node("take_memory", self._take_memory)
         graph.add_node("read_chunk", read_chunk)
-        graph.add_node("update_memory", update_memory)
+        graph.add_node("update_memory", overwrite_memory)
         graph.add_edge(OPEN, "take_memory")
         graph.add_edge("take_memory", "read_chunk")
         graph.add_conditional_edges("read_chunk", _choose_after_read_chunk, ["update_memory", END])

@@ -284,7 +284,7 @@ async def read_chunk(state: SequentialState, step: StepContext) -> Change:
     return {"span": None if span is None else span.stored, "cursor": next_cursor}
 
 
-async def update_memory(state: SequentialState, step: StepContext) -> Change:
+async def overwrite_memory(state: SequentialState, step: StepContext) -> Change:
     """Show the policy the chosen chunk. The reply becomes the memory, by the reader's rules."""
     return {"memory": (await read_with_memory(UPDATE, state, step)).text}
 

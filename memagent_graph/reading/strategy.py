@@ -1,16 +1,20 @@
 """Strategies: a strategy is a graph of steps, with the roles in which it calls the policy, and its own state.
 
-A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its options.
+A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its options. In `strategies/overwrite.py`:
 
     @dataclass(frozen=True)
-    class Overwrite(Strategy):
-        name: ClassVar[str] = "overwrite"
-        roles: ClassVar[tuple[Role, ...]] = (UPDATE, ANSWER)
-        state: ClassVar[type] = SequentialState
+    class SequentialStrategy(Strategy):
+        passes: int = field(default=1, kw_only=True)
+        state: ClassVar[type] = PassState
 
         def wire(self, graph: StrategyGraph) -> None:
-            graph.add_node("read_chunk", read_chunk)
+            graph.add_node("read_chunk", self._read_chunk)
             ...
+
+    @dataclass(frozen=True)
+    class Overwrite(SequentialStrategy):
+        name: ClassVar[str] = "overwrite"
+        roles: ClassVar[tuple[Role, ...]] = (UPDATE, ANSWER)
 
 Its runs can then be logged, resumed, edited, shown, evaluated and used for training.
 """

@@ -79,7 +79,7 @@ class Gated(SequentialStrategy):
         """Add the early exit beside the edge back."""
         graph.add_conditional_edges(self.update, _route_when_enough, ["read_chunk", "answer"])
 
-    async def _update(self, state: PassState, step: StepContext) -> Change:
+    async def _update_memory(self, state: PassState, step: StepContext) -> Change:
         reply = await read_with_memory(self.roles[0], state, step)
         return {"memory": reply.text, "enough": reply.value is Decision.STOP}
 

@@ -52,7 +52,7 @@ class SequentialStrategy(Strategy):
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop of the paper: from the choice of a chunk to the step that reads it, and the answer."""
         graph.add_node("read_chunk", self._read_chunk)
-        graph.add_node(self.update, self._update)
+        graph.add_node(self.update, self._update_memory)
         graph.add_node("answer", answer)
         graph.add_edge(OPEN, "read_chunk")
         graph.add_conditional_edges("read_chunk", route_after_read_chunk(self.update), [self.update, "answer", END])
@@ -70,13 +70,18 @@ class SequentialStrategy(Strategy):
         number, memory = state.get("pass_number") or 1, state.get("memory") or ""
         is_last = number >= self.passes or memory == (state.get("earlier_memory") or "")
         chunks = state.get("chunks_read") or 0
-        if is_last or change.get("span", state) is not None or chunks - (state.get("earlier_chunks") or 0) < 2:
+        if (
+            is_last
+            or "stop_reason" in change
+            or change["span"] is not None
+            or chunks - (state.get("earlier_chunks") or 0) < 2
+        ):
             return change
         begin = {"cursor": None, "pass_number": number + 1, "earlier_chunks": chunks, "earlier_memory": memory}
         at_beginning: Any = {**state, **begin}
         return {**begin, **await read_chunk(at_beginning, step)}
 
-    async def _update(self, state: PassState, step: StepContext) -> Change:
+    async def _update_memory(self, state: PassState, step: StepContext) -> Change:
         return {"memory": (await read_with_memory(self.roles[0], state, step)).text}
 
 

@@ -52,7 +52,7 @@ class Segments(branching.BranchingStrategy):
         self.wire_merging(graph)
         graph.add_edge(OPEN, "cut_segments")
         graph.add_edge("cut_segments", "next_chunks")
-        graph.add_conditional_edges("next_chunks", _branch_per_segment, ["read_segment", "gather", END])
+        graph.add_conditional_edges("next_chunks", _route_to_segments, ["read_segment", "gather", END])
         graph.add_edge("read_segment", "next_chunks")
 
     @property
@@ -67,14 +67,14 @@ class Segments(branching.BranchingStrategy):
 async def _next_chunks(state: SegmentsState, step: StepContext) -> Change:
     if stop := step.stop_if_limit_reached():
         return stop
-    still_open = list(_open_segments(state))
-    return {"wave": still_open[: step.chunks_left(len(still_open))]}
+    unread = list(_find_unread_cursors(state))
+    return {"wave": unread[: step.chunks_left(len(unread))]}
 
 
-def _branch_per_segment(state: SegmentsState) -> str | Sequence[Send]:
+def _route_to_segments(state: SegmentsState) -> str | Sequence[Send]:
     if state.get("stop_reason"):
         return END
-    findings, cursors = state.get("findings", {}), _open_segments(state)
+    findings, cursors = state.get("findings", {}), _find_unread_cursors(state)
     memories = {name: findings[name]["text"] if name in findings else "" for name in cursors}
     return [
         branch("read_segment", state, name, cursor=cursors[name], memory=memories[name])
@@ -82,7 +82,7 @@ def _branch_per_segment(state: SegmentsState) -> str | Sequence[Send]:
     ] or "gather"
 
 
-def _open_segments(state: Mapping[str, Any]) -> dict[str, Cursor]:
+def _find_unread_cursors(state: Mapping[str, Any]) -> dict[str, Cursor]:
     """Return the cursors of all segments that were not read to their end."""
     cursors = state.get("cursors", {})
     segments = {str(segment["cursor"]["index"]): segment for segment in state.get("segments") or ()}

@@ -133,8 +133,8 @@ def logged_value(table: str, column: str, value: Any) -> Callable[[Path], str]:
     """A log is shown in which a column has this value."""
 
     def show(folder: Path) -> str:
-        events = "INSERT INTO events (run_id, time, kind, detail, step) VALUES ('r', 1, 'memory_edited', '', ?)"
-        change(folder / "runs.sqlite", events.replace("?", "(SELECT step FROM conversations)"))
+        events = "INSERT INTO events (run_id, time, kind, detail, call_id) VALUES ('r', 1, 'memory_edited', '', ?)"
+        change(folder / "runs.sqlite", events.replace("?", "(SELECT call_id FROM conversations)"))
         change(folder / "runs.sqlite", f"UPDATE {table} SET {column} = ?", value)
         return show_them(folder)
 

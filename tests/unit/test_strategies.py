@@ -25,7 +25,7 @@ from memagent_graph import (
     build_graph,
 )  # fmt: skip
 from memagent_graph.errors import BudgetError, PromptError, StrategyError
-from memagent_graph.reading.steps import answer, chosen_chunk, read_chunk, route_after_read_chunk, update_memory
+from memagent_graph.reading.steps import answer, chosen_chunk, overwrite_memory, read_chunk, route_after_read_chunk
 from memagent_graph.strategies import list_strategy_names, load_strategy
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.terminal import render_timeline
@@ -40,7 +40,7 @@ class Line(Strategy):
     name = "line"
     roles = (UPDATE, ANSWER)
     state = SequentialState
-    update = staticmethod(update_memory)
+    update = staticmethod(overwrite_memory)
 
     def wire(self, graph) -> None:
         graph.add_node("read_chunk", read_chunk)
@@ -134,7 +134,7 @@ def test_a_strategy_that_is_not_well_formed_is_refused_with_the_remedy(make_read
 
 def test_a_change_of_what_the_state_does_not_have_is_refused_and_not_dropped(make_reader) -> None:
     async def update(state, step):
-        return {**await update_memory(state, step), "pages": 3}
+        return {**await overwrite_memory(state, step), "pages": 3}
 
     with pytest.raises(StrategyError, match=r"'update_memory' changes 'pages'.*Add it to the state class"):
         make_reader(strategy=without(update=staticmethod(update))).read(TEXT, QUESTION)
