@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rl_loops import SETTINGS, Recorder, small_job
+from support.rl_loops import SETTINGS, Recorder, make_job
 
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
@@ -72,7 +72,7 @@ def assert_whole(out: Path, iterations: int = 3, gap: float = 1e-2) -> None:
 def test_it_runs_through(server, tmp_path) -> None:
     watcher = Recorder()
     loop = run(
-        small_job(tmp_path / "rl", base_url=server.base_url, measure_every=2, measure_lengths=(500,), measure_count=4),
+        make_job(tmp_path / "rl", base_url=server.base_url, measure_every=2, measure_lengths=(500,), measure_count=4),
         watcher,
     )
     assert (loop.steps, loop.policy) == (3, tmp_path / "rl")
@@ -122,7 +122,7 @@ def test_a_server_that_is_killed_while_it_reads_is_started_again(vllm_python, tm
 
     watcher = Killer()
     at_once = CollectSettings(rollouts=4, groups=4, max_questions=64, concurrency=32)
-    loop = run(small_job(out, iterations=2, collect=at_once), watcher)
+    loop = run(make_job(out, iterations=2, collect=at_once), watcher)
     assert killed
     assert loop.steps == 2
     assert_whole(out, 2)
@@ -200,7 +200,7 @@ def test_a_loop_that_is_killed_while_it_reads_and_while_it_trains_goes_on(server
 def test_rollouts_may_be_one_version_behind(server, tmp_path) -> None:
     a_step = 1.5  # nats on average over some seventy tokens: what one step at a rate of 1e-4 may change
     changes = SETTINGS | {"max_logprob_gap": a_step}
-    job: RLJob = small_job(tmp_path / "rl", base_url=server.base_url, steps_behind=1, settings=changes)
+    job: RLJob = make_job(tmp_path / "rl", base_url=server.base_url, steps_behind=1, settings=changes)
     assert run(job).steps == 3
     assert_whole(job.out, gap=a_step)
     records = LoopJournal(job.out / "journal.jsonl").records
@@ -212,7 +212,7 @@ def test_rollouts_may_be_one_version_behind(server, tmp_path) -> None:
 
 
 def test_adapters_are_trained_and_each_version_is_served_beside_the_one_before(vllm_python, tmp_path) -> None:
-    loop = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4))
+    loop = run(make_job(tmp_path / "rl", iterations=2, lora_rank=4))
     assert_whole(loop.policy, 2)
     log = (loop.policy / "server.log").read_text(errors="replace")
     assert log.count("Application startup complete") == 1
@@ -223,7 +223,7 @@ def test_adapters_are_trained_and_each_version_is_served_beside_the_one_before(v
 
 
 def test_merged_adapters_are_reloaded_in_place(vllm_python, tmp_path) -> None:
-    loop = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4, serve_merged=True))
+    loop = run(make_job(tmp_path / "rl", iterations=2, lora_rank=4, serve_merged=True))
     assert_whole(loop.policy, 2)
     log = (loop.policy / "server.log").read_text(errors="replace")
     assert log.count("Application startup complete") == 1

@@ -1,4 +1,4 @@
-"""Conversations of made-up runs: what a log holds, without a read."""
+"""Conversations and runs for logs, made without a read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ DOCUMENT: Any = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "m
 IDS: dict[str, Any] = {"prompt_token_ids": [1, 2, 4_000_000_000], "token_ids": [5, 6], "logprobs": [-0.5, -0.25]}
 
 
-def conversation(position: int = 0, *, answers: bool = False, **changes: Any) -> Conversation:
-    """An update at a chunk after the one at the chunk before it, or an answer after the update at `position - 1`."""
+def make_conversation(position: int = 0, *, answers: bool = False, **changes: Any) -> Conversation:
+    """Return an update or answer, whose parent is the update at `position - 1`."""
     place: dict[str, Any] = {"node": "update_memory", "role": "update", "slot": position, "writes": Writes.MEMORY}
     if answers:
         place = {"node": "answer", "role": "answer", "slot": 0, "writes": Writes.ANSWER}
@@ -30,21 +30,21 @@ def conversation(position: int = 0, *, answers: bool = False, **changes: Any) ->
 def write_run(
     log: RunLog, run_id: str = "r", count: int = 2, *, stop_reason: str | None = "answered", **changes: Any
 ) -> list[int]:
-    """A run with so many conversations, which have token ids; their rows.
+    """Write a run of `count` conversations with token ids, and return their row ids.
 
     Args:
-        log: where it is written.
-        run_id: its id.
-        count: how many conversations.
-        stop_reason: how it ended; None if it has not.
+        log: the log to write to.
+        run_id: the run's id.
+        count: the number of conversations.
+        stop_reason: its stop reason; None if it has not ended.
         changes: the run's question, its document's name, and values of its conversations.
     """
     question = changes.pop("question", f"Who is {run_id}?")
     document = {**DOCUMENT, "name": changes.pop("name", "book.txt")}
     prompts, values = load_prompts(), {**IDS, **changes}
     log.wait(log.begin(run_id, question, document, {"model": "fake"}, prompts=prompts, trace={"a": "b"}))
-    turns = [conversation(at, **{"run_id": run_id, "template": prompts.fingerprint, **values}) for at in range(count)]
-    rows = [log.wait(log.record(turn)) for turn in turns]
+    values = {"run_id": run_id, "template": prompts.fingerprint, **values}
+    rows = [log.wait(log.record(make_conversation(position, **values))) for position in range(count)]
     if stop_reason:
         log.wait(log.end(run_id, stop_reason, "42"))
     return rows

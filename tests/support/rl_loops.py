@@ -1,9 +1,9 @@
-"""Small closed loops: their settings, and a process of its own for one.
+"""The settings of small closed loops, and a program that runs one in its own process.
 
     python -m support.rl_loops OUT BASE_URL KILL NUMBER
 
-begins a loop in OUT or goes on with it, and kills itself. KILL is "collect": in the first collection, once NUMBER
-groups are whole; "step": before the checkpoint of that step is there; or "never".
+starts or continues a loop in OUT, and kills itself. KILL says when: "collect", in the first collection, once NUMBER
+groups have all rewards; "step", after optimizer step NUMBER, before its checkpoint is saved; or "never".
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SETTINGS = {
 }
 
 
-def small_job(out: Path, **changes: Any) -> RLJob:
-    """The embedded policy on a task that it gets right now and then, 4 groups of 4 rollouts an iteration."""
+def make_job(out: Path, **changes: Any) -> RLJob:
+    """Return a job of the embedded policy on a task that it sometimes solves, 4 groups of 4 rollouts an iteration."""
     values: dict[str, Any] = {
         "tasks": ("niah_multikey_2",),
         "lengths": (500,),
@@ -48,8 +48,8 @@ def small_job(out: Path, **changes: Any) -> RLJob:
     return RLJob(out=out, **(values | changes))
 
 
-def record(number: int = 0, **changes: Any) -> CollectionRecord:
-    """What a collection came to."""
+def make_record(number: int = 0, **changes: Any) -> CollectionRecord:
+    """Return the journal's record of one collection."""
     values: dict[str, Any] = {
         "number": number,
         "iteration": number,
@@ -72,8 +72,8 @@ def record(number: int = 0, **changes: Any) -> CollectionRecord:
     return CollectionRecord(**(values | changes))
 
 
-def measurement(iteration: int = 0, mean: float = 0.5, **changes: Any) -> Measurement:
-    """How right questions were answered."""
+def make_measurement(iteration: int = 0, mean: float = 0.5, **changes: Any) -> Measurement:
+    """Return the measured accuracy after an iteration."""
     values: dict[str, Any] = {
         "iteration": iteration,
         "temperature": 0.0,
@@ -104,8 +104,8 @@ class Recorder(LoopStatus):
         self.reason = reason
 
 
-class _Fatal(Recorder):
-    """Kills its process when a step has been taken and its checkpoint is not yet there."""
+class _KillingRecorder(Recorder):
+    """Kills its process after a step, before its checkpoint is saved."""
 
     def __init__(self, step: int) -> None:
         super().__init__()
@@ -117,25 +117,25 @@ class _Fatal(Recorder):
 
 
 def main() -> None:
-    """See above."""
+    """Run the command of the module's docstring."""
     out, base_url, kill, number = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 
     def reward(run: TrainingRun) -> float | None:
-        """Of the question after those that are to be whole, it does not come before they are."""
+        """Score a run; a run after the first NUMBER groups waits until they have all rewards, and kills the process."""
         if kill == "collect" and int(run.run_id.split("-")[-2]) == number:
-            while any(not is_whole(out, f"collection-0-{place}") for place in range(number)):
+            while any(not has_all_rewards(out, f"collection-0-{place}") for place in range(number)):
                 time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGKILL)
         return ExactMatch()(run)
 
-    job = small_job(out, base_url=base_url, reward=reward, resume=True)
-    reason = run(job, _Fatal(number) if kill == "step" else None).reason
-    # In one piece: torchrun's processes share a pipe and are unbuffered, and print() writes the newline on its own.
+    job = make_job(out, base_url=base_url, reward=reward, resume=True)
+    reason = run(job, _KillingRecorder(number) if kill == "step" else None).reason
+    # In one write: torchrun's processes share an unbuffered pipe, and print() writes the newline separately.
     sys.stdout.write(f"{reason}\n")
 
 
-def is_whole(out: Path, group: str) -> bool:
-    """Whether all rewards of a group of four are logged."""
+def has_all_rewards(out: Path, group: str) -> bool:
+    """Return whether all rewards of a group of four are logged."""
     totals = RunLog(out / RUN_LOG).totals(f"{group}-{place}" for place in range(4))
     return all(total.rewards for total in totals.values())
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from support.fake_server import FakeServer
 from support.scripts import perfect_reader
-from support.server_faults import error, says
+from support.server_faults import make_error, make_response
 
 Body = dict[str, Any]
 Reply = dict[str, Any]
@@ -122,7 +122,7 @@ def _raw(more: str, encode: Callable[[str], bytes] = str.encode) -> Dialect:
 
     def answer(reply: Reply, number: int) -> web.Response:
         body = _UNUSED % (json.dumps(reply["choices"][0]["message"]), more)
-        return says(encode(body))()
+        return make_response(encode(body))()
 
     return Dialect(answer)
 
@@ -135,7 +135,8 @@ def _stream(text: str, reason: str) -> web.Response:
     """The reply as events, though it was not asked for as a stream."""
     deltas = [({"role": "assistant"}, None), ({"content": text[:3]}, None), ({"content": text[3:]}, None), ({}, reason)]
     events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": word}]} for delta, word in deltas]
-    return says(b"".join(b"event: message\ndata: %s\n\n" % _json(event) for event in events) + b"data: [DONE]\n")()
+    lines = [b"event: message\ndata: %s\n\n" % _json(event) for event in events]
+    return make_response(b"".join([*lines, b"data: [DONE]\n"]))()
 
 
 FINISH_REASONS = {
@@ -209,10 +210,10 @@ SHAPES = {
     "NaN in a field of its own": _raw('"score": NaN'),
     "a byte order mark": _raw('"x": 1', lambda text: text.encode("utf-8-sig")),
     "a number of a hundred digits": _raw(f'"created": {"9" * 100}'),
-    "a line's end in a text": Dialect(lambda reply, number: says(_json(reply).replace(b'": "', b'": "\n'))()),
+    "a line's end in a text": Dialect(lambda reply, number: make_response(_json(reply).replace(b'": "', b'": "\n'))()),
     "half of a surrogate pair": _raw('"x": 1', lambda text: text.replace('": "', '": "\\ud83d ', 1).encode()),
     "comments that keep a connection alive": Dialect(
-        lambda reply, number: says(b": OPENROUTER PROCESSING\n\n: OPENROUTER PROCESSING\n\n" + _json(reply))()
+        lambda reply, number: make_response(b": OPENROUTER PROCESSING\n\n: OPENROUTER PROCESSING\n\n" + _json(reply))()
     ),
     "a stream": Dialect(lambda reply, number: _stream(reply["choices"][0]["message"]["content"], "stop")),
     "a stream that was cut": Dialect(
@@ -220,7 +221,7 @@ SHAPES = {
         events=frozenset({"truncated"}),
     ),
     "a stream that broke off": Dialect(
-        lambda reply, number: says('data: {"error": {"message": "upstream"}}\n\n')() if number == 1 else reply,
+        lambda reply, number: make_response('data: {"error": {"message": "upstream"}}\n\n')() if number == 1 else reply,
         events=frozenset({"request_retried"}),
     ),
     "a token id below 0": Dialect(
@@ -310,10 +311,10 @@ REFUSED_FIELDS = {
 }  # fmt: skip
 
 MODEL_LISTS = {
-    "404": Dialect(models=says("not here", 404, Content_Type="text/html")),
-    "401": Dialect(models=error(401)),
-    "500": Dialect(models=error(500)),
-    "a page": Dialect(models=says("<html>hello</html>", Content_Type="text/html")),
+    "404": Dialect(models=make_response("not here", 404, Content_Type="text/html")),
+    "401": Dialect(models=make_error(401)),
+    "500": Dialect(models=make_error(500)),
+    "a page": Dialect(models=make_response("<html>hello</html>", Content_Type="text/html")),
     "data that is null": Dialect(models={"object": "list", "data": None}),
     "a bare array": Dialect(models=[{"id": "fake"}, {"id": "other"}]),
     "names alone": Dialect(models={"data": ["fake", "other"]}),

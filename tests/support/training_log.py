@@ -10,7 +10,7 @@ from typing import Any
 from memagent_graph.run_log import Conversation, LoggedRun, Reward, RunLog, RunRecord
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.data.rollouts import Rollout, RolloutGroup
-from support.conversations import DOCUMENT, conversation
+from support.conversations import DOCUMENT, make_conversation
 
 
 def write_log(
@@ -65,5 +65,5 @@ def _conversations(rollout: Rollout, changes: Mapping[str, Any]) -> list[Convers
             "token_ids": list(row.completion_ids_T),
             "logprobs": list(row.logprobs_T),
         }
-        rows.append(conversation(position, answers=position == last, **(values | dict(changes))))
+        rows.append(make_conversation(position, answers=position == last, **(values | dict(changes))))
     return rows

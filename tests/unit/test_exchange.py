@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.conversations import DOCUMENT, IDS, write_run
-from support.conversations import conversation as make_conversation
+from support.conversations import DOCUMENT, IDS, make_conversation, write_run
 
 from memagent_graph import Span, Writes
 from memagent_graph.errors import MissingExtraError, RunLogError
@@ -39,7 +38,7 @@ from memagent_graph.run_log.exchange.logged_run import contents, load_run
 from memagent_graph.storage import parquet_rows
 
 
-def conversation(position: int = 0, **changes: Any) -> Conversation:
+def make_attempt(position: int = 0, **changes: Any) -> Conversation:
     return make_conversation(position, **{"template": load_prompts().fingerprint, **IDS, **changes})
 
 
@@ -61,13 +60,12 @@ def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_pa
         ReadEvent(EventKind.EMPTY, 1, "it was empty", UpdateRule.RETRY),
         ReadEvent(EventKind.RESAMPLED, 1, "no luck"),
     )
-    discarded = conversation(1, call_id="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
+    discarded = make_attempt(1, call_id="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
     log.record(discarded)
-    log.record(
-        conversation(1, call_id="again", attempt=1, outcome=Outcome.KEPT_PREVIOUS, memory="before", events=events)
-    )
+    kept = {"outcome": Outcome.KEPT_PREVIOUS, "memory": "before", "events": events}
+    log.record(make_attempt(1, call_id="again", attempt=1, **kept))
     log.wait(log.edit("r", 1, "a better memory", call_id="again", remaining=["s0", "again"]))
-    last = log.wait(log.record(conversation(2, answers=True, finish_reason="length", trace={"x": "1"})))
+    last = log.wait(log.record(make_attempt(2, answers=True, finish_reason="length", trace={"x": "1"})))
     log.wait(log.end("r", "answered", None))
     log.reward("r", 1.0, name="exact")
     log.reward("r", -0.25, conversation=last, note="too long")
@@ -257,7 +255,7 @@ def test_runs_without_ids_are_refused_for_training_by_name(tmp_path, log) -> Non
 
 def test_what_is_superseded_needs_no_ids_for_training(tmp_path, log) -> None:
     write_run(log, count=1, logprobs=None)
-    log.wait(log.record(conversation(0, call_id="resumed")))
+    log.wait(log.record(make_attempt(0, call_id="resumed")))
     assert export_runs(log, tmp_path / "a.parquet", for_training=True).runs == 1
 
 
@@ -422,7 +420,7 @@ def test_a_shuffled_file_is_refused_before_a_run_is_imported(tmp_path, log, othe
 
 def test_totals_are_those_of_the_conversations_that_count(log) -> None:
     write_run(log, "a", 2)
-    log.record(conversation(1, run_id="a", call_id="resumed", token_ids=None, prompt_tokens=10))
+    log.record(make_attempt(1, run_id="a", call_id="resumed", token_ids=None, prompt_tokens=10))
     write_run(log, "b", 0)
     log.reward("a", 0.5)
     log.reward("a", 1.0)

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG
-from support.conversations import conversation
+from support.conversations import make_conversation
 from support.evaluation import make_row
 from support.serving import small_reader
 
@@ -124,7 +124,7 @@ def hostile_log(folder: Path) -> Path:
     settings = {**run.settings, "strategy": "evil:Nice", "profile": "../evil.py:Nice"}
     hostile = replace(run, document={**run.document, **values}, settings=settings, strategy="evil:Nice")
     with closing(RunLog(folder / "theirs.sqlite")) as log:
-        log.add(LoggedRun(hostile, [conversation(0)]))
+        log.add(LoggedRun(hostile, [make_conversation(0)]))
         export_runs(log, folder / "runs.parquet")
     return folder
 

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.checkpoint.memory import InMemorySaver
-from support.conversations import DOCUMENT
-from support.conversations import conversation as make_conversation
+from support.conversations import DOCUMENT, make_conversation
 from support.scripts import document_with, perfect_reader, with_ids
 
 from memagent_graph import (
@@ -46,7 +45,7 @@ def exactly(prompt: str) -> Completion:
     return with_ids(prompt, perfect_reader(prompt))
 
 
-def conversation(position: int, call_id: str = "s", **changes) -> Conversation:
+def make_attempt(position: int, call_id: str = "s", **changes) -> Conversation:
     return make_conversation(position, call_id=call_id, **changes)
 
 
@@ -103,8 +102,8 @@ def test_a_run_under_the_id_of_another_replaces_it(make_reader, log, tmp_path) -
 def test_what_a_resume_reads_again_supersedes_what_was_logged_before(log) -> None:
     log.begin("r", QUESTION, DOCUMENT, {})
     for position in range(4):
-        log.record(conversation(position, f"first {position}", parents=(f"first {position - 1}",)))
-    log.wait(log.record(conversation(2, "second 2", parents=("first 1",), text="anew")))
+        log.record(make_attempt(position, f"first {position}", parents=(f"first {position - 1}",)))
+    log.wait(log.record(make_attempt(2, "second 2", parents=("first 1",), text="anew")))
     assert [(row.position, row.text) for row in log.conversations("r")] == [
         (0, "memory 0"),
         (1, "memory 1"),
@@ -154,7 +153,7 @@ def test_a_redaction_that_raises_ends_the_log_and_not_the_read(make_reader, tmp_
 
 def test_rewards_pile_up_and_the_newest_of_a_name_counts(log) -> None:
     log.begin("r", QUESTION, DOCUMENT, {})
-    row = log.wait(log.record(conversation(0)))
+    row = log.wait(log.record(make_attempt(0)))
     log.reward("r", 0.0, name="exact", source="scorer")
     log.reward("r", 1.0, name="exact", source="scorer", note="relabelled")
     log.reward("r", 1.0, name="thumbs")
@@ -184,7 +183,7 @@ def test_rewards_count_for_their_attempt_even_if_the_clock_is_set_back(log, monk
 def test_runs_are_found_by_what_is_known_of_them_and_deleted_with_all_they_have(log) -> None:
     for index, name in enumerate(("a.txt", "b.txt", "c.txt")):
         log.begin(f"r{index}", f"Question {index}?", {**DOCUMENT, "name": name}, {})
-        log.record(conversation(0, run_id=f"r{index}", policy=f"policy {index}"))
+        log.record(make_attempt(0, run_id=f"r{index}", policy=f"policy {index}"))
     log.wait(log.end("r1", "answered", "yes"))
     log.reward("r2", 1.0)
 
@@ -225,13 +224,13 @@ def test_values_that_sqlite_cannot_hold_are_errors_with_a_remedy(log) -> None:
 
 def test_a_row_that_fails_takes_no_other_with_it_and_one_counts_at_each_position(log) -> None:
     log.wait(log.begin("r", QUESTION, DOCUMENT, {}))
-    futures = [log.record(conversation(at, "one", run_id=run)) for at, run in enumerate(["r", "nobody", "r"])]
+    futures = [log.record(make_attempt(at, "one", run_id=run)) for at, run in enumerate(["r", "nobody", "r"])]
     log.wait(futures[0])
     log.wait(futures[2])
     with pytest.raises(RunLogError, match="FOREIGN KEY"):
         log.wait(futures[1])
     with pytest.raises(RunLogError, match="UNIQUE"):
-        log.wait(log.record(conversation(0, "one")))
+        log.wait(log.record(make_attempt(0, "one")))
     assert [row.position for row in log.conversations("r")] == [0, 2]
 
 
@@ -323,13 +322,13 @@ def test_a_kept_memory_that_equals_the_refused_reply_is_logged_as_it_is(make_rea
 
 def test_a_text_that_is_larger_than_any_reply_is_not_written(log) -> None:
     with pytest.raises(ValueError, match="more than 16,777,216 bytes"):
-        log.record(conversation(1, text="a" * (2**24 + 1)))
+        log.record(make_attempt(1, text="a" * (2**24 + 1)))
 
 
 @pytest.mark.parametrize("column", ["text", "prompt_token_ids", "reads", "writes", "sampling"])
 def test_a_damaged_row_is_an_error_that_names_the_file(log, column) -> None:
     log.begin("r", QUESTION, DOCUMENT, {})
-    log.wait(log.record(conversation(0, prompt_token_ids=[1, 2, 3])))
+    log.wait(log.record(make_attempt(0, prompt_token_ids=[1, 2, 3])))
     damaged = {"text": b"\2\xff\xff", "prompt_token_ids": b""}.get(column, "[1")
     with closing(sqlite3.connect(log.path)) as connection:
         connection.execute(f"UPDATE conversations SET {column} = ?", (damaged,))
@@ -419,7 +418,7 @@ def test_a_log_may_be_closed_while_others_write(log) -> None:
     threads = [threading.Thread(target=closing, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
-    entries = [log.record(conversation(position, f"text {position}")) for position in range(200)]
+    entries = [log.record(make_attempt(position, f"text {position}")) for position in range(200)]
     for entry in entries:
         entry.result(20)
     stop.set()
@@ -462,10 +461,10 @@ def test_a_log_that_is_moved_while_it_is_written_is_noticed_and_the_read_continu
 
 def test_a_run_is_read_as_of_one_moment_while_it_is_written(log) -> None:
     log.begin("r", QUESTION, DOCUMENT, {})
-    log.wait(log.record(conversation(0)))
+    log.wait(log.record(make_attempt(0)))
     reading = log.conversations("r")
     first = next(reading)
-    log.wait(log.record(replace(conversation(1), parents=(first.call_id,))))
+    log.wait(log.record(replace(make_attempt(1), parents=(first.call_id,))))
     assert list(reading) == []
     assert [conversation.parents for conversation in log.conversations("r")] == [first.parents, (first.call_id,)]
 

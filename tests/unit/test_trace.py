@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from pyarrow import parquet
-from support.conversations import conversation
+from support.conversations import make_conversation
 from support.fake_server import FakeServer
 from support.traces import answered, fan_out, line, spans, step
 
@@ -68,11 +68,11 @@ def test_a_line_of_chunks_is_its_own_final_path() -> None:
 @pytest.mark.parametrize("writes", [Writes.MEMORY, Writes.DECISION], ids=["a memory", "what a gate had kept"])
 def test_an_edit_on_a_branch_replaces_its_memory_and_no_others(writes: Writes) -> None:
     conversations = [
-        conversation(call_id="0", text="a", branch="left", reads=(FIRST,), id=0),
-        conversation(call_id="1", text="b", branch="right", reads=(FIRST,), id=1),
-        conversation(1, call_id="2", text="keep", parents=("1",), branch="right", reads=(SECOND,), writes=writes, id=2),
+        make_conversation(call_id="0", text="a", branch="left", reads=(FIRST,), id=0),
+        make_conversation(call_id="1", text="b", branch="right", reads=(FIRST,), id=1),
+        make_conversation(1, text="keep", parents=("1",), branch="right", reads=(SECOND,), writes=writes, id=2),
     ]
-    edit = LoggedEvent(9.0, EventKind.MEMORY_EDITED, "a person replaced the memory", 1, text="by hand", call_id="2")
+    edit = LoggedEvent(9.0, EventKind.MEMORY_EDITED, "a person replaced the memory", 1, text="by hand", call_id="s1")
     trace = build_trace(conversations, [edit])
     assert [(update.branch, update.memory) for update in trace.updates] == [
         ("left", "a"),

@@ -78,7 +78,7 @@ def test_an_unknown_task_is_an_error_with_suggestions():
         ("state_2:hops=3", {}, "Its options: facts, people, things"),
         ("vt:hops=3", {}, "Its options: none"),
         ("state_2:facts=9:facts=8", {}, "option twice"),
-        ("state_3:facts=2", {}, "hardly ever answer 1 questions"),
+        ("state_3:facts=2", {}, "rarely answer 1 questions"),
         ("english_fact:foreign=0", {}, "cannot have a foreign fact for every 0 tokens"),
         ("english_list", {"questions_per_document": 60}, "has no 60 questions on one document"),
         ("vt", {"questions_per_document": 2}, "vt has one question on each document"),

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("trl")
 
-from support.rl_loops import SETTINGS, small_job
+from support.rl_loops import SETTINGS, make_job
 from support.scripts import document_with, part, perfect_reader, with_ids
 from support.strategies import answer_perfectly
 
@@ -257,7 +257,7 @@ def test_a_term_for_no_role_of_the_runs_names_their_roles() -> None:
 )
 def test_a_loop_refuses_invalid_credit_terms(credit: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(MemAgentError, match=message):
-        prepare(small_job(tmp_path / "rl", settings={**SETTINGS, "credit": credit}))
+        prepare(make_job(tmp_path / "rl", settings={**SETTINGS, "credit": credit}))
 
 
 def test_a_loop_takes_a_reward_that_has_no_hash(tmp_path: Path) -> None:
@@ -268,4 +268,4 @@ def test_a_loop_takes_a_reward_that_has_no_hash(tmp_path: Path) -> None:
         def __call__(self, run: TrainingRun, /) -> float:
             return self.weight
 
-    assert prepare(small_job(tmp_path / "rl", reward=Mine())).job.reward == Mine()
+    assert prepare(make_job(tmp_path / "rl", reward=Mine())).job.reward == Mine()

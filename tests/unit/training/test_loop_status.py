@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from support.rl_loops import measurement, record
+from support.rl_loops import make_measurement, make_record
 
 from memagent_training.rl.loop_journal import MeanReward
 from memagent_training.rl.loop_status import LoopStatus, Phase, PhaseClock
@@ -34,11 +34,11 @@ def an_iteration(status: LoopStatus, clock: Clock, iteration: int) -> None:
     clock.now += 2
     status.on_phase(iteration, Phase.MEASURE)
     clock.now += 18
-    status.on_measurement(measurement(iteration))
+    status.on_measurement(make_measurement(iteration))
     status.on_phase(iteration, Phase.COLLECT)
     clock.now += 50
     lengths = {500: MeanReward(0.35, 96), 1000: MeanReward(0.15, 96)}
-    status.on_collection(record(iteration, by_length=lengths, failed_groups=2))
+    status.on_collection(make_record(iteration, by_length=lengths, failed_groups=2))
     status.on_phase(iteration, Phase.TRAIN)
     clock.now += 30
     status.on_step(iteration + 1, METRICS)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.conversations import DOCUMENT, conversation
+from support.conversations import DOCUMENT, make_conversation
 from support.scripts import document_with, part, perfect_reader, with_ids
 
 from memagent_graph import Completion, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
@@ -33,24 +33,24 @@ QUESTION = "What is the key of harbor?"
 @pytest.fixture
 def reader(make_reader, log, tmp_path):
     """Its policy returns token ids, and its runs can be resumed."""
-    return make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "c.sqlite")
+    return make_reader(ScriptedPolicy(complete_with_ids), run_log=log, checkpoints=tmp_path / "c.sqlite")
 
 
-def exactly(prompt: str, text: str | None = None) -> Completion:
+def complete_with_ids(prompt: str, text: str | None = None) -> Completion:
     return with_ids(prompt, perfect_reader(prompt) if text is None else text)
 
 
-def turn(run_id: str, position: int, answer_at: int, **changes: Any) -> Conversation:
+def make_attempt(run_id: str, position: int, answer_at: int, **changes: Any) -> Conversation:
     ids = {"prompt_token_ids": [1, 2, 3 + position], "token_ids": [5, 6], "logprobs": [-0.5, -0.25]}
     sampling = {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 9}
     values = {"run_id": run_id, "answers": position == answer_at, "policy_version": "v1", "sampling": sampling, **ids}
-    return conversation(position, **(values | changes))
+    return make_conversation(position, **(values | changes))
 
 
 _clock = itertools.count()
 
 
-def write(
+def log_run(
     log: RunLog,
     run_id: str,
     *,
@@ -63,22 +63,22 @@ def write(
     at: dict[int, dict[str, Any]] | None = None,
     **changes: Any,
 ) -> None:
-    """A run of two updates and an answer; `changes` apply to every conversation, `at` to one."""
+    """Log a run of two updates and an answer; `changes` apply to every conversation, `at` to one."""
     record = RunRecord(
         run_id, float(next(_clock)), 2.0, question, {**DOCUMENT, "key": "sha256:" + document * 64}, settings or {},
         stop_reason, "4711",
     )  # fmt: skip
     if conversations is None:
-        conversations = [turn(run_id, index, 2, **(changes | (at or {}).get(index, {}))) for index in range(3)]
+        conversations = [make_attempt(run_id, index, 2, **(changes | (at or {}).get(index, {}))) for index in range(3)]
     rewards = [] if reward is None else [Reward(run_id, "reward", reward, "test", 5.0)]
     log.add(LoggedRun(record, conversations, rewards=rewards))
 
 
-def members(groups: list[RolloutGroup]) -> list[list[str]]:
+def get_run_ids(groups: list[RolloutGroup]) -> list[list[str]]:
     return [[rollout.run_id for rollout in group.rollouts_G] for group in groups]
 
 
-def refusals(log: RunLog, **options: Any) -> dict[Refusal, tuple[str, ...]]:
+def load_refusals(log: RunLog, **options: Any) -> dict[Refusal, tuple[str, ...]]:
     return dict(load_groups(log, **options).report.refused)
 
 
@@ -86,7 +86,7 @@ def refusals(log: RunLog, **options: Any) -> dict[Refusal, tuple[str, ...]]:
 
 
 def test_a_rollout_has_the_policys_prompts_and_replies_token_for_token(make_reader, log) -> None:
-    policy = ScriptedPolicy(exactly)
+    policy = ScriptedPolicy(complete_with_ids)
     reader = make_reader(policy, run_log=log)
     for run_id, reward in (("a", 1.0), ("b", 0.0)):
         reader.read(TEXT, QUESTION, run_id=run_id)
@@ -120,25 +120,25 @@ def test_a_rollout_has_the_policys_prompts_and_replies_token_for_token(make_read
 @pytest.mark.parametrize("suffix", ["sqlite", "parquet"])
 def test_a_log_its_path_and_its_exports_give_the_same_groups(tmp_path, log, suffix) -> None:
     for run_id in "dcba":
-        write(log, run_id, reward=ord(run_id) / 3, logprobs=[-1 / 3, -0.1])
-    write(log, "unfinished", stop_reason=None, question="Another?")
-    write(log, "edited", question="A third?")
+        log_run(log, run_id, reward=ord(run_id) / 3, logprobs=[-1 / 3, -0.1])
+    log_run(log, "unfinished", stop_reason=None, question="Another?")
+    log_run(log, "edited", question="A third?")
     call_id = next(log.conversations("edited")).call_id
     log.wait(log.edit("edited", 0, "better", call_id=call_id, remaining=[call_id]))
-    log.wait(log.record(turn("edited", 1, 1, call_id="anew")))
+    log.wait(log.record(make_attempt("edited", 1, 1, call_id="anew")))
     log.wait(log.end("edited", "answered", "1"))
     path = log.path if suffix == "sqlite" else tmp_path / f"runs.{suffix}"
     if suffix != "sqlite":
         export_runs(log, path)
     direct, read = load_groups(log), load_groups(path)
     assert read.groups == direct.groups
-    assert members(read.groups) == [["d", "c", "b", "a"]]
+    assert get_run_ids(read.groups) == [["d", "c", "b", "a"]]
     assert replace(read.report, source="") == replace(direct.report, source="")
     assert read.report.refused == {Refusal.UNFINISHED: ("unfinished",), Refusal.EDITED: ("edited",)}
 
 
 def test_an_update_that_kept_the_memory_is_trained_on(make_reader, log) -> None:
-    reader = make_reader(ScriptedPolicy(lambda p: exactly(p, " " if "word0 " in p else None)), run_log=log)
+    reader = make_reader(ScriptedPolicy(lambda p: complete_with_ids(p, " " if "word0 " in p else None)), run_log=log)
     reader.read(TEXT, QUESTION, run_id="a")
     log.reward("a", 1.0)
     first = next(iter(log.conversations("a")))
@@ -152,7 +152,7 @@ def test_a_memory_that_a_guard_replaced_is_masked_and_counted(make_reader, log) 
 
     def inventing(prompt: str) -> Completion:
         word = part(prompt, "section").split()[0] if "<section>" in prompt else "\\boxed{4711}"
-        return exactly(prompt, "harbor 99999" if next(calls) == 1 else word)
+        return complete_with_ids(prompt, "harbor 99999" if next(calls) == 1 else word)
 
     for run_id in ("a", "b"):
         calls = iter(range(10_000))
@@ -170,7 +170,7 @@ def test_discarded_attempts_are_left_out(make_reader, log) -> None:
     calls = iter(range(1, 10_000))
 
     def script(prompt: str) -> Completion:
-        return exactly(prompt, " " if next(calls) in {2, 3} else None)
+        return complete_with_ids(prompt, " " if next(calls) in {2, 3} else None)
 
     reader = make_reader(ScriptedPolicy(script), run_log=log, rules=UpdateRules(empty=UpdateRule.RETRY))
     result = reader.read(TEXT, QUESTION, run_id="a")
@@ -179,23 +179,23 @@ def test_discarded_attempts_are_left_out(make_reader, log) -> None:
     assert len(without.rollouts_G[0].conversations_K) == result.chunks_read + 1
 
 
-def test_a_discarded_attempt_without_ids_does_no_harm_where_it_is_not_trained_on(log) -> None:
-    attempt = turn("a", 0, 1, outcome=Outcome.DISCARDED, token_ids=None, logprobs=None)
-    write(log, "a", conversations=[attempt, turn("a", 0, 1, attempt=1), turn("a", 1, 1)])
-    assert refusals(log, min_group=1) == {}
+def test_a_discarded_attempt_without_ids_does_not_refuse_its_run(log) -> None:
+    attempt = make_attempt("a", 0, 1, outcome=Outcome.DISCARDED, token_ids=None, logprobs=None)
+    log_run(log, "a", conversations=[attempt, make_attempt("a", 0, 1, attempt=1), make_attempt("a", 1, 1)])
+    assert load_refusals(log, min_group=1) == {}
 
 
-def test_a_run_is_scored_as_it_was_and_greedy_calls_are_left_out_afterwards(log) -> None:
+def test_greedy_calls_are_seen_by_rewards_and_left_out_of_training(log) -> None:
     """A greedy call that wrote the memory is part of what a step reward looks at, as when rewards are given at once."""
-    greedy = turn("a", 1, 9, role="tidy", slot=0, sampling={"temperature": 0.0}, text="the fact")
-    write(
+    greedy = make_attempt("a", 1, 9, role="tidy", slot=0, sampling={"temperature": 0.0}, text="the fact")
+    log_run(
         log,
         "a",
         conversations=[
-            turn("a", 0, 9, text="nothing"),
-            replace(greedy, parents=(turn("a", 0, 9).call_id,)),
-            replace(turn("a", 2, 9, text="the fact"), slot=1, parents=(greedy.call_id,)),
-            replace(turn("a", 3, 3), parents=(turn("a", 2, 9).call_id,)),
+            make_attempt("a", 0, 9, text="nothing"),
+            replace(greedy, parents=(make_attempt("a", 0, 9).call_id,)),
+            replace(make_attempt("a", 2, 9, text="the fact"), slot=1, parents=(greedy.call_id,)),
+            replace(make_attempt("a", 3, 3), parents=(make_attempt("a", 2, 9).call_id,)),
         ],
     )
 
@@ -216,32 +216,32 @@ def test_a_run_is_scored_as_it_was_and_greedy_calls_are_left_out_afterwards(log)
 
 def test_runs_whose_question_was_redacted_are_grouped_by_what_the_policy_was_shown(log) -> None:
     for run_id, ids in (("a", [1, 2]), ("b", [1, 2]), ("c", [1, 3]), ("d", [1, 3]), ("e", None)):
-        first = turn(run_id, 0, 1, prompt_token_ids=ids)
-        write(log, run_id, question="", conversations=[first, turn(run_id, 1, 1)])
+        first = make_attempt(run_id, 0, 1, prompt_token_ids=ids)
+        log_run(log, run_id, question="", conversations=[first, make_attempt(run_id, 1, 1)])
     replay = load_groups(log)
-    assert sorted(members(replay.groups)) == [["a", "b"], ["c", "d"]]
+    assert sorted(get_run_ids(replay.groups)) == [["a", "b"], ["c", "d"]]
     assert replay.report.refused == {Refusal.NO_TOKEN_IDS: ("e",)}
 
 
 def test_superseded_conversations_are_left_out(log) -> None:
-    write(log, "a")
-    log.wait(log.record(turn("a", 1, 9, call_id="again", token_ids=[7, 7, 7], logprobs=[-1.0] * 3)))
-    log.wait(log.record(turn("a", 2, 2, call_id="and again", parents=("again",))))
+    log_run(log, "a")
+    log.wait(log.record(make_attempt("a", 1, 9, call_id="again", token_ids=[7, 7, 7], logprobs=[-1.0] * 3)))
+    log.wait(log.record(make_attempt("a", 2, 2, call_id="and again", parents=("again",))))
     log.wait(log.end("a", "answered", "1"))
     (group,) = load_groups(log, min_group=1).groups
     completions = [list(row.completion_ids_T) for row in group.rollouts_G[0].conversations_K]
     assert completions == [[5, 6], [7, 7, 7], [5, 6]]
 
 
-def test_a_run_in_which_the_policy_gave_no_answer_counts(log) -> None:
+def test_a_run_without_an_answer_is_trained_on(log) -> None:
     cut_off = {"finish_reason": "length", "token_ids": [], "logprobs": []}
-    write(log, "a", reward=0.0, stop_reason="no_answer", at={2: cut_off})
+    log_run(log, "a", reward=0.0, stop_reason="no_answer", at={2: cut_off})
     (group,) = load_groups(log, min_group=1).groups
     assert [row.truncated for row in group.rollouts_G[0].conversations_K] == [False, False, True]
 
 
-def test_rewards_are_the_newest_of_a_name_or_computed_now(log) -> None:
-    write(log, "a", reward=0.0)
+def test_the_newest_reward_of_a_name_counts_or_a_function_computes_it(log) -> None:
+    log_run(log, "a", reward=0.0)
     log.reward("a", 0.5)
     log.reward("a", 0.75, name="other")
     rows = [conversation.id for conversation in log.conversations("a")]
@@ -265,7 +265,7 @@ def test_rewards_are_the_newest_of_a_name_or_computed_now(log) -> None:
 # Groups
 
 
-def test_a_group_is_one_question_on_one_document_read_in_one_way(log) -> None:
+def test_a_group_shares_question_document_settings_and_sampling(log) -> None:
     for index, changes in enumerate((
         {},
         {"question": "Another?"},
@@ -275,84 +275,84 @@ def test_a_group_is_one_question_on_one_document_read_in_one_way(log) -> None:
         {"sampling": {"temperature": 0.5}},
     )):  # fmt: skip
         for seed in range(2):
-            write(log, f"{index}.{seed}", **changes)
-    assert members(load_groups(log).groups) == [[f"{index}.0", f"{index}.1"] for index in range(6)]
+            log_run(log, f"{index}.{seed}", **changes)
+    assert get_run_ids(load_groups(log).groups) == [[f"{index}.0", f"{index}.1"] for index in range(6)]
 
 
 def test_rollouts_of_a_group_may_differ_in_seed_and_server_and_in_version_if_that_is_allowed(log) -> None:
     for seed in range(3):
         sampling = {"temperature": 1.0, "seed": seed}
         settings = {"seed": seed, "base_url": f"http://host{seed}/v1", "model": f"adapter-{seed}", "chunk_tokens": 100}
-        write(
+        log_run(
             log, f"r{seed}", sampling=sampling, settings=settings, policy_version=f"v{seed}", policy=f"adapter-{seed}"
         )
     (group,) = load_groups(log, policy_versions=["v0", "v1", "v2"]).groups
     assert len(group.rollouts_G) == 3
-    assert refusals(log) == {Refusal.GROUP_TOO_SMALL: ("r0", "r1", "r2")}, "each version is compared with itself alone"
+    assert load_refusals(log) == {Refusal.GROUP_TOO_SMALL: ("r0", "r1", "r2")}, "each version is a group of its own"
 
 
 def test_runs_of_the_command_line_and_of_python_are_one_group(log) -> None:
-    write(log, "command", settings={"model": "embedded", "policy": "local", "dtype": "float32"})
-    write(log, "python", settings={"objects": ["policy", "tokenizer"]})
-    assert members(load_groups(log).groups) == [["command", "python"]]
+    log_run(log, "command", settings={"model": "embedded", "policy": "local", "dtype": "float32"})
+    log_run(log, "python", settings={"objects": ["policy", "tokenizer"]})
+    assert get_run_ids(load_groups(log).groups) == [["command", "python"]]
 
 
 def test_differences_between_groups_of_one_question_are_named(log) -> None:
-    write(log, "a", settings={"objects": ["policy"]})
-    write(log, "b", settings={"objects": ["prompts"], "on_empty": "retry"}, sampling={"temperature": 0.5})
-    write(log, "c", question="Another?")
+    log_run(log, "a", settings={"objects": ["policy"]})
+    log_run(log, "b", settings={"objects": ["prompts"], "on_empty": "retry"}, sampling={"temperature": 0.5})
+    log_run(log, "c", question="Another?")
     report = load_groups(log).report
     assert report.refused == {Refusal.GROUP_TOO_SMALL: ("a", "b", "c")}
     assert report.details == {"one question in several groups, by max_tokens, objects, on_empty, temperature, top_p": 2}
     assert load_groups(log, groups={run_id: run_id for run_id in "abc"}).report.details == {}, "those were asked for"
 
 
-def test_groups_can_be_named(log) -> None:
+def test_groups_can_be_given_by_run_id(log) -> None:
     for run_id in "abcd":
-        write(log, run_id)
+        log_run(log, run_id)
     replay = load_groups(log, groups={"a": "one", "c": "one", "b": "two", "d": "two"})
     assert [group.group_id for group in replay.groups] == ["one", "two"]
-    assert members(replay.groups) == [["a", "c"], ["b", "d"]]
+    assert get_run_ids(replay.groups) == [["a", "c"], ["b", "d"]]
     replay = load_groups(log, groups=dict.fromkeys("abc", "x"))
-    assert members(replay.groups) == [["a", "b", "c"]]
+    assert get_run_ids(replay.groups) == [["a", "b", "c"]]
     assert replay.report.refused == {Refusal.NOT_GROUPED: ("d",)}
 
 
-def test_a_run_that_the_groups_name_and_the_log_lacks_breaks_its_group(log) -> None:
+def test_a_run_missing_from_the_log_makes_its_group_incomplete(log) -> None:
     for run_id in "abcd":
-        write(log, run_id)
+        log_run(log, run_id)
     named = {"a": "one", "c": "one", "gone": "one", "b": "two", "d": "two"}
     replay = load_groups(log, groups=named)
-    assert members(replay.groups) == [["b", "d"]]
+    assert get_run_ids(replay.groups) == [["b", "d"]]
     assert replay.report.refused == {Refusal.INCOMPLETE_GROUP: ("a", "c")}
     assert replay.report.missing == ("gone",)
     assert "named in the groups, but missing: 1 run (gone)" in replay.report.summary()
-    assert members(load_groups(log, groups=named, whole_groups=False).groups) == [["a", "c"], ["b", "d"]]
+    assert get_run_ids(load_groups(log, groups=named, whole_groups=False).groups) == [["a", "c"], ["b", "d"]]
 
 
-def test_a_reward_is_of_one_attempt_and_stays_in_the_log(reader, log, tmp_path) -> None:
+def test_a_reward_counts_only_for_its_attempt_of_the_run_and_stays_in_the_log(reader, log, tmp_path) -> None:
     reader.read(TEXT, QUESTION, run_id="again")
     log.reward("again", 1.0)
     reader.read(TEXT, QUESTION, run_id="again")
     reader.read(TEXT, QUESTION, run_id="resumed", limits=Limits(max_chunks=1))
     log.reward("resumed", 0.5)
-    assert refusals(log)[Refusal.UNFINISHED] == ("resumed",)
+    assert load_refusals(log)[Refusal.UNFINISHED] == ("resumed",)
     reader.resume("resumed")
     for run_id, value in (("again", 1.0), ("resumed", 0.5)):
         assert log.latest_rewards(run_id) == {} and log.rewards(run_id) == []
         assert [reward.value for reward in log.rewards(run_id, earlier=True)] == [value]
-    assert refusals(log)[Refusal.NO_REWARD] == ("again", "resumed")
+    assert load_refusals(log)[Refusal.NO_REWARD] == ("again", "resumed")
     export_runs(log, tmp_path / "runs.parquet")
     other = RunLog(tmp_path / "other.sqlite")
     import_runs(other, tmp_path / "runs.parquet")
-    assert refusals(other)[Refusal.NO_REWARD] == ("again", "resumed")
+    assert load_refusals(other)[Refusal.NO_REWARD] == ("again", "resumed")
     other.close()
 
 
 def test_the_runs_of_a_log_can_be_chosen(tmp_path, log) -> None:
     for run_id in "abc":
-        write(log, run_id)
-    assert members(load_groups(log, chosen=RunFilter(run_ids=["a", "c"])).groups) == [["a", "c"]]
+        log_run(log, run_id)
+    assert get_run_ids(load_groups(log, chosen=RunFilter(run_ids=["a", "c"])).groups) == [["a", "c"]]
     export_runs(log, tmp_path / "runs.parquet")
     with pytest.raises(ReplayError, match="Choose them when exporting"):
         load_groups(tmp_path / "runs.parquet", chosen=RunFilter(newest=1))
@@ -364,23 +364,23 @@ def test_only_whole_groups_are_taken_and_every_run_is_accounted_for(runs) -> Non
     with tempfile.TemporaryDirectory() as folder:
         log = RunLog(Path(folder, "r.sqlite"))
         for index, (group, has_ended) in enumerate(runs):
-            write(log, f"r{index}", question=f"{group}?", stop_reason="answered" if has_ended else None)
+            log_run(log, f"r{index}", question=f"{group}?", stop_reason="answered" if has_ended else None)
         replay = load_groups(log)
         log.close()
     groups = [[f"r{i}" for i, (g, _) in enumerate(runs) if g == group] for group in dict.fromkeys(g for g, _ in runs)]
     whole = [ids for ids in groups if len(ids) > 1 and all(runs[int(id_[1:])][1] for id_ in ids)]
-    assert members(replay.groups) == whole
-    of_groups = [id_ for ids in whole for id_ in ids]
-    left = [id_ for run_ids in replay.report.refused.values() for id_ in run_ids]
-    assert sorted(of_groups + left) == sorted(f"r{i}" for i in range(len(runs)))
+    assert get_run_ids(replay.groups) == whole
+    taken = [id_ for ids in whole for id_ in ids]
+    refused = [id_ for run_ids in replay.report.refused.values() for id_ in run_ids]
+    assert sorted(taken + refused) == sorted(f"r{i}" for i in range(len(runs)))
 
 
 # What is refused
 
-HALF = {"token_ids": None}
-BAD: dict[Refusal, tuple[dict[str, Any], dict[str, Any]]] = {
+WITHOUT_TOKEN_IDS = {"token_ids": None}
+REFUSED_RUNS: dict[Refusal, tuple[dict[str, Any], dict[str, Any]]] = {
     Refusal.UNFINISHED: ({"stop_reason": None}, {}),
-    Refusal.NO_TOKEN_IDS: ({"at": {1: HALF}}, {}),
+    Refusal.NO_TOKEN_IDS: ({"at": {1: WITHOUT_TOKEN_IDS}}, {}),
     Refusal.DAMAGED_TOKENS: ({"at": {1: {"logprobs": [-0.5, float("nan")]}}}, {}),
     Refusal.OTHER_TOKENIZER: ({"tokenizer": "t2"}, {"tokenizer": "t"}),
     Refusal.OTHER_TEMPLATE: ({"at": {2: {"template": "w2"}}}, {"template": "w"}),
@@ -393,26 +393,26 @@ BAD: dict[Refusal, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("reason", BAD, ids=lambda reason: reason.value)
-def test_a_bad_run_is_refused_by_name_and_breaks_its_group_if_it_belongs_to_it(log, reason) -> None:
-    changes, options = BAD[reason]
-    write(log, "good 0")
-    write(log, "bad", **changes)
-    write(log, "good 1")
-    apart = reason.is_outside_group or reason is Refusal.GROUP_TOO_SMALL
+@pytest.mark.parametrize("reason", REFUSED_RUNS, ids=lambda reason: reason.value)
+def test_a_refused_run_is_named_and_makes_its_group_incomplete_if_it_belongs_to_it(log, reason) -> None:
+    changes, options = REFUSED_RUNS[reason]
+    log_run(log, "good 0")
+    log_run(log, "bad", **changes)
+    log_run(log, "good 1")
+    keeps_group = reason.is_outside_group or reason is Refusal.GROUP_TOO_SMALL
     replay = load_groups(log, **options)
     assert replay.report.refused[reason] == ("bad",)
-    assert members(replay.groups) == ([["good 0", "good 1"]] if apart else [])
-    assert replay.report.refused.get(Refusal.INCOMPLETE_GROUP, ()) == (() if apart else ("good 0", "good 1"))
+    assert get_run_ids(replay.groups) == ([["good 0", "good 1"]] if keeps_group else [])
+    assert replay.report.refused.get(Refusal.INCOMPLETE_GROUP, ()) == (() if keeps_group else ("good 0", "good 1"))
     partly = load_groups(log, **options, whole_groups=False)
-    assert members(partly.groups) == [["good 0", "good 1"]]
+    assert get_run_ids(partly.groups) == [["good 0", "good 1"]]
     assert partly.report.refused == {reason: ("bad",)}
     assert any(f"refused, {reason.value}: 1 run (bad); {reason.remedy}" == line for line in partly.report.summary())
 
 
-def test_every_refusal_is_tested_here() -> None:
+def test_every_reason_is_tested_here() -> None:
     elsewhere = {Refusal.EDITED, Refusal.LOST_CONVERSATIONS, Refusal.INCOMPLETE_GROUP}
-    assert set(BAD) | elsewhere == set(Refusal)
+    assert set(REFUSED_RUNS) | elsewhere == set(Refusal)
     assert all(reason.remedy for reason in Refusal)
 
 
@@ -421,24 +421,24 @@ def test_a_run_whose_memory_a_person_replaced_is_refused(reader, log) -> None:
     reader.edit_memory("a", 1, "harbor 99")
     reader.resume("a")
     log.reward("a", 1.0)
-    assert refusals(log) == {Refusal.EDITED: ("a",)}
+    assert load_refusals(log) == {Refusal.EDITED: ("a",)}
 
 
 @pytest.mark.parametrize(
     "conversations",
     [
-        [turn("a", 0, 2), turn("a", 2, 2)],
-        [turn("a", 1, 2), turn("a", 2, 2)],
-        [turn("a", 0, 9), turn("a", 1, 9)],
-        [turn("a", 0, 1, attempt=1), turn("a", 1, 1)],
-        [turn("a", 0, 1, outcome=Outcome.DISCARDED), turn("a", 1, 1)],
+        [make_attempt("a", 0, 2), make_attempt("a", 2, 2)],
+        [make_attempt("a", 1, 2), make_attempt("a", 2, 2)],
+        [make_attempt("a", 0, 9), make_attempt("a", 1, 9)],
+        [make_attempt("a", 0, 1, attempt=1), make_attempt("a", 1, 1)],
+        [make_attempt("a", 0, 1, outcome=Outcome.DISCARDED), make_attempt("a", 1, 1)],
         [],
     ],
-    ids=["hole", "beginning", "answer", "attempt", "what came of it", "everything"],
+    ids=["a chunk", "the first chunk", "the answer", "an attempt", "an outcome", "everything"],
 )
 def test_a_run_with_missing_conversations_is_refused(log, conversations) -> None:
-    write(log, "a", conversations=conversations)
-    assert refusals(log, min_group=1) == {Refusal.LOST_CONVERSATIONS: ("a",)}
+    log_run(log, "a", conversations=conversations)
+    assert load_refusals(log, min_group=1) == {Refusal.LOST_CONVERSATIONS: ("a",)}
 
 
 @pytest.mark.parametrize(
@@ -447,48 +447,48 @@ def test_a_run_with_missing_conversations_is_refused(log, conversations) -> None
     ids=["too few", "impossible", "positive", "no prompt"],
 )
 def test_invalid_tokens_and_log_probs_are_refused(log, damage) -> None:
-    write(log, "a", at={1: damage})
-    assert refusals(log, min_group=1) == {Refusal.DAMAGED_TOKENS: ("a",)}
+    log_run(log, "a", at={1: damage})
+    assert load_refusals(log, min_group=1) == {Refusal.DAMAGED_TOKENS: ("a",)}
 
 
-def test_a_function_that_gives_nan_or_cannot_tell_gets_the_run_refused(log) -> None:
-    write(log, "a")
+def test_runs_are_refused_if_the_reward_function_returns_nan_or_none(log) -> None:
+    log_run(log, "a")
     for value in (float("nan"), 1e39):
-        assert refusals(log, reward=lambda run, value=value: value) == {Refusal.NON_FINITE_REWARD: ("a",)}
-    assert refusals(log, reward=lambda run: None) == {Refusal.NO_REWARD: ("a",)}
+        assert load_refusals(log, reward=lambda run, value=value: value) == {Refusal.NON_FINITE_REWARD: ("a",)}
+    assert load_refusals(log, reward=lambda run: None) == {Refusal.NO_REWARD: ("a",)}
     with_nan = {"step": lambda run: [0.0, float("nan"), 0.0]}
-    assert refusals(log, term_rewards=with_nan) == {Refusal.NON_FINITE_REWARD: ("a",)}
-    assert refusals(log, term_rewards={"step": LoggedStepReward("step")}) == {Refusal.NO_REWARD: ("a",)}
+    assert load_refusals(log, term_rewards=with_nan) == {Refusal.NON_FINITE_REWARD: ("a",)}
+    assert load_refusals(log, term_rewards={"step": LoggedStepReward("step")}) == {Refusal.NO_REWARD: ("a",)}
 
 
 # Mixtures
 
 
 @pytest.mark.parametrize("what", ["tokenizer", "template"])
-def test_a_mixture_needs_a_choice_and_names_a_run_of_each(log, what) -> None:
-    write(log, "a", **{what: "old"})
+def test_runs_of_two_tokenizers_or_prompts_need_a_choice(log, what) -> None:
+    log_run(log, "a", **{what: "old"})
     for run_id in "bc":
-        write(log, run_id, **{what: "new"})
+        log_run(log, run_id, **{what: "new"})
     with pytest.raises(ReplayError) as refusal:
         load_groups(log)
     assert f"2 {what}s" in str(refusal.value)
     assert "'new': 2 of them, such as 'b'; 'old': 1 of them, such as 'a'" in str(refusal.value)
     assert f"as in {what} new" in str(refusal.value)
     replay = load_groups(log, **{what: "new"})
-    assert members(replay.groups) == [["b", "c"]]
+    assert get_run_ids(replay.groups) == [["b", "c"]]
     assert getattr(replay.report, what) == "new"
 
 
-def test_a_mixture_within_a_run_is_one_too(log) -> None:
-    write(log, "a", at={2: {"tokenizer": "other"}})
+def test_two_tokenizers_in_one_run_are_a_mixture(log) -> None:
+    log_run(log, "a", at={2: {"tokenizer": "other"}})
     with pytest.raises(ReplayError, match=r"such as 'a'.*such as 'a'"):
         load_groups(log)
 
 
 def test_runs_that_are_refused_anyway_make_no_mixture(log) -> None:
-    write(log, "foreign", tokenizer="other", token_ids=None)
-    write(log, "a")
-    assert refusals(log, min_group=1, whole_groups=False) == {Refusal.NO_TOKEN_IDS: ("foreign",)}
+    log_run(log, "foreign", tokenizer="other", token_ids=None)
+    log_run(log, "a")
+    assert load_refusals(log, min_group=1, whole_groups=False) == {Refusal.NO_TOKEN_IDS: ("foreign",)}
 
 
 # Versions
@@ -498,9 +498,9 @@ def test_staleness_is_counted_in_versions_and_bounded(log) -> None:
     versions = ["v0", "v1", "v2", "v3"]
     for index, version in enumerate(versions):
         for twin in "ab":
-            write(log, f"{version}{twin}", policy_version=version, question=f"{index}?")
-    write(log, "mixed a", policy_version="v3", at={0: {"policy_version": "v2"}})
-    write(log, "mixed b", policy_version="v3")
+            log_run(log, f"{version}{twin}", policy_version=version, question=f"{index}?")
+    log_run(log, "mixed a", policy_version="v3", at={0: {"policy_version": "v2"}})
+    log_run(log, "mixed b", policy_version="v3")
     report = load_groups(log, policy_versions=versions).report
     assert report.staleness == {3: 2, 2: 2, 1: 3, 0: 3}
     assert report.versions == {"v0": 6, "v1": 6, "v2": 7, "v3": 11}
@@ -517,12 +517,12 @@ def test_an_empty_list_of_versions_is_refused(log) -> None:
         load_groups(log, policy_versions=[])
 
 
-# The report, and sources that are none
+# The report, and damaged sources
 
 
-def test_the_summary_says_in_lines_what_was_taken_and_what_not(log) -> None:
+def test_the_summary_lists_what_was_taken_and_what_was_refused(log) -> None:
     for run_id in "abcdef":
-        write(log, run_id, stop_reason=None if run_id < "e" else "answered", question=f"{run_id < 'e'}")
+        log_run(log, run_id, stop_reason=None if run_id < "e" else "answered", question=f"{run_id < 'e'}")
     assert load_groups(log, policy_versions=["v1"]).report.summary() == [
         f"{log.path}: 2 rollouts in 1 group of 6 runs",
         "6 conversations, 18 prompt and 12 completion tokens, the longest 5",
@@ -536,7 +536,7 @@ def test_the_summary_says_in_lines_what_was_taken_and_what_not(log) -> None:
 def test_a_replay_without_groups_is_an_error_with_run_reason_and_hint(log) -> None:
     with pytest.raises(ReplayError, match="no runs in"):
         load_groups(log).require_groups()
-    write(log, "a", reward=None)
+    log_run(log, "a", reward=None)
     with pytest.raises(
         ReplayError,
         match=r"none of the 1 runs .* \(no_reward: a; outcome: .* in 1\) \(run a\).*memagent reward.*gold",
@@ -547,7 +547,7 @@ def test_a_replay_without_groups_is_an_error_with_run_reason_and_hint(log) -> No
     assert replay.require_groups() == replay.groups
 
 
-def test_a_source_that_is_neither_log_nor_export_is_named(tmp_path) -> None:
+def test_an_error_names_a_source_that_is_neither_log_nor_export(tmp_path) -> None:
     with pytest.raises(ReplayError, match=r"nowhere\.sqlite cannot be read: No such file"):
         load_groups(tmp_path / "nowhere.sqlite")
     assert not (tmp_path / "nowhere.sqlite").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.conversations import conversation
+from support.conversations import make_conversation
 from support.evaluation import Keys
 
 from memagent_evaluation.samples import Metric, Sample
@@ -35,7 +35,7 @@ GOLD = Gold(("4711",))
 
 
 def turn(position: int, text: str | None, *, answers: bool = False, **changes: Any) -> Conversation:
-    return conversation(position, answers=answers, text=text, **({"id": position, "reads": ()} | changes))
+    return make_conversation(position, answers=answers, text=text, **({"id": position, "reads": ()} | changes))
 
 
 def run(

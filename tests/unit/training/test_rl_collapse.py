@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.rl_loops import record
+from support.rl_loops import make_record
 
 from memagent_training.rl.collecting import CollapsedError, check_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, MeanReward
@@ -20,7 +20,7 @@ WINDOW = st.integers(1, 5)
 def records(*rewards: float, stages: Sequence[int] = ()) -> list[CollectionRecord]:
     stages = stages or [0] * len(rewards)
     return [
-        record(number, stage=stage, by_length={500: MeanReward(reward, 8)})
+        make_record(number, stage=stage, by_length={500: MeanReward(reward, 8)})
         for number, (reward, stage) in enumerate(zip(rewards, stages, strict=True))
     ]
 

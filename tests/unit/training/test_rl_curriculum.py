@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import MadeTask
-from support.rl_loops import record
+from support.rl_loops import make_record
 
 from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, QUESTIONS_PER_COLLECTION, Curriculum
 from memagent_training.rl.loop_journal import CollectionRecord, MeanReward
@@ -101,7 +101,7 @@ def test_stages_go_on_by_one_when_the_longest_length_earned_enough_and_never_bac
     stages = [of.find_stage(records)]
     for number, by_length in enumerate(rewards):
         means = {length: MeanReward(value, 8) for length, value in by_length.items()}
-        records.append(record(number, stage=stages[-1], by_length=means))
+        records.append(make_record(number, stage=stages[-1], by_length=means))
         stages.append(of.find_stage(records))
     assert stages[0] == 0
     for by_length, (before, after) in zip(rewards, pairwise(stages), strict=True):
@@ -113,4 +113,4 @@ def test_a_collection_of_an_earlier_stage_ends_none() -> None:
     """Rollouts one version behind were asked before the stage began."""
     of = curriculum()
     enough = {500: MeanReward(0.9, 8), 1000: MeanReward(0.9, 8)}
-    assert of.find_stage([record(0, stage=0, by_length=enough), record(1, stage=0, by_length=enough)]) == 1
+    assert of.find_stage([make_record(0, stage=0, by_length=enough), make_record(1, stage=0, by_length=enough)]) == 1

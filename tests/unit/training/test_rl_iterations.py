@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("trl")
 
 from made_rollouts import conversation
-from support.rl_loops import Recorder, measurement, small_job
+from support.rl_loops import Recorder, make_job, make_measurement
 from test_rl_serving import Sync
 
 from memagent_evaluation.score_statistics import Estimate
@@ -33,7 +33,7 @@ from memagent_training.training_errors import ReplayError
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[loop._IterationSource]:
-    prepared = prepare(small_job(tmp_path, lengths=(500, 1000), base_url="http://127.0.0.1:9/v1"))
+    prepared = prepare(make_job(tmp_path, lengths=(500, 1000), base_url="http://127.0.0.1:9/v1"))
     serving = ServerBackend(prepared)
     serving._sync = Sync()  # type: ignore[assignment]
     serving.policy_folder(0).mkdir(parents=True)
@@ -51,7 +51,7 @@ def measure_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def set_result(mean: float, **changes: Any) -> None:
         async def measure(prepared: Any, agent: Any, iteration: int, temperature: float, **more: Any) -> Measurement:
-            return measurement(iteration, mean, temperature=temperature, **more, **changes)
+            return make_measurement(iteration, mean, temperature=temperature, **more, **changes)
 
         monkeypatch.setattr(loop, "measure", measure)
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("trl")
 
 from support.conversations import write_run
-from support.rl_loops import SETTINGS, record, small_job
+from support.rl_loops import SETTINGS, make_job, make_record
 
 from memagent_graph import MemAgentError, RunLog
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
@@ -83,14 +83,14 @@ def test_an_invalid_job_is_refused_before_its_folder_is_made(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(MemAgentError, match=message):
-        prepare(small_job(tmp_path / "rl", **changes))
+        prepare(make_job(tmp_path / "rl", **changes))
     assert not (tmp_path / "rl").exists()
 
 
 def test_a_server_of_ones_own_tells_log_probs_after_temperature(tmp_path: Path) -> None:
-    config = prepare(small_job(tmp_path / "own", temperature=1.3)).config
+    config = prepare(make_job(tmp_path / "own", temperature=1.3)).config
     assert (config.temperature, config.logged_after_temperature, config.importance_cap) == (1.3, True, 2.0)
-    other = small_job(tmp_path / "other", temperature=1.3, base_url="http://x/v1")
+    other = make_job(tmp_path / "other", temperature=1.3, base_url="http://x/v1")
     config = prepare(dataclasses.replace(other, settings={**other.settings, "logged_after_temperature": True})).config
     assert config.logged_is_sampled
 
@@ -107,12 +107,12 @@ def test_a_task_of_which_there_are_too_few_questions_is_refused(tmp_path: Path) 
         "        return Sample(self, length, index, 'What?', ('it',), lambda: iter(['it']))\n"
     )
     with pytest.raises(TrainingError, match=rf"few has too few questions.*no {HELD_OUT_START}.*niah_multikey_2"):
-        prepare(small_job(tmp_path / "rl", tasks=(f"{tmp_path / 'few.py'}:Few",)))
+        prepare(make_job(tmp_path / "rl", tasks=(f"{tmp_path / 'few.py'}:Few",)))
 
 
 def test_the_models_own_folder_is_refused() -> None:
     with pytest.raises(TrainingError, match=r"folder of the model to train.*out"):
-        prepare(small_job(EMBEDDED_FOLDER))
+        prepare(make_job(EMBEDDED_FOLDER))
 
 
 def test_tied_embeddings_on_anothers_server_are_refused_but_with_adapters(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_tied_embeddings_on_anothers_server_are_refused_but_with_adapters(tmp_pa
     shutil.copytree(EMBEDDED_FOLDER, model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
-    job = small_job(tmp_path / "rl", model=str(model), base_url="http://x/v1")
+    job = make_job(tmp_path / "rl", model=str(model), base_url="http://x/v1")
     with pytest.raises(TrainingError, match=r"tied embeddings.*lora.*base_url"):
         prepare(job)
     prepare(dataclasses.replace(job, lora_rank=4))
@@ -136,23 +136,23 @@ def test_an_iterations_groups_make_steps_and_a_checkpoint_follows_each_iteration
     groups: int, per_step: int, steps: int, tmp_path: Path
 ) -> None:
     collect = CollectSettings(rollouts=4, groups=groups)
-    prepared = prepare(small_job(tmp_path, collect=collect, iterations=7, **setting(groups_per_step=per_step)))
+    prepared = prepare(make_job(tmp_path, collect=collect, iterations=7, **setting(groups_per_step=per_step)))
     assert prepared.steps_per_iteration == steps
     assert (prepared.config.max_steps, prepared.config.save_steps) == (7 * steps, steps)
 
 
 def test_processes_wait_for_the_one_that_collects(tmp_path: Path) -> None:
     """By default they would wait half an hour."""
-    config = prepare(small_job(tmp_path)).config
+    config = prepare(make_job(tmp_path)).config
     assert config.ddp_timeout == 24 * 3600
-    assert prepare(small_job(tmp_path, **setting(ddp_timeout=60))).config.ddp_timeout == 60
+    assert prepare(make_job(tmp_path, **setting(ddp_timeout=60))).config.ddp_timeout == 60
 
 
 def test_measured_lengths_are_the_curriculums_and_four_times_its_longest(tmp_path: Path) -> None:
-    job = small_job(tmp_path, lengths=(500, 1000))
+    job = make_job(tmp_path, lengths=(500, 1000))
     assert prepare(job).measured_lengths == (500, 1000, 4000)
     assert prepare(dataclasses.replace(job, measure_lengths=(800,))).measured_lengths == (800,)
-    prepare(small_job(tmp_path, measure_every=0, measure_lengths=(20,)))
+    prepare(make_job(tmp_path, measure_every=0, measure_lengths=(20,)))
 
 
 # Presets of credit terms
@@ -163,12 +163,12 @@ READING = WordingSettings(chunk_tokens=200, memory_tokens=100, question_tokens=1
 
 @pytest.mark.parametrize(("preset", "strategy"), PRESETS)
 def test_a_loop_takes_each_preset(preset: str, strategy: str | None, plain_model: Path, tmp_path: Path) -> None:
-    job = small_job(tmp_path / "rl", preset=preset, strategy=strategy, model=str(plain_model), reading=READING)
+    job = make_job(tmp_path / "rl", preset=preset, strategy=strategy, model=str(plain_model), reading=READING)
     prepared = prepare(job)
     assert prepared.record["settings"]["credit"] == prepared.config.credit
     if strategy is not None:
         with pytest.raises(MemAgentError, match=r"no prompt for the role .* templates/.*follows instructions"):
-            prepare(small_job(tmp_path / "rl", preset=preset, strategy=strategy, model="embedded"))
+            prepare(make_job(tmp_path / "rl", preset=preset, strategy=strategy, model="embedded"))
 
 
 # Folders
@@ -176,10 +176,10 @@ def test_a_loop_takes_each_preset(preset: str, strategy: str | None, plain_model
 
 def begin(out: Path, **changes: Any) -> RLJob:
     """A loop that collected once and was killed."""
-    job = small_job(out, iterations=3, **changes)
+    job = make_job(out, iterations=3, **changes)
     prepared = prepare(job)
     write_record(out, prepared.record)
-    LoopJournal(out / "journal.jsonl").add_collection(record())
+    LoopJournal(out / "journal.jsonl").add_collection(make_record())
     return job
 
 
@@ -244,7 +244,7 @@ def test_a_folder_with_a_loop_is_refused_without_resume(tmp_path: Path) -> None:
 
 def test_so_is_one_that_was_killed_before_its_first_collection_was_whole(tmp_path: Path) -> None:
     """Another loop would take the runs for its own: they have the names that it would give."""
-    job = small_job(tmp_path)
+    job = make_job(tmp_path)
     write_record(job.out, prepare(job).record)
     log = RunLog(tmp_path / "runs.sqlite")
     prepare(job)  # there is nothing in it
@@ -259,7 +259,7 @@ def test_so_is_one_that_was_killed_before_its_first_collection_was_whole(tmp_pat
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_another_trainings_folder_is_no_loop_to_go_on_with(resume: bool, tmp_path: Path) -> None:
-    job = small_job(tmp_path, resume=resume)
+    job = make_job(tmp_path, resume=resume)
     record = prepare(job).record
     (tmp_path / "training.json").write_text(json.dumps({part: record[part] for part in ("settings", "model")}))
     (tmp_path / "checkpoint-4").mkdir()
@@ -268,7 +268,7 @@ def test_another_trainings_folder_is_no_loop_to_go_on_with(resume: bool, tmp_pat
 
 
 def test_an_empty_folder_may_be_resumed(tmp_path: Path) -> None:
-    prepare(small_job(tmp_path / "new", resume=True))
+    prepare(make_job(tmp_path / "new", resume=True))
 
 
 @pytest.mark.parametrize(
@@ -285,4 +285,4 @@ def test_devices_and_templates_that_cannot_be_are_refused_before_anything_is_loa
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(MemAgentError, match=message):
-        prepare(small_job(tmp_path / "rl", **changes))
+        prepare(make_job(tmp_path / "rl", **changes))

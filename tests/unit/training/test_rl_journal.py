@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.rl_loops import measurement, record
+from support.rl_loops import make_measurement, make_record
 
 from memagent_evaluation.score_statistics import Estimate
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, MeanReward, Measurement
@@ -68,7 +68,7 @@ def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(content: bytes,
 def test_a_gap_between_collections_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for number in range(3):
-        LoopJournal(path).add_collection(record(number))
+        LoopJournal(path).add_collection(make_record(number))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[2])
     with pytest.raises(TrainingError, match="collection 2 follows 0"):
@@ -77,16 +77,16 @@ def test_a_gap_between_collections_is_refused(tmp_path: Path) -> None:
 
 def test_an_iteration_is_trained_on_the_collection_that_was_enough(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
-    for entry in (record(0), record(1, iteration=1, is_enough=False), record(2, iteration=1)):
+    for entry in (make_record(0), make_record(1, iteration=1, is_enough=False), make_record(2, iteration=1)):
         journal.add_collection(entry)
-    assert journal.find_collection(0) == record(0)
-    assert journal.find_collection(1) == record(2, iteration=1)
+    assert journal.find_collection(0) == make_record(0)
+    assert journal.find_collection(1) == make_record(2, iteration=1)
     assert journal.find_collection(2) is None
 
 
 def test_measurements_belong_to_the_weights_that_an_iteration_begins_with(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
-    entries = [measurement(0), measurement(2, temperature=0.0), measurement(2, temperature=1.0)]
+    entries = [make_measurement(0), make_measurement(2, temperature=0.0), make_measurement(2, temperature=1.0)]
     for entry in entries:
         journal.add_measurements(entry)
     assert journal.find_measurements(2) == entries[1:]
@@ -94,7 +94,7 @@ def test_measurements_belong_to_the_weights_that_an_iteration_begins_with(tmp_pa
 
 
 def test_the_mean_reward_is_over_reads_and_not_over_lengths() -> None:
-    collection = record(by_length={500: MeanReward(1.0, 30), 1000: MeanReward(0.0, 10)})
+    collection = make_record(by_length={500: MeanReward(1.0, 30), 1000: MeanReward(0.0, 10)})
     assert collection.reward == 0.75
     assert collection.groups == 1
-    assert record(by_length={}, group_of={}).reward == 0
+    assert make_record(by_length={}, group_of={}).reward == 0

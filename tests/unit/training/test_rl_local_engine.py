@@ -12,7 +12,7 @@ import write_tables
 
 pytest.importorskip("trl")
 
-from support.rl_loops import SETTINGS, Recorder, small_job
+from support.rl_loops import SETTINGS, Recorder, make_job
 
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
@@ -42,7 +42,7 @@ def test_a_loop_runs_in_this_process_at_any_temperature_with_rewards_for_more_th
         return groups
 
     monkeypatch.setattr(Collector, "_load", load_and_remember)
-    job = small_job(
+    job = make_job(
         tmp_path / "rl", engine=Engine.LOCAL, iterations=2, preset="memagent-paper", temperature=1.3, lengths=(300,),
         collect=CollectSettings(rollouts=3, groups=2, max_questions=2, concurrency=16),
         measure_every=2, measure_lengths=(300,), measure_count=2,
@@ -78,7 +78,7 @@ def test_a_loop_runs_in_this_process_at_any_temperature_with_rewards_for_more_th
 
 
 def test_a_sampler_of_another_number_format_is_seen_and_corrected(tmp_path: Path) -> None:
-    job = small_job(
+    job = make_job(
         tmp_path / "rl", engine=Engine.LOCAL, iterations=1, preset="dapo", temperature=2.0, lengths=(300,),
         collect=CollectSettings(rollouts=2, groups=1, max_questions=1, concurrency=16),
         settings=SETTINGS | {"save_dtype": "bfloat16", "drop_zero_variance": False},

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("trl")
 
-from support.rl_loops import record, small_job
+from support.rl_loops import make_job, make_record
 from typer.testing import CliRunner
 
 from memagent_evaluation.samples import Sample
@@ -52,7 +52,7 @@ def prepare_loop(tmp_path: Path, of: Sequence[Any], **changes: Any) -> PreparedL
         "measure_every": 1,
         "measure_count": 100,
     }
-    return prepare(small_job(tmp_path / "rl", **(usual | changes)))
+    return prepare(make_job(tmp_path / "rl", **(usual | changes)))
 
 
 def questions(of: Sequence[Sample]) -> list[str]:
@@ -68,7 +68,7 @@ def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) 
     records: list[Any] = []
     for number in range(18):
         batch = questions(list(islice(of.draw_questions(number, 0, records), 10)))
-        records.append(record(number, questions=len(batch)))
+        records.append(make_record(number, questions=len(batch)))
         drawn_questions += batch
     assert of.epochs(records, 0) == 5
     epochs = [drawn_questions[start : start + 36] for start in range(0, 180, 36)]
@@ -80,7 +80,7 @@ def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) 
 
 def test_a_collection_repeats_its_questions_on_resume_and_asks_none_twice(tmp_path: Path) -> None:
     of = prepare_loop(tmp_path, rows(12)).curriculum
-    records = [record(0, questions=3), record(1, questions=4)]
+    records = [make_record(0, questions=3), make_record(1, questions=4)]
     again = [questions(list(of.draw_questions(1, 0, before))) for before in (records[:1], records)]
     assert again[0] == again[1]
     assert len(again[0]) == 11
@@ -99,7 +99,7 @@ def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> 
     of = prepare_loop(tmp_path, [*rows(8), *rows(8, words=700)], held_out=0.2).curriculum
     short, long = of.lengths
     assert {sample.length for sample in of.draw_questions(0, 0)} == {short}
-    after = [record(0, by_length={short: MeanReward(0.9, 8)}, questions=2)]
+    after = [make_record(0, by_length={short: MeanReward(0.9, 8)}, questions=2)]
     assert of.find_stage(after) == 1
     assert Counter(sample.length for sample in of.draw_questions(1, 1, after)) == {short: 6, long: 6}
 

@@ -14,7 +14,7 @@ pytest.importorskip("trl")
 
 from safetensors.torch import load_file
 from support.fake_server import FakeServer
-from support.rl_loops import small_job
+from support.rl_loops import make_job
 
 from memagent_graph import Document
 from memagent_graph.budget import Budget
@@ -30,11 +30,11 @@ from memagent_training.rl.rl_job import prepare
 
 
 def prepare_base(tmp_path: Path, reading: WordingSettings, model: Path | str = "embedded") -> BaseModel:
-    return prepare(small_job(tmp_path / "rl", model=str(model), reading=reading)).base
+    return prepare(make_job(tmp_path / "rl", model=str(model), reading=reading)).base
 
 
 def test_without_choices_the_models_own_profile_holds(tmp_path: Path) -> None:
-    prepared = prepare(small_job(tmp_path / "rl"))
+    prepared = prepare(make_job(tmp_path / "rl"))
     assert prepared.base.profile is None
     assert "read_with" not in prepared.record["loop"]
 
@@ -48,7 +48,7 @@ async def test_a_loop_samples_the_whole_distribution_and_keeps_every_memory_but_
     values = json.loads((model / "memagent.json").read_text())
     (model / "memagent.json").write_text(json.dumps({**values, "temperature": 0.7, "top_p": 0.95}))
     reading = WordingSettings(chunk_tokens=200)
-    prepared = prepare(small_job(tmp_path / "rl", model=str(model), base_url="http://127.0.0.1:9/v1", reading=reading))
+    prepared = prepare(make_job(tmp_path / "rl", model=str(model), base_url="http://127.0.0.1:9/v1", reading=reading))
     serving = ServerBackend(prepared)
     contexts = [await serving.make_reader(1.0, as_deployed=as_deployed).aprepare() for as_deployed in (False, True)]
     assert [context.sampling.top_p for context in contexts] == [1.0, 0.95]
@@ -102,7 +102,7 @@ def test_a_policy_whose_reading_was_not_chosen_keeps_its_files(tmp_path: Path) -
 
 async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> None:
     with FakeServer() as server:
-        job = small_job(
+        job = make_job(
             tmp_path / "rl",
             model=str(plain_model),
             base_url=server.base_url,

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("trl")
 
-from support.rl_loops import small_job
+from support.rl_loops import make_job
 
 from memagent_graph import MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
@@ -66,7 +66,7 @@ class Sync:
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[ServerBackend]:
-    backend = ServerBackend(prepare(small_job(tmp_path)))
+    backend = ServerBackend(prepare(make_job(tmp_path)))
     backend._own_server, backend._sync = Server(), Sync()  # type: ignore[assignment]
     for number in range(6):
         (backend.policy_folder(number)).mkdir(parents=True)
@@ -172,7 +172,7 @@ def reader(make_reader):
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> PreparedLoop:
-    return prepare(small_job(tmp_path / "rl", measure_every=10, measure_lengths=(300, 400), measure_count=3))
+    return prepare(make_job(tmp_path / "rl", measure_every=10, measure_lengths=(300, 400), measure_count=3))
 
 
 async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wrong(prepared, reader) -> None:

@@ -28,7 +28,7 @@ _HINTS: Final = {
     "squad": "Use a file with answers, such as dev-v2.0.json or train-v1.1.json.",
 }
 _MAX_CHARACTERS: Final = 1 << 30
-"""The maximum size of a data set, whose rows are all in memory. HotpotQA has half as many."""
+"""The maximum number of characters of a data set, because all rows are in memory. HotpotQA has about half as many."""
 RECORD_NAMES: Final = tuple(_HINTS)
 
 
@@ -40,7 +40,7 @@ class Paragraph:
     text: str
 
     @property
-    def written(self) -> str:
+    def text_with_title(self) -> str:
         """The paragraph's text in a document."""
         return f"{self.title}\n{self.text}"
 
@@ -53,13 +53,13 @@ class QARecord:
     """The question's id, unique in the data set."""
     question: str
     answers: tuple[str, ...]
-    """Wordings of the one answer."""
+    """Accepted wordings of the answer."""
     gold: tuple[Paragraph, ...]
     """The paragraphs that together answer the question."""
     distractors: tuple[Paragraph, ...] = ()
     """Paragraphs that belong to the question but do not answer it; empty if the data set has none."""
 
-    def contribution(self, paragraph: Paragraph) -> str:
+    def find_evidence(self, paragraph: Paragraph) -> str:
         """Return the wording of the answer that a gold paragraph has; its title if it only leads to the answer."""
         return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
 
@@ -67,9 +67,9 @@ class QARecord:
 def read_records(paths: Sequence[Path], name: str) -> list[QARecord]:
     """Return all records of the files of "hotpotqa" or "squad", in their order.
 
-    HotpotQA: gold are the paragraphs that the supporting facts name, distractors the others of the question's ten.
-    SQuAD: gold is the paragraph that the question was asked on, distractors the others of the same article, as RULER
-    uses them; questions that SQuAD 2 marks as impossible have no answer and are left out.
+    HotpotQA: the gold paragraphs are those in the supporting facts; the question's other paragraphs are distractors.
+    SQuAD: the gold paragraph is the one that the question was asked about; the article's other paragraphs are
+    distractors, as in RULER. Questions that SQuAD 2 marks as impossible have no answer and are left out.
 
     Raises:
         EvaluationError: a file is missing, damaged, or not that data set; the file and line are named.
@@ -196,12 +196,12 @@ class RecordExamples:
         record = self.records[index]
         paragraphs = [*record.gold, *record.distractors]
         random.Random(f"{self.seed}/{record.id}").shuffle(paragraphs)
-        texts = [paragraph.written for paragraph in paragraphs]
+        texts = [paragraph.text_with_title for paragraph in paragraphs]
         document = "\n\n".join(texts)
         needles, start = [], 0
         for paragraph, text in zip(paragraphs, texts, strict=True):
             if paragraph in record.gold:
-                needles.append(Needle(text, record.contribution(paragraph), start / len(document)))
+                needles.append(Needle(text, record.find_evidence(paragraph), start / len(document)))
             start += len(text) + 2
         return FileExample(record.question, record.answers, document, tuple(needles))
 
@@ -216,7 +216,7 @@ def load_records(name: str, paths: Sequence[Path], settings: TaskSettings) -> Fi
         total = tokenizer.count(record.question)
         for paragraph in (*record.gold, *record.distractors):
             if paragraph not in counts:
-                counts[paragraph] = tokenizer.count(paragraph.written + "\n\n")
+                counts[paragraph] = tokenizer.count(paragraph.text_with_title + "\n\n")
             total += counts[paragraph]
         own_lengths.append(total)
     examples = RecordExamples(records, settings.seed)

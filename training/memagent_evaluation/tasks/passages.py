@@ -54,7 +54,10 @@ class PassagesTask(GeneratedTask):
         """
         rng = self.rng(length, index)
         record = self._record(index)
-        gold = [Insertion(paragraph.written, rng.random(), record.contribution(paragraph)) for paragraph in record.gold]
+        gold = [
+            Insertion(paragraph.text_with_title, rng.random(), record.find_evidence(paragraph))
+            for paragraph in record.gold
+        ]
         gold_texts = {paragraph.text for paragraph in record.gold}
         distractors = [paragraph for paragraph in dict.fromkeys(record.distractors) if paragraph.text not in gold_texts]
         rng.shuffle(distractors)
@@ -64,7 +67,7 @@ class PassagesTask(GeneratedTask):
             [paragraph.text for paragraph in gold]
         )
         distractors = self._take_fitting(distractors, _MAX_OWN_FRACTION * budget)
-        decoys = [Insertion(paragraph.written, rng.random()) for paragraph in distractors]
+        decoys = [Insertion(paragraph.text_with_title, rng.random()) for paragraph in distractors]
         used = frozenset(gold_texts | {paragraph.text for paragraph in distractors})
         haystack = Haystack(partial(self._iter_others, length, index, used), _format_passage)
         return self.lay_out_sample(length, index, record.question, record.answers, haystack, [*gold, *decoys])
@@ -92,7 +95,7 @@ class PassagesTask(GeneratedTask):
                 hint="Ask for fewer, or name a data file with more questions, such as the training split.",
             )
         rng = self.rng(length, index, "places")
-        inserted = [*gold, *(Insertion(paragraph.written, 0.0) for paragraph in distractors)]
+        inserted = [*gold, *(Insertion(paragraph.text_with_title, 0.0) for paragraph in distractors)]
         positions = sorted(rng.sample(range(length), len(inserted)))
         rng.shuffle(inserted)
         slots = tuple(position - before for before, position in enumerate(positions))
@@ -111,7 +114,7 @@ class PassagesTask(GeneratedTask):
     def _take_fitting(self, paragraphs: Sequence[Paragraph], budget: float) -> list[Paragraph]:
         fitting = []
         for paragraph in paragraphs:
-            budget -= self._count_tokens([paragraph.written])
+            budget -= self._count_tokens([paragraph.text_with_title])
             if budget < 0:
                 break
             fitting.append(paragraph)
@@ -129,7 +132,7 @@ class PassagesTask(GeneratedTask):
             for paragraph in iter_shuffled(self.paragraphs, rng):
                 if paragraph.text not in used:
                     is_empty = False
-                    yield paragraph.written
+                    yield paragraph.text_with_title
             if is_empty:
                 raise EvaluationError(
                     f"the data file of {self.name} has no paragraph that could be a distractor",

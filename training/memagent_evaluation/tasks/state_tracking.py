@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import random
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import ClassVar, Final
 
 from memagent_evaluation.samples import Sample, TaskSettings
@@ -47,7 +47,7 @@ PUT_DOWN_SENTENCES: Final = (
 STATES: Final = ("state_1", "state_2", "state_3")
 _ANSWER_TOKENS: Final = 32
 _FACTS, _SMALL_FACTS = 20, 8
-_CAST, _SMALL_CAST = 4, 2
+_ENTITIES, _SMALL_ENTITIES = 4, 2
 """The number of people, and of things."""
 _FACTS_PER_QUESTION: Final = 8
 _MAX_STORY_DRAWS: Final = 500
@@ -68,7 +68,7 @@ class StoryQuestion:
     """A question about a story, its answer, and the indices of the events that prove it."""
 
     question: str
-    gold: str
+    answer: str
     evidence: frozenset[int]
 
 
@@ -100,20 +100,17 @@ class Story:
         """All locations of these things, the earliest first."""
         self.events: list[Event] = []
 
-    def generate(self) -> Iterator[Event]:
-        """Add random events without end, and yield each."""
-        rng = self.rng
-        while True:
-            reachable = self._reachable_things()
-            if self._carriers and rng.random() < 1 / 5:
-                self._put_down(rng.choice(list(self._carriers)))
-            elif reachable and rng.random() < 1 / 2:
-                self._pick_up(*rng.choice(reachable))
-            else:
-                person = rng.choice(self.people)
-                location = self._person_locations.get(person)
-                self._walk(person, rng.choice([room for room in ROOMS if location is None or room != location.room]))
-            yield self.events[-1]
+    def add_random_event(self) -> None:
+        """Add a random event."""
+        rng, reachable = self.rng, self._find_reachable_things()
+        if self._carriers and rng.random() < 1 / 5:
+            self._put_down(rng.choice(list(self._carriers)))
+        elif reachable and rng.random() < 1 / 2:
+            self._pick_up(*rng.choice(reachable))
+        else:
+            person = rng.choice(self.people)
+            location = self._person_locations.get(person)
+            self._walk(person, rng.choice([room for room in ROOMS if location is None or room != location.room]))
 
     def questions(self, kind: str) -> list[StoryQuestion]:
         """Return all questions of one of `STATES` that the events answer."""
@@ -137,8 +134,8 @@ class Story:
             for name, location in locations.items()
         ]
 
-    def _reachable_things(self) -> list[tuple[str, str]]:
-        """Return pairs of a person and a thing that they could pick up: one in the same room, or an untouched one."""
+    def _find_reachable_things(self) -> list[tuple[str, str]]:
+        """Return pairs of a person and a thing within reach: one in the same room, or one that nobody has touched."""
         return [
             (person, thing)
             for thing in self.things
@@ -228,7 +225,7 @@ class StateTask(GeneratedTask):
         ]
         all_questions = [other.question for other in questions]
         return self.lay_out_sample(
-            length, index, question.question, (question.gold,), haystack, insertions, all_questions
+            length, index, question.question, (question.answer,), haystack, insertions, all_questions
         )
 
     def _draw_story(self, rng: random.Random) -> tuple[Story, list[StoryQuestion]]:
@@ -236,29 +233,29 @@ class StateTask(GeneratedTask):
         count = self.settings.questions_per_document
         for _ in range(_MAX_STORY_DRAWS):
             story = Story(rng, rng.sample(PEOPLE, self.people), rng.sample(THINGS, self.things))
-            for _ in islice(story.generate(), self.facts):
-                pass
+            for _ in range(self.facts):
+                story.add_random_event()
             questions = story.questions(self.kind)
             if len(questions) >= count:
                 return story, rng.sample(questions, count)
         raise EvaluationError(
-            f"{self.facts} facts of {self.name} hardly ever answer {count} questions",
+            f"{self.facts} facts of {self.name} rarely answer {count} questions",
             hint="Ask for more facts, people or things, or for fewer questions on a document.",
         )
 
 
 def make_state_task(name: str, settings: TaskSettings) -> StateTask:
     """Return the task of one of `STATES`."""
-    facts, cast = (_SMALL_FACTS, _SMALL_CAST) if settings.small else (_FACTS, _CAST)
+    facts, entities = (_SMALL_FACTS, _SMALL_ENTITIES) if settings.small else (_FACTS, _ENTITIES)
     if settings.questions_per_document > 1:
         facts = max(facts, _FACTS_PER_QUESTION * settings.questions_per_document)
-        cast = max(cast, settings.questions_per_document)
+        entities = max(entities, settings.questions_per_document)
     return StateTask(
         name=name,
         settings=settings,
         answer_tokens=SMALL_ANSWER_TOKENS if settings.small else _ANSWER_TOKENS,
         kind=name,
         facts=facts,
-        people=cast,
-        things=0 if name == "state_1" else cast,
+        people=entities,
+        things=0 if name == "state_1" else entities,
     )

@@ -4,8 +4,8 @@ python -m recipes.embedded.release --edition 1 --checkpoint last.pt --out memage
 python -m recipes.embedded.release --edition 2 --policy rl-policy --out memagent_graph/embedded
 python -m recipes.embedded.release --edition 2 --policy rl-policy --toward $FIRST --out ...
 
-The last one interpolates the weights towards the policy that a loop began with: it keeps what reinforcement learning
-taught, and repairs much of what it damaged elsewhere (linear interpolation towards initialization, arXiv 2406.16768).
+The last command moves the weights back toward the policy that the loop started from. This keeps what reinforcement
+learning taught, and undoes much of the damage elsewhere (linear interpolation toward initialization, arXiv 2406.16768).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from recipes.embedded.policy_network import CONTEXT_WINDOW, Network, find_special_id, load_policy, new_policy
 
-BUDGETS = {
+PROFILE = {
     "context_window": CONTEXT_WINDOW,
     "chunk_tokens": 256,
     "memory_tokens": 48,
@@ -39,34 +39,32 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def release(policy: Network, out: Path, edition: str = "1") -> None:
     """Write weights and configuration into a folder that already holds tokenizer and templates."""
-    out.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in policy.state_dict().items()}
     partial = out / "model.safetensors.partial"
     save_file(stored, partial, metadata={"format": "pt"})
     partial.chmod(0o644)
     partial.replace(out / "model.safetensors")
     config = json.loads(policy.config.to_json_string())
-    named_before = {"rope_theta": config["rope_parameters"]["rope_theta"], "torch_dtype": "bfloat16"}
-    write_json(out / "config.json", {**config, "dtype": "bfloat16", **named_before})  # for older versions
+    legacy_keys = {"rope_theta": config["rope_parameters"]["rope_theta"], "torch_dtype": "bfloat16"}
+    write_json(out / "config.json", {**config, "dtype": "bfloat16", **legacy_keys})  # for older transformers
     generation = {
         "do_sample": False,
         "eos_token_id": find_special_id("<|end|>"),
         "pad_token_id": find_special_id("<|pad|>"),
     }
     write_json(out / "generation_config.json", generation)
-    write_json(out / "memagent.json", {**BUDGETS, "edition": edition})
+    write_json(out / "memagent.json", {**PROFILE, "edition": edition})
     print(f"{policy.num_parameters():,} parameters written to {out}")
 
 
 @torch.no_grad()
-def interpolate(policy: Network, toward: Network, share: float) -> Network:
-    """Return the policy with its weights moved by `share` (0 to 1) toward another policy of the same shape."""
+def interpolate(policy: Network, toward: Network, share: float) -> None:
+    """Move the policy's weights by `share` (0 to 1) toward another policy of the same shape."""
     end = toward.state_dict()
     if {name: tensor.shape for name, tensor in end.items()} != {n: t.shape for n, t in policy.state_dict().items()}:
         raise SystemExit("the two policies have different shapes, so their weights cannot be interpolated")
     for name, tensor in policy.state_dict().items():
         tensor.lerp_(end[name], share)
-    return policy
 
 
 def main() -> None:
@@ -77,7 +75,7 @@ def main() -> None:
         "--checkpoint", type=Path, help="checkpoint of the supervised training; without a source, random weights"
     )
     sources.add_argument("--policy", type=Path, help="policy folder that reinforcement learning wrote")
-    parser.add_argument("--toward", type=Path, help="policy folder to interpolate --policy towards")
+    parser.add_argument("--toward", type=Path, help="policy folder to interpolate --policy toward")
     parser.add_argument("--share", type=float, default=0.3, help="weight of --toward in the interpolation, 0 to 1")
     parser.add_argument("--edition", required=True, help="edition name to write into memagent.json")
     parser.add_argument("--out", type=Path, required=True)
@@ -89,7 +87,7 @@ def main() -> None:
     source = arguments.policy or arguments.checkpoint
     policy = new_policy() if source is None else load_policy(source)
     if arguments.toward is not None:
-        policy = interpolate(policy, load_policy(arguments.toward), arguments.share)
+        interpolate(policy, load_policy(arguments.toward), arguments.share)
     release(policy, arguments.out, arguments.edition)
 
 
