@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.text import generate_prose
+from benchmarks.text import make_prose
 from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
 
 CHUNK_TOKENS = 64
@@ -18,7 +18,7 @@ CHUNK_TOKENS = 64
 
 def _measure_kilobytes_per_chunk(chunks: int) -> float:
     """Return the kB of checkpoints per chunk of a read with this many chunks."""
-    words = next(iter(generate_prose(1500))).split()
+    words = make_prose(1500).split()
     rng = random.Random(1)
 
     def write_reply(prompt: str) -> str:
@@ -36,7 +36,7 @@ def _measure_kilobytes_per_chunk(chunks: int) -> float:
             run_log=False,
         )
         with reader:
-            result = reader.read(next(iter(generate_prose(CHUNK_TOKENS * chunks))), "What is said?")
+            result = reader.read(make_prose(CHUNK_TOKENS * chunks), "What is said?")
         size = sum(file.stat().st_size for file in Path(folder).glob("checkpoints.sqlite*"))
         return size / 1024 / result.chunks_read
 

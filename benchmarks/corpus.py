@@ -23,10 +23,10 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from benchmarks import throughput
 from benchmarks.figures import Figure
-from benchmarks.text import generate_prose
-from benchmarks.throughput import run_slow_server, take_turns
+from benchmarks.slow_server import run_slow_server
+from benchmarks.text import generate_documents
+from benchmarks.throughput import take_turns
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
 from memagent_corpus.corpus_run import lock_table, run_corpus
 from memagent_graph import (
@@ -71,7 +71,7 @@ async def read_table(table: Path, out: Path, policy: Any, *, chunk_tokens: int) 
 async def _compare(url: str, folder: Path) -> tuple[float, float]:
     """Return the ratio of the corpus run's rate to the bare loop's, and the run's CPU time in ms per request."""
     table = folder / "table.jsonl"
-    texts = list(generate_prose(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
+    texts = list(generate_documents(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
     table.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     runs = 0
 
@@ -82,7 +82,7 @@ async def _compare(url: str, folder: Path) -> tuple[float, float]:
         return await read_table(table, folder / f"out-{runs}", policy, chunk_tokens=CHUNK_TOKENS)
 
     await run_table()
-    turns = [row["usage"]["calls"] for row in TableFolder(str(folder / "out-1")).rows(["usage"])]
+    calls = [row["usage"]["calls"] for row in TableFolder(str(folder / "out-1")).rows(["usage"])]
     prompts = load_prompts()
     messages = prompts.messages(
         "update", QUESTION, memory="what was kept " * 30, chunk=texts[0][: len(texts[0]) // CHUNKS]
@@ -99,10 +99,10 @@ async def _compare(url: str, folder: Path) -> tuple[float, float]:
                         async with client.post(f"{url}/chat/completions", data=msgspec.json.encode(body)) as reply:
                             msgspec.json.decode(await reply.read())
 
-            await asyncio.gather(*map(send_requests, turns))
-        return sum(turns)
+            await asyncio.gather(*map(send_requests, calls))
+        return sum(calls)
 
-    ratio, _, cost = await take_turns(run_bare_loop, run_table)
+    ratio, _, cost = await take_turns(run_bare_loop, run_table, rounds=1)
     return ratio, cost
 
 
@@ -142,13 +142,8 @@ def measure_peak_megabytes(documents: int) -> float:
 
 def measure() -> list[Figure]:
     """Return the figures on throughput, CPU time and peak memory."""
-    throughput.DELAY_MS, default_delay, rounds = DELAY_MS, throughput.DELAY_MS, throughput.ROUNDS
-    throughput.ROUNDS = 1
-    try:
-        with run_slow_server(0) as url, tempfile.TemporaryDirectory() as folder:
-            ratio, cost = asyncio.run(_compare(url, Path(folder)))
-    finally:
-        throughput.DELAY_MS, throughput.ROUNDS = default_delay, rounds
+    with run_slow_server(DELAY_MS) as url, tempfile.TemporaryDirectory() as folder:
+        ratio, cost = asyncio.run(_compare(url, Path(folder)))
     small_peak, large_peak = measure_peak_megabytes(FEW), measure_peak_megabytes(MANY)
     return [
         Figure.at_least(f"requests/s, corpus : bare loop, {IN_FLIGHT} in flight", ratio, "x", 0.9),

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import throughput
 from benchmarks.figures import Figure
-from benchmarks.text import generate_prose
-from benchmarks.throughput import run_slow_server
+from benchmarks.slow_server import run_slow_server
+from benchmarks.text import generate_documents
 from memagent_corpus import CorpusDocument, CorpusReader, CorpusRow, TableFolder, open_inputs
 from memagent_corpus.corpus_run import CHECKPOINTS, lock_table, run_corpus
 from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
@@ -117,19 +116,15 @@ async def read_with_actors(table: Path, out: Path, settings: ReadSettings, actor
 
 def measure() -> list[Figure]:
     """Return the figures on rates, CPU time, and the time until the first request."""
-    throughput.DELAY_MS, default_delay = DELAY_MS, throughput.DELAY_MS
-    try:
-        with ExitStack() as stack:
-            url = stack.enter_context(run_slow_server(0))
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            stack.enter_context(connect("local", num_cpus=4, object_store_memory=200 * 2**20))
-            return _measure_on_cluster(url, folder)
-    finally:
-        throughput.DELAY_MS = default_delay
+    with ExitStack() as stack:
+        url = stack.enter_context(run_slow_server(DELAY_MS))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(connect("local", num_cpus=4, object_store_memory=200 * 2**20))
+        return _measure_on_cluster(url, folder)
 
 
 def _measure_on_cluster(url: str, folder: Path) -> list[Figure]:
-    texts = list(generate_prose(CHUNK_TOKENS * CHUNKS, 2 * PER_ACTOR * DOCUMENTS_PER_SLOT))
+    texts = list(generate_documents(CHUNK_TOKENS * CHUNKS, 2 * PER_ACTOR * DOCUMENTS_PER_SLOT))
     for name, count in (("half", len(texts) // 2), ("all", len(texts))):
         lines = (json.dumps({"text": text}) for text in texts[:count])
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
@@ -155,7 +150,7 @@ def _measure_on_cluster(url: str, folder: Path) -> list[Figure]:
         Figure(f"Ray, 2 actors with {PER_ACTOR} in flight each", two_actors.rate, "requests/s"),
         Figure.at_least("Ray : core", ratio, "x", 0.8),
         Figure.at_least("2 actors : 1 actor", growth, "x", 1.8),
-        Figure("CPU cores used by one actor", share, "", "< 0.3", share < 0.3),
+        Figure.below("CPU cores used by one actor", share, "", 0.3),
         Figure("core, CPU time per request", local_cost, "ms"),
         Figure("actors, CPU time per request", 1000 * actor_seconds / two_actors.calls, "ms"),
         Figure("driver, CPU time per request", 1000 * driver_seconds / two_actors.calls, "ms"),

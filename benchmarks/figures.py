@@ -30,6 +30,16 @@ class Figure:
         return cls(metric, value, unit, f"<= {bound:g}", value <= bound)
 
     @classmethod
+    def below(cls, metric: str, value: float, unit: str, bound: float) -> Self:
+        """Return a figure whose goal is a value below `bound`."""
+        return cls(metric, value, unit, f"< {bound:g}", value < bound)
+
+    @classmethod
+    def exactly(cls, metric: str, value: float, goal: float) -> Self:
+        """Return a figure, which is a number of things, whose goal is exactly `goal`."""
+        return cls(metric, value, "", f"{goal:g}", value == goal)
+
+    @classmethod
     def at_least(cls, metric: str, value: float, unit: str, bound: float) -> Self:
         """Return a figure whose goal is a value of at least `bound`."""
         return cls(metric, value, unit, f">= {bound:g}", value >= bound)

@@ -72,17 +72,34 @@ def build_commands(
 ) -> dict[str, list[str]]:
     """Return the commands of the recipe by name, in their order."""
     data = ["--data", str(folder / "hotpotqa_train.parquet")]
-    without, no_document = str(folder / "without"), ("--systems", "no_document")
-    train = ["rl", *data, "--drop-answered-without", without, "--engine", "local", "--model", "embedded"]
+    no_document_folder, no_document = str(folder / "without"), ("--systems", "no_document")
+    train = ["rl", *data, "--drop-answered-without", no_document_folder, "--engine", "local", "--model", "embedded"]
     train += ["--preset", "memagent-paper", "--out", str(folder / "policy"), "--iterations", str(iterations)]
     train += ["--groups", str(groups), "--max-questions", str(groups), "--rollouts", str(rollouts)]
     train += ["--measure-every", "0", *(word for setting in SETTINGS for word in ("--set", setting))]
-    reads = ["eval", "ruler_hqa", "--data", str(folder / HELD_OUT), "--lengths", str(PASSAGES), "--n", str(count)]
+    eval_command = [
+        "eval",
+        "ruler_hqa",
+        "--data",
+        str(folder / HELD_OUT),
+        "--lengths",
+        str(PASSAGES),
+        "--n",
+        str(count),
+    ]
     return {
-        "without": ["eval", "memagent_files", *data, *no_document, "--model", "embedded", "--out", without],
+        "without": ["eval", "memagent_files", *data, *no_document, "--model", "embedded", "--out", no_document_folder],
         "rl": train,
-        "before": [*reads, "--systems", "memagent", "--model", "embedded", "--out", str(folder / "before")],
-        "after": [*reads, "--systems", "memagent", "--model", str(folder / "policy"), "--out", str(folder / "after")],
+        "before": [*eval_command, "--systems", "memagent", "--model", "embedded", "--out", str(folder / "before")],
+        "after": [
+            *eval_command,
+            "--systems",
+            "memagent",
+            "--model",
+            str(folder / "policy"),
+            "--out",
+            str(folder / "after"),
+        ],
         "compared": ["eval-report", str(folder / "after"), str(folder / "before")],
     }
 

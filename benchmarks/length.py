@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.text import generate_prose
+from benchmarks.text import make_prose
 from memagent_graph import Limits, LocalPolicy, MemAgent
 
 LENGTHS = (10, 30, 100, 300, 1000)
@@ -18,9 +18,9 @@ def measure() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         reader = MemAgent(LocalPolicy.embedded(), store=Path(folder), run_log=False)
         chunk_tokens = 256
-        reader.read(next(iter(generate_prose(1000))), "Is it warm?")
+        reader.read(make_prose(1000), "Is it warm?")
         for chunks in LENGTHS:
-            text = next(iter(generate_prose(chunk_tokens * (chunks + 1))))
+            text = make_prose(chunk_tokens * (chunks + 1))
             result = reader.read(text, "What is the access code of the quiet falcon?", limits=Limits(max_chunks=chunks))
             seconds = result.usage.seconds / result.chunks_read
             tokens = result.usage.total_tokens / result.chunks_read

@@ -1,7 +1,7 @@
 """Measure whether an agent finds a fact in a tool result of 500,000 tokens, depending on its middleware.
 
-`python -m benchmarks.long_tool_results [TRIALS]` prints a table. TRIALS is the number of trials in which the embedded
-policy is the reader. The default is 0, because each of them takes some minutes.
+`python -m benchmarks.long_tool_results [EMBEDDED_TRIALS]` prints a table. EMBEDDED_TRIALS is the number of trials in
+which the embedded policy is the reader. The default is 0, because each of them takes some minutes.
 
 **The task.** There are ten tool results of 500,000 tokens of English prose. At a random depth, each has a planted fact
 that is asked for; a similar fact and three others are elsewhere. Every result comes in two forms: as text with one
@@ -55,7 +55,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import Figure
-from benchmarks.text import generate_prose
+from benchmarks.text import make_prose
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.transcripts import format_transcript
 from memagent_evaluation.planted_facts import Fact, PlantedFacts
@@ -94,7 +94,7 @@ def generate_trials(number: int = TRIALS, tokens: int = TOKENS) -> Iterator[Tria
     """Yield seeded trials, each with its fact at another random depth."""
     generator = random.Random(4)
     facts = PlantedFacts(generator, held_out=True, number_share=1.0)
-    (prose,) = generate_prose(tokens)
+    prose = make_prose(tokens)
     for _ in range(number):
         paragraphs, depth = prose.split("\n\n"), generator.random()
         fact = facts.fact()
@@ -332,15 +332,10 @@ def measure() -> list[Figure]:
     figures = []
     for name, by_form in asyncio.run(compare()).items():
         for form, score in by_form.items():
-            goal = score.trials if name == "MemAgentMiddleware" else None
+            metric = f"right of {score.trials}, result of {TOKENS:,} tokens as {form}, {name}"
+            has_goal = name == "MemAgentMiddleware"
             figures.append(
-                Figure(
-                    f"right of {score.trials}, result of {TOKENS:,} tokens as {form}, {name}",
-                    score.right,
-                    "",
-                    f">= {goal}" if goal else "",
-                    goal is None or score.right >= goal,
-                )
+                Figure.exactly(metric, score.right, score.trials) if has_goal else Figure(metric, score.right)
             )
     return figures
 

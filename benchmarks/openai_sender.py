@@ -16,7 +16,8 @@ import httpx2
 import openai
 
 from benchmarks.figures import Figure
-from benchmarks.text import generate_prose
+from benchmarks.slow_server import run_slow_server
+from benchmarks.text import generate_documents
 from benchmarks.throughput import (
     CHUNK_TOKENS,
     CHUNKS,
@@ -24,7 +25,6 @@ from benchmarks.throughput import (
     DOCUMENTS,
     make_pass,
     make_reader,
-    run_slow_server,
     take_turns,
 )
 from memagent_graph import Document, DocumentStore, MemAgent, OpenAICompatiblePolicy
@@ -68,7 +68,9 @@ def _make_openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> Me
 async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float, float]:
     store = DocumentStore(folder)
     readers = make_reader(url, store, logprobs=logprobs), _make_openai_reader(url, store, logprobs=logprobs)
-    references = [store.add(Document.from_text(text)) for text in generate_prose(CHUNK_TOKENS * CHUNKS // 2, DOCUMENTS)]
+    references = [
+        store.add(Document.from_text(text)) for text in generate_documents(CHUNK_TOKENS * CHUNKS // 2, DOCUMENTS)
+    ]
     our_pass, openai_pass = (make_pass(reader, references) for reader in readers)
     await our_pass()
     await openai_pass()
@@ -82,7 +84,7 @@ def measure() -> list[Figure]:
     """Return the ratio of the openai client's rate to ours, and the processor time that it adds to a chunk."""
     figures = []
     for tokens in (0, 800):
-        with run_slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
+        with run_slow_server(DELAY_MS, tokens) as url, tempfile.TemporaryDirectory() as folder:
             ratio, our_ms, openai_ms = asyncio.run(_compare(url, tokens > 0, Path(folder)))
         replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
         setting = f"{DOCUMENTS} documents at {DELAY_MS} ms, {replies}"

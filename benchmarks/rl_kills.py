@@ -140,8 +140,7 @@ class Loop:
             is_killed = False
             while process.poll() is None:
                 time.sleep(POLL_SECONDS)
-                kill_count = len(self.load_kills())
-                if victim is None or kill_count >= len(moments) or is_killed:
+                if victim is None or is_killed or (kill_count := len(self.load_kills())) >= len(moments):
                     continue
                 event = self._find_due_event(moments[kill_count], phase_seconds)
                 if event is not None and _kill(victim, event.pid):
@@ -210,11 +209,11 @@ class Loop:
         for step in (entry for entry in history if "loss" in entry):
             trained_rollouts[(step["step"] - 1) // per_iteration] += step["rollouts"]
         groups = {record.iteration: record.groups for record in iterations}
-        surplus = [trained_rollouts[iteration] / rollouts - count for iteration, count in groups.items()]
-        missing = sum(max(-count, 0) for count in surplus)
+        surplus = [trained_rollouts[iteration] / rollouts - group_count for iteration, group_count in groups.items()]
+        missing = sum(max(-excess, 0) for excess in surplus)
         return Outcome(
             rewards=tuple(record.reward for record in iterations),
-            repeated_groups=math.ceil(sum(max(count, 0) for count in surplus)),
+            repeated_groups=math.ceil(sum(max(excess, 0) for excess in surplus)),
             lost_groups=len(with_variance - collected_groups) + math.ceil(missing),
             iterations=len(groups),
             trained_iterations=len(trained_rollouts),
@@ -225,10 +224,9 @@ class Loop:
 
 def _find_groups_with_variance(log: RunLog, rollouts: int) -> Iterator[str]:
     rewards: dict[str, list[float]] = {}
-    for run in log.runs():
-        latest = log.latest_rewards(run.run_id)
-        if "exact_match" in latest:
-            rewards.setdefault(run.run_id.rpartition("-")[0], []).append(latest["exact_match"])
+    for run_id, totals in log.totals(run.run_id for run in log.runs()).items():
+        if "exact_match" in totals.rewards:
+            rewards.setdefault(run_id.rpartition("-")[0], []).append(totals.rewards["exact_match"])
     for group, values in rewards.items():
         if len(values) == rollouts and not math.isclose(min(values), max(values)):
             yield group
@@ -377,11 +375,11 @@ def make_figures(
         "iterations trained": (outcome.trained_iterations, arguments.iterations),
     }
     for name, (value, goal) in counts.items():
-        yield Figure(f"{victim}: {name}", value, "", str(goal), value == goal)
+        yield Figure.exactly(f"{victim}: {name}", value, goal)
     low, high = predict_range(finals)
-    goal_of_reward = f"{low:.3f} to {high:.3f}" if len(finals) > 1 else ""
+    reward_goal = f"{low:.3f} to {high:.3f}" if len(finals) > 1 else ""
     met = low <= outcome.final_reward <= high
-    yield Figure(f"{victim}: final reward", outcome.final_reward, "", goal_of_reward, met)
+    yield Figure(f"{victim}: final reward", outcome.final_reward, "", reward_goal, met)
 
 
 def predict_range(values: Sequence[float]) -> tuple[float, float]:

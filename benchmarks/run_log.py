@@ -14,8 +14,9 @@ from pathlib import Path
 
 from benchmarks.chunking import load_large_tokenizer
 from benchmarks.figures import Figure
-from benchmarks.text import generate_prose
-from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DOCUMENTS, make_pass, make_reader, run_slow_server, take_turns
+from benchmarks.slow_server import run_slow_server
+from benchmarks.text import generate_documents, make_prose
+from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DELAY_MS, DOCUMENTS, make_pass, make_reader, take_turns
 from memagent_graph import Document, DocumentRef, DocumentStore, RunLog
 from memagent_graph.calls import Span, Writes
 from memagent_graph.run_log import Conversation, Outcome
@@ -31,7 +32,7 @@ async def _compare(url: str, folder: Path) -> tuple[float, float, float]:
         the ratio of their rates, with to without, and the processor milliseconds per chunk without and with a log.
     """
     store = DocumentStore(folder / "documents")
-    references = [store.add(Document.from_text(text)) for text in generate_prose(CHUNK_TOKENS * CHUNKS, DOCUMENTS)]
+    references = [store.add(Document.from_text(text)) for text in generate_documents(CHUNK_TOKENS * CHUNKS, DOCUMENTS)]
     log = RunLog(folder / "runs.sqlite")
     plain = make_reader(url, store, logprobs=True)
     logging = make_reader(url, store, logprobs=True, run_log=log)
@@ -50,7 +51,7 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
         completion_tokens: the number of completion tokens of each conversation.
     """
     tokenizer = load_large_tokenizer()
-    text = next(iter(generate_prose(2_000_000)))
+    text = make_prose(2_000_000)
     ids = tokenizer.encode(text[:4_000_000])
     rng = random.Random(1)
     reference = DocumentRef(key="sha256:" + "0" * 64, name="prose.txt", media_type="text/plain", size=len(text))
@@ -103,7 +104,7 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
 
 def measure() -> list[Figure]:
     """Return the figures on the log's time and disk space."""
-    with run_slow_server(800) as url, tempfile.TemporaryDirectory() as folder:
+    with run_slow_server(DELAY_MS, 800) as url, tempfile.TemporaryDirectory() as folder:
         ratio, plain, logged_ms = asyncio.run(_compare(url, Path(folder)))
     short, long = _measure_bytes_per_token(100), _measure_bytes_per_token(800)
     return [

@@ -1,4 +1,4 @@
-"""Measure the error of the gradient if the sampler has another number format, with and without correction.
+"""Measure the error of the gradient when the sampler uses another number format, with and without importance weights.
 
     python -m benchmarks.sampler_precision work/precision [--model english --formats bfloat16]
 
@@ -84,11 +84,11 @@ def measure_formats(arguments: argparse.Namespace) -> Iterator[str]:
     settings = CollectSettings(rollouts=arguments.rollouts, groups=arguments.groups, max_questions=64, concurrency=8)
     base = find_base_model(arguments.model).folder
     for dtype in arguments.formats:
-        read = read_groups(
+        pending_groups = read_groups(
             arguments.model, base, dtype, arguments.out, settings,
             task=arguments.task, length=arguments.length, small=arguments.small,
         )  # fmt: skip
-        gradients, gap = compute_gradients(asyncio.run(read), base, arguments.out)
+        gradients, gap = compute_gradients(asyncio.run(pending_groups), base, arguments.out)
         exact = gradients["no cap"]
         errors = {name: float((gradient - exact).norm() / exact.norm()) for name, gradient in gradients.items()}
         cosine = float(torch.dot(gradients["not corrected"], exact) / gradients["not corrected"].norm() / exact.norm())

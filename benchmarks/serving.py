@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,27 +29,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from benchmarks.figures import Figure, print_table
+from benchmarks.slow_server import run_module, run_slow_server
 
 SHORT_REQUEST = {"model": "slow", "messages": [{"role": "user", "content": "What is the key of harbor? " * 10}]}
-
-
-def start_slow_server(milliseconds: float) -> AbstractContextManager[str]:
-    """Start a policy server that answers after a fixed time; the result yields its base URL."""
-    return _start_process("slow_server", str(milliseconds), "0")
-
-
-def start_bare_relay(upstream: str) -> AbstractContextManager[str]:
-    """Start a relay that only copies bytes to and from a server; the result yields its base URL."""
-    return _start_process("bare_relay", str(urlsplit(upstream).port))
-
-
-@contextlib.contextmanager
-def _start_process(module: str, *arguments: str) -> Iterator[str]:
-    """Start a server of this folder, which prints its port, and yield its base URL."""
-    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"  # the server ends when its input closes
 
 
 @dataclass(frozen=True)
@@ -72,7 +53,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def start_serve(upstream: str, *options: str) -> Iterator[Server]:
+def run_serve(upstream: str, *options: str) -> Iterator[Server]:
     """Start `memagent serve` in front of another server."""
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "memagent_graph", "serve", "--port", "0", "--base-url", upstream]
@@ -121,7 +102,11 @@ async def measure_overhead(rounds: int, requests: int) -> list[Figure]:
     A model server that writes 64 replies at once takes a quarter of a second for a short one, or longer.
     """
     delays, server_ratios, relay_ratios, cpu_ms = [], [], [], []
-    with start_slow_server(250) as upstream, start_serve(upstream) as server, start_bare_relay(upstream) as relay:
+    with (
+        run_slow_server(250) as upstream,
+        run_serve(upstream) as server,
+        run_module("bare_relay", str(urlsplit(upstream).port)) as relay,
+    ):
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
             await time_requests(session, server.api, 64, 64)
             for _ in range(rounds):
@@ -131,7 +116,7 @@ async def measure_overhead(rounds: int, requests: int) -> list[Figure]:
                 server_times = await time_requests(session, server.api, requests, 64)
                 cpu_ms.append((server.read_cpu_seconds() - cpu_before) * 1000 / requests)
                 server_ratios.append(direct_times[0] / server_times[0])
-    with start_slow_server(20) as upstream, start_serve(upstream) as server:
+    with run_slow_server(20) as upstream, run_serve(upstream) as server:
         async with aiohttp.ClientSession() as session:
             await time_requests(session, server.api, 20, 1)
             for _ in range(rounds):
@@ -180,7 +165,7 @@ async def measure_large_requests(count: int, size: int) -> list[Figure]:
     """Return the memory while large requests arrive at once, and the time to the first event of a single one."""
     options = ("--cancel-on-close", "--max-waiting", "1000", "--max-reads-per-key", "1000")
     timeout = aiohttp.ClientTimeout(total=None)
-    with start_slow_server(50) as upstream, start_serve(upstream, *options) as server:
+    with run_slow_server(50) as upstream, run_serve(upstream, *options) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
             await time_first_event(session, server.api, -1, size)
             single_seconds = median(
@@ -205,7 +190,7 @@ async def measure_idle_streams(count: int, seconds: float) -> list[Figure]:
     """Return how many streams of waiting reads stay open, and the memory of one stream."""
     options = ("--max-waiting", "5000", "--max-reads-per-key", "5000", "--cancel-on-close")
     timeout = aiohttp.ClientTimeout(total=None)
-    with start_slow_server(600_000) as upstream, start_serve(upstream, *options) as server:
+    with run_slow_server(600_000) as upstream, run_serve(upstream, *options) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
             await time_first_event(session, server.api, -1, 8000)  # after this request the server knows its policy
             memory_before = server.read_memory()
@@ -224,7 +209,7 @@ async def measure_idle_streams(count: int, seconds: float) -> list[Figure]:
             kib_per_stream = (server.read_memory() - memory_before) * 1024 / count
             alive = sum(beats > 0 for beats in await streams)
     return [
-        Figure(f"idle streams alive, of {count}", alive, "", f"{count}", alive == count),
+        Figure.exactly(f"idle streams alive, of {count}", alive, count),
         Figure("memory of one", kib_per_stream, "KiB"),
     ]
 
@@ -232,7 +217,7 @@ async def measure_idle_streams(count: int, seconds: float) -> list[Figure]:
 async def measure_many_requests(count: int, seconds: float) -> list[Figure]:
     """Send reads faster than the limits allow; return how many are answered and done, and how often clients wait."""
     waits = 0
-    with start_slow_server(5) as upstream, start_serve(upstream, "--max-reads", "16") as server:
+    with run_slow_server(5) as upstream, run_serve(upstream, "--max-reads", "16") as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
             async def send_until_answered(number: int) -> str:
@@ -254,8 +239,8 @@ async def measure_many_requests(count: int, seconds: float) -> list[Figure]:
                 page = await reply.text()
     read_count = next(float(line.split()[-1]) for line in page.splitlines() if 'asked_total{kind="started"}' in line)
     return [
-        Figure(f"answered, of {count} reads", len(set(runs)), "", f"{count}", len(set(runs)) == count),
-        Figure("reads done for them", read_count, "", f"{count}", read_count == count),
+        Figure.exactly(f"answered, of {count} reads", len(set(runs)), count),
+        Figure.exactly("reads done for them", read_count, count),
         Figure("seconds for all", took, "s"),
         Figure("times a client was told to wait", waits),
     ]

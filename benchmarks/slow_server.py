@@ -1,4 +1,4 @@
-"""Serve completions after a fixed time, at almost no cost: `python -m benchmarks.slow_server MILLISECONDS TOKENS`.
+"""A server that answers after a fixed time, at almost no cost: `python -m benchmarks.slow_server MILLISECONDS TOKENS`.
 
 The process prints its port, then serves until its standard input closes. TOKENS is the number of token ids and
 log-probs of a reply; with 0, it has none. All replies have the same bytes, so that only the client is measured.
@@ -8,10 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import msgspec
+
+
+def run_slow_server(milliseconds: float, tokens: int = 0) -> AbstractContextManager[str]:
+    """Run this module's server; the result yields its base URL.
+
+    Args:
+        milliseconds: the time after which it answers.
+        tokens: the number of token ids and log-probs of a reply.
+    """
+    return run_module("slow_server", str(milliseconds), str(tokens))
+
+
+@contextmanager
+def run_module(name: str, *arguments: str) -> Iterator[str]:
+    """Run a server of this folder, which prints its port, and yield its base URL."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"  # the server ends when its input closes
 
 
 def make_reply(tokens: int) -> bytes:

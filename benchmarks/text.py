@@ -10,7 +10,12 @@ from memagent_evaluation.tasks.haystacks import python_prose
 from memagent_graph.tokenizers import load_tokenizer
 
 
-def generate_prose(tokens: int, documents: int = 1) -> Iterator[str]:
+def make_prose(tokens: int) -> str:
+    """Return a text of about `tokens` tokens of the embedded tokenizer."""
+    return next(generate_documents(tokens, 1))
+
+
+def generate_documents(tokens: int, documents: int) -> Iterator[str]:
     """Yield `documents` texts of about `tokens` tokens of the embedded tokenizer, with different beginnings."""
     paragraphs, lengths = _load_paragraphs()
     position = 0

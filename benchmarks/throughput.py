@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +20,8 @@ import aiohttp
 import msgspec
 
 from benchmarks.figures import Figure
-from benchmarks.text import generate_prose
+from benchmarks.slow_server import run_slow_server
+from benchmarks.text import generate_documents
 from memagent_graph import (
     Budget,
     Document,
@@ -39,28 +37,19 @@ from memagent_graph.reading.state import ReaderContext
 
 DOCUMENTS = 128
 CHUNKS = 24
-ROUNDS = 3
 DELAY_MS = 250
 CHUNK_TOKENS = 1000
 
 Pass: TypeAlias = Callable[[], Awaitable[int]]
 
 
-@contextmanager
-def run_slow_server(tokens: int) -> Any:
-    """Start a server whose replies have `tokens` ids and log-probs, and yield its base URL."""
-    command = [sys.executable, "-m", "benchmarks.slow_server", str(DELAY_MS), str(tokens)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-
-
-async def take_turns(first: Pass, second: Pass) -> tuple[float, float, float]:
+async def take_turns(first: Pass, second: Pass, rounds: int = 3) -> tuple[float, float, float]:
     """Run two passes alternately; a pass reads all documents, and returns the number of chunks.
+
+    Args:
+        first: a pass.
+        second: the other pass.
+        rounds: how often each runs twice.
 
     Returns:
         the ratio of chunks per second, second to first, and the processor milliseconds per chunk of the first and of
@@ -68,7 +57,7 @@ async def take_turns(first: Pass, second: Pass) -> tuple[float, float, float]:
     """
     ratios: list[float] = []
     costs: dict[Pass, list[float]] = {first: [], second: []}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         wall = {first: 0.0, second: 0.0}
         for read_pass in (first, second, second, first):
             start_time, processor = time.perf_counter(), time.process_time()
@@ -109,7 +98,7 @@ async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float
     """Return the ratio of the reader's rate to the bare loop's, and the reader's processor milliseconds per chunk."""
     store = DocumentStore(folder)
     reader = make_reader(url, store, logprobs=logprobs)
-    texts = list(generate_prose(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
+    texts = list(generate_documents(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
     references = [store.add(Document.from_text(text)) for text in texts]
     client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=DOCUMENTS))
     context = await reader.aprepare()
@@ -147,7 +136,7 @@ def measure() -> list[Figure]:
     """Return the figures of replies without log-probs, and with 800 ids and log-probs."""
     figures = []
     for tokens, bound in ((0, 2.5), (800, 6.0)):
-        with run_slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
+        with run_slow_server(DELAY_MS, tokens) as url, tempfile.TemporaryDirectory() as folder:
             ratio, cost = asyncio.run(_compare(url, tokens > 0, Path(folder)))
         replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
         figures.append(

@@ -46,12 +46,12 @@ SIZES = ("embedded", "0.5B", "tiny")
 DTYPES = ("fp32", "bf16")
 TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
 """Relative tolerances of loss and gradient norm; bfloat16 has 8 bits of mantissa, and layouts round differently."""
-_SETTINGS = {
+_TRAINER_OPTIONS = {
     "learning_rate": 1e-6, "lr_scheduler_type": "constant", "warmup_steps": 0, "weight_decay": 0.01,
     "max_grad_norm": 1.0, "epsilon": 0.2, "epsilon_high": 0.2, "delta": 3.0, "beta": 0.0, "temperature": 1.0,
     "disable_dropout": True, "logging_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
 }  # fmt: skip
-"""The settings that are the same for all contenders."""
+"""The options of the trainer that are the same for all contenders."""
 
 
 class PromptOrder(StrEnum):
@@ -74,8 +74,8 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """The setting in which all contenders are measured."""
+class Workload:
+    """The model, the rows and the number of steps with which all contenders are measured."""
 
     device: str = "cpu"
     model_size: str = "embedded"
@@ -126,37 +126,37 @@ class Step:
     gradient_norm: float
 
 
-def make_group(name: str, order: PromptOrder, setting: Setting, vocabulary: int) -> RolloutGroup:
+def make_group(name: str, order: PromptOrder, workload: Workload, vocabulary: int) -> RolloutGroup:
     """Return the rollouts of one question; the groups of one name have the same tokens in both orders."""
-    rng, lengths = random.Random(name), setting.lengths
+    rng, lengths = random.Random(name), workload.lengths
 
     def random_ids(length: int) -> array[int]:
         return array("I", (rng.randrange(vocabulary) for _ in range(length)))
 
     header = random_ids(lengths.header)
-    sections = [random_ids(lengths.section) for _ in range(setting.conversations)]
+    sections = [random_ids(lengths.section) for _ in range(workload.conversations)]
     rollouts = []
-    for number in range(setting.rollouts):
+    for number in range(workload.rollouts):
         memory, conversations = array("I"), []
         for index, section in enumerate(sections):
             body = section + memory if order is PromptOrder.SECTION_FIRST else memory + section
             completion = random_ids(lengths.completion)
             # A model with random weights gives each token about 1 / vocabulary.
             logprobs = array("f", (min(rng.gauss(-math.log(vocabulary), 0.2), 0.0) for _ in completion))
-            location = ("answer", "", 0) if index == setting.conversations - 1 else ("update", "", index)
+            location = ("answer", "", 0) if index == workload.conversations - 1 else ("update", "", index)
             conversations.append(TrainingConversation(header + body, completion, logprobs, *location, False, "v0"))
             memory = completion
         rollouts.append(Rollout(f"{name}-{number}", tuple(conversations), float(number % 2)))
     return RolloutGroup(name, tuple(rollouts))
 
 
-def make_groups(order: PromptOrder, setting: Setting, vocabulary: int) -> list[RolloutGroup]:
+def make_groups(order: PromptOrder, workload: Workload, vocabulary: int) -> list[RolloutGroup]:
     """Return the short group of the untimed step, and one group for each timed step."""
-    timed_groups = [make_group(f"timed-{number}", order, setting, vocabulary) for number in range(setting.repeats)]
-    return [make_group("warm-up", order, replace(setting, lengths=Lengths(4, 8, 4)), vocabulary), *timed_groups]
+    timed_groups = [make_group(f"timed-{number}", order, workload, vocabulary) for number in range(workload.repeats)]
+    return [make_group("warm-up", order, replace(workload, lengths=Lengths(4, 8, 4)), vocabulary), *timed_groups]
 
 
-def compare(contenders: Sequence[Contender], setting: Setting) -> dict[Contender, list[Step]]:
+def compare(contenders: Sequence[Contender], workload: Workload) -> dict[Contender, list[Step]]:
     """Measure contenders in their order, and return their steps; one that is named twice is measured twice.
 
     Raises:
@@ -165,43 +165,43 @@ def compare(contenders: Sequence[Contender], setting: Setting) -> dict[Contender
     steps_by_contender: dict[Contender, list[Step]] = {}
     for contender in contenders:
         print(f"  {contender.order}, {contender.name} ...", file=sys.stderr, flush=True)
-        steps = run_contender(contender, setting)
+        steps = run_contender(contender, workload)
         for cost in (step.cost for step in steps):
             took = f"{cost.wall_seconds:.3g} s, {cost.processor_seconds:.3g} of processor time"
             print(f"    {cost.forwarded_tokens:,} tokens, {took}", file=sys.stderr, flush=True)
         same_order = next(
             (steps_by_contender[earlier] for earlier in steps_by_contender if earlier.order is contender.order), steps
         )
-        _check_same_work(contender, steps, same_order[: setting.repeats], TOLERANCES[setting.dtype])
+        _check_same_work(contender, steps, same_order[: workload.repeats], TOLERANCES[workload.dtype])
         steps_by_contender[contender] = steps_by_contender.get(contender, []) + steps
     return steps_by_contender
 
 
-def run_contender(contender: Contender, setting: Setting) -> list[Step]:
+def run_contender(contender: Contender, workload: Workload) -> list[Step]:
     """Run a contender's training, and return its timed steps."""
-    config = make_model_config(setting.model_size)
-    groups = make_groups(contender.order, setting, config.vocab_size)
+    config = make_model_config(workload.model_size)
+    groups = make_groups(contender.order, workload, config.vocab_size)
     seed = next(
         seed for seed in count() if split_into_steps(groups, groups_per_step=1, seed=seed)[0][0].group_id == "warm-up"
     )
-    settings: dict[str, Any] = {
-        **_SETTINGS,
+    trainer_options: dict[str, Any] = {
+        **_TRAINER_OPTIONS,
         "seed": seed,
         "max_steps": len(groups),
-        "use_cpu": setting.device == "cpu",
-        "bf16": setting.dtype == "bf16",
+        "use_cpu": workload.device == "cpu",
+        "bf16": workload.dtype == "bf16",
         "gradient_checkpointing": contender.checkpointing,
     }
     torch.manual_seed(0)
-    with torch.device(setting.device):
+    with torch.device(workload.device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    recorder = _Recorder(model, setting.device)
+    recorder = _Recorder(model, workload.device)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         trainer: GRPOTrainer
         if contender.layout is not None:
             arguments = MultiConvDAPOConfig(
                 output_dir=folder, layout=contender.layout, token_budget=TOKEN_BUDGET, groups_per_step=1,
-                old_logprobs=OldLogProbs.LOGGED, importance_cap=None, max_logprob_gap=9, **settings,
+                old_logprobs=OldLogProbs.LOGGED, importance_cap=None, max_logprob_gap=9, **trainer_options,
             )  # fmt: skip
             trainer = MultiConvDAPOTrainer(
                 model, groups, arguments, processing_class=_make_tokenizer(), callbacks=[recorder]
@@ -209,7 +209,9 @@ def run_contender(contender: Contender, setting: Setting) -> list[Step]:
         else:
             step_groups = split_into_steps(groups, groups_per_step=1, seed=seed)
             batches = [batch for step in step_groups for batch in _make_stock_batches(step, contender.rows_at_once)]
-            trainer = _make_stock_trainer(model, batches, contender.rows_at_once, folder, setting, settings, recorder)
+            trainer = _make_stock_trainer(
+                model, batches, contender.rows_at_once, folder, workload.rollouts, trainer_options, recorder
+            )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
         logs = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -219,7 +221,7 @@ def run_contender(contender: Contender, setting: Setting) -> list[Step]:
     ]
     del trainer, model
     gc.collect()
-    if setting.device == "cuda":
+    if workload.device == "cuda":
         torch.cuda.empty_cache()
     return steps[1:]
 
@@ -260,15 +262,15 @@ def _make_stock_trainer(
     batches: Sequence[dict[str, Tensor]],
     rows_at_once: int,
     folder: str,
-    setting: Setting,
-    settings: dict[str, Any],
+    rollouts: int,
+    trainer_options: dict[str, Any],
     recorder: TrainerCallback,
 ) -> GRPOTrainer:
-    batches_per_step = setting.rollouts * setting.conversations // rows_at_once
+    batches_per_step = len(batches) // trainer_options["max_steps"]
     arguments = GRPOConfig(
-        output_dir=folder, loss_type="dapo", per_device_train_batch_size=rows_at_once, num_generations=setting.rollouts,
+        output_dir=folder, loss_type="dapo", per_device_train_batch_size=rows_at_once, num_generations=rollouts,
         gradient_accumulation_steps=batches_per_step, steps_per_generation=batches_per_step,
-        remove_unused_columns=False, **settings,
+        remove_unused_columns=False, **trainer_options,
     )  # fmt: skip
     trainer = _StockTrainer(
         model,

@@ -47,8 +47,8 @@ from benchmarks.training_contenders import (
     Contender,
     Lengths,
     PromptOrder,
-    Setting,
     Step,
+    Workload,
     compare,
     make_group,
     make_model_config,
@@ -80,26 +80,26 @@ _PLACEHOLDERS = {"cpu": "Not measured.", "cuda": "Not measured: no GPU was avail
 
 def measure() -> list[Figure]:
     """Return the figures with a goal, for the full step."""
-    setting = Setting()
-    steps = compare((PADDED, PREFIX_TREE, PREFIX_TREE, PADDED), setting)
-    return make_goal_figures(steps, setting)
+    workload = Workload()
+    steps = compare((PADDED, PREFIX_TREE, PREFIX_TREE, PADDED), workload)
+    return make_goal_figures(steps, workload)
 
 
-def make_goal_figures(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> list[Figure]:
+def make_goal_figures(steps: Mapping[Contender, Sequence[Step]], workload: Workload) -> list[Figure]:
     """Return the figures that compare prefix_tree with padded, with sections first."""
     padded_steps, tree = steps[PADDED], steps[PREFIX_TREE]
     share = tree[0].cost.forwarded_tokens / padded_steps[0].cost.forwarded_tokens
-    speed = _find_best_seconds(padded_steps, setting) / _find_best_seconds(tree, setting)
+    speed = _find_best_seconds(padded_steps, workload) / _find_best_seconds(tree, workload)
     prefix = "training step, section first, prefix_tree"
     # The goal for speed is for a CPU.
-    goal = f"at least {GOAL_SPEED}" if setting.device == "cpu" else ""
+    goal = f"at least {GOAL_SPEED}" if workload.device == "cpu" else ""
     return [
         Figure(f"{prefix}: tokens forwarded, of padded's", share, "", "at most 1/3", share <= GOAL_TOKENS),
         Figure(f"{prefix}: padded's time over its", speed, "x", goal, not goal or speed >= GOAL_SPEED),
     ]
 
 
-def format_table(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> str:
+def format_table(steps: Mapping[Contender, Sequence[Step]], workload: Workload) -> str:
     """Return the measured steps as a Markdown table."""
     lines = [COLUMNS, tuple("---" if index < 2 else "---:" for index in range(len(COLUMNS)))]
     for contender, contender_steps in steps.items():
@@ -114,32 +114,32 @@ def format_table(steps: Mapping[Contender, Sequence[Step]], setting: Setting) ->
             f"{best:.3g}",
             f"{median(step.cost.wall_seconds for step in contender_steps):.3g}",
             f"{min(step.cost.processor_seconds for step in contender_steps):.3g}",
-            f"{_find_best_seconds(padded_steps, setting) / _find_best_seconds(contender_steps, setting):.2f}",
-            f"{_count_row_tokens(setting) / best:,.0f}",
+            f"{_find_best_seconds(padded_steps, workload) / _find_best_seconds(contender_steps, workload):.2f}",
+            f"{_count_row_tokens(workload) / best:,.0f}",
             f"{max(peaks) / 2**30:.2f}" if peaks else "not measured",
         ))  # fmt: skip
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def format_section(steps: Mapping[Contender, Sequence[Step]], setting: Setting, command: str) -> str:
+def format_section(steps: Mapping[Contender, Sequence[Step]], workload: Workload, command: str) -> str:
     """Return the table with everything that is needed to measure it again."""
-    lengths = setting.lengths
+    lengths = workload.lengths
     threads = torch.get_num_threads()
-    device = f"{read_device_name(setting.device)}, {threads} thread{'s' * (threads > 1)}"
+    device = f"{read_device_name(workload.device)}, {threads} thread{'s' * (threads > 1)}"
     parts = (
         f"{lengths.header} tokens of header, {lengths.section} of section, {lengths.completion} of memory and answer"
     )
     figures = [
         f"- {figure.metric}: {figure.value:.3g}"
         + (f" (goal: {figure.goal}; {'met' if figure.met else 'MISSED'})" if figure.goal else "")
-        for figure in make_goal_figures(steps, setting)
+        for figure in make_goal_figures(steps, workload)
     ]
     text = (
-        f"`{command}` on {device}, torch {torch.__version__}: model {setting.model_size}, {setting.dtype}, {parts}, "
+        f"`{command}` on {device}, torch {torch.__version__}: model {workload.model_size}, {workload.dtype}, {parts}, "
         f"{TOKEN_BUDGET:,} tokens forwarded at once. Rows' tokens count what is shared for each row, so that they are "
         "the same for all."
     )
-    return "\n\n".join([text, format_table(steps, setting), "\n".join(figures)])
+    return "\n\n".join([text, format_table(steps, workload), "\n".join(figures)])
 
 
 def write_section(path: Path, device: str, text: str) -> None:
@@ -162,13 +162,13 @@ def read_device_name(device: str) -> str:
     return f"{match[1] if match else platform.machine()} ({os.cpu_count()} cores)"
 
 
-def _find_best_seconds(steps: Sequence[Step], setting: Setting) -> float:
+def _find_best_seconds(steps: Sequence[Step], workload: Workload) -> float:
     """Return the seconds by which steps are compared: the best processor time on a CPU, the best wall time on a GPU."""
-    return min(step.cost.processor_seconds if setting.device == "cpu" else step.cost.wall_seconds for step in steps)
+    return min(step.cost.processor_seconds if workload.device == "cpu" else step.cost.wall_seconds for step in steps)
 
 
-def _count_row_tokens(setting: Setting) -> int:
-    group = make_group("timed-0", PromptOrder.PAPER, setting, 2)
+def _count_row_tokens(workload: Workload) -> int:
+    group = make_group("timed-0", PromptOrder.PAPER, workload, 2)
     conversations = [conversation for rollout in group.rollouts_G for conversation in rollout.conversations_K]
     return sum(len(conversation.prompt_ids_P) + len(conversation.completion_ids_T) for conversation in conversations)
 
@@ -185,20 +185,20 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--repeats", type=int, default=1, help="timed steps each time a contender runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file to write to")
     options = parser.parse_args(arguments)
-    setting = Setting(options.device, options.model_size, options.dtype, Lengths(*options.lengths), options.repeats)
-    if setting.repeats < 1 or min(options.lengths) < 1:
+    workload = Workload(options.device, options.model_size, options.dtype, Lengths(*options.lengths), options.repeats)
+    if workload.repeats < 1 or min(options.lengths) < 1:
         parser.error("--repeats and --lengths must be 1 or more")
-    longest = setting.lengths.header + setting.lengths.section + 2 * setting.lengths.completion
-    window = make_model_config(setting.model_size).max_position_embeddings
+    longest = workload.lengths.header + workload.lengths.section + 2 * workload.lengths.completion
+    window = make_model_config(workload.model_size).max_position_embeddings
     if longest > min(window, TOKEN_BUDGET):
         parser.error(f"--lengths: rows of {longest} tokens, and {min(window, TOKEN_BUDGET)} is the most; give less")
-    if setting.device == "cuda" and not torch.cuda.is_available():
+    if workload.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU here; leave it out to measure on the CPU")
-    steps = compare((PADDED, PREFIX_TREE, *OTHERS, PREFIX_TREE, PADDED), setting)
-    text = format_section(steps, setting, shlex.join(["python", "-m", "benchmarks.training_step", *arguments]))
-    write_section(options.results, setting.device, text)
+    steps = compare((PADDED, PREFIX_TREE, *OTHERS, PREFIX_TREE, PADDED), workload)
+    text = format_section(steps, workload, shlex.join(["python", "-m", "benchmarks.training_step", *arguments]))
+    write_section(options.results, workload.device, text)
     print(text)
-    sys.exit(not all(figure.met for figure in make_goal_figures(steps, setting)))
+    sys.exit(not all(figure.met for figure in make_goal_figures(steps, workload)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import Figure, print_table
-from benchmarks.text import generate_prose
+from benchmarks.text import make_prose
 from memagent_graph import Budget, Completion, FinishReason, MemAgent, ReadResult, Trace, load_tokenizer
 from memagent_graph.policy import Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.prompts import load_prompts
@@ -111,7 +111,7 @@ def measure_costs(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
         SystemExit: a strategy does not answer with the fact.
     """
     budget = Budget(context_window=3000, question_tokens=64, memory_tokens=200, chunk_tokens=500, answer_tokens=64)
-    (prose,) = generate_prose(chunks * budget.chunk_tokens)
+    prose = make_prose(chunks * budget.chunk_tokens)
     position = prose.index(" ", int(len(prose) * 0.6))
     text = f"{prose[:position]} {FACT}{prose[position:]}"
     costs = []

@@ -111,7 +111,7 @@ def group_rewards(group: Group, term: Term) -> list[dict[tuple[int, tuple[int, .
         if term.scope != "conversation" and of:
             rewards_by_scope["runs"][g, credited] = fmean(of)
         for k in credited if term.scope == "conversation" else ():
-            rewards_by_scope[rollout.conversations_K[k].position][g, (k,)] = R_K[k]
+            rewards_by_scope[rollout.conversations_K[k].slot_key][g, (k,)] = R_K[k]
     return list(rewards_by_scope.values())
 
 

@@ -1,8 +1,8 @@
 """A policy in this process: any causal model that transformers loads. The embedded policy runs on it.
 
 One thread owns the model. When it becomes free, it answers all waiting requests whose prompts have a common prefix
-(several questions about one section) as one batch, and computes that prefix once. The prefix stays in memory for the
-next batch, which may have late requests or other questions about the same section.
+(several questions about one section) as one batch, and computes that prefix once. The last prefixes stay in memory for
+later batches: for late requests, other questions about the same section, and reads that are a section behind.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ _MAX_BATCH = 64
 """Maximum number of requests in a batch."""
 _MIN_REUSED_TOKENS = 320
 """Shorter prefixes are not reused, because they cost little to compute."""
+_MAX_PREFIXES = 8
+"""Maximum number of prefixes in memory."""
 _MAX_PREFIX_BYTES = 256 * 2**20
-"""Maximum size of the keys and values of a prefix in memory."""
+"""Maximum size of the keys and values of all prefixes in memory."""
 
 
 class LocalPolicy:
@@ -168,9 +170,15 @@ class LocalPolicy:
         """Group requests whose prompts have a common prefix. A GPU computes all requests as one batch."""
         if self._device != "cpu":
             return [list(requests)]
-        batches = group_values((tuple(request.ids[:_MIN_REUSED_TOKENS]), request) for request in requests).values()
-        unshared = [batch[0] for batch in batches if len(batch) == 1]
-        return [batch for batch in batches if len(batch) > 1] + ([unshared] if unshared else [])
+        groups = group_values((tuple(request.ids[:_MIN_REUSED_TOKENS]), request) for request in requests).values()
+        batches: list[list[_Request]] = []
+        unshared: list[_Request] = []
+        for group in groups:
+            if len(group) > 1 or self._engine.find_prefix(group[0].ids).length:
+                batches.append(group)
+            else:
+                unshared += group
+        return [*batches, unshared] if unshared else batches
 
     def _run_batch(self, batch: Sequence[_Request]) -> None:
         requests = [request for request in batch if request.future.set_running_or_notify_cancel()]
@@ -292,7 +300,7 @@ class _Engine:
         eos_ids = self._model.generation_config.eos_token_id
         self._eos_ids = frozenset(eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids])
         self._padding = self._tokenizer.pad_token_id or 0
-        self._prefix = _PrefixCache()
+        self._prefixes: list[_Prefix] = []
 
     def prompt_ids(self, prompt: Messages | TokenIds, template: Mapping[str, Any]) -> list[int]:
         """Return the token ids of a prompt. Messages are formatted with the chat template and its arguments."""
@@ -319,14 +327,14 @@ class _Engine:
         with self._torch.inference_mode():
             # At least one token of the shortest prompt is computed by itself.
             shared = min(_common_length(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
-            reused = self._prefix.count_common_tokens(prompts[0][:shared])
+            source, reused = self.find_prefix(prompts[0][:shared])
             if len(prompts) == 1:
                 shared = reused
             for row, request in enumerate(requests):
                 request.cached_tokens = shared if row else reused
                 if request.sampling.seed is not None and request.sampling.temperature > 0:
                     request.generator = self._torch.Generator(self._device).manual_seed(request.sampling.seed)
-            logits, cache, mask = self._prefill(prompts, reused, shared)
+            logits, cache, mask = self._prefill(prompts, source, reused, shared)
             lengths = self._torch.tensor([len(prompt) for prompt in prompts], device=self._device)
             for step in range(max(request.sampling.max_tokens for request in requests)):
                 tokens = self._sample_tokens(logits, requests)
@@ -346,20 +354,34 @@ class _Engine:
                 request.reply.pop()
                 request.logprobs.pop()
 
+    def find_prefix(self, ids: Sequence[int]) -> _CommonPrefix:
+        """Return the prefix in memory that has most leading tokens in common with a prompt, and their number."""
+        matches = [_CommonPrefix(prefix, prefix.count_common_tokens(ids)) for prefix in self._prefixes]
+        return max([_CommonPrefix(_Prefix(), 0), *matches], key=lambda match: match.length)
+
+    def _keep_prefix(self, prefix: _Prefix, source: _Prefix) -> None:
+        """Keep a prefix in place of the one it was computed from. The oldest prefixes go if there are too many."""
+        others = [other for other in self._prefixes if other is not source]
+        self._prefixes, size = [], 0
+        for kept in [prefix, *others][:_MAX_PREFIXES]:
+            size += kept.nbytes
+            if size <= _MAX_PREFIX_BYTES and len(kept.ids) >= _MIN_REUSED_TOKENS:
+                self._prefixes.append(kept)
+
     def _prefill(
-        self, prompts: Sequence[list[int]], reused: int, shared: int
+        self, prompts: Sequence[list[int]], source: _Prefix, reused: int, shared: int
     ) -> tuple[torch.Tensor, Any, torch.Tensor]:
         """Run the prompts: the new part of their common prefix as one row, then the rest as left-padded rows.
 
-        The previous batch computed the first `reused` of the `shared` tokens.
+        The first `reused` of the `shared` tokens are in the prefix `source`.
         """
         torch, rows = self._torch, len(prompts)
-        cache: Any = self._prefix.cache(reused) if reused else None
+        cache: Any = source.cache(reused) if reused else None
         if shared > reused:
             head = torch.tensor([prompts[0][reused:shared]], device=self._device)
             cache = self._model(input_ids=head, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
         if rows > 1 and shared:
-            self._prefix = _PrefixCache.of(prompts[0][:shared], cache)
+            self._keep_prefix(_Prefix.of(prompts[0][:shared], cache), source)
             cache.batch_repeat_interleave(rows)
         tails = [prompt[shared:] for prompt in prompts]
         width = max(map(len, tails))
@@ -380,7 +402,7 @@ class _Engine:
             logits_to_keep=1,
         )
         if rows == 1:
-            self._prefix = _PrefixCache.of(prompts[0], output.past_key_values)
+            self._keep_prefix(_Prefix.of(prompts[0], output.past_key_values), source)
         return output.logits[:, -1], output.past_key_values, mask
 
     def _sample_tokens(self, logits: torch.Tensor, requests: Sequence[_Request]) -> torch.Tensor:
@@ -412,28 +434,31 @@ class _Engine:
         return bool(request.sampling.stop) and any(stop in self.decode(request.reply) for stop in request.sampling.stop)
 
 
-class _PrefixCache(NamedTuple):
-    """The common prefix of the last batch, with its keys and values by layer. At first, it is empty."""
+class _Prefix(NamedTuple):
+    """The common beginning of a batch's prompts, with its keys and values by layer."""
 
     ids: Sequence[int] = ()
     layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
     @classmethod
-    def of(cls, ids: list[int], cache: Any) -> _PrefixCache:
+    def of(cls, ids: list[int], cache: Any) -> _Prefix:
         """Return the contents of a cache of one row. No copy is needed, because layers grow by concatenation.
 
-        Empty if the cache is too large, or if a layer has only the end of the text (with a sliding window).
+        Empty if a layer has only the end of the text (with a sliding window).
         """
         from transformers.cache_utils import DynamicLayer  # noqa: PLC0415  an optional dependency
 
         layers = getattr(cache, "layers", ())
         if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in layers):
             return cls()
-        pairs = [(layer.keys, layer.values) for layer in layers]
-        is_small = sum(tensor.nbytes for pair in pairs for tensor in pair) <= _MAX_PREFIX_BYTES
-        return cls(ids, pairs) if is_small else cls()
+        return cls(ids, [(layer.keys, layer.values) for layer in layers])
 
-    def count_common_tokens(self, ids: list[int]) -> int:
+    @property
+    def nbytes(self) -> int:
+        """Size of the keys and values."""
+        return sum(tensor.nbytes for pair in self.layers for tensor in pair)
+
+    def count_common_tokens(self, ids: Sequence[int]) -> int:
         """Return the number of leading tokens that equal this prefix; 0 if they are too few to be useful."""
         length = _common_length(self.ids, ids)
         return length if self.layers and length >= _MIN_REUSED_TOKENS else 0
@@ -443,6 +468,13 @@ class _PrefixCache(NamedTuple):
         from transformers import DynamicCache  # noqa: PLC0415  an optional dependency
 
         return DynamicCache([(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers])
+
+
+class _CommonPrefix(NamedTuple):
+    """A prefix, and the number of leading tokens that a prompt has in common with it."""
+
+    prefix: _Prefix
+    length: int
 
 
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:

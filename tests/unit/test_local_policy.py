@@ -16,6 +16,7 @@ import torch
 
 from memagent_graph import FinishReason, LocalPolicy, MemAgent, SamplingParams, UpdateRule
 from memagent_graph.errors import PolicyError, PolicyRequestError
+from memagent_graph.policies import local
 from memagent_graph.policies.local import _Request
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile
@@ -160,6 +161,24 @@ async def test_a_policy_that_was_closed_lets_its_weights_go_and_may_be_asked_aga
     del local, tasks
     gc.collect()
     assert weights() is None
+
+
+async def test_reads_of_several_documents_find_their_prefixes_among_the_last_ones(policy, monkeypatch) -> None:
+    fresh = LocalPolicy.embedded()
+    documents = [("The river rose. " * 90), ("The bridge fell. " * 90)]
+    cached = []
+    for bounds in ({}, {"_MAX_PREFIXES": 1}, {"_MAX_PREFIX_BYTES": 2**20}):
+        for name, bound in bounds.items():
+            monkeypatch.setattr(local, name, bound)
+        for question in QUESTIONS[:2]:
+            prompts = [prompt(question, 0, document) for document in documents]
+            replies = [await fresh.complete(prompt, GREEDY) for prompt in prompts]
+        assert [reply.token_ids for reply in replies] == [
+            (await policy.complete(prompt, GREEDY)).token_ids for prompt in prompts
+        ]
+        cached.append([reply.usage.cached_tokens > 320 for reply in replies])
+    assert cached == [[True, True], [False, False], [False, False]]
+    await fresh.aclose()
 
 
 async def test_a_later_prompt_reuses_the_beginning_that_it_shares(policy) -> None:

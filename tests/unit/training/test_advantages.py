@@ -116,7 +116,7 @@ class TestStepRewards:
         one_group = group(*(Rollout(name, tuple(conversation(2, at) for at in of), 1, {"step": (*of.values(),)})
                        for name, of in runs.items()))  # fmt: skip
         batch = prepare_batch([one_group], with_steps(1))
-        advantages = {(row.run_id, row.conversation.position): row.advantage for row in batch.rows}
+        advantages = {(row.run_id, row.conversation.slot_key): row.advantage for row in batch.rows}
         for at in places:
             there = {name: of[at] for name, of in runs.items() if at in of}
             mean = sum(there.values()) / len(there)

@@ -99,7 +99,7 @@ def test_each_preset_on_its_runs_is_the_plain_files(
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     assert len(rollouts) == 9
     for name in functions:
-        values = {rollout.reward_named(name) for rollout in rollouts}
+        values = {rollout.get_reward(name) for rollout in rollouts}
         assert len(values) > 1 or name in {"format", "exit_in_time"}, name
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
     steps = training_world.run_case(tmp_path, case, tmp_path)

@@ -102,7 +102,7 @@ def test_a_rollout_has_the_policys_prompts_and_replies_token_for_token(make_read
     )
     assert all(set(conversation.logprobs_T) == {-0.25} for conversation in conversations)
     for rollout in group.rollouts_G:
-        *updates, answer = (conversation.position for conversation in rollout.conversations_K)
+        *updates, answer = (conversation.slot_key for conversation in rollout.conversations_K)
         assert updates == [("update", "", k) for k in range(len(updates))]
         assert answer == ("answer", "", 0)
     assert {
@@ -114,7 +114,7 @@ def test_a_rollout_has_the_policys_prompts_and_replies_token_for_token(make_read
     assert report.conversations == len(conversations) == report.versions["v7"]
     assert report.prompt_tokens == sum(len(prompt) for prompt in policy.prompts)
     assert report.refused == {}
-    assert report.reshaped == ("a", "b")  # the reader samples greedily
+    assert report.non_default_sampling == ("a", "b")  # the reader samples greedily
 
 
 @pytest.mark.parametrize("suffix", ["sqlite", "parquet"])
@@ -399,7 +399,7 @@ def test_a_bad_run_is_refused_by_name_and_breaks_its_group_if_it_belongs_to_it(l
     write(log, "good 0")
     write(log, "bad", **changes)
     write(log, "good 1")
-    apart = reason.leaves_group_whole or reason is Refusal.GROUP_TOO_SMALL
+    apart = reason.is_outside_group or reason is Refusal.GROUP_TOO_SMALL
     replay = load_groups(log, **options)
     assert replay.report.refused[reason] == ("bad",)
     assert members(replay.groups) == ([["good 0", "good 1"]] if apart else [])

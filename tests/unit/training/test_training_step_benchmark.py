@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import training_contenders, training_step
-from benchmarks.training_contenders import Contender, Lengths, PromptOrder, Setting, Step, compare, make_group
+from benchmarks.training_contenders import Contender, Lengths, PromptOrder, Step, Workload, compare, make_group
 from benchmarks.training_step import PADDED, PREFIX_TREE, main, write_section
 from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
 from memagent_training.forward.layouts import lay_out_as_tree
 
-TINY = Setting(model_size="tiny", lengths=Lengths(3, 12, 4), rollouts=4, conversations=3)
+TINY = Workload(model_size="tiny", lengths=Lengths(3, 12, 4), rollouts=4, conversations=3)
 AT_ONCE = Contender(PromptOrder.SECTION_FIRST, None, rows_at_once=TINY.rollouts)
 
 
@@ -32,7 +32,7 @@ def measured() -> dict[Contender, list[Step]]:
 
 
 def test_both_orders_hold_the_same_tokens_and_only_one_shares_sections() -> None:
-    whole = replace(Setting(), lengths=TINY.lengths)
+    whole = replace(Workload(), lengths=TINY.lengths)
     first, paper = (make_group("g", order, whole, 250) for order in PromptOrder)
     for a, b in zip(_rows(first), _rows(paper), strict=True):
         assert sorted(a.prompt_ids_P) == sorted(b.prompt_ids_P)
@@ -51,13 +51,13 @@ def test_forwarded_tokens_are_counted_at_the_model(measured: dict[Contender, lis
 
 
 def test_a_contender_that_does_other_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {**training_contenders._SETTINGS, "epsilon": 0.1}
+    trainer_options = {**training_contenders._TRAINER_OPTIONS, "epsilon": 0.1}
     real = training_contenders.run_contender
 
-    def run(contender: Contender, setting: Setting) -> list[Step]:
+    def run(contender: Contender, workload: Workload) -> list[Step]:
         if contender == PREFIX_TREE:
-            monkeypatch.setattr(training_contenders, "_SETTINGS", settings)
-        return real(contender, setting)
+            monkeypatch.setattr(training_contenders, "_TRAINER_OPTIONS", trainer_options)
+        return real(contender, workload)
 
     monkeypatch.setattr(training_contenders, "run_contender", run)
     with pytest.raises(ValueError, match="do not compute the same"):
@@ -67,7 +67,7 @@ def test_a_contender_that_does_other_work_is_refused(monkeypatch: pytest.MonkeyP
 def test_the_results_name_device_and_command_and_keep_the_other_kind(
     measured: dict[Contender, list[Step]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(training_step, "compare", lambda contenders, setting: measured)
+    monkeypatch.setattr(training_step, "compare", lambda contenders, workload: measured)
     path = tmp_path / "RESULTS.md"
     arguments = ["--model-size", "tiny", "--lengths", "3", "12", "4", "--results", str(path)]
     with pytest.raises(SystemExit):

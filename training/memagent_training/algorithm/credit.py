@@ -98,15 +98,15 @@ class CreditTerm:
                         Credited(g, reward, tuple(k for k, role in enumerate(roles_K) if self.credits(role)))
                     )
             return [rewards]
-        by_position: dict[tuple[str, str, int], list[Credited]] = {}
+        by_slot_key: dict[tuple[str, str, int], list[Credited]] = {}
         for g, rollout in enumerate(group.rollouts_G):
             self.check(rollout)
-            rewards_K = rollout.reward_named(self.reward)
+            rewards_K = rollout.get_reward(self.reward)
             assert isinstance(rewards_K, tuple)  # noqa: S101  checked just now
             for k, (conversation, reward) in enumerate(zip(rollout.conversations_K, rewards_K, strict=True)):
                 if self.credits(conversation.role):
-                    by_position.setdefault(conversation.position, []).append(Credited(g, reward, (k,)))
-        return list(by_position.values())
+                    by_slot_key.setdefault(conversation.slot_key, []).append(Credited(g, reward, (k,)))
+        return list(by_slot_key.values())
 
     def check(self, rollout: Rollout) -> None:
         """Refuse a rollout without this reward, with it in another scope, or with a number that is not finite.
@@ -114,7 +114,7 @@ class CreditTerm:
         Raises:
             TrainingError: with the run's id.
         """
-        reward = rollout.reward_named(self.reward)
+        reward = rollout.get_reward(self.reward)
         if reward is None:
             raise TrainingError(
                 f"The credit term {self.reward!r} has no reward in this run",
@@ -137,7 +137,7 @@ class CreditTerm:
 
     def _run_reward(self, rollout: Rollout) -> float | None:
         """Return the reward of the run, or of a role's conversations in it; None if it has none of that role."""
-        reward = rollout.reward_named(self.reward)
+        reward = rollout.get_reward(self.reward)
         if not isinstance(reward, tuple):
             return reward
         pairs = zip(rollout.conversations_K, reward, strict=True)

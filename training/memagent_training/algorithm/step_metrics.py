@@ -105,7 +105,7 @@ def compute_row_metrics(
         "penalised_fraction": batch.penalised_rollouts / len(rollouts),
     }
     for name in sorted({name for rollout in rollouts for name in rollout.term_rewards}):
-        rewards = [reward for rollout in rollouts if (reward := rollout.reward_named(name)) is not None]
+        rewards = [reward for rollout in rollouts if (reward := rollout.get_reward(name)) is not None]
         metrics[f"reward/{name}"] = fmean(fmean(reward) if isinstance(reward, tuple) else reward for reward in rewards)
     roles = (conversation.role for conversation in conversations)
     for role, values in sorted(group_values(zip(roles, lengths, strict=True)).items()):

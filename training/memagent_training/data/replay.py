@@ -26,11 +26,10 @@ from typing import Any, Final, Literal
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.grouping import group_values
-from memagent_graph.plain_text import quantity
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
 from memagent_graph.settings import PolicySettings
-from memagent_training.data.replay_report import Refusal, ReplayReport
+from memagent_training.data.replay_report import EqualGroup, Refusal, ReplayReport
 from memagent_training.data.reward_functions import (
     LoggedReward,
     RewardFunction,
@@ -204,7 +203,7 @@ class _Ledger:
         self.candidates.pop(run_id, None)
         self.refused[run_id] = reason
         group = self.group_of[run_id]
-        if group is not None and not reason.leaves_group_whole:
+        if group is not None and not reason.is_outside_group:
             self.broken.add(group)
 
     def by_reason(self) -> dict[Refusal, tuple[str, ...]]:
@@ -438,9 +437,9 @@ def _report(
         completion_tokens=sum(completion for _, completion in lengths),
         longest=max(map(sum, lengths), default=0),
         equal_rewards=tuple(
-            f"{ledger.candidates[group.rollouts_G[0].run_id].question or group.group_id!r} "
-            f"({quantity(len(group.rollouts_G), 'run')}, each {group.rollouts_G[0].reward:g})"
+            EqualGroup(group.group_id, ledger.candidates[first.run_id].question, len(group.rollouts_G), first.reward)
             for group in groups
+            for first in group.rollouts_G[:1]
             if len({(rollout.reward, *sorted(rollout.term_rewards.items())) for rollout in group.rollouts_G}) == 1
         ),
         tokenizer=tokenizer if rollouts else None,
@@ -450,10 +449,10 @@ def _report(
         missing=missing,
         temperatures=dict(Counter(float(logged.sampling.get("temperature", 1.0)) for logged in sampled)),
         replaced=sum(map(_is_replaced, sampled)),
-        reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _is_reshaped(run)),
+        non_default_sampling=tuple(run.run_id for run in ledger.candidates.values() if _has_non_default_sampling(run)),
     )
 
 
-def _is_reshaped(run: TrainingRun) -> bool:
+def _has_non_default_sampling(run: TrainingRun) -> bool:
     samplings = [conversation.sampling for conversation in run.sampled_conversations]
     return any(sampling.get(name, 1.0) != 1.0 for sampling in samplings for name in ("temperature", "top_p"))

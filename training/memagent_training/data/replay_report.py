@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Self
 
-from memagent_graph.plain_text import quantity
+from memagent_graph.plain_text import list_names, quantity
 
-_NAMED: Final = 3
-"""The most runs that a line names."""
+MAX_LISTED: Final = 3
+"""The maximum number of runs or groups that a line names."""
 
 
 class Refusal(StrEnum):
     """The reason why a run is not trained on, with a remedy."""
 
     UNFINISHED = "unfinished", "resume them, or delete them from the log"
-    """It was killed, failed, or stopped at a limit: there is no answer that a reward could be for."""
+    """It was killed, failed, or stopped at a limit, so there is no answer to reward."""
     EDITED = "edited", "read the document again without an edit"
     """A person replaced its memory, so its reward is not only the policy's."""
-    LOST_CONVERSATIONS = "lost_conversations", "read the document again; these runs cannot be mended"
+    LOST_CONVERSATIONS = "lost_conversations", "read the document again; these runs cannot be repaired"
     """The log is incomplete: a position, an attempt or the answer is missing."""
     NO_TOKEN_IDS = (
         "no_token_ids",
@@ -47,7 +47,7 @@ class Refusal(StrEnum):
     NOT_GROUPED = "not_grouped", "name their groups"
     """The groups were given, and it is in none of them; or its question was redacted, and its prompt's ids, which
     would tell it from others, are not in the log."""
-    GROUP_TOO_SMALL = "group_too_small", "read the question more often, in one way"
+    GROUP_TOO_SMALL = "group_too_small", "collect more runs of the question with the same settings"
     """Its group has too few rollouts to compare them with each other."""
     INCOMPLETE_GROUP = (
         "incomplete_group",
@@ -65,9 +65,24 @@ class Refusal(StrEnum):
         return reason
 
     @property
-    def leaves_group_whole(self) -> bool:
+    def is_outside_group(self) -> bool:
         """Whether such a run does not belong to its group: it has another policy, tokenizer or prompts."""
         return self in {Refusal.OTHER_TOKENIZER, Refusal.OTHER_TEMPLATE, Refusal.STALE, Refusal.NOT_GROUPED}
+
+
+@dataclass(frozen=True, slots=True)
+class EqualGroup:
+    """A group whose rollouts have equal rewards."""
+
+    group_id: str
+    question: str
+    """The question; "" if it was redacted."""
+    rollouts: int
+    reward: float
+    """The outcome of each."""
+
+    def __str__(self) -> str:
+        return f"{self.question or self.group_id!r} ({quantity(self.rollouts, 'run')}, each {self.reward:g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +95,7 @@ class ReplayReport:
     refused: Mapping[Refusal, tuple[str, ...]]
     """The ids of refused runs, oldest first; each under the first reason found."""
     details: Mapping[str, int] = field(default_factory=dict)
-    """Refused runs by what the reason does not say: why a reward is not known, or what separates groups."""
+    """Refused runs by further detail: why a reward is unknown, or which settings separate groups."""
     groups: int = 0
     rollouts: int = 0
     conversations: int = 0
@@ -88,8 +103,8 @@ class ReplayReport:
     completion_tokens: int = 0
     longest: int = 0
     """Tokens of the longest conversation, prompt and completion together."""
-    equal_rewards: tuple[str, ...] = ()
-    """The questions of groups whose rollouts have the same value of every requested reward: no training signal."""
+    equal_rewards: tuple[EqualGroup, ...] = ()
+    """The groups whose rollouts have the same value of every requested reward: no training signal."""
     tokenizer: str | None = None
     """The tokenizer's fingerprint; None if nothing was taken."""
     template: str | None = None
@@ -104,9 +119,9 @@ class ReplayReport:
     """Conversations by the temperature that they were sampled at."""
     replaced: int = 0
     """Conversations that are masked: the policy refused or invented something, and a guard kept the memory before."""
-    reshaped: tuple[str, ...] = ()
-    """Runs sampled with another temperature than 1, or a top_p below 1. Their log-probs are those before temperature,
-    so importance weights from them are approximate."""
+    non_default_sampling: tuple[str, ...] = ()
+    """Runs sampled with a temperature or top_p other than 1. Importance weights are approximate if their log-probs are
+    not of the distribution that was sampled from."""
 
     def summary(self) -> list[str]:
         """Return the report as lines of text."""
@@ -124,24 +139,24 @@ class ReplayReport:
             lines.append("staleness: " + ", ".join(f"{lag} ({n})" for lag, n in sorted(self.staleness.items())))
         if self.equal_rewards:
             equal = quantity(len(self.equal_rewards), "group")
-            lines.append(f"{equal} with all rewards equal: {name_first(self.equal_rewards)}")
+            lines.append(f"{equal} with all rewards equal: {list_names(self.equal_rewards, MAX_LISTED)}")
         if self.missing:
             lines.append(f"named in the groups, but missing: {_runs(self.missing)}")
         if self.replaced:
             lines.append(f"masked, because a guard kept another memory: {quantity(self.replaced, 'conversation')}")
-        if self.reshaped:
-            lines.append(f"{_runs(self.reshaped)} sampled with a temperature or top_p other than 1")
+        if self.non_default_sampling:
+            lines.append(f"{_runs(self.non_default_sampling)} sampled with a temperature or top_p other than 1")
         lines += [
             f"refused, {reason.value}: {_runs(run_ids)}; {reason.remedy}" for reason, run_ids in self.refused.items()
         ]
-        lines += [f"{what}: {quantity(number, 'run')}" for what, number in self.details.items()]
+        lines += [f"{detail}: {quantity(number, 'run')}" for detail, number in self.details.items()]
         return lines
 
     @property
     def reasons(self) -> str:
         """The refused runs by reason, in one line, causes first."""
-        refused = [f"{reason.value}: {name_first(run_ids)}" for reason, run_ids in self.refused.items()]
-        return "; ".join([*refused, *(f"{what} in {number}" for what, number in self.details.items())])
+        refused = [f"{reason.value}: {list_names(run_ids, MAX_LISTED)}" for reason, run_ids in self.refused.items()]
+        return "; ".join([*refused, *(f"{detail} in {number}" for detail, number in self.details.items())])
 
     @property
     def remedies(self) -> str:
@@ -149,10 +164,5 @@ class ReplayReport:
         return " ".join(f"For {reason.value}: {reason.remedy}." for reason in self.refused)
 
 
-def name_first(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
-
-
 def _runs(run_ids: Sequence[str]) -> str:
-    return f"{quantity(len(run_ids), 'run')} ({name_first(run_ids)})"
+    return f"{quantity(len(run_ids), 'run')} ({list_names(run_ids, MAX_LISTED)})"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from memagent_training.training_errors import TrainingError
@@ -50,18 +51,18 @@ class TrainingConversation:
             raise ValueError(f"log-probs and loss mask must have an entry for each of the {tokens} completion tokens")
 
     @property
-    def position(self) -> tuple[str, str, int]:
+    def slot_key(self) -> tuple[str, str, int]:
         """Role, branch and slot: rewards are compared over the conversations at the same position of a group."""
         return self.role, self.branch, self.slot
 
     @property
     def chunk_index(self) -> int | None:
-        """The chunk that it read, if known: for an update of the trunk. Later passes over the document count on."""
+        """The index of the chunk that an update of the trunk read, or None. Later passes keep counting."""
         return self.slot if self.role == "update" and not self.branch else None
 
     @property
     def learned_tokens(self) -> int:
-        """The number of completion tokens that are learned."""
+        """The number of completion tokens that contribute to the loss."""
         return len(self.completion_ids_T) if self.loss_mask_T is None else sum(self.loss_mask_T)
 
 
@@ -73,14 +74,15 @@ class Rollout:
     conversations_K: tuple[TrainingConversation, ...]
     reward: float
     term_rewards: Mapping[str, RewardValue] = field(default_factory=dict)
-    """More rewards by name, of the run or of each of its K conversations: those in the terms of the advantage."""
+    """The rewards that the terms of the advantage use, by name: one for the run, or one for each of its K
+    conversations."""
 
     def __post_init__(self) -> None:
         counts = {len(rewards) for rewards in self.term_rewards.values() if isinstance(rewards, tuple)}
         if not self.conversations_K or counts - {len(self.conversations_K)}:
-            raise ValueError(f"run {self.run_id} must have conversations, and each term a reward for each of them")
+            raise ValueError(f"run {self.run_id} must have conversations, and a term one reward or one for each")
 
-    def reward_named(self, name: str) -> RewardValue | None:
+    def get_reward(self, name: str) -> RewardValue | None:
         """Return the reward of that name; None if there is none."""
         return self.reward if name == OUTCOME else self.term_rewards.get(name)
 
@@ -93,11 +95,11 @@ class RolloutGroup:
     rollouts_G: tuple[Rollout, ...]
 
 
-def check_fit(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
+def check_token_ids(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
     """Refuse token ids that the model does not have.
 
     Args:
-        model_config: the model's, of transformers.
+        model_config: the model's `transformers` configuration.
         groups: the groups to train on.
 
     Raises:
@@ -107,7 +109,7 @@ def check_fit(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
     for group in groups:
         for rollout in group.rollouts_G:
             for conversation in rollout.conversations_K:
-                largest = max(conversation.prompt_ids_P + conversation.completion_ids_T)
+                largest = max(chain(conversation.prompt_ids_P, conversation.completion_ids_T))
                 if largest >= vocabulary:
                     raise TrainingError(
                         f"a conversation has the token id {largest}, and the model has {vocabulary} tokens",

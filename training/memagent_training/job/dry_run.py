@@ -35,8 +35,9 @@ from typing import Any, Final
 from accelerate.utils import parse_flag_from_env
 from rich.filesize import decimal
 
+from memagent_graph.plain_text import list_names
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.data.replay_report import name_first
+from memagent_training.data.replay_report import MAX_LISTED
 from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.forward.scoring import LOGITS_CHUNK
 from memagent_training.job.base_model import build_unloaded_model
@@ -230,7 +231,7 @@ def plan_lines(prepared: PreparedJob, plan: dict[str, Any]) -> Iterator[str]:
     yield from prepared.replay.report.summary()
     if plan["dropped"]:
         groups = [f"{group} ({reason})" for group, reason in plan["dropped"].items()]
-        yield f"groups without a training signal: {len(groups)}: {name_first(groups)}"
+        yield f"groups without a training signal: {len(groups)}: {list_names(groups, MAX_LISTED)}"
     if plan["model_version"]:
         yield f"the model is {plan['model_version']}"
     for name, value in plan["schedule"].items():

@@ -35,7 +35,7 @@ from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, ScheduledStep
 from memagent_training.algorithm.step_metrics import TokenMetrics, compute_row_metrics, measure_device
-from memagent_training.data.rollouts import RolloutGroup, check_fit
+from memagent_training.data.rollouts import RolloutGroup, check_token_ids
 from memagent_training.forward import recomputed
 from memagent_training.forward.layouts import IdRow, MicroBatch, lay_out
 from memagent_training.forward.recomputed import LogProbGap, RowKey, compare_logprobs, row_key
@@ -108,7 +108,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         policy: Any = self.model
         self._weights = int(sum(parameter.numel() for parameter in policy.parameters()))
         if groups is not None:
-            check_fit(policy.config, groups)
+            check_token_ids(policy.config, groups)
 
     def _begin_schedule(
         self, groups: Sequence[RolloutGroup], args: MultiConvDAPOConfig, seed: int, steps: int | None = None

@@ -17,12 +17,13 @@ from typing import Any
 
 import msgspec
 
+from memagent_graph.plain_text import list_names
 from memagent_graph.run_log import RunLog
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Schedule
 from memagent_training.data.replay import Replay, load_groups
-from memagent_training.data.replay_report import name_first
+from memagent_training.data.replay_report import MAX_LISTED
 from memagent_training.data.reward_functions import RewardFunction, name_function
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model, make_lora_config
@@ -242,7 +243,7 @@ def _check_schedule(schedule: Schedule, replay: Replay) -> None:
     """Refuse what would otherwise fail in the middle of a training run."""
     if not any(row.advantage for row in schedule.batch.rows):
         report = replay.report
-        equal = f": {name_first(report.equal_rewards)}" if report.equal_rewards else ""
+        equal = f": {list_names(report.equal_rewards, MAX_LISTED)}" if report.equal_rewards else ""
         refused = f"; refused are {report.reasons}" if report.refused else ""
         raise TrainingError(
             f"all rewards are equal within every group, so that there is nothing to learn{equal}{refused}",

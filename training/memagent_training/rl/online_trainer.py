@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from memagent_graph.errors import MemAgentError
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.data.rollouts import RolloutGroup, check_fit
+from memagent_training.data.rollouts import RolloutGroup, check_token_ids
 from memagent_training.forward.recomputed import LogProbGap
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.trainer import MultiConvDAPOTrainer
@@ -95,7 +95,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         self.accelerator.wait_for_everyone()
         collected = self._collect_groups(iteration)
         policy: Any = self.model
-        check_fit(policy.config, collected.groups)
+        check_token_ids(policy.config, collected.groups)
         self._begin_schedule(
             collected.groups, self.args, self.args.seed + _SEED_STRIDE * iteration, self._steps_per_iteration
         )
