@@ -34,6 +34,9 @@ _RELATIONS = (
 )
 
 
+Texts = tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Made:
     """A document, and what has to come of it."""
@@ -41,13 +44,13 @@ class Made:
     name: str
     """Its file name; the part before the dot says what is special about it."""
     data: bytes
-    facts: tuple[str, ...]
+    facts: Texts
     """What its text must hold."""
-    lost: tuple[str, ...] = ()
+    lost: Texts = ()
     """What must not be in its text."""
-    omissions: tuple[str, ...] = ()
+    omissions: Texts = ()
     """The beginning of each of its omissions, with their number: "1 pages that are images (page 2)"."""
-    headings: tuple[str, ...] = ()
+    headings: Texts = ()
     """The names of its headings, with those that they stand under; nothing is expected if there are none."""
     error: str = ""
     """What its refusal says, if it must be refused."""
@@ -240,7 +243,7 @@ SUB = '<w:vertAlign w:val="subscript"/>'
 
 
 def _html_files() -> Iterator[Made]:
-    def page(name: str, body: str, *facts: str, **more: tuple[str, ...]) -> Made:
+    def page(name: str, body: str, *facts: str, **more: Texts) -> Made:
         return Made(f"{name}.html", body.encode(), facts, **more)
 
     raised = "<p>3 × 10<sup>6</sup>, x<sup>−3</sup>, y<sup>n+1</sup> H<sub>2</sub>O of the 1<sup>st</sup> of May"
@@ -313,10 +316,8 @@ _SCAN = "q 612 0 0 792 0 0 cm /I Do Q"
 def _pdf_files() -> Iterator[Made]:
     line = format_pdf_line
 
-    def pdf(
-        name: str, pages: list[str], *facts: str, lost: tuple[str, ...] = (), told: tuple[str, ...] = (), **more: str
-    ) -> Made:
-        return Made(f"{name}.pdf", make_raw_pdf(pages, **more), facts, lost, told)
+    def pdf(name: str, pages: list[str], *facts: str, lost: Texts = (), omissions: Texts = (), **more: str) -> Made:
+        return Made(f"{name}.pdf", make_raw_pdf(pages, **more), facts, lost, omissions)
 
     yield pdf("text", [line("The fact.")], "The fact.")
     yield Made("blank.pdf", make_pdf("", ""), (), error="blank.pdf holds no text")
@@ -325,14 +326,14 @@ def _pdf_files() -> Iterator[Made]:
     pageless = make_pdf("One.", "Two.").replace(b"/Kids [4 0 R 6 0 R]", b"/Kids [4 0 R 9 0 R]")
     yield Made("pageless.pdf", pageless, (), error="page 2 of the PDF file pageless.pdf cannot be read")
     pages = [line("Before."), _SCAN, line("After.")]
-    yield pdf("mixed", pages, "Before.", "After.", told=("1 pages that are images (page 2)",))
+    yield pdf("mixed", pages, "Before.", "After.", omissions=("1 pages that are images (page 2)",))
     strips = " ".join(f"q 612 0 0 200 0 {200 * at} cm /I Do Q" for at in range(4))
     pages = [line("A long page of text. " * 9), _SCAN + line("Page 2"), strips + line("Page 3")]
-    yield pdf("stamp", pages, "Page 2", "Page 3", told=("2 pages that are images (pages 2-3)",))
+    yield pdf("stamp", pages, "Page 2", "Page 3", omissions=("2 pages that are images (pages 2-3)",))
     refusal = "scan.pdf holds no text but white space; Not in the text: pages that are images (2: pages 1-2)"
     yield Made("scan.pdf", make_raw_pdf([_SCAN, _SCAN]), (), error=refusal)
 
-    def form(name: str, field: str, *facts: str, lost: tuple[str, ...] = ()) -> Made:
+    def form(name: str, field: str, *facts: str, lost: Texts = ()) -> Made:
         widget = f"60:<< /Type /Annot /Subtype /Widget /Rect [72 600 300 620] /P 4 0 R /T (Name) {field} >>"
         root = "/AcroForm << /Fields [60 0 R] /DR << /Font << /F1 3 0 R >> >> /DA (/F1 12 Tf) >>"
         return pdf(name, [line("Form.")], *facts, lost=lost, annotations="/Annots [60 0 R]", objects=widget, root=root)
@@ -354,7 +355,7 @@ def _pdf_files() -> Iterator[Made]:
     packet = '<xfa:datasets xmlns:xfa="http://www.xfa.org/schema/xfa-data/1.0/"><xfa:data><name>umbrella</name></xfa:data></xfa:datasets>'
     objects = f"61:<< /Length {len(packet)} >>\nstream\n{packet}\nendstream"
     root = "/NeedsRendering true /AcroForm << /Fields [] /XFA [(datasets) 61 0 R] >>"
-    yield pdf("xfa", [line("Please wait...")], "name: umbrella", told=("1 XFA forms",), objects=objects, root=root)
+    yield pdf("xfa", [line("Please wait...")], "name: umbrella", omissions=("1 XFA forms",), objects=objects, root=root)
     inner = b"The attached fact."
     attached = f"60:<< /Type /Filespec /F (note.txt) /UF (note.txt) /EF << /F 61 0 R >> >>\n\n61:<< /Type /EmbeddedFile /Length {len(inner)} >>\nstream\n{inner.decode()}\nendstream"
     root = "/Names << /EmbeddedFiles << /Names [(note.txt) 60 0 R] >> >>"
@@ -395,9 +396,9 @@ def _pdf_files() -> Iterator[Made]:
     drawn = "q 72 72 m " + " ".join(f"{80 + 9 * at} {100 + at * 37 % 90} l" for at in range(30)) + " S Q"
     framed = "q 30 30 550 730 re S 30 50 m 580 50 l S Q"  # the page has lines, and nothing that could be read
     glyphs = "BT /F2 12 Tf 72 720 Td (\x01\x02\x03\x01\x02\x03) Tj ET"
-    told = "1 pages whose glyphs have no characters (page 2)", "1 pages that are drawn, without characters (page 3)"
+    losses = "1 pages whose glyphs have no characters (page 2)", "1 pages that are drawn, without characters (page 3)"
     pages = [line("Before."), glyphs, drawn, framed]
-    yield pdf("drawn", pages, "Before.", lost=("\x01",), told=told, objects=unmapped, resources="/F2 60 0 R")
+    yield pdf("drawn", pages, "Before.", lost=("\x01",), omissions=losses, objects=unmapped, resources="/F2 60 0 R")
 
 
 def _mail(subject: str = "Umbra") -> EmailMessage:
