@@ -138,6 +138,7 @@ def test_a_document_is_read_chunk_by_chunk_to_its_answer(browser: Browser) -> No
     assert (state["answer"], state["document"]) == ("4711", "annals.txt")
     chunks = [update["chunk"] for update in updates(browser, run_id)]
     assert chunks == list(range(len(chunks)))
+    assert browser.begin() == [run_id] != browser.begin(read_again=True), "the same again is the same read, unless told"
 
 
 def test_several_questions_are_reads_side_by_side_on_one_stream_and_several_documents_are_one(
