@@ -6,6 +6,7 @@ into the file with the commit and the time it took; a test that passed at this c
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -71,6 +72,13 @@ def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "PGPASSWORD", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
+
+
+@pytest.fixture
+def nobody_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy does not wait before it asks a server again."""
+    sleep = asyncio.sleep
+    monkeypatch.setattr("memagent_graph.policies.sending.asyncio.sleep", lambda seconds: sleep(0))
 
 
 @pytest.fixture

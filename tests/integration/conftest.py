@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServer, find_vllm_python
-
-EMBEDDED_POLICY = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,10 +37,8 @@ def vllm_python() -> Path:
 @pytest.fixture(scope="session")
 def embedded_server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     """A running server of the embedded policy, in float32. Shared: a test that kills it must restart it."""
-    if not (EMBEDDED_POLICY / "model.safetensors").is_file():
-        pytest.fail(f"{EMBEDDED_POLICY} holds no weights", pytrace=False)
     log_file = tmp_path_factory.mktemp("vllm") / "server.log"
-    with VLLMServer(EMBEDDED_POLICY, log_file=log_file, model_name="memagent-embedded") as server:
+    with VLLMServer(EMBEDDED_FOLDER, log_file=log_file, model_name="memagent-embedded") as server:
         yield server
 
 

@@ -14,7 +14,7 @@ _CHAT_TEMPLATE = (
 )
 
 
-def write_random_policy(folder: Path, *, max_position_embeddings: int = 2048, seed: int = 0) -> Path:
+def write_random_policy(folder: Path) -> Path:
     """Write a 2-layer Llama (bfloat16, untied embeddings) with tokenizer and chat template to `folder`."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -38,7 +38,7 @@ def write_random_policy(folder: Path, *, max_position_embeddings: int = 2048, se
         chat_template=_CHAT_TEMPLATE,
     ).save_pretrained(folder)
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=128,
@@ -46,7 +46,7 @@ def write_random_policy(folder: Path, *, max_position_embeddings: int = 2048, se
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,
-        max_position_embeddings=max_position_embeddings,
+        max_position_embeddings=2048,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.token_to_id("<|im_end|>"),

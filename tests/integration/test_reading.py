@@ -13,18 +13,16 @@ from pathlib import Path
 
 import pytest
 
-import memagent_graph
 from memagent_evaluation.demo_document import make_number_document
 from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_evaluation.tasks.haystacks import reference_topics
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_tokenizer
 from memagent_graph.errors import PolicyError, PolicyRequestError
 from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policies.profile import load_profile
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_graph.policy import Completion, Message, Messages, TokenIds
 from memagent_training.serving.vllm_server import VLLMServer
 
-EMBEDDED_POLICY = Path(memagent_graph.__file__).parent / "embedded"
 FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
 
 
@@ -107,7 +105,7 @@ class Described(Undescribed):
 def write_tokenizer_without_control_tokens(folder: Path) -> Path:
     """The embedded policy's tokenizer as another model might have it: control tokens are ordinary words to it."""
     folder.mkdir()
-    specification = json.loads((EMBEDDED_POLICY / "tokenizer.json").read_text())
+    specification = json.loads((EMBEDDED_FOLDER / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps({**specification, "added_tokens": []}))
     return folder
 

@@ -211,29 +211,19 @@ def test_rollouts_may_be_one_version_behind(server, tmp_path) -> None:
             assert versions_of(job.out)[run_id] == {f"iteration-{record.version}"}
 
 
-def test_adapters_are_trained_and_each_version_is_served_beside_the_one_before(vllm_python, tmp_path) -> None:
-    loop = run(make_job(tmp_path / "rl", iterations=2, lora_rank=4))
+@pytest.mark.parametrize("merged", [False, True])
+def test_adapters_are_trained_and_served_beside_the_version_before_or_merged_in_place(
+    vllm_python, tmp_path, merged
+) -> None:
+    loop = run(make_job(tmp_path / "rl", iterations=2, lora_rank=4, serve_merged=merged))
     assert_whole(loop.policy, 2)
     log = (loop.policy / "server.log").read_text(errors="replace")
     assert log.count("Application startup complete") == 1
-
     assert set.union(*versions_of(loop.policy).values()) == {"iteration-0", "iteration-1"}
-    assert not (loop.policy / "policies" / "1" / "model.safetensors").exists(), "a version is its adapters alone"
-    assert_only_projections_changed(loop.policy)
-
-
-def test_merged_adapters_are_reloaded_in_place(vllm_python, tmp_path) -> None:
-    loop = run(make_job(tmp_path / "rl", iterations=2, lora_rank=4, serve_merged=True))
-    assert_whole(loop.policy, 2)
-    log = (loop.policy / "server.log").read_text(errors="replace")
-    assert log.count("Application startup complete") == 1
-    assert (loop.policy / "policies" / "1" / "model.safetensors").exists()
-    assert (loop.policy / "policies" / "1" / "adapter" / "adapter_model.safetensors").exists()
-    assert_only_projections_changed(loop.policy)
-
-
-def assert_only_projections_changed(policy) -> None:
-    finished, original = weights(policy), weights(EMBEDDED_FOLDER)
+    version = loop.policy / "policies" / "1"
+    assert (version / "model.safetensors").exists() == merged, "a version is its adapters alone, or all weights, too"
+    assert (version / "adapter" / "adapter_model.safetensors").exists() or not merged
+    finished, original = weights(loop.policy), weights(EMBEDDED_FOLDER)
     assert finished.keys() == original.keys()
     changed = {name for name in original if (finished[name] != original[name]).any()}
     assert changed and all("_proj.weight" in name for name in changed)

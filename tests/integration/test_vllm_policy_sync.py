@@ -52,14 +52,14 @@ def perturbed(folder: Path, share: float, seed: int) -> Path:
     return folder
 
 
-def adapted(folder: Path, seed: int) -> Path:
+def adapted(folder: Path, seed: int, rank: int = 8) -> Path:
     """Random adapters to the embedded policy, and the weights with them merged in, as a training leaves them."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER, dtype=torch.float32)
-    model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model = get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -132,18 +132,11 @@ async def test_adapters_of_other_weights_that_the_server_accepts_are_noticed(ser
 
 
 async def test_a_rank_that_is_too_large_is_refused_by_the_server_in_words_that_help(server, tmp_path) -> None:
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
     await at_first(server)
-    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER, dtype=torch.float32)
-    get_peft_model(model, LoraConfig(r=64, target_modules="all-linear", task_type="CAUSAL_LM")).save_pretrained(
-        str(tmp_path / "64")
-    )
+    adapter = adapted(tmp_path / "64", seed=1, rank=64) / "adapter"
     remote = PolicySync(RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER))
     with pytest.raises(TrainingError, match=r"rank 64 is greater than max_lora_rank.*`--max-lora-rank`"):
-        await remote.sync(tmp_path / "64", "1")
+        await remote.sync(adapter, "1")
 
 
 async def test_a_server_that_broke_is_restarted_with_the_new_weights(server, tmp_path) -> None:

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import islice
 
 import httpx2
+from test_reading import FACT, document
 
-from memagent_evaluation.planted_facts import PlantedFacts
-from memagent_evaluation.tasks.haystacks import python_prose
 from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams, load_tokenizer
 from memagent_graph.run_log import Conversation
 from memagent_graph.timeline.view import load_run_view
 from memagent_training.serving.vllm_server import VLLMServer
 
 CHUNKS = 700
-FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
-
-
-def document() -> str:
-    """More than 700 chunks of prose, with a fact every 20 or so, the one that is asked for among them."""
-    tokenizer, facts = load_tokenizer("embedded"), PlantedFacts(5, held_out=True)
-    paragraphs: list[str] = []
-    tokens = 0
-    for number, paragraph in enumerate(islice(python_prose(), 20_000)):
-        paragraphs.append(paragraph if number % 60 else f"{paragraph} {facts.fact().statement}")
-        tokens += tokenizer.count(paragraph)
-        if tokens > 256 * CHUNKS:
-            break
-    paragraphs.insert(len(paragraphs) // 3, FACT.statement)
-    return "\n\n".join(paragraphs)
 
 
 async def rescored(client: httpx2.AsyncClient, server: VLLMServer, row: Conversation) -> list[float]:
@@ -51,7 +34,7 @@ async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServe
     log, store = RunLog(tmp_path / "runs.sqlite"), DocumentStore(tmp_path / "documents")
     policy = OpenAICompatiblePolicy(base_url=embedded_server.base_url, policy_version="first edition")
     agent = MemAgent(policy, store=store, run_log=log)
-    result = await agent.aread(document(), FACT.question, run_id="r")
+    result = await agent.aread(document(256 * CHUNKS), FACT.question, run_id="r")
     context, tokenizer = await agent.aprepare(), load_tokenizer("embedded")
     rows = list(log.conversations("r"))
     view = load_run_view(log, "r", store)

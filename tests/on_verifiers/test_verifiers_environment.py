@@ -13,10 +13,10 @@ import verifiers.v1 as vf
 
 from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_graph import Document, MemAgent, OpenAICompatiblePolicy, RunLog
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.engines.verifiers_environment import ReaderTask
 from memagent_training.serving.vllm_server import VLLMServer
 
-EMBEDDED = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
 READ = {"profile": "embedded", "tokenizer": "embedded"}
 PROSE = "It rained all day, and the river rose a little. " * 12
 
@@ -24,7 +24,7 @@ PROSE = "It rained all day, and the river rose a little. " * 12
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     with VLLMServer(
-        EMBEDDED,
+        EMBEDDED_FOLDER,
         log_file=tmp_path_factory.mktemp("vllm") / "server.log",
         model_name="policy",
         options=("--enable-scale-out",),
@@ -60,7 +60,7 @@ def environment(questions: Path, **read: object) -> vf.Env:
 
 
 async def traces(env: vf.Env, server: VLLMServer) -> list[vf.Trace]:
-    client = vf.TrainClientConfig(base_url=server.base_url, renderer_model_name=str(EMBEDDED))
+    client = vf.TrainClientConfig(base_url=server.base_url, renderer_model_name=str(EMBEDDED_FOLDER))
     context = vf.ModelContext(server.model_name, client, vf.SamplingConfig(temperature=0.0, max_tokens=48))
     async with env.serving():
         episodes = [await env.run_episode(task, context) for task in env.taskset]
@@ -100,7 +100,7 @@ def test_a_read_that_fails_is_an_error_of_the_trace_and_no_wrong_answer(server: 
     env = environment(questions, chunk_tokens=5000)
     task = next(iter(env.taskset))
     assert isinstance(task, ReaderTask)
-    client = vf.TrainClientConfig(base_url=server.base_url, renderer_model_name=str(EMBEDDED))
+    client = vf.TrainClientConfig(base_url=server.base_url, renderer_model_name=str(EMBEDDED_FOLDER))
     context = vf.ModelContext(server.model_name, client, vf.SamplingConfig(temperature=0.0, max_tokens=48))
 
     async def run() -> vf.Episode:

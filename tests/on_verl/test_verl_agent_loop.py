@@ -15,8 +15,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigW
 from verl.workers.rollout.replica import TokenOutput
 
 from memagent_graph import Document, LocalPolicy, MemAgent, PolicyError, RunLog, SamplingParams
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
-EMBEDDED = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
 QUESTION = "What is the access code of the quiet falcon?"
 TEXT = document_with({0.3: "The access code of the quiet falcon is 48213."}, words=600)
 
@@ -42,7 +42,7 @@ async def outputs(prompt_length: int = 1024, **read: object) -> list[AgentLoopOu
         {"_target_": target, "read": {"profile": "embedded", "tokenizer": "embedded"} | read},
         trainer_config=DictConfigWrap(config),
         server_manager=Servers(),
-        tokenizer=AutoTokenizer.from_pretrained(EMBEDDED),
+        tokenizer=AutoTokenizer.from_pretrained(EMBEDDED_FOLDER),
         processor=None,
         dataset_cls=None,
         hf_model_type="llama",

@@ -42,8 +42,8 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def normalised(value: Any, *folders: Any, times: bool = False) -> Any:
-    """The value, JSON-ready, without what is not promised; with `times` they stay, as those of a file are fixed."""
+def normalised(value: Any, *folders: Any) -> Any:
+    """The value, JSON-ready, without what is not promised."""
     names: dict[tuple[str, Any], str] = {}
 
     def numbered(kind: str, original: Any) -> str:
@@ -66,7 +66,7 @@ def normalised(value: Any, *folders: Any, times: bool = False) -> Any:
         if key in COUNTED and isinstance(item, int | str) and not isinstance(item, bool):
             return numbered("row" if isinstance(item, int) else key, item)
         if isinstance(item, int | float) and not isinstance(item, bool):
-            for keys, word in ((frozenset() if times else TIMES, "<time>"), (SIZES, "<size>")):
+            for keys, word in ((TIMES, "<time>"), (SIZES, "<size>")):
                 if key in keys:
                     return word
         return text(item) if isinstance(item, str) else item
@@ -83,11 +83,11 @@ def simplify(output: str) -> str:
 
 
 def differences(recorded: Any, actual: Any, tolerance: float = 0.0) -> list[str]:
-    """Where `found` breaks what was recorded. It may have keys that the recorded one lacks; nothing else may differ.
+    """Where `actual` breaks what was recorded. It may have keys that the recorded one lacks; nothing else may differ.
 
     Args:
         recorded: the JSON of the version that made the promise.
-        found: the JSON of this version.
+        actual: the JSON of this version.
         tolerance: by how much numbers that are not whole may differ.
     """
     there: dict[str, str] = {}

@@ -7,12 +7,12 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import memagent
 from support.corpus_world import QUESTIONS, CountingServer, corpus_command, text_of, wait_until_it_reads
 from support.postgres_server import PASSWORD, PostgresServer
 from support.scripts import SMALL, SMALL_OPTIONS, document_with, perfect_reader
@@ -20,6 +20,7 @@ from unit.corpus.test_corpus_kills import count_chunks, require_each_row_once
 
 from memagent_corpus import TableFolder
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import CheckpointError, RunNotFoundError
 from memagent_graph.storage.checkpoints import display_checkpoints, open_checkpointer
 
@@ -113,18 +114,13 @@ def test_the_command_that_resumes_has_no_password(
 ) -> None:
     (tmp_path / "book.txt").write_text(TEXT)
     with CountingServer() as server:
-        options = ("--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", *SMALL_OPTIONS)
-        command = [sys.executable, "-m", "memagent_graph", "read", str(tmp_path / "book.txt"), "-q", QUESTIONS[0]]
-        stopped = subprocess.run(
-            [*command, *options, "--max-chunks", "2", "--run-id", "r", "--checkpoints", postgres.url],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert f"memagent resume r --checkpoints {postgres.url_without_password}" in stopped.stderr + stopped.stdout
-        assert "secret" not in stopped.stderr + stopped.stdout
+        options = ("--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", *SMALL_OPTIONS,
+                   "--max-chunks", 2, "--run-id", "r", "--checkpoints", postgres.url)  # fmt: skip
+        stopped = memagent("read", tmp_path / "book.txt", "-q", QUESTIONS[0], *options, code=ExitCode.STOPPED)
+        assert f"memagent resume r --checkpoints {postgres.url_without_password}" in stopped.stderr
+        assert "secret" not in stopped.output
         monkeypatch.setenv("PGPASSWORD", PASSWORD)
-        resume = [sys.executable, "-m", "memagent_graph", "resume", "r", "--checkpoints", postgres.url_without_password]
-        done = subprocess.run(resume, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "4711" in done.stdout, done.stderr
+        assert "4711" in memagent("resume", "r", "--checkpoints", postgres.url_without_password).stdout
     assert display_checkpoints(postgres.url) == postgres.url_without_password
 
 

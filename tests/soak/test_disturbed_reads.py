@@ -79,11 +79,10 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
     record_property("requests prompts again per cancel", round(again / count["cancels"], 2))
 
 
+@pytest.mark.usefixtures("nobody_sleeps")
 def test_servers_that_do_wrong_in_a_part_of_their_replies_change_no_answer(
-    tmp_path: Path, size: Size, record_property: Record, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, size: Size, record_property: Record
 ) -> None:
-    sleep = asyncio.sleep
-    monkeypatch.setattr("memagent_graph.policies.sending.asyncio.sleep", lambda seconds: sleep(0))
     faults = MALFORMED | TOO_LONG | BUSY | FINAL
     ends: Counter[str] = Counter()
     for number, (name, fault) in enumerate(list(faults.items())[:: size(12, 1)]):

@@ -67,9 +67,7 @@ def test_reads_over_many_event_loops(
             if number == warm:
                 before = Footprint.clear_and_measure(upstream)
             asyncio.run(reads(number))
-            upstream.requests.clear()
-            upstream.bodies.clear()
-            upstream.headers.clear()
+            Footprint.clear_and_measure(upstream)
         before.assert_no_growth(Footprint.clear_and_measure(upstream), record_property)
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def add_package(
-    folder: Path, name: str, code: str, entries: Mapping[str, Mapping[str, str]], *, version: str = "1.2"
-) -> Path:
+def add_package(folder: Path, name: str, code: str, entries: Mapping[str, Mapping[str, str]]) -> Path:
     """Write a module and its distribution's metadata.
 
     Args:
@@ -16,12 +14,11 @@ def add_package(
         name: the module's and the distribution's.
         code: the module's source.
         entries: the entry points' objects by group and name.
-        version: the distribution's.
     """
-    metadata = folder / f"{name}-{version}.dist-info"
+    metadata = folder / f"{name}-1.2.dist-info"
     metadata.mkdir(parents=True)
     (folder / f"{name}.py").write_text(code)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
     lines = [
         line
         for group, objects in entries.items()

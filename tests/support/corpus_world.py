@@ -35,34 +35,28 @@ def key_of(number: int, name: str) -> str:
     return str(1000 + 10 * number + NAMES.index(name))
 
 
-def write_corpus(folder: Path, documents: int, *, most_words: int, seed: int = 3) -> dict[str, int | None]:
+def write_corpus(folder: Path, documents: int, *, most_words: int) -> dict[str, int | None]:
     """Text and DOCX files of differing lengths, one in twenty of them broken; each one's number, None for broken."""
-    lengths, numbers = random.Random(seed), dict[str, int | None]()
+    lengths, numbers = random.Random(3), dict[str, int | None]()
     for number in range(documents):
-        place = folder / f"{number % 7}"
-        place.mkdir(parents=True, exist_ok=True)
         text = text_of(number, int(40 * (most_words / 40) ** lengths.random()))
-        if number % 20 == 13:
-            (place / f"d{number}.pdf").write_bytes(b"%PDF-1.7 broken")
-            numbers[f"{number % 7}/d{number}.pdf"] = None
-        elif number % 20 == 1:
-            (place / f"d{number}.docx").write_bytes(make_docx(text))
-            numbers[f"{number % 7}/d{number}.docx"] = number
-        else:
-            (place / f"d{number}.txt").write_text(text)
-            numbers[f"{number % 7}/d{number}.txt"] = number
+        kind = {13: "pdf", 1: "docx"}.get(number % 20, "txt")
+        contents = {"pdf": b"%PDF-1.7 broken", "docx": make_docx(text), "txt": text.encode()}
+        place = folder / f"{number % 7}" / f"d{number}.{kind}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(contents[kind])
+        numbers[str(place.relative_to(folder))] = None if kind == "pdf" else number
     return numbers
 
 
 class CountingServer(FakeServer):
     """Answers rightly, but for the share of requests that it spoils; counts each section that it has answered for."""
 
-    def __init__(self, *, faults: float = 0.0, delay: float = 0.0, seed: int = 1) -> None:
+    def __init__(self, *, faults: float = 0.0, delay: float = 0.0) -> None:
         super().__init__(self._respond, delay=delay)
-        self._spoil, self._faults = random.Random(seed), faults
+        self._spoil, self._faults = random.Random(1), faults
         self.read: Counter[tuple[str, str]] = Counter()
         """How often a section was answered for, by section and question."""
-        self.answered: Counter[str] = Counter()
 
     def _respond(self, body: dict[str, Any], number: int) -> Any:
         self.requests.clear()  # a long run asks for more than has to be kept

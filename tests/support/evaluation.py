@@ -70,7 +70,7 @@ def make_failed_row(
     return make_row(system, length, index, right=False, answer=None, outcome=QuestionOutcome(outcome), error=error)
 
 
-def results(*rows: ResultRow, settings: dict[str, Any] | None = None) -> Results:
+def results(*rows: ResultRow) -> Results:
     """A finished table of these rows."""
     plans = [EvaluationPlan.grid((row.system,), (row.task,), (row.length,), 0) for row in rows]
-    return make_results(rows, plans, settings or {"policy": {"model": "m"}}, "e", ["memagent eval keys"])
+    return make_results(rows, plans, {"policy": {"model": "m"}}, "e", ["memagent eval keys"])

@@ -173,15 +173,12 @@ class FakeServer:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    def completion(self, body: dict[str, Any], text: str, *, finish_reason: str = "stop") -> dict[str, Any]:
+    def completion(self, body: dict[str, Any], text: str) -> dict[str, Any]:
         """A chat completion as vLLM words it."""
         words = text.split()
         prompt = sum(self.count(message["content"] or "") for message in body["messages"])
-        choice: dict[str, Any] = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": finish_reason,
-        }
+        message = {"role": "assistant", "content": text}
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": "stop"}
         reply = {
             "id": "x",
             "object": "chat.completion",

@@ -29,6 +29,12 @@ _OTHER = (
     'xmlns:c="http://schemas.openxmlformats.org/drawingml/2006/chart"'
 )
 _RELATION = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+_RELATIONS = (
+    '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{}</Relationships>'.format
+)
+
+
+Texts = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -38,13 +44,13 @@ class Made:
     name: str
     """Its file name; the part before the dot says what is special about it."""
     data: bytes
-    facts: tuple[str, ...]
+    facts: Texts
     """What its text must hold."""
-    lost: tuple[str, ...] = ()
+    lost: Texts = ()
     """What must not be in its text."""
-    omissions: tuple[str, ...] = ()
+    omissions: Texts = ()
     """The beginning of each of its omissions, with their number: "1 pages that are images (page 2)"."""
-    headings: tuple[str, ...] = ()
+    headings: Texts = ()
     """The names of its headings, with those that they stand under; nothing is expected if there are none."""
     error: str = ""
     """What its refusal says, if it must be refused."""
@@ -59,11 +65,10 @@ def word(body: str, **parts: str | bytes) -> bytes:
         f'<Relationship Id="r{number}" Type="{_RELATION}/{name.partition(".")[0].rstrip("0123456789")}" Target="{name}"/>'
         for number, name in enumerate(named)
     )
-    members["word/_rels/document.xml.rels"] = (
-        f'<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{relations}'
+    link = (
         f'<Relationship Id="link" Type="{_RELATION}/hyperlink" Target="https://example.org/x" TargetMode="External"/>'
-        "</Relationships>"
     )
+    members["word/_rels/document.xml.rels"] = _RELATIONS(relations + link)
     members |= {f"word/{name}": content for name, content in named.items()}
     return make_zip(members)
 
@@ -238,7 +243,7 @@ SUB = '<w:vertAlign w:val="subscript"/>'
 
 
 def _html_files() -> Iterator[Made]:
-    def page(name: str, body: str, *facts: str, **more: tuple[str, ...]) -> Made:
+    def page(name: str, body: str, *facts: str, **more: Texts) -> Made:
         return Made(f"{name}.html", body.encode(), facts, **more)
 
     raised = "<p>3 × 10<sup>6</sup>, x<sup>−3</sup>, y<sup>n+1</sup> H<sub>2</sub>O of the 1<sup>st</sup> of May"
@@ -309,58 +314,40 @@ _SCAN = "q 612 0 0 792 0 0 cm /I Do Q"
 
 
 def _pdf_files() -> Iterator[Made]:
-    yield Made("text.pdf", make_pdf("The fact."), ("The fact.",))
+    line = format_pdf_line
+
+    def pdf(name: str, pages: list[str], *facts: str, lost: Texts = (), omissions: Texts = (), **more: str) -> Made:
+        return Made(f"{name}.pdf", make_raw_pdf(pages, **more), facts, lost, omissions)
+
+    yield pdf("text", [line("The fact.")], "The fact.")
     yield Made("blank.pdf", make_pdf("", ""), (), error="blank.pdf holds no text")
     yield Made("broken.pdf", b"%PDF-1.4\nbroken", (), error="cannot be opened")
     yield Made("plain.pdf", b"plain text", (), error="plain.pdf is a damaged PDF file, or not one")
     pageless = make_pdf("One.", "Two.").replace(b"/Kids [4 0 R 6 0 R]", b"/Kids [4 0 R 9 0 R]")
     yield Made("pageless.pdf", pageless, (), error="page 2 of the PDF file pageless.pdf cannot be read")
-    yield Made(
-        "mixed.pdf",
-        make_raw_pdf([format_pdf_line("Before."), _SCAN, format_pdf_line("After.")]),
-        ("Before.", "After."),
-        omissions=("1 pages that are images (page 2)",),
-    )
+    pages = [line("Before."), _SCAN, line("After.")]
+    yield pdf("mixed", pages, "Before.", "After.", omissions=("1 pages that are images (page 2)",))
     strips = " ".join(f"q 612 0 0 200 0 {200 * at} cm /I Do Q" for at in range(4))
-    yield Made(
-        "stamp.pdf",
-        make_raw_pdf(
-            [
-                format_pdf_line("A long page of text. " * 9),
-                _SCAN + format_pdf_line("Page 2"),
-                strips + format_pdf_line("Page 3"),
-            ]
-        ),
-        ("Page 2", "Page 3"),
-        omissions=("2 pages that are images (pages 2-3)",),
-    )
+    pages = [line("A long page of text. " * 9), _SCAN + line("Page 2"), strips + line("Page 3")]
+    yield pdf("stamp", pages, "Page 2", "Page 3", omissions=("2 pages that are images (pages 2-3)",))
     refusal = "scan.pdf holds no text but white space; Not in the text: pages that are images (2: pages 1-2)"
     yield Made("scan.pdf", make_raw_pdf([_SCAN, _SCAN]), (), error=refusal)
 
-    def form(name: str, field: str, fact: str, lost: tuple[str, ...] = ()) -> Made:
+    def form(name: str, field: str, *facts: str, lost: Texts = ()) -> Made:
         widget = f"60:<< /Type /Annot /Subtype /Widget /Rect [72 600 300 620] /P 4 0 R /T (Name) {field} >>"
         root = "/AcroForm << /Fields [60 0 R] /DR << /Font << /F1 3 0 R >> >> /DA (/F1 12 Tf) >>"
-        return Made(
-            f"{name}.pdf",
-            make_raw_pdf([format_pdf_line("Form.")], annotations="/Annots [60 0 R]", objects=widget, root=root),
-            (fact,),
-            lost,
-        )
+        return pdf(name, [line("Form.")], *facts, lost=lost, annotations="/Annots [60 0 R]", objects=widget, root=root)
 
     yield form("field", "/FT /Tx /V (umbrella)", "Name: umbrella")
     yield form("unicode", "/FT /Tx /V <FEFF00FC006D>", "Name: üm")
-    yield form("listbox", "/FT /Ch /Opt [(red) (umbra)] /V (umbra) /I [1]", "Name: umbra", ("red",))
+    yield form("listbox", "/FT /Ch /Opt [(red) (umbra)] /V (umbra) /I [1]", "Name: umbra", lost=("red",))
     appearance = "/AP << /N << /Yes 6 0 R /Off 6 0 R >> >>"
     yield form("checked", f"/FT /Btn /V /Yes /AS /Yes {appearance}", "☒ Name")
     yield form("unchecked", f"/FT /Btn /V /Off /AS /Off {appearance}", "☐ Name")
 
     def note(name: str, kind: str) -> Made:
         objects = f"60:<< /Type /Annot /Subtype /{kind} /Rect [72 600 300 620] /DA (/F1 12 Tf) /Contents (It is 42.) >>"
-        return Made(
-            f"{name}.pdf",
-            make_raw_pdf([format_pdf_line("Body.")], annotations="/Annots [60 0 R]", objects=objects),
-            ("Body.", "It is 42."),
-        )
+        return pdf(name, [line("Body.")], "Body.", "It is 42.", annotations="/Annots [60 0 R]", objects=objects)
 
     yield note("freetext", "FreeText")
     yield note("sticky", "Text")
@@ -368,52 +355,35 @@ def _pdf_files() -> Iterator[Made]:
     packet = '<xfa:datasets xmlns:xfa="http://www.xfa.org/schema/xfa-data/1.0/"><xfa:data><name>umbrella</name></xfa:data></xfa:datasets>'
     objects = f"61:<< /Length {len(packet)} >>\nstream\n{packet}\nendstream"
     root = "/NeedsRendering true /AcroForm << /Fields [] /XFA [(datasets) 61 0 R] >>"
-    yield Made(
-        "xfa.pdf",
-        make_raw_pdf([format_pdf_line("Please wait...")], objects=objects, root=root),
-        ("name: umbrella",),
-        omissions=("1 XFA forms",),
-    )
+    yield pdf("xfa", [line("Please wait...")], "name: umbrella", omissions=("1 XFA forms",), objects=objects, root=root)
     inner = b"The attached fact."
     attached = f"60:<< /Type /Filespec /F (note.txt) /UF (note.txt) /EF << /F 61 0 R >> >>\n\n61:<< /Type /EmbeddedFile /Length {len(inner)} >>\nstream\n{inner.decode()}\nendstream"
-    yield Made(
-        "attached.pdf",
-        make_raw_pdf(
-            [format_pdf_line("Body.")],
-            objects=attached,
-            root="/Names << /EmbeddedFiles << /Names [(note.txt) 60 0 R] >> >>",
-        ),
-        ("Body.", "The attached fact."),
-    )
+    root = "/Names << /EmbeddedFiles << /Names [(note.txt) 60 0 R] >> >>"
+    yield pdf("attached", [line("Body.")], "Body.", "The attached fact.", objects=attached, root=root)
     split = "BT /F1 12 Tf 14 TL 72 720 Td (Her name is Alex-) Tj T* (androva, she said.) Tj ET"
-    yield Made("hyphen.pdf", make_raw_pdf([split]), ("Alexandrova",), ("\ufffe",))
+    yield pdf("hyphen", [split], "Alexandrova", lost=("\ufffe",))
     moved = "BT /F1 12 Tf 72 720 Td (It has 10) Tj /F1 7 Tf 5 Ts (6) Tj 0 Ts /F1 12 Tf ( kg of CO) Tj /F1 7 Tf -3 Ts (2) Tj ET"
-    yield Made("power.pdf", make_raw_pdf([moved]), ("10^6 kg of CO_2",))
+    yield pdf("power", [moved], "10^6 kg of CO_2")
     sizes = "BT /F1 20 Tf 72 720 Td (In 19) Tj /F1 9 Tf (87) Tj ET"
-    yield Made("sizes.pdf", make_raw_pdf([sizes]), ("In 1987",))
+    yield pdf("sizes", [sizes], "In 1987")
     columns = [(72, 700, "One"), (72, 685, "two."), (320, 700, "Three"), (320, 685, "four.")]
-    yield Made(
-        "columns.pdf", make_raw_pdf([" ".join(f"BT /F1 9 Tf {x} {y} Td ({text}) Tj ET" for x, y, text in columns)]),
-        ("One\ntwo.\nThree\nfour.",),
-    )  # fmt: skip
+    page = " ".join(f"BT /F1 9 Tf {x} {y} Td ({text}) Tj ET" for x, y, text in columns)
+    yield pdf("columns", [page], "One\ntwo.\nThree\nfour.")
     prose = (
         ("The tower stands close to the sea", "Later it was sold to a merchant of"), ("and was built of grey stone that a", "grain, who kept it for nine years and"),
         ("ship brought from the north in the", "then gave it to the town. The key is"), ("spring of that year. Its first keep-", "umbrella. Nobody has used it since, or"),
         ("er was Marta, who had 10 bees and a", "so the people of the town say, who"), ("dog that slept on the stairs.", "are often wrong about such things."),
     )  # fmt: skip
-    yield Made(
-        "rows_of_columns.pdf", make_raw_pdf([_rows("A title over both of the columns, with no gap in it", *prose, "A line below both of the columns, which is as long as the one above, too")]),
-        ("A title over both of the columns, with no gap in it\nThe tower", "that a\nship brought", "on the stairs.\nLater it", "The key is\numbrella.", "such things.\nA line below"),
+    yield pdf(
+        "rows_of_columns", [_rows("A title over both of the columns, with no gap in it", *prose, "A line below both of the columns, which is as long as the one above, too")],
+        "A title over both of the columns, with no gap in it\nThe tower", "that a\nship brought", "on the stairs.\nLater it", "The key is\numbrella.", "such things.\nA line below",
     )  # fmt: skip
     three = [
         ("lorem ipsum dolor ", "sit amet elit sed ", "do tempor ut labo "),
         ("magna aliqua enim ", "ad minim veniam q ", "nostrud exercitat "),
     ]
-    yield Made(
-        "three_columns.pdf",
-        make_raw_pdf([_rows(*three * 3, at=(50, 220, 400))]),
-        ("lorem ipsum dolor\nmagna aliqua enim\n" * 3 + "sit amet",),
-    )
+    page = _rows(*three * 3, at=(50, 220, 400))
+    yield pdf("three_columns", [page], "lorem ipsum dolor\nmagna aliqua enim\n" * 3 + "sit amet")
     cells = [
         ("Region of the tower", "Bees that it had in the year"),
         ("North and the islands", "Nine hundred and forty"),
@@ -421,16 +391,14 @@ def _pdf_files() -> Iterator[Made]:
         ("East of the long river", "None that were counted"),
         ("West", "Seven"),
     ]
-    yield Made("rows_of_a_table.pdf", make_raw_pdf([_rows(*cells)]), ("South without the sea A thousand and two",))
+    yield pdf("rows_of_a_table", [_rows(*cells)], "South without the sea A thousand and two")
     unmapped = "60:<< /Type /Font /Subtype /Type3 /FontBBox [0 0 9 9] /FontMatrix [.1 0 0 .1 0 0] /CharProcs << >> /Encoding << /Differences [1 /g1 /g2 /g3] >> /FirstChar 1 /LastChar 3 /Widths [9 9 9] >>"
     drawn = "q 72 72 m " + " ".join(f"{80 + 9 * at} {100 + at * 37 % 90} l" for at in range(30)) + " S Q"
     framed = "q 30 30 550 730 re S 30 50 m 580 50 l S Q"  # the page has lines, and nothing that could be read
     glyphs = "BT /F2 12 Tf 72 720 Td (\x01\x02\x03\x01\x02\x03) Tj ET"
-    yield Made(
-        "drawn.pdf", make_raw_pdf([format_pdf_line("Before."), glyphs, drawn, framed], objects=unmapped, resources="/F2 60 0 R"),
-        ("Before.",), ("\x01",),
-        omissions=("1 pages whose glyphs have no characters (page 2)", "1 pages that are drawn, without characters (page 3)"),
-    )  # fmt: skip
+    losses = "1 pages whose glyphs have no characters (page 2)", "1 pages that are drawn, without characters (page 3)"
+    pages = [line("Before."), glyphs, drawn, framed]
+    yield pdf("drawn", pages, "Before.", lost=("\x01",), omissions=losses, objects=unmapped, resources="/F2 60 0 R")
 
 
 def _mail(subject: str = "Umbra") -> EmailMessage:
@@ -453,23 +421,17 @@ def _mail_files() -> Iterator[Made]:
     yield Made("alternative.eml", both.as_bytes(), ("plain umbrella",), ("html umbrella",))
     attached = _mail()
     attached.set_content("See the file.")
-    attached.add_attachment(
-        make_docx("The attached fact"), maintype="application", subtype="octet-stream", filename="a.docx"
-    )
-    attached.add_attachment(
-        "Schlüssel".encode("cp1252"), maintype="application", subtype="octet-stream", filename="a.txt"
-    )
-    attached.add_attachment(b"\x00\x01", maintype="application", subtype="octet-stream", filename="a.bin")
+    files = {"a.docx": make_docx("The attached fact"), "a.txt": "Schlüssel".encode("cp1252"), "a.bin": b"\x00\x01"}
+    for name, content in files.items():
+        attached.add_attachment(content, maintype="application", subtype="octet-stream", filename=name)
     facts = ("See the file.", "The attached fact", "Schlüssel")
     yield Made("attached.eml", attached.as_bytes(), facts, omissions=("1 files in it that were not read (a.bin",))
     outer = _mail("Outer")
     outer.set_content("Look:")
     outer.add_attachment(both)
     yield Made("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
-    old = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー".encode(
-        "iso2022_jp"
-    )
-    yield Made("japanese.eml", old, ("東京タワー",))
+    old = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
+    yield Made("japanese.eml", old.encode("iso2022_jp"), ("東京タワー",))
     box = b"From a@b Mon Jan  1 00:00:00 2024\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
     yield Made("two.mbox", box, ("first", "Subject: two", "\nFrom here"), headings=("one", "two"))
     pictured = _mail()
@@ -496,22 +458,19 @@ def slides(*bodies: str, notes: str = "") -> bytes:
     """A presentation."""
     spaces = 'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
     relation = '<Relationship Id="{0}" Type="' + _RELATION + '/{1}" Target="{2}"/>'
-    group = (
-        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{}</Relationships>'.format
-    )
     numbers = range(1, len(bodies) + 1)
     parts: dict[str, str | bytes] = {
         "ppt/presentation.xml": f"<p:presentation {spaces}><p:sldIdLst>"
         + "".join(f'<p:sldId id="{n}" r:id="r{n}"/>' for n in numbers)
         + "</p:sldIdLst></p:presentation>",
-        "ppt/_rels/presentation.xml.rels": group(
+        "ppt/_rels/presentation.xml.rels": _RELATIONS(
             "".join(relation.format(f"r{n}", "slide", f"slides/s{n}.xml") for n in numbers)
         ),
     }
     for number, body in zip(numbers, bodies, strict=True):
         parts[f"ppt/slides/s{number}.xml"] = f"<p:sld {spaces}><p:cSld><p:spTree>{body}</p:spTree></p:cSld></p:sld>"
     if notes:
-        parts["ppt/slides/_rels/s1.xml.rels"] = group(relation.format("r1", "notesSlide", "../notes.xml"))
+        parts["ppt/slides/_rels/s1.xml.rels"] = _RELATIONS(relation.format("r1", "notesSlide", "../notes.xml"))
         parts["ppt/notes.xml"] = f"<p:notes {spaces}><p:sp><p:txBody>{_a(notes)}</p:txBody></p:sp></p:notes>"
     return make_zip(parts)
 
@@ -519,16 +478,13 @@ def slides(*bodies: str, notes: str = "") -> bytes:
 def sheets(rows: str, *, more: Mapping[str, str] | None = None) -> bytes:
     """A workbook with one sheet."""
     space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
-    relations = (
-        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{}</Relationships>'.format
-    )
     kind = "application/vnd.openxmlformats-officedocument.spreadsheetml."
     return make_zip(
         {
             "[Content_Types].xml": f'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/xl/workbook.xml" ContentType="{kind}sheet.main+xml"/><Override PartName="/xl/worksheets/sheet1.xml" ContentType="{kind}worksheet+xml"/></Types>',
-            "_rels/.rels": relations(f'<Relationship Id="r1" Type="{_RELATION}/officeDocument" Target="xl/workbook.xml"/>'),
+            "_rels/.rels": _RELATIONS(f'<Relationship Id="r1" Type="{_RELATION}/officeDocument" Target="xl/workbook.xml"/>'),
             "xl/workbook.xml": f'<workbook {space} xmlns:r="{_RELATION}"><sheets><sheet name="Sales" sheetId="1" r:id="r1"/></sheets></workbook>',
-            "xl/_rels/workbook.xml.rels": relations(f'<Relationship Id="r1" Type="{_RELATION}/worksheet" Target="worksheets/sheet1.xml"/>'),
+            "xl/_rels/workbook.xml.rels": _RELATIONS(f'<Relationship Id="r1" Type="{_RELATION}/worksheet" Target="worksheets/sheet1.xml"/>'),
             "xl/worksheets/sheet1.xml": f"<worksheet {space}><sheetData>{rows}</sheetData></worksheet>",
             **(more or {}),
         }
@@ -562,11 +518,8 @@ def _office_files() -> Iterator[Made]:
         headings=("Plan", "End"),
     )
     row = f'<row r="1">{_cell("A1", "Region")}{_cell("B1", "Units")}</row>'
-    yield Made(
-        "sparse.xlsx",
-        sheets(row + f'<row r="1048576">{_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'),
-        ("| Last |  | 7 |",),
-    )
+    last = f'<row r="1048576">{_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'
+    yield Made("sparse.xlsx", sheets(row + last), ("| Last |  | 7 |",))
     comments = '<comments xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><commentList><comment ref="A1"><text><t>Checked by Ada</t></text></comment></commentList></comments>'
     row += f'<row r="2">{_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
     yield Made(
@@ -675,12 +628,8 @@ def _open_files() -> Iterator[Made]:
     yield Made("noted.epub", make_zip(book | noted), ("In 1987[^2].",))
     scan = {"o/c.xhtml": "<svg><image href='x'/></svg>"}
     yield Made("scan.epub", make_zip(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
-    yield Made(
-        "gap.epub",
-        make_zip({name: text for name, text in book.items() if name != "o/c.xhtml"}),
-        ("Second",),
-        omissions=("1 chapters that are missing (o/c.xhtml)",),
-    )
+    rest = make_zip({name: text for name, text in book.items() if name != "o/c.xhtml"})
+    yield Made("gap.epub", rest, ("Second",), omissions=("1 chapters that are missing (o/c.xhtml)",))
     locked = {
         "META-INF/encryption.xml": '<encryption><EncryptedData><EncryptionMethod Algorithm="aes"/></EncryptedData></encryption>'
     }
@@ -701,9 +650,7 @@ def _open_files() -> Iterator[Made]:
 
 
 def _text_files() -> Iterator[Made]:
-    for kind in ("md", "txt"):
-        text = "# Title\n\n<p>as it *is*</p>\n"
-        yield Made(f"marked.{kind}", text.encode(), (text,))
+    yield Made("marked.md", b"# Title\n\n<p>as it *is*</p>\n", ("# Title\n\n<p>as it *is*</p>\n",))
     for charset in ("utf-8", "cp1252"):
         yield Made(f"{charset}.html", f'<meta charset="{charset}"><p>Über'.encode(charset), ("Über",))
     for charset in ("nonsense", "punycode", "idna", "unicode_escape", "utf-7", "utf-16", "base64"):
@@ -714,19 +661,15 @@ def _text_files() -> Iterator[Made]:
     yield Made("xsjis.html", '<meta charset="x-sjis"><p>①東京'.encode("cp932"), ("①東京",))
     yield Made("korean.html", '<meta charset="euc-kr"><p>똠방각하'.encode("cp949"), ("똠방각하",))
     yield Made("chinese.html", '<meta charset="gb2312"><p>镕基 €'.encode("gb18030"), ("镕基 €",))
-    yield Made(
-        "declared.xhtml", '<?xml version="1.0" encoding="windows-1251"?><p>Привет</p>'.encode("cp1251"), ("Привет",)
-    )
+    declared = '<?xml version="1.0" encoding="windows-1251"?><p>Привет</p>'
+    yield Made("declared.xhtml", declared.encode("cp1251"), ("Привет",))
     yield Made("mail.txt", "東京タワーは三百三十三メートル。".encode("iso2022_jp"), ("東京タワー",))
     yield Made("koi8.txt", "Ключ от маяка хранит Анна, и номер его 4711.".encode("koi8-r"), ("Ключ от маяка",))
     yield Made("hz.txt", "答案是雨伞。The answer.".encode("hz"), ("雨伞",))
     yield Made("kr.txt", "서울은 수도이다.".encode("iso2022_kr"), ("서울은",))
     yield Made("hebrew.txt", "שלום עולם, הקוד הוא 42".encode("cp1255"), ("שלום עולם",))
-    yield Made(
-        "pounds.txt",
-        "It cost £4,000 and then £5,000, £6,000, £7,000, £8,000, £9,000, £1, £2, £3.".encode("cp1252"),
-        ("£4,000",),
-    )
+    pounds = "It cost £4,000 and then £5,000, £6,000, £7,000, £8,000, £9,000, £1, £2, £3."
+    yield Made("pounds.txt", pounds.encode("cp1252"), ("£4,000",))
 
 
 def made_documents() -> list[Made]:

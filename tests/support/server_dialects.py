@@ -28,7 +28,9 @@ class Dialect:
 
     reply: Callable[[Reply, int], Any] = lambda reply, number: reply
     refuses: Callable[[Body], Any] = lambda body: None
-    """The reply to a request that it does not take, as JSON with the status 400, or as a response; None for others."""
+    """The reply to a request that it does not take, as JSON; None for others."""
+    status: int = 400
+    """Of such a reply."""
     models: Any = None
     """What it returns at /models, as JSON, or as a function that returns a response."""
     events: frozenset[str] = frozenset()
@@ -44,7 +46,7 @@ class Dialect:
 
     def _respond(self, body: Body, number: int) -> Any:
         if (refusal := self.refuses(body)) is not None:
-            return refusal if isinstance(refusal, web.Response) else web.json_response(refusal, status=400)
+            return web.json_response(refusal, status=self.status)
         reply = FakeServer().completion(body, perfect_reader(body["messages"][-1]["content"]))
         answer = self.reply(copy.deepcopy(reply), number)
         return answer if isinstance(answer, web.Response) else web.json_response(answer)
@@ -266,12 +268,9 @@ REFUSED_FIELDS = {
         "sampling_changed",
         when=lambda value: value != 1,
     ),
-    "a top_p of 1": Dialect(
-        refuses=lambda body: (
-            web.json_response({"error": "Input validation error: `top_p` must be > 0.0 and < 1.0"}, status=422)
-            if body.get("top_p") == 1
-            else None
-        )
+    "a top_p of 1": _refuses(
+        "top_p", {"error": "Input validation error: `top_p` must be > 0.0 and < 1.0"}, when=lambda value: value == 1,
+        status=422,
     ),
     "temperature, named in advance": _refuses(
         "temperature", "no", "sampling_changed", settings={"unsupported": "temperature"}
@@ -292,14 +291,9 @@ REFUSED_FIELDS = {
         settings={"stop_texts": ("END",)},
     ),
     "logprobs": _refuses("logprobs", "logprobs is not supported", "logprobs_dropped", settings=_ALL_LOGPROBS),
-    "logprobs, with the status 500": Dialect(
-        refuses=lambda body: (
-            web.json_response({"error": {"message": "logprobs is not supported with logits_all=False"}}, status=500)
-            if "logprobs" in body
-            else None
-        ),
-        events=frozenset({"logprobs_dropped"}),
-        settings=_ALL_LOGPROBS,
+    "logprobs, with the status 500": _refuses(
+        "logprobs", "logprobs is not supported with logits_all=False", "logprobs_dropped", settings=_ALL_LOGPROBS,
+        status=500,
     ),
     "return_token_ids": _refuses(
         "return_token_ids",

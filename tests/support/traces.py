@@ -87,11 +87,10 @@ def line(
     return Trace((*steps, answer) if answer else tuple(steps))
 
 
-def answered(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = (), seconds: float = 1.0) -> Call:
+def answered(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = ()) -> Call:
     """The step that answered."""
-    return step(
-        "answer", text, *parents, role="answer", writes=Writes.ANSWER, events=events, tokens=(50, 5), seconds=seconds
-    )
+    took: Any = {"tokens": (50, 5), "seconds": 1.0}
+    return step("answer", text, *parents, role="answer", writes=Writes.ANSWER, events=events, **took)
 
 
 def fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str], *, answer: str = "") -> Trace:

@@ -219,11 +219,12 @@ def export_with(column: str, values: pa.Array, *bound: Any) -> Callable[[Path], 
     return use
 
 
-def checkpoint(kind: str, content: bytes) -> Callable[[Path], str]:
+def checkpoint(kind: str, content: bytes | Callable[[Path], bytes]) -> Callable[[Path], str]:
     """A run is resumed whose newest checkpoint has this content."""
 
     def resume(folder: Path) -> str:
-        change(folder / "checkpoints.sqlite", "UPDATE checkpoints SET type = ?, checkpoint = ?", kind, content)
+        blob = content if isinstance(content, bytes) else content(folder)
+        change(folder / "checkpoints.sqlite", "UPDATE checkpoints SET type = ?, checkpoint = ?", kind, blob)
         return resume_them(folder)
 
     return resume
@@ -233,14 +234,6 @@ def code(folder: Path) -> bytes:
     """A state that calls a function when it is decoded by LangGraph's default."""
     call = ormsgpack.packb(("os", "system", f"touch {folder.parent / 'ran'}" + " " * 1000))
     return ormsgpack.packb({"v": 1, "x": ormsgpack.Ext(EXT_CONSTRUCTOR_SINGLE_ARG, call)})
-
-
-def checkpoint_code(folder: Path) -> str:
-    return checkpoint("msgpack", code(folder))(folder)
-
-
-def packed_checkpoint_code(folder: Path) -> str:
-    return checkpoint("msgpack+zlib", zlib.compress(code(folder)))(folder)
 
 
 def state(updated: Any = None, **changes: Any) -> Callable[[Path], str]:
@@ -522,8 +515,9 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
                      r"policy cannot be loaded: the tokenizer\.json of", id="tokenizer: of a policy in this process"),
         pytest.param(file_with("gold.jsonl", "[" * 50_000, GoldAnswers.load), r"gold\.jsonl", id="gold answers: deep"),
         pytest.param(lambda folder: import_them(hostile_log(folder)), None, id="export: code, path"),
-        pytest.param(checkpoint_code, CHECKPOINT, id="checkpoint: code"),
-        pytest.param(packed_checkpoint_code, CHECKPOINT, id="checkpoint: code, packed"),
+        pytest.param(checkpoint("msgpack", code), CHECKPOINT, id="checkpoint: code"),
+        pytest.param(checkpoint("msgpack+zlib", lambda folder: zlib.compress(code(folder))), CHECKPOINT,
+                     id="checkpoint: code, packed"),
         pytest.param(checkpoint("pickle", b"cos\nsystem\n"), CHECKPOINT, id="checkpoint: pickle"),
         pytest.param(checkpoint("msgpack", b"\xc1"), CHECKPOINT, id="checkpoint: no msgpack"),
         pytest.param(checkpoint("msgpack", ormsgpack.packb([1, 2])), CHECKPOINT, id="checkpoint: another value"),

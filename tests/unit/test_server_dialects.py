@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,16 +23,10 @@ from memagent_graph.tokenizers import load_tokenizer
 from memagent_serve.chat_replies import read_details
 from memagent_serve.live.live_events import format_update
 
+pytestmark = pytest.mark.usefixtures("nobody_sleeps")
 TEXT = "The key of harbor is 4711. " + "and then some words " * 20
 QUESTION = "What is the key of harbor?"
 BUDGET = Budget(context_window=4096, question_tokens=64, memory_tokens=40, chunk_tokens=60, answer_tokens=40)
-
-
-@pytest.fixture(autouse=True)
-def nobody_sleeps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    sleep = asyncio.sleep
-    monkeypatch.setattr("memagent_graph.policies.sending.asyncio.sleep", lambda seconds: sleep(0))
-    return
 
 
 async def read(server: FakeServer, text: str = TEXT, budget: Budget = BUDGET, **settings: Any) -> ReadResult:

@@ -22,15 +22,10 @@ from memagent_graph.errors import (
 )
 from memagent_graph.events import EventKind
 
+pytestmark = pytest.mark.usefixtures("nobody_sleeps")
 TEXT = "The key of harbor is 4711. " + "and then some words " * 60
 QUESTION = "What is the key of harbor?"
 RETRIES = 2
-
-
-@pytest.fixture(autouse=True)
-def nobody_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep = asyncio.sleep
-    monkeypatch.setattr("memagent_graph.policies.sending.asyncio.sleep", lambda seconds: sleep(0))
 
 
 @pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])

@@ -79,14 +79,6 @@ def test_an_unknown_strategy_is_refused(source, words) -> None:
     assert words in str(caught.value)
 
 
-def test_a_name_that_is_taken_is_refused(tmp_path) -> None:
-    class Refine(Line):
-        name = "refine"
-
-    with pytest.raises(StrategyError, match=r"name 'refine'.*Choose another name"):
-        load_strategy(Refine())
-
-
 def without(**changes) -> Strategy:
     return type("Changed", (Line,), changes)()
 
@@ -120,6 +112,7 @@ FIELDS = "<b>{memory}</b><c>{prompt}</c>"
         (without(roles=()), "has no roles"),
         (without(roles=(UPDATE, ANSWER, Role("update"))), "two roles 'update'"),
         (without(name=""), "has no name"),
+        (without(name="refine"), r"name 'refine'.*Choose another name"),
         (without(state=dict), "lacks"),
         (without(roles=(UPDATE, ANSWER, Role("gate"))), "the role 'gate' has no template"),
         (without(continues_after="nowhere"), "continues after 'nowhere'"),

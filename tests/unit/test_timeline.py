@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
-from html.parser import HTMLParser
 from io import StringIO
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.traces import answered, fan_out, line, spans, view
 from support.traces import step as asked
+from unit.reports.test_report_exports import Page
 
 from memagent_graph.calls import Writes
 from memagent_graph.documents import SourceMark
@@ -84,22 +84,6 @@ def rebuild(steps: list[dict[str, Any]]) -> list[str]:
             memory = new
         memories.append(memory.decode("utf-16-le", "surrogatepass"))
     return memories
-
-
-class Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.values: dict[str, str | None] = {}
-        """Each attribute's last value."""
-
-    @property
-    def attributes(self) -> set[str]:
-        return set(self.values)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.values |= dict(attrs)
 
 
 def test_steps_say_what_changed_and_totals_add_up() -> None:
@@ -173,13 +157,12 @@ def test_hostile_texts_and_names_add_no_element_to_the_page_or_the_fragment_and_
     view = run(trace=Trace(steps), chunk_text=lambda _: text, rewards=rewards, sections=sections, **names)
     timeline = build_timeline(replace(view, raw_answer="x" + HOSTILE))
     for renderer in (render_page, render_notebook):
-        expected, actual = Tags(), Tags()
-        expected.feed(renderer(build_timeline(run(["a keeper"], ["a keeper"], answer="a keeper"))))
+        plain = renderer(build_timeline(run(["a keeper"], ["a keeper"], answer="a keeper")))
         drawing = renderer(timeline)
-        actual.feed(drawing)
-        assert set(actual.tags) == set(expected.tags)
-        assert actual.tags.count("script") == expected.tags.count("script")
-        assert not {"onerror", "onload"} & actual.attributes
+        expected, actual = ([tag for tag, _ in Page(text).tags] for text in (plain, drawing))
+        assert set(actual) == set(expected)
+        assert actual.count("script") == expected.count("script")
+        assert not any({"onerror", "onload"} & attributes.keys() for _, attributes in Page(drawing).tags)
         drawing.encode()
     data = page_data(render_page(timeline))
     assert data["question"] == HOSTILE
@@ -192,11 +175,9 @@ def test_hostile_texts_and_names_add_no_element_to_the_page_or_the_fragment_and_
 
 def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it() -> None:
     timeline = build_timeline(run())
-    frame = Tags()
-    frame.feed(render_notebook(timeline))
-    assert frame.tags == ["iframe"]
-    assert frame.values["sandbox"] == "allow-scripts"
-    assert frame.values["srcdoc"] == render_page(timeline)
+    [(tag, attributes)] = Page(render_notebook(timeline)).tags
+    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts")
+    assert attributes["srcdoc"] == render_page(timeline)
 
 
 PARTS = [*CHUNKS[:3], "Nothing again. ", *CHUNKS[3:]]

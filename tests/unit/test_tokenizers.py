@@ -169,11 +169,6 @@ def test_decode_names_an_unknown_id(folder):
 # Names
 
 
-def test_an_unknown_name_says_what_is_near():
-    with pytest.raises(TokenizerError, match=r"Did you mean cl100k_base"):
-        load_tokenizer("cl10k_base")
-
-
 def test_a_tiktoken_encoding_that_cannot_be_fetched_names_the_remedy(monkeypatch):
     import requests
     import tiktoken

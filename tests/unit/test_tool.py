@@ -40,9 +40,9 @@ def make_tool(make_reader):
     return make
 
 
-def caller(*arguments: dict[str, Any], then: str = "done") -> ScriptedChatModel:
+def caller(*arguments: dict[str, Any]) -> ScriptedChatModel:
     """A model that calls the tool with each of the arguments in one message, then ends."""
-    return in_turn(calls(*(("read_long_document", values) for values in arguments)), then)
+    return in_turn(calls(*(("read_long_document", values) for values in arguments)), "done")
 
 
 def call(tool: ReadLongDocument, **arguments: Any) -> ToolMessage:

@@ -13,11 +13,11 @@ import sys
 from typing import Any
 
 import pytest
-from aiohttp import web
 from support.command_line import memagent
 from support.document_files import make_pdf
 from support.programs import Program, answers, kill_after, records
 from support.scripts import part, perfect_reader
+from support.server_faults import error
 
 from memagent_graph.cli.console import Console
 from memagent_graph.errors import install_command
@@ -73,12 +73,8 @@ def test_several_questions_are_read_for_in_one_pass(book, options, tmp_path) -> 
 
 
 def test_one_question_that_fails_leaves_the_others(read, server) -> None:
-    def respond(body, number):
-        if "tower" in body["messages"][0]["content"]:
-            return web.json_response({"error": {"message": "no towers"}}, status=400)
-        return good(body, number)
-
-    good, server.respond = server.respond, respond
+    good, refuse = server.respond, error(400, "no towers")
+    server.respond = lambda body, n: refuse() if "tower" in body["messages"][0]["content"] else good(body, n)
     result = read("-q", "What is the key of tower?", "--json", code=4)
     answered, failed = json.loads(result.stdout)["results"]
     assert answered["answer"] == "4711"
@@ -177,15 +173,12 @@ def test_options_that_cannot_be_used_are_refused_and_their_secrets_not_shown(
 
 
 def test_a_failing_server_costs_no_finished_chunk(read, server) -> None:
-    def respond(body: dict[str, Any], number: int) -> Any:
-        boom = web.json_response({"error": {"message": "boom"}}, status=500)
-        return boom if number >= 3 else good(body, number)
-
-    good, server.respond = server.respond, respond
+    good, fail = server.respond, error(500, "boom")
+    server.respond = lambda body, number: fail() if number >= 3 else good(body, number)
     result = read("--retries", 0, "--run-id", "r", "--json", code=4)
-    error = json.loads(result.stdout)["error"]
-    assert "boom" in error["message"]
-    assert (error["run_id"], error["chunk_index"]) == ("r", 3)
+    failure = json.loads(result.stdout)["error"]
+    assert "boom" in failure["message"]
+    assert (failure["run_id"], failure["chunk_index"]) == ("r", 3)
     assert "memagent resume r" in result.stderr
     server.respond = good
     result = json.loads(memagent("resume", "r", "--json").stdout)
@@ -208,18 +201,16 @@ def test_a_document_given_again_is_read_in_its_charset(book, read) -> None:
     memagent(*again, "--encoding", "utf-16-le")
 
 
-def test_doctor_finds_a_healthy_server_healthy(server) -> None:
+def test_doctor_finds_a_healthy_server_healthy_and_else_what_is_wrong(server) -> None:
+    def check() -> dict[str, str]:
+        result = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
+        return {check["subject"]: check["status"] for check in json.loads(result.stdout)["checks"]}
+
     server.respond, server.vllm = lambda body, number: "fine", True
-    result = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
-    status = {check["subject"]: check["status"] for check in json.loads(result.stdout)["checks"]}
     subjects = ("server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt")
-    assert status == dict.fromkeys(subjects, "ok")
-
-
-def test_doctor_finds_what_is_wrong(server) -> None:
-    server.respond, server.window, server.count = lambda body, number: "fine", None, lambda text: len(text.split())
-    result = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
-    status = {check["subject"]: check["status"] for check in json.loads(result.stdout)["checks"]}
+    assert check() == dict.fromkeys(subjects, "ok")
+    server.vllm, server.window, server.count = False, None, lambda text: len(text.split())
+    status = check()
     assert (status["window"], status["token ids"], status["tokenizer"]) == ("note", "note", "note")
     gone = memagent("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded", code=4)
     assert "no connection" in gone.stdout

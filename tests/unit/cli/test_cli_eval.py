@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from click.testing import Result
 from pyarrow import parquet
 from support.command_line import memagent
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after
 from support.scripts import part
+from support.server_faults import error
 
 from memagent_evaluation.plots import draw_all
 from memagent_evaluation.result_journal import JOURNAL, load_results
@@ -167,10 +167,8 @@ def test_bad_input_is_refused_with_a_remedy_before_any_work(options, server, out
 
 
 def test_a_server_that_dies_stops_it_and_nothing_is_lost(evaluate, server, out) -> None:
-    def respond(body: dict[str, Any], number: int) -> Any:
-        return good(body, number) if number < 10 else web.json_response({"error": {"message": "died"}}, status=500)
-
-    good, server.respond = server.respond, respond
+    good, fail = server.respond, error(500, "died")
+    server.respond = lambda body, number: good(body, number) if number < 10 else fail()
     result = evaluate("-n", 8, "--retries", 0, "--concurrency", 4, code=4)
     assert "died" in result.stderr
     assert "continue with the same command and --resume" in result.stderr
@@ -194,12 +192,10 @@ def test_an_interrupted_evaluation_says_how_to_go_on(task, options, server, out)
 
 
 def test_a_report_is_made_anew_and_two_evaluations_are_compared(evaluate, server, tmp_path) -> None:
-    def respond(body: dict[str, Any], number: int) -> Any:
-        return "\\boxed{12}" if number % 3 == 0 else good(body, number)
-
     one, other = tmp_path / "good", tmp_path / "bad"
     evaluate("--lengths", "200,400", "-n", 6, "--out", one)
-    good, server.respond = server.respond, respond
+    good = server.respond
+    server.respond = lambda body, number: "\\boxed{12}" if number % 3 == 0 else good(body, number)
     evaluate("--lengths", "200,400", "-n", 6, "--out", other)
     for name in ("report.md", "results.parquet"):
         (one / name).unlink()

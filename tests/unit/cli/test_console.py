@@ -2,7 +2,6 @@
 
 import io
 
-import pytest
 import rich.console
 
 from memagent_graph import MemAgent
@@ -65,23 +64,11 @@ def test_errors_name_the_readers_settings_as_python_does() -> None:
     )
 
 
-# Progress: lines where there is no terminal
-
-
-@pytest.fixture
-def output(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+def test_without_a_terminal_progress_is_lines_and_nothing_where_it_is_to_be_quiet(monkeypatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
-    return io.StringIO()
-
-
-def test_without_a_terminal_it_prints_lines(output: io.StringIO) -> None:
-    with ProgressDisplay("reading", console=rich.console.Console(file=output)) as display:
-        display.update(1_000, "2 failed [sic]")
-        display.update(1_001, total=3_000)
-    assert output.getvalue() == "reading: 1,000, 2 failed [sic]\nreading: 1,001 of 3,000\n"
-
-
-def test_quiet_prints_nothing(output: io.StringIO) -> None:
-    with ProgressDisplay("reading", quiet=True, console=rich.console.Console(file=output)) as display:
-        display.update(1)
-    assert output.getvalue() == ""
+    for quiet, lines in ((False, "reading: 1,000, 2 failed [sic]\nreading: 1,001 of 3,000\n"), (True, "")):
+        output = io.StringIO()
+        with ProgressDisplay("reading", quiet=quiet, console=rich.console.Console(file=output)) as display:
+            display.update(1_000, "2 failed [sic]")
+            display.update(1_001, total=3_000)
+        assert output.getvalue() == lines

@@ -54,10 +54,12 @@ def files(tmp_path: Path) -> Path:
 # Files
 
 
-def test_a_folder_is_its_files_by_their_paths_below_it(files: Path, tmp_path: Path) -> None:
+def test_a_folder_is_its_files_by_their_paths_below_it_and_hidden_ones_if_named(files: Path, tmp_path: Path) -> None:
     inputs = open_inputs(str(files))
     assert texts(inputs, tmp_path) == {"a.txt": "one", "sub/b.md": "two"}
     assert inputs.total() == (2, 6) and not list(inputs.ids())
+    assert texts(open_inputs(f"{files}/*"), tmp_path) == {"a.txt": "one"}
+    assert texts(open_inputs(f"{files}/.h*"), tmp_path) == {".hidden": "no"}
 
 
 @pytest.mark.parametrize("source", ["folder", "folder/*.txt", "table.csv", "memory://bucket/none/"])
@@ -86,11 +88,6 @@ def test_a_link_that_is_put_in_a_files_place_after_it_was_listed_is_not_read(fil
         pytest.raises(DocumentError, match="leads out of its folder now"),
     ):
         DocumentStore(tmp_path / "documents").add(document)
-
-
-def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match="there is no file or folder"):
-        open_inputs(str(tmp_path / "missing"))
 
 
 @pytest.mark.parametrize("pattern", ["", "/**", "/*", "/*/*", "/**/*.txt"])
@@ -130,12 +127,9 @@ def test_a_folder_that_cannot_be_listed_is_an_error_at_any_depth(files: Path, mo
         list(open_inputs(str(files)).documents())
 
 
-def test_hidden_files_are_read_if_the_pattern_names_them(files: Path, tmp_path: Path) -> None:
-    assert texts(open_inputs(f"{files}/*"), tmp_path) == {"a.txt": "one"}
-    assert texts(open_inputs(f"{files}/.h*"), tmp_path) == {".hidden": "no"}
-
-
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+def test_what_is_not_there_or_no_regular_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="there is no file or folder"):
+        open_inputs(str(tmp_path / "missing"))
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(DocumentError, match="not a regular file"):
         list(open_inputs(str(tmp_path / "pipe.txt")).documents())

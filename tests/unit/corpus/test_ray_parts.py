@@ -27,10 +27,6 @@ def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -
     assert isinstance(failure, CorpusError) and "has no access to the folder" in str(failure) and failure.hint
 
 
-def test_a_plan_does_not_show_its_key() -> None:
-    assert "a-secret" not in repr(ActorPlan(settings=ReadSettings(api_key="a-secret")))
-
-
 def test_a_machine_that_does_not_see_the_folders_says_which_and_what_to_do(tmp_path: Path) -> None:
     plan = ActorPlan(checkpoints=str(tmp_path / "work" / "checkpoints.sqlite"), logs=str(tmp_path / "logs"))
     with pytest.raises(CorpusError, match=r"has no access to the folder .*work of .*checkpoints postgresql"):
@@ -47,13 +43,14 @@ def test_a_machine_that_does_not_see_the_folders_says_which_and_what_to_do(tmp_p
     assert ActorPlan(checkpoints="postgresql://a:b@c/d").list_shared_folders() == []
 
 
-def test_machines_do_not_share_a_sqlite_file() -> None:
+def test_machines_do_not_share_a_sqlite_file_and_a_plan_does_not_show_what_is_secret() -> None:
     here = ActorPlan(checkpoints="/w/checkpoints.sqlite")
     there = ActorPlan(checkpoints="/w/checkpoints.sqlite", home="another machine")
     assert here.get_local_checkpoints() == "/w/checkpoints.sqlite"
     assert str(there.get_local_checkpoints()).startswith("/w/checkpoints.sqlite-")
     url = ActorPlan(checkpoints="postgresql://c/d", home="another machine")
     assert url.get_local_checkpoints() == "postgresql://c/d" and "postgresql" not in repr(url)
+    assert "a-secret" not in repr(ActorPlan(settings=ReadSettings(api_key="a-secret")))
 
 
 def actor_of(plan: ActorPlan) -> DocumentActor:
@@ -86,21 +83,18 @@ def test_a_temporary_folder_of_another_user_is_refused(tmp_path: Path, monkeypat
         _ = actor_of(ActorPlan()).reader
 
 
-@pytest.mark.parametrize("address", ["nowhere", "http://a/b", ":6379", "host:"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(CorpusError, match=r"not the address of a Ray cluster\. Use auto, local, or HOST:PORT"):
-        require_reachable(address)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:9", "[::1]:9"])
-def test_a_cluster_that_nobody_answers_for_is_told_at_once(address: str) -> None:
-    with pytest.raises(CorpusError, match=r"cannot be used: .*Check that the cluster runs \(`ray status`\)"):
-        require_reachable(address)
-
-
-def test_ray_client_is_refused_with_what_to_do_instead() -> None:
-    with pytest.raises(CorpusError, match=r"Ray Client, which is not supported.*ray job submit"):
-        require_reachable("ray://host:10001")
+@pytest.mark.parametrize(
+    ("addresses", "words"),
+    [
+        ("nowhere http://a/b :6379 host:", r"not the address of a Ray cluster\. Use auto, local, or HOST:PORT"),
+        ("127.0.0.1:9 [::1]:9", r"cannot be used: .*Check that the cluster runs \(`ray status`\)"),
+        ("ray://host:10001", "Ray Client, which is not supported.*ray job submit"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_at_once_with_what_to_do(addresses: str, words: str) -> None:
+    for address in addresses.split():
+        with pytest.raises(CorpusError, match=words):
+            require_reachable(address)
 
 
 async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

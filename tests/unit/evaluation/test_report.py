@@ -124,15 +124,6 @@ def test_lengths_are_labelled_as_people_say_them(length, label) -> None:
     assert format_length(length) == label
 
 
-def test_a_summary_holds_scores_with_intervals_outcomes_and_means() -> None:
-    (cell,) = summarize(results(make_row(), make_failed_row(index=1)))
-    assert cell["scores"]["lenient"]["mean"] == 0.5
-    assert cell["scores"]["lenient"]["low"] == compute_wilson_interval(1, 2).low
-    assert (cell["outcomes"], cell["n"]) == ({"answered": 1, "failed": 1}, 2)
-    (nothing,) = summarize(results(make_failed_row()))
-    assert set(nothing["means"].values()) == {None}
-
-
 def test_failures_are_grouped_by_what_happened_though_each_names_its_run() -> None:
     error = "the server is on fire (run e-memagent-keys-1024-{}, chunk {}). Put it out"
     rows = [replace(make_failed_row(index=index), error=error.format(index, 2 * index)) for index in range(3)]
@@ -174,7 +165,7 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values, perc
     assert sum(value < percentile for value in values) < enough
 
 
-def test_the_report_has_slow_questions_and_the_price() -> None:
+def test_the_report_and_the_summary_have_slow_questions_outcomes_and_the_price() -> None:
     rows = [make_row(index=index, seconds=float(index + 1), prompt_tokens=1_000_000) for index in range(100)]
     rows.append(make_failed_row(index=100))
     report = render_report(results(*rows), prices=Prices(0.5, 2.0))
@@ -182,11 +173,13 @@ def test_the_report_has_slow_questions_and_the_price() -> None:
     assert "| 0.5 | 50 |" in report
     assert "at 0.5 for a million prompt tokens" in report
     (cell,) = summarize(results(*rows), Prices(0.5, 2.0))
+    assert cell["scores"]["lenient"]["low"] == compute_wilson_interval(100, 101).low
+    assert (cell["outcomes"], cell["n"]) == ({"answered": 100, "failed": 1}, 101)
     assert cell["seconds"] == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
     assert cell["price"] == pytest.approx(0.5 + 2e-5)
     assert "price" not in render_report(results(*rows)).casefold()
     (nothing,) = summarize(results(make_failed_row()), Prices(1, 1))
-    assert (nothing["price"], nothing["seconds"]["p50"]) == (None, None)
+    assert {nothing["price"], nothing["seconds"]["p50"], *nothing["means"].values()} == {None}
 
 
 def test_one_price_alone_is_refused() -> None:

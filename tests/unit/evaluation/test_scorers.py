@@ -169,14 +169,11 @@ def test_a_task_may_put_its_own_metric_in_the_place_of_string_match() -> None:
 # Failed reads
 
 
-@pytest.mark.parametrize("outcome", [outcome for outcome in QuestionOutcome if outcome is not QuestionOutcome.ANSWERED])
-def test_a_read_that_did_not_end_in_an_answer_is_wrong_in_every_score(outcome) -> None:
-    assert score(make_sample("7"), "7", "\\boxed{7}", outcome=outcome) == WRONG
-    assert set(astuple(WRONG)) == {0.0}
-
-
-def test_no_answer_at_all_is_wrong() -> None:
+def test_a_read_that_did_not_end_in_an_answer_and_no_answer_at_all_are_wrong_in_every_score() -> None:
+    for outcome in set(QuestionOutcome) - {QuestionOutcome.ANSWERED}:
+        assert score(make_sample("7"), "7", "\\boxed{7}", outcome=outcome) == WRONG
     assert score(make_sample("7"), None, None) == score(make_sample("7"), None, "\\boxed{7}") == WRONG
+    assert set(astuple(WRONG)) == {0.0}
 
 
 def test_outcomes_follow_from_why_a_read_stopped() -> None:

@@ -42,13 +42,10 @@ def test_rulers_number_is_the_mean_over_tasks_of_string_match_by_length_and_over
     assert line.startswith("| memagent | 92.3 [")
 
 
-def test_a_suite_has_no_score_if_a_task_or_question_is_missing() -> None:
+def test_a_suite_has_no_score_if_a_task_or_question_is_missing_or_of_a_script() -> None:
     rows = make_rows(lengths=(4096,))
     assert [item.aggregate for item in compute_suite_scores([row for row in rows if row.task != "qa_2"])] == [TEN]
     assert compute_suite_scores([row for row in rows if row.task != "vt"]) == []
     unfinished = [score.score for score in compute_suite_scores(rows[:-1])]
     assert unfinished == [None, pytest.approx(unfinished[1])]
-
-
-def test_scores_of_a_script_are_no_scores() -> None:
     assert compute_suite_scores([make_row(task=task, scripted=True) for task in SUITES["ruler"]]) == []

@@ -109,7 +109,8 @@ def test_a_reply_keeps_the_notes_or_adds_sentences_of_the_section() -> None:
     assert 0.3 < keeps / (keeps + writes) < 0.75
 
 
-def test_all_conversations_on_a_section_share_its_tokens() -> None:
+def test_readings_depend_on_the_generator_alone_and_all_conversations_on_a_section_share_its_tokens() -> None:
+    assert readings() == readings()
     for reading in readings():
         beginnings = {one.text.partition("</section>")[0] for one in reading if one.role != "answer"}
         assert len(beginnings) == 1
@@ -179,10 +180,6 @@ def test_statements_stand_between_sentences_in_their_order() -> None:
     text = plant(random.Random(2), PROSE, ["First comes A.", "Then comes B."])
     assert text.index("First comes A. ") < text.index("Then comes B. ")
     assert text.replace("First comes A. ", "").replace("Then comes B. ", "") == PROSE
-
-
-def test_readings_depend_on_the_generator_alone() -> None:
-    assert readings() == readings()
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,10 @@ def test_held_out_names_are_excluded(exclusion) -> None:
     assert not exclusion.overlap(f"Yesterday {words('first_names', held_out=False)[0]} came.")
 
 
-def test_rows_are_refused_with_the_text_that_overlaps(exclusion) -> None:
+def test_rows_are_refused_with_the_text_that_overlaps_and_where_the_file_is_missing(exclusion, tmp_path) -> None:
     exclusion.require_clear(["What is the mayor's name?", SENTENCE])
     with pytest.raises(ExclusionError, match="who counts the votes"):
         exclusion.require_clear([SENTENCE, "who counts the votes?"])
-
-
-def test_a_missing_exclusion_file_is_an_error(tmp_path) -> None:
     with pytest.raises(ExclusionError, match="Restore it from git"):
         Exclusion.load(tmp_path)
 

@@ -50,23 +50,17 @@ def cache(tmp_path):
     return tmp_path
 
 
-def test_a_debian_package_is_read_without_running_anything(cache) -> None:
+def test_a_text_is_read_out_of_a_debian_package_a_wheel_and_a_character_vector_of_r(cache) -> None:
     assert read_text(source(), cache) == TEXT.replace("\r\n", "\n")
-
-
-def test_a_wheel_is_read(cache) -> None:
     wheel = source(index="pypi", package="old-tales", version="1.0", file="old_tales/README.md")
     assert read_text(wheel, cache) == "Once."
+    assert read_text(source(file="usr/lib/data.rdb#A TALE"), cache) == "A TALE\nIt was night."
 
 
 def test_a_part_begins_at_the_last_occurrence_of_its_first_string(cache) -> None:
     assert read_text(source(parts=[["One", "Two"]]), cache) == "One\nThe first part."
     with pytest.raises(PinnedTextError, match="has no part 'Three'"):
         read_text(source(parts=[["Three", "Two"]]), cache)
-
-
-def test_a_character_vector_of_r_is_lines_of_text(cache) -> None:
-    assert read_text(source(file="usr/lib/data.rdb#A TALE"), cache) == "A TALE\nIt was night."
 
 
 def test_a_text_with_another_digest_is_refused(cache) -> None:

@@ -64,20 +64,14 @@ def test_may_is_a_verb_and_a_month() -> None:
     assert [date.month for date in extract_facts("It was on 3 May 2020").dates] == [5]
 
 
-def test_names_are_written_with_a_capital_where_no_sentence_begins() -> None:
+def test_names_have_a_capital_where_no_sentence_begins_or_digits_and_a_text_in_capitals_has_none() -> None:
     facts = extract_facts("Yesterday Anna Keller met the NASA team. Rain fell in Zurich.")
     assert [word.text for word in facts.names] == ["anna", "keller", "nasa", "zurich"]
     assert [word.text for word in facts.words if word.opens_sentence] == ["yesterday", "rain"]
-
-
-def test_a_text_in_capitals_has_no_names() -> None:
-    assert extract_facts("THIS SOFTWARE IS PROVIDED AS IS WITHOUT WARRANTY").names == ()
-
-
-def test_a_word_with_digits_is_a_name() -> None:
     facts = extract_facts("It came at 14:30 in Q3 with the AB12.")
     assert [word.text for word in facts.names] == ["q3", "ab12"]
     assert [number.key for number in facts.numbers] == ["14.3"]
+    assert extract_facts("THIS SOFTWARE IS PROVIDED AS IS WITHOUT WARRANTY").names == ()
 
 
 def test_quotation_marks_dashes_and_spaces_have_one_form() -> None:

@@ -138,6 +138,7 @@ def test_a_document_is_read_chunk_by_chunk_to_its_answer(browser: Browser) -> No
     assert (state["answer"], state["document"]) == ("4711", "annals.txt")
     chunks = [update["chunk"] for update in updates(browser, run_id)]
     assert chunks == list(range(len(chunks)))
+    assert browser.begin() == [run_id] != browser.begin(read_again=True), "the same again is the same read, unless told"
 
 
 def test_several_questions_are_reads_side_by_side_on_one_stream_and_several_documents_are_one(
@@ -420,7 +421,7 @@ def test_no_static_name_leads_to_another_file(browser: Browser) -> None:
         assert browser.client.get(f"/page/static/{name}").status_code in {401, 404}
 
 
-def test_sessions_are_those_of_their_key(upstream: FakeServer, tmp_path: Path) -> None:
+def test_sessions_are_those_of_their_key_and_end_with_signing_out(upstream: FakeServer, tmp_path: Path) -> None:
     with served(upstream.base_url, tmp_path, page=True, keys=KEYS) as server:
         assert server.sessions.token is None
         alice, bob = Browser.of(server, ALICE), Browser.of(server, BOB)
@@ -434,11 +435,8 @@ def test_sessions_are_those_of_their_key(upstream: FakeServer, tmp_path: Path) -
         assert alice.client.get("/page/reads").status_code == 401
         # A key that a page has is one of the API, and the page's cookie is none.
         assert alice.client.get("/v1/reads").status_code == 401
-
-
-def test_a_browser_that_signed_out_is_out(browser: Browser) -> None:
-    assert browser.client.delete("/page/session").status_code == 204
-    assert browser.client.get("/page/reads").status_code == 401
+        assert bob.client.delete("/page/session").status_code == 204
+        assert bob.client.get("/page/reads").status_code == 401
 
 
 def test_what_cannot_be_understood_is_told_and_keeps_nothing(browser: Browser) -> None:

@@ -47,9 +47,11 @@ def test_the_fewest_and_largest_parts_are_read() -> None:
     assert reading.latest == 2
 
 
-def test_a_long_system_message_is_read() -> None:
+def test_a_long_system_message_is_read_and_everything_where_nothing_fits() -> None:
     chat = request(say("system", "rule " * 2000), say("user", "Which?"))
     assert plan(chat, 500).positions == (PartPosition(0, 0),)
+    chat = request(say("system", "rule " * 200), say("user", "word " * 200))
+    assert plan(chat, 150).positions == (PartPosition(0, 0), PartPosition(1, 0))
 
 
 def test_of_many_small_messages_the_older_are_read_as_one() -> None:
@@ -73,11 +75,6 @@ def test_a_tool_result_is_never_parted_from_its_call() -> None:
     assert reading.history
     assert chat.messages[reading.history].role == "assistant"
     assert reading.latest == 0, "the user's request stays"
-
-
-def test_where_nothing_fits_everything_is_read() -> None:
-    chat = request(say("system", "rule " * 200), say("user", "word " * 200))
-    assert plan(chat, 150).positions == (PartPosition(0, 0), PartPosition(1, 0))
 
 
 # The question
