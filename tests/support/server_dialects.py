@@ -136,9 +136,8 @@ def _json(reply: Reply) -> bytes:
 def _stream(text: str, reason: str) -> web.Response:
     """The reply as events, though it was not asked for as a stream."""
     deltas = [({"role": "assistant"}, None), ({"content": text[:3]}, None), ({"content": text[3:]}, None), ({}, reason)]
-    events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": word}]} for delta, word in deltas]
-    lines = [b"event: message\ndata: %s\n\n" % _json(event) for event in events]
-    return make_response(b"".join([*lines, b"data: [DONE]\n"]))()
+    events = [_json({"choices": [{"index": 0, "delta": delta, "finish_reason": word}]}) for delta, word in deltas]
+    return make_response(b"".join(b"event: message\ndata: %s\n\n" % event for event in events) + b"data: [DONE]\n")()
 
 
 FINISH_REASONS = {
