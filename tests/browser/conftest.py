@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.traces import answered, fan_out, line, spans, view
+from support.traces import fan_out, make_answer, make_spans, make_trace, make_view
 
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
@@ -73,9 +73,9 @@ def long_run() -> RunView:
         memories.append("\n".join(filter(None, memory)))
     seconds = [1.4 + generator.random() for _ in facts]
     marks = [SourceMark(index * 40_000, f"page {index + 1}") for index in range(CHUNKS // 2)]
-    trace = line(memories, texts, events=events, tokens=(6132, 988), seconds=seconds)
+    trace = make_trace(memories, texts, events=events, tokens=(6132, 988), seconds=seconds)
     answer = "Ilse Thornbury built it; it was lit for the first time in 1743."
-    return view(
+    return make_view(
         trace,
         run_id="20251104-harbour",
         question=QUESTION,
@@ -93,11 +93,11 @@ def long_run() -> RunView:
 def hostile_run() -> RunView:
     """A run in which everything that others wrote tries to run a script."""
     text = f"{HOSTILE} the lighthouse keeper {HOSTILE}"
-    event = ReadEvent(EventKind.REFUSED, 0, HOSTILE)
+    events = dict.fromkeys(range(3), ReadEvent(EventKind.REFUSED, 0, HOSTILE))
     memories = [f"{HOSTILE} lighthouse keeper {index}" for index in range(3)]
-    trace = line(memories, [text] * 3, events=dict.fromkeys(range(3), event), answer=answered("2", events=(event,)))
+    trace = make_trace(memories, [text] * 3, events=events, answer=make_answer("2", events=(events[0],)))
     names = dict.fromkeys(("run_id", "question", "model", "strategy", "stop_reason"), HOSTILE)
-    return view(
+    return make_view(
         trace,
         **names,
         document={"key": "sha256:" + "0" * 64, "name": HOSTILE, "size": 1, "media_type": HOSTILE},
@@ -118,15 +118,15 @@ def branched_run() -> RunView:
     merged = "\n".join(lane[-1] for lane in memories[:2])
     trace = fan_out(memories, merged, chunks)
     texts = {"question": "What was sold?", "answer": "the tannery"}
-    return view(trace, strategy="segments", chunk_text=lambda update: chunks[update.chunk_index], **texts)
+    return make_view(trace, strategy="segments", chunk_text=lambda update: chunks[update.chunk_index], **texts)
 
 
 def excerpt_run() -> RunView:
     """A run that showed an excerpt made of attacks instead of reading chunks."""
     text = f"{HOSTILE} The lighthouse keeper was Ilse Thornbury. {HOSTILE}"
-    (span,) = spans([text])
-    shown = replace(answered(text="Ilse Thornbury"), reads=(span,), slot=-1)
-    return view(Trace((shown,)), strategy="retrieval", question=HOSTILE, span_text=lambda _: text)
+    (span,) = make_spans([text])
+    shown = replace(make_answer(text="Ilse Thornbury"), reads=(span,), slot=-1)
+    return make_view(Trace((shown,)), strategy="retrieval", question=HOSTILE, span_text=lambda _: text)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.fake_server import FakeServer
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 from support.serving import Served, served
 
 from memagent_serve.ledger import Entry
@@ -21,7 +21,7 @@ By = pytest.importorskip("selenium.webdriver.common.by", reason=_REASON).By
 Keys = pytest.importorskip("selenium.webdriver.common.keys", reason=_REASON).Keys
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui", reason=_REASON).WebDriverWait
 
-LONG = document_with({0.1: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1500)
+LONG = make_document({0.1: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1500)
 QUESTION = "What is the key of harbor?"
 PAYLOADS = (
     "<script>attacked=1</script>", "</script><script>attacked=1</script>", "<img src=x onerror=attacked=1>",
@@ -181,7 +181,7 @@ def test_branches_stand_side_by_side(page: Any, upstream: FakeServer) -> None:
     reply_by(
         upstream,
         lambda prompt: (
-            perfect_reader(prompt) if "<section>" in prompt else "\\boxed{4711}" if "4711" in prompt else "unknown"
+            read_perfectly(prompt) if "<section>" in prompt else "\\boxed{4711}" if "4711" in prompt else "unknown"
         ),
     )
     drop(page, "annals.txt", LONG)

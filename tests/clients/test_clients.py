@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from support.clients import CLIENTS
 from support.fake_server import FakeServer
-from support.scripts import SMALL_OPTIONS, document_with, perfect_reader
+from support.scripts import SMALL_OPTIONS, make_document, read_perfectly
 from support.serving import ServingProcess
 
 KEY = "a-key-of-the-client-tests"
-LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=3000)
+LONG = make_document({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=3000)
 HELLO = [{"role": "user", "content": "Say hello, with an umlaut: ü"}]
 ASKED = [{"role": "user", "content": LONG}, {"role": "user", "content": "What is the key of harbor?"}]
 
 
 def say(body: dict[str, Any], number: int) -> str:
     text = body["messages"][-1]["content"]
-    return perfect_reader(text) if "<problem>" in text else f"You said: {text}"
+    return read_perfectly(text) if "<problem>" in text else f"You said: {text}"
 
 
 @pytest.fixture(scope="module")

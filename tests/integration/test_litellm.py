@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import make_document
 
 from memagent_graph import MemAgent
 from memagent_graph.cli.policy_checks import CheckStatus, check_policy
@@ -54,7 +54,7 @@ def reader(proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def test_a_document_is_read_through_it(reader: MemAgent, upstream: FakeServer) -> None:
-    text = document_with({0.3: "The key of harbor is 4711."})
+    text = make_document({0.3: "The key of harbor is 4711."})
     result = reader.read(text, "What is the key of harbor?")
     assert result.answer == "4711"
     assert result.chunks_read > 3

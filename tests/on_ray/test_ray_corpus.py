@@ -14,10 +14,10 @@ from support.corpus_world import (
     QUESTIONS,
     CountingServer,
     corpus_command,
-    key_of,
-    rows_in,
+    make_key,
+    make_text,
+    read_rows,
     run_corpus_command,
-    text_of,
     wait_until_it_reads,
     write_corpus,
 )
@@ -75,8 +75,8 @@ def test_the_rows_are_those_of_one_machine_and_no_actor_is_idle(cluster: RayWorl
         other = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options[:4], "--temperature", "0.5")
         assert other.returncode == 7 and "temperature: 0.0 in the table, 0.5 now" in other.stderr
 
-    rows = rows_in(tmp_path / "out")
-    assert comparable(rows) == comparable(rows_in(tmp_path / "core"))
+    rows = read_rows(tmp_path / "out")
+    assert comparable(rows) == comparable(read_rows(tmp_path / "core"))
     assert len(rows) == DOCUMENTS * len(QUESTIONS)
     assert {row["document"] for row in rows if row["error"]} == {
         name for name, number in made.items() if number is None
@@ -97,7 +97,7 @@ def test_an_interrupt_ends_a_read_and_the_same_command_continues_at_its_chunks(
     for number in range(4):
         path = tmp_path / "in" / f"d{number}.txt"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text_of(number, 2000))
+        path.write_text(make_text(number, 2000))
     options = ("--ray", cluster.address, "--ray-actors", "1", "--documents", "4")
     with CountingServer(delay=0.1) as server:
         command = corpus_command(tmp_path / "in", tmp_path / "out", server, *options)
@@ -110,14 +110,14 @@ def test_an_interrupt_ends_a_read_and_the_same_command_continues_at_its_chunks(
         assert done.returncode == 0, done.stderr
         assert max(server.read.values()) <= 2
         assert sum(count - 1 for count in server.read.values()) <= 4 * len(QUESTIONS)
-    assert {(row["document"], row["answer"]) for row in rows_in(tmp_path / "out")} == {
-        (f"d{number}.txt", key_of(number, name)) for number in range(4) for name in NAMES
+    assert {(row["document"], row["answer"]) for row in read_rows(tmp_path / "out")} == {
+        (f"d{number}.txt", make_key(number, name)) for number in range(4) for name in NAMES
     }
 
 
 def test_what_every_document_would_meet_ends_the_run_with_its_remedy(cluster: RayWorld, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "d.txt").write_text(text_of(1, 100))
+    (tmp_path / "in" / "d.txt").write_text(make_text(1, 100))
     options = ("--ray", cluster.address, "--checkpoints", "postgresql://nobody:a-secret@127.0.0.1:9/none")
     with CountingServer() as server:
         done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options)

@@ -18,7 +18,7 @@ import pytest
 from support.corpus_world import (
     CountingServer,
     corpus_command,
-    rows_in,
+    read_rows,
     run_corpus_command,
     wait_until_it_reads,
     write_corpus,
@@ -88,7 +88,7 @@ def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
         calls = sum(server.read.values())
         again = run_corpus_command(tmp_path / "in", out, server, *options)
         assert again.returncode == 0 and sum(server.read.values()) == calls, "something is read again"
-    rows = rows_in(out)
+    rows = read_rows(out)
     require_each_row_once(rows, made)
     chunks, repeated = count_chunks(server)
     assert repeated <= kills * IN_FLIGHT * ACTORS

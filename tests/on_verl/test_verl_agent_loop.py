@@ -9,7 +9,7 @@ from typing import Any
 import hydra
 import pytest
 from omegaconf import OmegaConf
-from support.scripts import document_with
+from support.scripts import make_document
 from transformers import AutoTokenizer
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
@@ -18,7 +18,7 @@ from memagent_graph import Document, LocalPolicy, MemAgent, PolicyError, RunLog,
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 QUESTION = "What is the access code of the quiet falcon?"
-TEXT = document_with({0.3: "The access code of the quiet falcon is 48213."}, words=600)
+TEXT = make_document({0.3: "The access code of the quiet falcon is 48213."}, words=600)
 
 
 class Servers:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from promises.scenarios import Place, home, refusal, run
-from support.scripts import perfect_reader
+from support.scripts import read_perfectly
 
 from memagent_graph import RunLog, RunLogError, ScriptedPolicy
 from memagent_graph.run_log.exchange import import_runs
@@ -35,7 +35,7 @@ def test_an_export_of_an_earlier_version_is_refused(tmp_path) -> None:
 def test_checkpoints_of_an_earlier_version_are_refused(tmp_path) -> None:
     shutil.copy(WRITTEN / "checkpoints.sqlite", tmp_path)
     place = Place(tmp_path)
-    with home(tmp_path / "home"), place.reader(ScriptedPolicy(perfect_reader)) as reader:
+    with home(tmp_path / "home"), place.reader(ScriptedPolicy(read_perfectly)) as reader:
         history, resume = (lambda: reader.history("stopped"), lambda: reader.resume("stopped"))
         errors = [refusal(call) for call in (history, resume, lambda: reader.edit_memory("answered", 1, "x"))]
     for error in errors:

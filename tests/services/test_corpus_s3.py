@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from support.corpus_world import QUESTIONS, CountingServer, key_of, run_corpus_command, text_of
+from support.corpus_world import QUESTIONS, CountingServer, make_key, make_text, run_corpus_command
 
 from memagent_corpus import TableFolder
 from memagent_graph.storage.private_files import data_folder
@@ -20,7 +20,7 @@ def rows(bucket: Any, name: str) -> list[dict[str, object]]:
 
 def test_documents_and_their_table_are_in_a_bucket(bucket, tmp_path: Path) -> None:
     for number in range(12):
-        bucket.pipe(f"bucket/in/{number % 3}/d{number}.txt", text_of(number, 120).encode())
+        bucket.pipe(f"bucket/in/{number % 3}/d{number}.txt", make_text(number, 120).encode())
     bucket.pipe("bucket/in/broken.pdf", b"%PDF-1.4 no")
     with CountingServer(faults=0.1) as server:
         done = run_corpus_command("s3://bucket/in", "s3://bucket/out", server, "--rows-per-part", "10")
@@ -30,24 +30,24 @@ def test_documents_and_their_table_are_in_a_bucket(bucket, tmp_path: Path) -> No
         shutil.rmtree(data_folder() / "corpora")  # another machine continues
         assert run_corpus_command("s3://bucket/in", "s3://bucket/out", server).returncode == 0
         assert sum(server.read.values()) == calls
-        bucket.pipe("bucket/in/0/d0.txt", text_of(50, 120).encode())
+        bucket.pipe("bucket/in/0/d0.txt", make_text(50, 120).encode())
         assert run_corpus_command("s3://bucket/in", "s3://bucket/out", server).returncode == 0
     answers = {(row["document"], row["question"]): row["answer"] for row in rows(bucket, "out")}
     assert len(answers) == len(rows(bucket, "out")) == 13 * len(QUESTIONS)
-    assert answers["0/d0.txt", QUESTIONS[0]] == key_of(50, "harbor")
-    assert answers["1/d4.txt", QUESTIONS[1]] == key_of(4, "castle")
+    assert answers["0/d0.txt", QUESTIONS[0]] == make_key(50, "harbor")
+    assert answers["1/d4.txt", QUESTIONS[1]] == make_key(4, "castle")
     assert answers["broken.pdf", QUESTIONS[2]] is None
     assert len(list(TableFolder("s3://bucket/out").rows(["id"]))) == 13 * len(QUESTIONS)
 
 
 def test_a_table_of_paths_in_a_bucket(bucket, tmp_path: Path) -> None:
-    bucket.pipe("bucket/t/files/a.txt", text_of(1, 90).encode())
+    bucket.pipe("bucket/t/files/a.txt", make_text(1, 90).encode())
     bucket.pipe("bucket/secret.txt", b"secret")
     bucket.pipe("bucket/t/table.csv", b"path\nfiles/a.txt\n../secret.txt\ns3://bucket/secret.txt\n")
     with CountingServer() as server:
         assert run_corpus_command("s3://bucket/t/table.csv", tmp_path / "out", server).returncode == 0
     answers = [row["answer"] for row in TableFolder(str(tmp_path / "out")).rows()]
-    assert answers.count(None) == 2 * len(QUESTIONS) and key_of(1, "bridge") in answers
+    assert answers.count(None) == 2 * len(QUESTIONS) and make_key(1, "bridge") in answers
 
 
 def test_a_bucket_that_cannot_be_read_is_refused_with_a_remedy(bucket, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from support.command_line import memagent
-from support.corpus_world import QUESTIONS, CountingServer, corpus_command, text_of, wait_until_it_reads
+from support.corpus_world import QUESTIONS, CountingServer, corpus_command, make_text, wait_until_it_reads
 from support.postgres_server import PASSWORD, PostgresServer
-from support.scripts import SMALL, SMALL_OPTIONS, document_with, perfect_reader
+from support.scripts import SMALL, SMALL_OPTIONS, make_document, read_perfectly
 from unit.corpus.test_corpus_kills import count_chunks, require_each_row_once
 
 from memagent_corpus import TableFolder
@@ -24,7 +24,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import CheckpointError, RunNotFoundError
 from memagent_graph.storage.checkpoints import display_checkpoints, open_checkpointer
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=900)
+TEXT = make_document({0.5: "The key of harbor is 4711."}, words=900)
 IN_FLIGHT = 4
 TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 
@@ -32,7 +32,7 @@ TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 def reader(url: str, home: Path, policy: Any = None) -> MemAgent:
     """A reader on a machine of its own: it shares nothing with others but the server."""
     return MemAgent(
-        policy or ScriptedPolicy(perfect_reader), tokenizer="embedded", budget=SMALL, checkpoints=url,
+        policy or ScriptedPolicy(read_perfectly), tokenizer="embedded", budget=SMALL, checkpoints=url,
         store=home / "documents", run_log=False,
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ async def test_a_server_that_is_restarted_costs_nothing(postgres: PostgresServer
                 await asyncio.to_thread(postgres.restart)
             return await super().complete(prompt, sampling)
 
-    async with reader(postgres.url, tmp_path, Policy(perfect_reader)) as agent:
+    async with reader(postgres.url, tmp_path, Policy(read_perfectly)) as agent:
         result = await agent.aread(TEXT, QUESTIONS[0], run_id="r")
         assert result.answer == "4711" and calls == len(result.updates) + 1
         assert len(await agent.ahistory("r")) == len(result.updates)
@@ -130,7 +130,7 @@ def test_a_corpus_that_is_killed_continues_on_other_machines(
     """Input and table are in a bucket, checkpoints on the server; everything else of a machine is lost with it."""
     documents, kills, moments = 30, 4, random.Random(5)
     for number in range(documents):
-        bucket.pipe(f"bucket/in/d{number}.txt", text_of(number, int(40 * 12 ** moments.random())).encode())
+        bucket.pipe(f"bucket/in/d{number}.txt", make_text(number, int(40 * 12 ** moments.random())).encode())
     options = ("--documents", str(IN_FLIGHT), "--rows-per-part", "12", "--quiet", "--checkpoints", postgres.url)
     with CountingServer(faults=0.05, delay=0.02) as server:
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.corpus_world import CountingServer, rows_in, run_corpus_command, write_corpus
+from support.corpus_world import CountingServer, read_rows, run_corpus_command, write_corpus
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import make_document
 from support.server_faults import BUSY, FINAL, MALFORMED, TOO_LONG
-from support.serving import small_reader
+from support.serving import build_reader
 from unit.corpus.test_corpus_kills import require_each_row_once
 
 from memagent_graph import MemAgent
@@ -31,7 +31,7 @@ Size = Callable[[int, int], int]
 
 def text_of(number: int) -> str:
     """A document whose requests are no other's: from the first chunk on the memory holds its key."""
-    return document_with({0.0: f"The key of harbor is {1000 + number}."}, words=1500)
+    return make_document({0.0: f"The key of harbor is {1000 + number}."}, words=1500)
 
 
 async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
@@ -65,7 +65,7 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
 
     count: Counter[str] = Counter()
     with FakeServer(delay=0.05) as server:
-        async with small_reader(server.base_url, tmp_path) as agent:
+        async with build_reader(server.base_url, tmp_path) as agent:
             answers = await asyncio.gather(*(read(agent, number) for number in range(reads)))
         prompts = Counter(body["messages"][0]["content"] for body in server.requests)
     assert answers == [str(1000 + number) for number in range(reads)]
@@ -89,7 +89,7 @@ def test_servers_that_do_wrong_in_a_part_of_their_replies_change_no_answer(
         moments, good = random.Random(name), FakeServer().respond
         with (
             FakeServer(lambda body, count: fault() if moments.random() < 0.15 else good(body, count)) as server,  # noqa: B023
-            small_reader(server.base_url, tmp_path / f"{number}", retries=8) as agent,
+            build_reader(server.base_url, tmp_path / f"{number}", retries=8) as agent,
         ):
             try:
                 answer = agent.read(text_of(number), QUESTION).answer
@@ -118,11 +118,11 @@ def test_a_corpus_on_a_disk_of_a_few_megabytes_keeps_its_rows_and_continues_when
         with CountingServer() as server:
             full = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
             assert full.returncode != 0 and "disk" in full.stderr, full.stderr
-            rows_before = len(rows_in(disk / "out")) if (disk / "out" / "_manifest.json").exists() else 0
+            rows_before = len(read_rows(disk / "out")) if (disk / "out" / "_manifest.json").exists() else 0
             subprocess.run([mount, "-o", "remount,size=512m", disk], check=True)
             second = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
             assert second.returncode == 0, second.stderr
-        rows = rows_in(disk / "out")
+        rows = read_rows(disk / "out")
     finally:  # lazily, because threads of pyarrow may hold a file for a moment after its table has been read
         subprocess.run([shutil.which("umount") or "umount", "--lazy", disk], check=True)
     require_each_row_once(rows, numbers)

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 from support.policy_process import PolicyProcess
-from support.scripts import SMALL_OPTIONS, document_with
+from support.scripts import SMALL_OPTIONS, make_document
 from support.serving import ALICE, BOB, ServingProcess
 
 from memagent_graph.run_log import RunLog
@@ -30,8 +30,8 @@ REQUESTS = 400
 
 def requests(key: str) -> list[dict[str, Any]]:
     """What a client asks: in turn of a document of its own, and of one that both have."""
-    own = document_with({0.4: f"The key of harbor is {VALUES[key]}."}, words=900)
-    shared = document_with({0.5: f"The key of harbor is {SHARED}."}, words=900)
+    own = make_document({0.4: f"The key of harbor is {VALUES[key]}."}, words=900)
+    shared = make_document({0.5: f"The key of harbor is {SHARED}."}, words=900)
     return [
         {
             "model": "fake",

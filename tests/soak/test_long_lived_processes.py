@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx2
 from support.fake_server import FakeServer
-from support.scripts import document_with
-from support.serving import served, small_reader
+from support.scripts import make_document
+from support.serving import build_reader, served
 from unit.serving.test_live_page import Browser, finish
 
-SHORT = document_with({0.5: "The key of harbor is 4711."}, words=60)
-LONG = document_with({0.5: "The key of harbor is 4711."}, words=900)
+SHORT = make_document({0.5: "The key of harbor is 4711."}, words=60)
+LONG = make_document({0.5: "The key of harbor is 4711."}, words=900)
 QUESTION = "What is the key of harbor?"
 READS_PER_LOOP = 10
 MEBIBYTE = 2**20
@@ -56,7 +56,7 @@ def test_reads_over_many_event_loops(
 ) -> None:
     loops, warm = size(8, 1000), size(2, 50)
     with FakeServer(window=1000) as upstream:
-        agent = small_reader(upstream.base_url, tmp_path)
+        agent = build_reader(upstream.base_url, tmp_path)
 
         async def reads(number: int) -> None:
             ids = [f"{number}-{place}" for place in range(READS_PER_LOOP)]

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from support.document_files import make_docx, make_pdf
-from support.serving import served, small_reader
+from support.serving import build_reader, served
 
 from memagent_graph import Document, DocumentStore, MemAgent, ScriptedPolicy
 from memagent_graph.documents import find_store
@@ -164,7 +164,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def reader(folder: Path) -> MemAgent:
-    return small_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"))
+    return build_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"))
 
 
 OF_A_RUN = values("kind", "rule", "path", "store", "key", "name", "size", "call_id", "text", "memory", "position")

@@ -15,22 +15,22 @@ from aiohttp import web
 from support.document_files import make_docx
 from support.fake_server import FakeServer
 from support.programs import run_program
-from support.scripts import SMALL_OPTIONS, part, perfect_reader
+from support.scripts import SMALL_OPTIONS, part, read_perfectly
 
 NAMES = ("harbor", "castle", "bridge")
 QUESTIONS = tuple(f"What is the key of {name}?" for name in NAMES)
 
 
-def text_of(number: int, words: int) -> str:
+def make_text(number: int, words: int) -> str:
     """A text with a key for each name; no two texts have a sentence in common."""
     filler = [f"d{number}w{index} and then" for index in range(words // 3)]
     for place, name in enumerate(NAMES):
-        sentence = f"The key of {name} is {key_of(number, name)}."
+        sentence = f"The key of {name} is {make_key(number, name)}."
         filler[(at := len(filler) * (place + 1) // 4) : at] = [sentence, *filler[:3], sentence]  # a chunk ends in one
     return " ".join(filler)
 
 
-def key_of(number: int, name: str) -> str:
+def make_key(number: int, name: str) -> str:
     """The right answer."""
     return str(1000 + 10 * number + NAMES.index(name))
 
@@ -39,7 +39,7 @@ def write_corpus(folder: Path, documents: int, *, most_words: int) -> dict[str, 
     """Text and DOCX files of differing lengths, one in twenty of them broken; each one's number, None for broken."""
     lengths, numbers = random.Random(3), dict[str, int | None]()
     for number in range(documents):
-        text = text_of(number, int(40 * (most_words / 40) ** lengths.random()))
+        text = make_text(number, int(40 * (most_words / 40) ** lengths.random()))
         kind = {13: "pdf", 1: "docx"}.get(number % 20, "txt")
         contents = {"pdf": b"%PDF-1.7 broken", "docx": make_docx(text), "txt": text.encode()}
         place = folder / f"{number % 7}" / f"d{number}.{kind}"
@@ -72,7 +72,7 @@ class CountingServer(FakeServer):
         prompt = body["messages"][-1]["content"]
         if section := part(prompt, "section"):
             self.read[section, part(prompt, "problem")] += 1
-        return perfect_reader(prompt)
+        return read_perfectly(prompt)
 
 
 def corpus_command(source: Path | str, out: Path | str, server: FakeServer, *options: str) -> list[str]:
@@ -99,6 +99,6 @@ def wait_until_it_reads(process: Any, server: CountingServer, chunks: int = 1) -
         time.sleep(0.005)
 
 
-def rows_in(out: Path) -> list[dict[str, Any]]:
+def read_rows(out: Path) -> list[dict[str, Any]]:
     """All rows of all Parquet files, whatever the manifest says."""
     return [row for path in sorted(out.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]

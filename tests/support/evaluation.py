@@ -9,7 +9,7 @@ from typing import Any
 
 from memagent_evaluation.result_table import EvaluationPlan, QuestionOutcome, ResultRow, Results, make_results
 from memagent_evaluation.samples import LengthUnit, Metric, Needle, Sample
-from support.scripts import document_with
+from support.scripts import make_document
 
 NAMES = ("harbor", "castle", "garden", "bridge", "tower", "valley")
 
@@ -23,7 +23,7 @@ class Keys:
         chance = random.Random(f"{length}/{index}")
         name, key, depth = chance.choice(NAMES), str(chance.randrange(1000, 10_000)), chance.random()
         fact = f"The key of {name} is {key}."
-        text = document_with({depth: fact}, words=length)
+        text = make_document({depth: fact}, words=length)
         needles = (Needle(fact, key, text.index(fact) / len(text)),)
         return Sample(
             self, length, index, f"What is the key of {name}?", (key,), lambda: iter([text[:99], text[99:]]), needles
@@ -70,7 +70,7 @@ def make_failed_row(
     return make_row(system, length, index, right=False, answer=None, outcome=QuestionOutcome(outcome), error=error)
 
 
-def results(*rows: ResultRow) -> Results:
+def make_table(*rows: ResultRow) -> Results:
     """A finished table of these rows."""
     plans = [EvaluationPlan.grid((row.system,), (row.task,), (row.length,), 0) for row in rows]
     return make_results(rows, plans, {"policy": {"model": "m"}}, "e", ["memagent eval keys"])

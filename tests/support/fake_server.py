@@ -14,7 +14,7 @@ from aiohttp import web
 from memagent_graph import Completion, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.policy import Message
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
-from support.scripts import perfect_reader
+from support.scripts import read_perfectly
 
 HELLO = [Message(role="user", content="hello there")]
 Reply = str | dict[str, Any] | web.Response
@@ -43,7 +43,7 @@ class FakeServer:
         port: int = 0,
         count: Callable[[str], int] | None = None,
     ) -> None:
-        self.respond = respond or (lambda body, number: perfect_reader(body["messages"][-1]["content"]))
+        self.respond = respond or (lambda body, number: read_perfectly(body["messages"][-1]["content"]))
         self.delay = delay
         self.count = count or load_tokenizer(EMBEDDED).count
         self.model = model

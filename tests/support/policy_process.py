@@ -16,7 +16,7 @@ from typing import Any
 
 from support.fake_server import FakeServer
 from support.programs import KillableProcess, Program
-from support.scripts import part, perfect_reader
+from support.scripts import part, read_perfectly
 
 TESTS = Path(__file__).parents[1]
 
@@ -62,7 +62,7 @@ def main(port: int, milliseconds: int, file: str) -> None:
             "section": part(prompt, "section"),
         }
         os.write(log, json.dumps(request).encode() + b"\n")
-        return perfect_reader(prompt)
+        return read_perfectly(prompt)
 
     server = FakeServer(respond, delay=milliseconds / 1000, window=1000, vllm=True, port=port)
     with server:

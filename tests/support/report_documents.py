@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from support.scripts import part, perfect_reader
+from support.scripts import part, read_perfectly
 
 TOPICS = ("truth", "numbers", "assert", "with", "exprlists", "lambda", "while", "typesmapping", "import", "yield")
 
@@ -54,7 +54,7 @@ def writes_reports(prompt: str) -> str:
 
 def reads_keys(prompt: str) -> str:
     """A perfect reader of keys, which says so where there is none."""
-    return perfect_reader(prompt).replace("\\boxed{yet}", "\\boxed{unknown}")
+    return read_perfectly(prompt).replace("\\boxed{yet}", "\\boxed{unknown}")
 
 
 def reads_keys_and_writes(prompt: str) -> str:

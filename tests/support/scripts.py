@@ -18,12 +18,12 @@ _FACT = re.compile(r"The key of (\w+) is (\d+)\.")
 
 
 def part(prompt: str, tag: str) -> str:
-    """The text between the last pair of `tag` in a prompt."""
+    """Return the text between the last pair of `tag` in a prompt."""
     matches = re.findall(rf"<{tag}>\s*(.*?)\s*</{tag}>", prompt, re.DOTALL)
     return matches[-1] if matches else ""
 
 
-def perfect_reader(prompt: str) -> str:
+def read_perfectly(prompt: str) -> str:
     """Write every asked key of the section into memory, one a line; answer with the last one."""
     problem, memory = part(prompt, "problem"), part(prompt, "memory")
     memory = "" if memory == "(empty)" else memory
@@ -34,8 +34,8 @@ def perfect_reader(prompt: str) -> str:
     return "\n".join(dict.fromkeys([*memory.splitlines(), *lines])) or "nothing yet"
 
 
-def with_ids(prompt: str, text: str) -> Completion:
-    """A reply with token ids, which are the bytes of prompt and text, and log-probs."""
+def add_ids(prompt: str, text: str) -> Completion:
+    """Return a completion with log-probs, whose token ids are the bytes of prompt and text."""
     ids = list(text.encode())
     return Completion(
         text=text,
@@ -49,8 +49,8 @@ def with_ids(prompt: str, text: str) -> Completion:
     )
 
 
-def document_with(facts: dict[float, str], *, words: int = 4000) -> str:
-    """Plain filler of `words` words with sentences at the given depths (0 to 1)."""
+def make_document(facts: dict[float, str], *, words: int = 4000) -> str:
+    """Return `words` words of filler with sentences at the given depths (0 to 1)."""
     filler = [f"word{index} and then" for index in range(words // 3)]
     for depth, sentence in sorted(facts.items(), reverse=True):
         filler.insert(int(depth * len(filler)), sentence)

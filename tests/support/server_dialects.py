@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from support.fake_server import FakeServer
-from support.scripts import perfect_reader
+from support.scripts import read_perfectly
 from support.server_faults import make_error, make_response
 
 Body = dict[str, Any]
@@ -47,7 +47,7 @@ class Dialect:
     def _respond(self, body: Body, number: int) -> Any:
         if (refusal := self.refuses(body)) is not None:
             return web.json_response(refusal, status=self.status)
-        reply = FakeServer().completion(body, perfect_reader(body["messages"][-1]["content"]))
+        reply = FakeServer().completion(body, read_perfectly(body["messages"][-1]["content"]))
         answer = self.reply(copy.deepcopy(reply), number)
         return answer if isinstance(answer, web.Response) else web.json_response(answer)
 
@@ -356,7 +356,7 @@ def counting_server(count: Callable[[str], int], window: int = 100_000) -> FakeS
         rest = prompt
         while count(rest) > window:
             rest = rest[len(rest) // 50 + 1 :]
-        text = perfect_reader(rest) if len(rest) == len(prompt) else "nothing yet"
+        text = read_perfectly(rest) if len(rest) == len(prompt) else "nothing yet"
         return {
             "choices": [{"message": {"content": text}, "finish_reason": "stop"}],
             "usage": {"prompt_tokens": count(rest) + 20, "completion_tokens": 5},

@@ -29,7 +29,7 @@ ALICE, BOB = "alice-has-a-secret-key", "bob-has-another-secret"
 KEYS = Keys([(Owner("alice"), ALICE), (Owner("bob"), BOB)])
 
 
-def small_reader(
+def build_reader(
     upstream: str | None, folder: Path, *, policy: Any = None, retries: int = 0, **options: Any
 ) -> MemAgent:
     """A reader with small budgets in front of a server, or with a policy of its own."""
@@ -81,7 +81,7 @@ def served(
     listener = listen("127.0.0.1", 0)
 
     async def serve() -> None:
-        async with small_reader(upstream, folder, policy=policy, **(reader or {})) as agent:
+        async with build_reader(upstream, folder, policy=policy, **(reader or {})) as agent:
             serving = ServerResources(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
             sessions = PageSessions(serving.settings.keys) if page else None
             routes = LivePage(serving, sessions).routes() if sessions else []

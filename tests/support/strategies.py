@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from support.scripts import part, perfect_reader
+from support.scripts import part, read_perfectly
 
 EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'own_strategy.py'}:OwnGate"
 ALL_STRATEGIES = (
@@ -34,10 +34,10 @@ def answer_perfectly(prompt: str) -> str:
     """A policy that does in each role what it is asked."""
     problem = part(prompt, "problem")
     if prompt.rstrip().endswith(("KEEP or REWRITE:", "KEEP, REWRITE or STOP:")):
-        memory = perfect_reader(prompt)
+        memory = read_perfectly(prompt)
         return "KEEP" if memory in {part(prompt, "memory"), "nothing yet"} else f"REWRITE\n{memory}"
     if "RECALL:" in prompt:
-        memory, facts = perfect_reader(prompt), _FACT.findall(part(prompt, "section"))
+        memory, facts = read_perfectly(prompt), _FACT.findall(part(prompt, "section"))
         return f"{memory}\nRECALL: key of harbor" if any("castle" in fact for fact in facts) else memory
     if prompt.rstrip().endswith("ANSWER or ASK:"):
         return "ANSWER" if "castle" in part(prompt, "memory") + problem else "ASK\nWhat is the key of castle?"
@@ -55,4 +55,4 @@ def answer_perfectly(prompt: str) -> str:
     lines = [line for line in memory.splitlines() if line != "nothing yet"]
     if "<section>" not in prompt and lines:  # of several memories below each other, some may say that they hold nothing
         prompt = prompt.replace(memory, "\n".join(lines))
-    return perfect_reader(prompt)
+    return read_perfectly(prompt)

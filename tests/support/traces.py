@@ -1,4 +1,4 @@
-"""Traces made by hand: a line of chunks, and steps on branches."""
+"""Traces made by hand: of a sequence of chunks, and of branches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
 
 
-def step(
+def make_call(
     id: str,  # noqa: A002
     text: str | None,
     *parents: str,
@@ -25,7 +25,7 @@ def step(
     tokens: tuple[int, int] = (100, 20),
     seconds: float = 0.5,
 ) -> Call:
-    """One step; its slot is the chunk that it read."""
+    """Return a call; its slot is the index of the chunk that it read."""
     return Call(
         id=id,
         node=role,
@@ -43,8 +43,8 @@ def step(
     )
 
 
-def spans(chunks: Sequence[str]) -> list[Span]:
-    """Where chunks lie in the text that they make up."""
+def make_spans(chunks: Sequence[str]) -> list[Span]:
+    """Return the spans of chunks in the text that they form."""
     in_order: list[Span] = []
     for index, chunk in enumerate(chunks):
         start, byte = (in_order[-1].end_char, in_order[-1].end_byte) if in_order else (0, 0)
@@ -53,7 +53,7 @@ def spans(chunks: Sequence[str]) -> list[Span]:
     return in_order
 
 
-def line(
+def make_trace(
     memories: Sequence[str],
     chunks: Sequence[str],
     *,
@@ -62,18 +62,18 @@ def line(
     tokens: tuple[int, int] = (100, 20),
     seconds: Sequence[float] = (),
 ) -> Trace:
-    """The trace of a run that read chunk after chunk; its steps are called "0", "1" and so on.
+    """Return the trace of a run that read chunk after chunk; the ids of its calls are "0", "1" and so on.
 
     Args:
         memories: the memory after each chunk.
         chunks: their texts.
-        events: what happened, by chunk.
-        answer: the step that answered; it comes from the last chunk's.
-        tokens: prompt and completion tokens of each step.
-        seconds: of each step; 0.5 where there are none.
+        events: an event for some chunks, by index.
+        answer: the answering call.
+        tokens: prompt and completion tokens of each call.
+        seconds: the seconds of each call, by default 0.5.
     """
-    steps = [
-        step(
+    calls = [
+        make_call(
             str(index),
             memory,
             *([str(index - 1)] if index else []),
@@ -82,30 +82,30 @@ def line(
             tokens=tokens,
             seconds=seconds[index] if seconds else 0.5,
         )
-        for index, (memory, span) in enumerate(zip(memories, spans(chunks), strict=True))
+        for index, (memory, span) in enumerate(zip(memories, make_spans(chunks), strict=True))
     ]
-    return Trace((*steps, answer) if answer else tuple(steps))
+    return Trace((*calls, answer) if answer else tuple(calls))
 
 
-def answered(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = ()) -> Call:
-    """The step that answered."""
+def make_answer(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = ()) -> Call:
+    """Return the call that answered."""
     took: Any = {"tokens": (50, 5), "seconds": 1.0}
-    return step("answer", text, *parents, role="answer", writes=Writes.ANSWER, events=events, **took)
+    return make_call("answer", text, *parents, role="answer", writes=Writes.ANSWER, events=events, **took)
 
 
 def fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str], *, answer: str = "") -> Trace:
-    """The trace of a run that read parts of a document on branches "0", "1" and so on, side by side, and merged them.
+    """Return the trace of a run that read a document on parallel branches "0", "1" and so on, and merged them.
 
     Args:
-        memories: by branch, the memory after memories of its chunks. Steps are called "BRANCH.NUMBER".
-        merged: the memory that the step "merge" wrote from the last ones.
-        chunks: the document's chunks; memories branch takes as many of them as it has memories.
-        answer: what the step "answer" wrote.
+        memories: by branch, the memory after each of its chunks. The ids of calls are "BRANCH.NUMBER".
+        merged: the memory that the call "merge" wrote from the last ones.
+        chunks: the document's chunks; each branch takes as many of them as it has memories.
+        answer: the text of the call "answer".
     """
-    read = iter(spans(chunks))
+    read = iter(make_spans(chunks))
     lanes = [
         [
-            step(
+            make_call(
                 f"{lane}.{number}",
                 memory,
                 *([f"{lane}.{number - 1}"] if number else []),
@@ -118,12 +118,12 @@ def fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str
     ]
     # As a log has them: the branches take turns.
     turns = [call for row in zip_longest(*lanes) for call in row if call is not None]
-    merge = step("merge", merged, *(lane[-1].id for lane in lanes), role="merge")
-    return Trace((*turns, merge, answered("merge", text=answer)), spans(chunks)[-1].end_byte)
+    merge = make_call("merge", merged, *(lane[-1].id for lane in lanes), role="merge")
+    return Trace((*turns, merge, make_answer("merge", text=answer)), make_spans(chunks)[-1].end_byte)
 
 
-def view(trace: Trace, **changes: Any) -> RunView:
-    """A run with this trace that has answered; its fields are those of a run about a lighthouse, but for changes."""
+def make_view(trace: Trace, **changes: Any) -> RunView:
+    """Return a finished run with this trace; its other fields are about a lighthouse, apart from `changes`."""
     values = {
         "run_id": "r1", "question": "Who built the lighthouse?", "model": "some-model", "strategy": "overwrite",
         "document": {"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},

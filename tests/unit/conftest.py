@@ -10,7 +10,7 @@ from typing import Any
 import httpcore2
 import pytest
 from hypothesis import settings
-from support.scripts import SMALL, perfect_reader
+from support.scripts import SMALL, read_perfectly
 
 from memagent_graph import DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.documents import conversion
@@ -74,7 +74,7 @@ def make_reader(tmp_path: Path) -> Iterator[Callable[..., MemAgent]]:
 
     def make(policy: Any = None, **options: Any) -> MemAgent:
         reader = MemAgent(
-            policy or ScriptedPolicy(perfect_reader),
+            policy or ScriptedPolicy(read_perfectly),
             **{
                 "tokenizer": "embedded",
                 "budget": SMALL,

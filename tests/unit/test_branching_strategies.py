@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.scripts import SMALL, document_with, part
+from support.scripts import SMALL, make_document, part
 from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, ScriptedPolicy, load_prompts
@@ -24,7 +24,7 @@ from memagent_graph.tokenizers import load_tokenizer
 
 QUESTION = "What is the key of harbor?"
 FACT = "The key of harbor is 4711."
-LONG = document_with({0.1: "The key of castle is 12.", 0.6: FACT}, words=900)
+LONG = make_document({0.1: "The key of castle is 12.", 0.6: FACT}, words=900)
 TOKENIZER = load_tokenizer("embedded")
 
 
@@ -86,7 +86,7 @@ async def test_a_failure_ends_the_read_once_those_at_work_have_finished_and_no_o
 async def test_what_chunks_contribute_is_combined_in_the_documents_order_and_none_is_left_out(reader) -> None:
     policy = Counting()
     policy.slow = "harbor is 1."
-    text = document_with(
+    text = make_document(
         {0.1: "The key of harbor is 1.", 0.5: "The key of harbor is 2.", 0.9: "The key of harbor is 3."}
     )
     result = await reader(policy).aread(text, QUESTION)
@@ -137,7 +137,7 @@ async def test_findings_that_do_not_fit_are_merged_in_rounds_and_in_order(reader
         return " ".join(dict.fromkeys(facts)) if "<section>" in prompt or "<findings>" in prompt else "\\boxed{done}"
 
     policy = Counting(script)
-    text = document_with({number / 80: f"F{number}" for number in range(80)}, words=2400)
+    text = make_document({number / 80: f"F{number}" for number in range(80)}, words=2400)
     options = {"profile": load_profile("embedded"), "prompts": None, "budget": SMALL} if own else {}
     result = await reader(policy, **options).aread(text, QUESTION)
     merges = [update for update in result.updates if update.chunk_index is None]
@@ -220,7 +220,7 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
 @pytest.mark.parametrize("count", [1, 3, 500])
 async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(reader, words, count) -> None:
     agent = reader(Counting())
-    document, context = agent.store.add(Document.of(document_with({}, words=words))), await agent.aprepare()
+    document, context = agent.store.add(Document.of(make_document({}, words=words))), await agent.aprepare()
     step = StepContext({"document": document}, context, Execution(context))
     cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
     while (choice := await step.next_chunk(cursor, to_read=False)) is not None:

@@ -18,7 +18,7 @@ from mcp.shared.memory import create_connected_server_and_client_session
 from starlette.testclient import TestClient
 from support.command_line import memagent
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import make_document
 
 from langchain_memagent import MemAgentMiddleware, ReadLongDocument, memagent_node, platform
 from memagent_graph import MemAgent, load_tokenizer
@@ -30,7 +30,7 @@ from memagent_serve.app import ServerResources, make_app
 from memagent_serve.serve_command import Serve
 
 SCRIPTS = "Schlüssel ключ κλειδί مفتاح מפתח चाबी กุญแจ 钥匙 カギ 열쇠 e\u0301 👩‍👧 \u2028"
-TEXT = document_with({0.1: SCRIPTS, 0.3: "The key of harbor is 4711."}, words=1200)
+TEXT = make_document({0.1: SCRIPTS, 0.3: "The key of harbor is 4711."}, words=1200)
 QUESTION = "What is the key (ключ, 鍵) of harbor?"
 COMPARED = ("model", "messages", "max_tokens", "temperature", "top_p", "seed", "stop")
 

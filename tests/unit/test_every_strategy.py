@@ -19,7 +19,7 @@ import pytest
 import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
-from support.scripts import SMALL, SMALL_OPTIONS, document_with, with_ids
+from support.scripts import SMALL, SMALL_OPTIONS, add_ids, make_document
 from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 
 from memagent_graph import (
@@ -44,12 +44,12 @@ from memagent_graph.timeline.view import load_run_view
 from memagent_training.data.replay import load_groups
 
 FACTS = {0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}
-TEXT, LONGER = document_with(FACTS, words=800), document_with(FACTS, words=1200)
+TEXT, LONGER = make_document(FACTS, words=800), make_document(FACTS, words=1200)
 QUESTION = "What is the key of harbor?"
 
 
 def exactly(prompt: str) -> Completion:
-    return with_ids(prompt, answer_perfectly(prompt))
+    return add_ids(prompt, answer_perfectly(prompt))
 
 
 KILLED = ("overwrite", "parallel", "segments:count=3", "reread", "recall")
@@ -235,7 +235,7 @@ def test_a_strategy_that_is_killed_reads_at_most_the_open_chunks_again(
 ) -> None:
     is_line = killed == "overwrite"
     chunks, tokenizer = size(48 if is_line else 24, 600), load_tokenizer("embedded")
-    text = document_with({0.12: "The key of harbor is 4711.", 0.38: "The key of castle is 12."}, words=60 * chunks)
+    text = make_document({0.12: "The key of harbor is 4711.", 0.38: "The key of castle is 12."}, words=60 * chunks)
     text = text[: tokenizer.tokenize(text).prefix_chars(chunks * 40)]
     (tmp_path / "book.txt").write_text(text)
     moments, most = random.Random(f"{killed[-9:]}"), size(4, 40) if is_line else size(1, 12)

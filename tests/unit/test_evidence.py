@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.traces import fan_out, spans, step
-from support.traces import line as line_of
+from support.traces import fan_out, make_call, make_spans
+from support.traces import make_trace as line_of
 
 from memagent_graph import ScriptedPolicy
 from memagent_graph.documents import SourceMark
@@ -216,11 +216,11 @@ def test_a_merges_lines_come_from_the_branches_that_read_them() -> None:
 
 
 def test_what_one_branch_dropped_and_another_carried_on_is_not_lost() -> None:
-    first, second, third = spans(["a", "b", "c"])
-    trunk = step("t", "Marta sold the granary\nPer ran the ferry", reads=first)
-    dropped = step("l", "Jonas keeps bees", "t", reads=second, branch="l")
-    carried = step("r", "Marta sold the granary in 1716", "t", reads=third, branch="r")
-    merged = step("m", "Marta sold the granary in 1716; Jonas keeps bees", "l", "r", role="merge")
+    first, second, third = make_spans(["a", "b", "c"])
+    trunk = make_call("t", "Marta sold the granary\nPer ran the ferry", reads=first)
+    dropped = make_call("l", "Jonas keeps bees", "t", reads=second, branch="l")
+    carried = make_call("r", "Marta sold the granary in 1716", "t", reads=third, branch="r")
+    merged = make_call("m", "Marta sold the granary in 1716; Jonas keeps bees", "l", "r", role="merge")
     result = find_provenance(Trace((trunk, dropped, carried, merged)), lambda _: None)
     assert [lost.line for lost in result.lost] == ["Per ran the ferry"]
     assert [line.update for line in result.lines] == [0]

@@ -29,7 +29,7 @@ import pytest
 from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG
 from support.conversations import make_conversation
 from support.evaluation import make_row
-from support.serving import small_reader
+from support.serving import build_reader
 
 from memagent_corpus import CorpusRow, TableFolder
 from memagent_corpus.corpus_ledger import CorpusLedger
@@ -66,7 +66,7 @@ SECRET = "a private text"
 
 def reader(folder: Path, **options: Any) -> MemAgent:
     """A reader that keeps everything in a folder."""
-    return small_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"), **options)
+    return build_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"), **options)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ from typing import Any
 
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
-from support.scripts import document_with
+from support.scripts import make_document
 from typing_extensions import TypedDict
 
 from memagent_graph import Overwrite, build_graph
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=2000)
+TEXT = make_document({0.5: "The key of harbor is 4711."}, words=2000)
 QUESTION = "What is the key of harbor?"
 INPUT = {"question": QUESTION, "document": TEXT}
 LOW_RECURSION_LIMIT: Any = {"recursion_limit": 25}

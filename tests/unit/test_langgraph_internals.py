@@ -1,4 +1,4 @@
-"""LangGraph's private names are what this package takes them for; a release that changes one fails here first."""
+"""This package relies on some private names of LangGraph; a release that changes one fails here first."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_the_private_names_are_langgraphs() -> None:
     assert ours.CALL == _constants.CONFIG_KEY_CALL
 
 
-def test_a_node_finds_what_is_left_when_the_streams_around_it_end() -> None:
+def test_a_node_finds_the_exit_stacks_of_all_enclosing_graphs() -> None:
     exits: list[int] = []
 
-    def look(state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
+    def record_exit_stacks(state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
         exits.append(len({*map(id, ours.enclosing_exit_stacks(config))}))
         return state
 
-    graph: Any = look
+    graph: Any = record_exit_stacks
     for name in ("inner", "middle", "outer"):
         builder = StateGraph(dict)
         builder.add_node(name, graph)
@@ -40,10 +40,10 @@ def test_a_node_finds_what_is_left_when_the_streams_around_it_end() -> None:
 
 
 def test_no_other_module_has_langgraphs_private_names() -> None:
-    naming = {
+    modules = {
         path.name
         for folder in ("memagent_graph", "integrations", "training")
         for path in (ROOT / folder).rglob("*.py")
         if "__pregel_" in path.read_text("utf-8")
     }
-    assert naming == {"langgraph_internals.py"}
+    assert modules == {"langgraph_internals.py"}

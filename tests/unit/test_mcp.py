@@ -30,7 +30,7 @@ from support.command_line import memagent
 from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
-from support.scripts import SMALL_OPTIONS, document_with, part, perfect_reader
+from support.scripts import SMALL_OPTIONS, make_document, part, read_perfectly
 from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
@@ -44,7 +44,7 @@ from memagent_mcp.client_roots import get_local_path
 from memagent_mcp.server import allow_hosts, get_url
 from memagent_mcp.tools import shield_work
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=600)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=600)
 QUESTION = "What is the key of harbor?"
 SMALL = ["--tokenizer", "embedded", *SMALL_OPTIONS]
 INITIALIZE_REQUEST: dict[str, Any] = {
@@ -150,7 +150,7 @@ async def over_http(url: str, *, list_roots: Any = None) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def in_process(
-    *own: Path, list_roots: Any = None, script: Any = perfect_reader, reader: Any = None, **bounds: Any
+    *own: Path, list_roots: Any = None, script: Any = read_perfectly, reader: Any = None, **bounds: Any
 ) -> AsyncIterator[Any]:
     """A client and a server made by `make_server`, joined in memory; the policy reads perfectly, or by the script."""
     options: Any = {"tokenizer": "embedded", "budget": SMALL_BUDGET, "prompts": load_prompts(), **(reader or {})}
@@ -261,7 +261,7 @@ async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_on
 
     def script(prompt: str) -> str:
         prompts.append(prompt)
-        return perfect_reader(prompt)
+        return read_perfectly(prompt)
 
     async with in_process(folder, script=script) as session:
         read = await read_book(session, questions=[QUESTION, castle, QUESTION])
@@ -304,7 +304,7 @@ async def test_progress_of_branches_side_by_side_never_falls_and_names_no_chunk_
     lines = {place / 25: f"The key of harbor is {place}000{place}000." for place in range(1, 25)}
     reports = ProgressReports()
     async with in_process(script=answer_perfectly, reader={"strategy": "map_reduce"}) as session:
-        read = await read_book(session, reports, text=document_with(lines, words=600))
+        read = await read_book(session, reports, text=make_document(lines, words=600))
     assert not read.isError, text_of(read)
     fractions = reports.fractions
     assert (fractions, fractions[-1]) == (sorted(fractions), 1.0)
@@ -375,7 +375,7 @@ async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_end
             raise KeyError("a defect somewhere")
         if "<section>" not in prompt:
             questions.append(part(prompt, "problem"))
-        return perfect_reader(prompt)
+        return read_perfectly(prompt)
 
     async with in_process(folder, script=script) as session:
         failure = await read_book(session, questions=["What is the key of castle?", QUESTION])
@@ -387,7 +387,7 @@ async def test_a_disk_error_of_one_read_leaves_the_others(folder) -> None:
     def script(prompt: str) -> Any:
         if "castle" in part(prompt, "problem"):
             raise sqlite3.OperationalError("database or disk is full")
-        return perfect_reader(prompt)
+        return read_perfectly(prompt)
 
     async with in_process(folder, script=script) as session:
         read = await read_book(session, questions=[QUESTION, "What is the key of castle?"])
@@ -547,7 +547,7 @@ async def test_sessions_over_http_are_bounded_and_names_that_clients_send_are_lo
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     monkeypatch.setattr(server_module, "_MAX_SESSIONS", 1)
     call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "none\x1b[2J", "arguments": {}}}
-    async with MemAgent(ScriptedPolicy(perfect_reader), tokenizer="embedded", budget=SMALL_BUDGET) as reader:
+    async with MemAgent(ScriptedPolicy(read_perfectly), tokenizer="embedded", budget=SMALL_BUDGET) as reader:
         with listen("127.0.0.1", 0) as listener:
             serving = asyncio.create_task(server_module.serve_http(make_server(reader), listener, ()))
             async with httpx.AsyncClient() as client:
@@ -700,7 +700,7 @@ class TestStructuredAnswersAndPages:
 
     @staticmethod
     def script(prompt: str) -> str:
-        return '{"key": 4711}' if "<schema>" in prompt else perfect_reader(prompt)
+        return '{"key": 4711}' if "<schema>" in prompt else read_perfectly(prompt)
 
     async def test_an_answer_has_the_form_of_a_schema(self, folder) -> None:
         async with in_process(folder, script=self.script) as session:

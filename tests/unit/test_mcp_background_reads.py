@@ -16,7 +16,7 @@ import pytest
 from mcp import ClientSession, McpError, types
 from support.fake_server import FakeServer
 from support.programs import Program
-from support.scripts import part, perfect_reader
+from support.scripts import part, read_perfectly
 from unit.test_mcp import (
     QUESTION,
     SMALL,
@@ -37,7 +37,7 @@ from memagent_graph import PolicyError, ScriptedPolicy
 ASK: dict[str, Any] = {"text": TEXT, "questions": QUESTION}
 
 
-def keeping(folder: Path, policy: Any = perfect_reader, **options: Any) -> AbstractAsyncContextManager[Any]:
+def keeping(folder: Path, policy: Any = read_perfectly, **options: Any) -> AbstractAsyncContextManager[Any]:
     """A session with a server that keeps texts and checkpoints in a folder."""
     places = {"store": folder / "texts", "checkpoints": folder / "checkpoints.sqlite"}
     return in_process(script=policy, reader={**places, **options})
@@ -65,7 +65,7 @@ async def until_listed(session: ClientSession) -> dict[str, Any]:
 
 
 async def test_a_read_in_the_background_gives_its_run_id_at_once_and_its_answer_to_whoever_waits(tmp_path) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.01)
+    policy = ScriptedPolicy(read_perfectly, delay=0.01)
     async with keeping(tmp_path, policy) as session:
         both = {**ASK, "questions": [QUESTION, "What is the key of castle?"], "background": True}
         result = await session.call_tool("read_document", both)
@@ -89,7 +89,7 @@ async def test_a_read_in_the_background_gives_its_run_id_at_once_and_its_answer_
 
 
 async def test_a_wait_ends_after_its_seconds_and_says_how_far_the_read_is(tmp_path) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.02)
+    policy = ScriptedPolicy(read_perfectly, delay=0.02)
     async with keeping(tmp_path, policy) as session:
         reading = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))
         await until_prompted(policy.prompts, 4)
@@ -100,7 +100,7 @@ async def test_a_wait_ends_after_its_seconds_and_says_how_far_the_read_is(tmp_pa
 
 
 async def test_after_the_clients_own_time_out_the_same_read_can_be_waited_for(tmp_path) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.1)
+    policy = ScriptedPolicy(read_perfectly, delay=0.1)
     async with keeping(tmp_path, policy) as session:
         with pytest.raises(McpError, match="Timed out"):
             await session.call_tool("read_document", ASK, read_timeout_seconds=timedelta(seconds=0.3))
@@ -112,7 +112,7 @@ async def test_after_the_clients_own_time_out_the_same_read_can_be_waited_for(tm
 
 @pytest.mark.parametrize("way", ["tool", "notification"])
 async def test_a_cancelled_read_is_continued_at_its_chunk(tmp_path, way) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.02)
+    policy = ScriptedPolicy(read_perfectly, delay=0.02)
     async with keeping(tmp_path, policy) as session:
         if way == "tool":
             run_id = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))["run_id"]
@@ -142,7 +142,7 @@ async def test_a_cancelled_read_is_continued_at_its_chunk(tmp_path, way) -> None
 
 
 async def test_of_several_questions_one_can_be_cancelled(tmp_path) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.02)
+    policy = ScriptedPolicy(read_perfectly, delay=0.02)
     async with keeping(tmp_path, policy) as session:
         both = {**ASK, "questions": [QUESTION, "What is the key of castle?"], "background": True}
         first, second = answers_of(await session.call_tool("read_document", both))
@@ -153,7 +153,7 @@ async def test_of_several_questions_one_can_be_cancelled(tmp_path) -> None:
 
 async def test_a_read_that_stopped_or_failed_is_continued_and_waited_for_in_the_background(tmp_path) -> None:
     down = [False]
-    policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if down[0] else perfect_reader(prompt))
+    policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if down[0] else read_perfectly(prompt))
     async with keeping(tmp_path, policy) as session:
         stopped = answer_of(await session.call_tool("read_document", {**ASK, "max_chunks": 3}))
         assert stopped["stop_reason"] == "max_chunks"
@@ -187,7 +187,7 @@ async def test_a_killed_servers_read_is_continued_by_the_next_one(tmp_path) -> N
 
 
 async def test_closing_the_server_ends_its_reads_and_loses_none(tmp_path) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.02)
+    policy = ScriptedPolicy(read_perfectly, delay=0.02)
     async with keeping(tmp_path, policy) as session:
         run_id = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))["run_id"]
         await until_prompted(policy.prompts, 4)

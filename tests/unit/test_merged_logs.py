@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.command_line import memagent
-from support.scripts import document_with, perfect_reader
+from support.scripts import make_document, read_perfectly
 from unit.test_exchange import content
 
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
@@ -21,7 +21,7 @@ from memagent_graph.run_log.exchange import export_runs, is_sqlite_file, merge_l
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
 
-TEXT = document_with({0.2: "The key of harbor is 4711."}, words=600)
+TEXT = make_document({0.2: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
 
 
@@ -53,7 +53,7 @@ async def read_in_parts(make_reader: Any, folder: Path, stops: list[int]) -> lis
             calls += 1
             if calls > stop:
                 raise KilledError
-            return perfect_reader(prompt)
+            return read_perfectly(prompt)
 
         logs.append(folder / f"{number}.sqlite")
         agent = make_reader(ScriptedPolicy(reply), checkpoints=folder / "c.sqlite", run_log=logs[-1])

@@ -21,7 +21,7 @@ from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from support.chat_models import ScriptedChatModel, calls, in_turn
 from support.fake_server import FakeServer
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 from unit.test_tracing import Recorder
 
 from langchain_memagent.middleware import MemAgentMiddleware
@@ -31,7 +31,7 @@ from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreacha
 from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
 
-LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=1600)
+LONG = make_document({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=1600)
 ASK = {"messages": [HumanMessage("What is the key of harbor?")]}
 
 
@@ -99,7 +99,7 @@ class TestToolResults:
 
     async def test_a_result_within_the_bound_stays_as_it_is(self, make_reader) -> None:
         """Also one that has more bytes than the bound, but not more tokens."""
-        policy, tokens = ScriptedPolicy(perfect_reader), load_tokenizer("embedded").count(LONG)
+        policy, tokens = ScriptedPolicy(read_perfectly), load_tokenizer("embedded").count(LONG)
         for name, text, bound in (("short", "a short text", 500), ("long", LONG, tokens)):
             agent = agent_of(make_reader(policy), calls(("fetch", {"name": name})), "done", result_tokens=bound)
             assert tool_message(await run(agent, ASK)).content == text
@@ -165,7 +165,7 @@ class TestToolResults:
         down, gone = [True], PolicyUnreachableError("no connection", hint="Start the server.")
 
         def policy(prompt: str) -> Any:
-            return gone if down[0] else perfect_reader(prompt)
+            return gone if down[0] else read_perfectly(prompt)
 
         saver, reader = InMemorySaver(), make_reader(ScriptedPolicy(policy))
         agent = agent_of(reader, fetch_long(), "later, then", saver=saver, result_tokens=1800)
@@ -212,7 +212,7 @@ class TestToolResults:
             sections.append(part(prompt, "section"))
             if len(sections) == 12:
                 raise KeyError("stands for a kill")
-            return perfect_reader(prompt)
+            return read_perfectly(prompt)
 
         agent = agent_of(make_reader(ScriptedPolicy(script)), fetch_long(), "4711", saver=InMemorySaver())
         with pytest.raises(KeyError):
@@ -221,7 +221,7 @@ class TestToolResults:
         assert len(sections) == len(set(sections)) + 1, "only the chunk at which it was stopped was read twice"
 
     async def test_progress_is_on_the_custom_stream_and_nothing_of_the_policy_on_the_others(self, make_reader) -> None:
-        reads = ScriptedChatModel(script=lambda messages: AIMessage(perfect_reader(messages[-1].text)))
+        reads = ScriptedChatModel(script=lambda messages: AIMessage(read_perfectly(messages[-1].text)))
         policy = ChatModelPolicy(reads)
         saver = InMemorySaver()
         for way in ("stream", "astream"):
@@ -263,7 +263,7 @@ class TestToolResults:
 
     async def test_the_tokens_of_a_read_that_fails_are_counted_until_then(self, make_reader) -> None:
         def script(prompt: str) -> Any:
-            return PolicyUnreachableError("no connection") if len(policy.prompts) == 6 else perfect_reader(prompt)
+            return PolicyUnreachableError("no connection") if len(policy.prompts) == 6 else read_perfectly(prompt)
 
         policy = ScriptedPolicy(script)
         counter, recorder = UsageMetadataCallbackHandler(), Recorder()
@@ -367,7 +367,7 @@ class TestHistories:
     async def test_another_process_reads_the_older_part_anew(self, make_reader) -> None:
         saver = InMemorySaver()
         await self.dialogue(self.agent(make_reader(), in_turn("fine"), saver))
-        policy = ScriptedPolicy(perfect_reader)
+        policy = ScriptedPolicy(read_perfectly)
         model = in_turn("4711")
         await run(self.agent(make_reader(policy), model, saver), ASK)
         assert "harbor 4711" in str(model.prompts[-1])

@@ -18,7 +18,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send, TracePolicy, omit_payload
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 from typing_extensions import TypedDict
 from unit.test_tracing import Recorder
 
@@ -26,7 +26,7 @@ from langchain_memagent.node import memagent_node
 from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
 from memagent_graph.errors import MemAgentError, PolicyError
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=1000)
+TEXT = make_document({0.5: "The key of harbor is 4711."}, words=1000)
 QUESTION = "What is the key of harbor?"
 INPUT: Any = {"question": QUESTION, "document": TEXT}
 LOW_RECURSION_LIMIT: Any = {"recursion_limit": 25}
@@ -177,7 +177,7 @@ async def test_of_several_documents_only_the_one_that_failed_is_read_on(make_rea
     broken = True
 
     def script(prompt: str) -> Any:
-        return PolicyError("gone") if broken and "4712" in part(prompt, "section") else perfect_reader(prompt)
+        return PolicyError("gone") if broken and "4712" in part(prompt, "section") else read_perfectly(prompt)
 
     policy = ScriptedPolicy(script)
     node = memagent_node(
@@ -203,7 +203,7 @@ async def test_of_several_documents_only_the_one_that_failed_is_read_on(make_rea
 
 
 async def test_evidence_is_found_also_where_the_read_had_ended_and_its_node_had_not(make_reader) -> None:
-    broken, policy = True, ScriptedPolicy(perfect_reader)
+    broken, policy = True, ScriptedPolicy(read_perfectly)
 
     def write(state: Any, result: Any) -> dict[str, Any]:
         if broken:
@@ -225,7 +225,7 @@ async def test_the_memory_of_a_graph_that_is_a_node_can_be_edited_through_the_pa
     broken = True
 
     def script(prompt: str) -> Any:
-        return PolicyError("gone") if broken and "4711" in prompt else perfect_reader(prompt)
+        return PolicyError("gone") if broken and "4711" in prompt else read_perfectly(prompt)
 
     class WithMemory(State, total=False):
         memory: str
@@ -288,11 +288,11 @@ with SqliteSaver.from_conn_string(str(folder / "parent.sqlite")) as saver:
 def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_path: Path, questions: int) -> None:
     """The parent asks for no durability of its own, so LangGraph's default would apply: "async"."""
     tokenizer = load_tokenizer("embedded")
-    text = document_with({0.2: "The key of harbor is 4711."}, words=3_000)
+    text = make_document({0.2: "The key of harbor is 4711."}, words=3_000)
     text = text[: tokenizer.tokenize(text).prefix_chars(CHUNKS * 40)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "parent.py").write_text(PARENT_PROGRAM)
-    with FakeServer(lambda body, number: perfect_reader(body["messages"][0]["content"])) as server:
+    with FakeServer(lambda body, number: read_perfectly(body["messages"][0]["content"])) as server:
         question = QUESTION if questions == 1 else [QUESTION, "Where is the key of harbor?", "Which is harbor's key?"]
         command = [sys.executable, str(tmp_path / "parent.py"), server.base_url, str(tmp_path), json.dumps(question)]
         kills = [questions * chunk for chunk in (10, 25, 45)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 from support.document_files import make_docx, make_pdf
-from support.scripts import perfect_reader
+from support.scripts import read_perfectly
 
 from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy
 from memagent_graph.documents.headings import find_headings
@@ -196,7 +196,7 @@ class TestHeadings:
 class TestEvidence:
     @pytest.fixture
     def reader(self, make_reader, tmp_path) -> MemAgent:
-        reader: MemAgent = make_reader(ScriptedPolicy(perfect_reader), run_log=tmp_path / "runs.sqlite")
+        reader: MemAgent = make_reader(ScriptedPolicy(read_perfectly), run_log=tmp_path / "runs.sqlite")
         return reader
 
     def test_a_quote_has_a_page_a_section_and_a_link_to_the_page(self, reader, tmp_path) -> None:

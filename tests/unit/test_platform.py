@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from langgraph_cli.cli import cli as langgraph_command
 from langgraph_sdk import get_client
 from support.fake_server import FakeServer
-from support.scripts import document_with, part
+from support.scripts import make_document, part
 
 from langchain_memagent import platform
 from langchain_memagent.platform import InputError, make_graph
@@ -146,7 +146,7 @@ def address(policy_server: FakeServer, tmp_path_factory: pytest.TempPathFactory)
 def text_of(chunks: int) -> str:
     tokenizer = load_tokenizer("embedded")
     planted = {0.3: "The key of harbor is 4711.", 0.5: "The key of harbor is 4711.", 0.7: "The key of harbor is 4711."}
-    text = document_with(planted, words=chunks * 30)
+    text = make_document(planted, words=chunks * 30)
     end = tokenizer.tokenize(text).prefix_chars(chunks * CHUNK_TOKENS)
     assert end is not None
     return text[:end]
@@ -227,7 +227,7 @@ async def test_without_a_server_and_a_policy_a_run_names_the_remedy_and_a_policy
 ) -> None:
     """`langgraph dev` runs with its detector of blocking calls on, and a run that trips it fails."""
     monkeypatch.setattr(platform, "_build_once", platform._build_once.__wrapped__)  # nothing is kept for other tests
-    text = document_with({0.5: "The special magic number for coral trumpet is 4711."}, words=200)
+    text = make_document({0.5: "The special magic number for coral trumpet is 4711."}, words=200)
     request = {"question": "What is the special magic number for coral trumpet?", "document": text}
     with blockbuster_ctx(["langchain_memagent", "memagent_graph"]) as detector:
         for function in PERMITTED:

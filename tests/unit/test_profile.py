@@ -10,7 +10,7 @@ from unittest.mock import ANY
 
 import pytest
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import make_document
 from support.strategies import EXAMPLE, answer_perfectly
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Overwrite, ScriptedPolicy, UpdateRules, load_tokenizer
@@ -148,7 +148,7 @@ def test_a_profile_may_have_the_template_of_any_role(tmp_path, make_reader) -> N
     assert require_profile(tmp_path / "again").prompts.wording == profile.prompts.wording
     policy = ScriptedPolicy(answer_perfectly)
     reader = make_reader(policy, strategy=EXAMPLE, profile=tmp_path / "policy", budget=None, prompts=None)
-    text = document_with({0.3: "The key of harbor is 4711."}, words=600)
+    text = make_document({0.3: "The key of harbor is 4711."}, words=600)
     assert reader.read(text, "What is the key of harbor?").chunks_read > 1
     assert "Our gate:" in policy.prompts[0]
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from support.command_line import memagent
 from support.document_files import make_pdf
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import make_document
 from typing_extensions import TypedDict
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy
@@ -84,7 +84,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with the files that pages name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "nobody's")
-    text = document_with({0.3: "The key of harbor is 4711."}, words=9000)
+    text = make_document({0.3: "The key of harbor is 4711."}, words=9000)
     for name in ("filings", "reports", "cases"):
         (tmp_path / name).mkdir()
     (tmp_path / "filings" / "a.txt").write_text("Acme signed it.")

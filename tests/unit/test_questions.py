@@ -8,14 +8,14 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 from unit.test_questions_in_graphs import Uneven
 
 from memagent_graph import Limits, ScriptedPolicy, StopReason
 from memagent_graph.concurrency.shared_pass import SharedPass
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
 HARBOR, CASTLE, TOWER = (f"What is the key of {name}?" for name in ("harbor", "castle", "tower"))
 
 
@@ -25,7 +25,7 @@ def test_no_question_is_asked_of_a_chunk_before_all_are_done_with_those_before(m
         return (
             "KEEP"
             if prompt.rstrip().endswith("KEEP or REWRITE:")
-            else perfect_reader(prompt.replace("draft>", "memory>"))
+            else read_perfectly(prompt.replace("draft>", "memory>"))
         )
 
     policy = Uneven(reads)
@@ -51,7 +51,7 @@ def test_a_question_that_fails_leaves_the_others_and_can_be_resumed(make_reader,
     failing = True
 
     def reads(prompt: str):
-        return PolicyError("gone") if failing and "castle" in part(prompt, "problem") else perfect_reader(prompt)
+        return PolicyError("gone") if failing and "castle" in part(prompt, "problem") else read_perfectly(prompt)
 
     reader = make_reader(ScriptedPolicy(reads), checkpoints=tmp_path / "checkpoints.sqlite")
     outcomes = reader.read(TEXT, questions=[HARBOR, CASTLE], run_id="r", return_exceptions=True)
@@ -66,10 +66,10 @@ def test_a_question_that_fails_leaves_the_others_and_can_be_resumed(make_reader,
 def test_a_question_that_stops_early_does_not_hold_up_the_others(make_reader) -> None:
     def reads(prompt: str) -> str:
         if "<section>" not in prompt:
-            return perfect_reader(prompt)
+            return read_perfectly(prompt)
         if "castle" in part(prompt, "problem"):
             return "STOP"
-        return f"REWRITE\n{perfect_reader(prompt)}"
+        return f"REWRITE\n{read_perfectly(prompt)}"
 
     harbor, castle = make_reader(ScriptedPolicy(reads), strategy="gated:stop=yes").read(
         TEXT, questions=[HARBOR, CASTLE]
@@ -84,8 +84,8 @@ def test_limits_count_for_each_question(make_reader) -> None:
 
 
 def test_many_questions_are_read_for_in_passes(make_reader) -> None:
-    policy = ScriptedPolicy(perfect_reader)
-    text = document_with({0.5: "The key of k7 is 4711."}, words=60)
+    policy = ScriptedPolicy(read_perfectly)
+    text = make_document({0.5: "The key of k7 is 4711."}, words=60)
     questions = [f"What is the key of k{number}?" for number in range(30)]
     results = make_reader(policy).read(text, questions=questions, max_concurrency=10)
     assert len(results) == 30
@@ -103,7 +103,7 @@ def test_many_questions_are_read_for_in_passes(make_reader) -> None:
     ],
 )
 def test_what_is_no_question_is_refused_before_a_run_begins(make_reader, log, question, kind, words) -> None:
-    policy = ScriptedPolicy(perfect_reader)
+    policy = ScriptedPolicy(read_perfectly)
     reader = make_reader(policy, run_log=log)
     for request in ({"question": question}, {"questions": [HARBOR, question]}):
         with pytest.raises(kind, match=words):

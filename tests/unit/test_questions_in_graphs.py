@@ -11,7 +11,7 @@ import pytest
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from support.chat_models import calls, in_turn
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 from typing_extensions import TypedDict
 from unit.test_node import build_parent
 from unit.test_tool import caller, tool_messages
@@ -25,7 +25,7 @@ from memagent_graph.errors import MemAgentError, PolicyError
 NAMES = ["harbor", "castle", "tower", "bridge", "market", "chapel", "garden", "mill"]
 QUESTIONS = [f"What is the key of {name}?" for name in NAMES]
 KEYS = [str(100 + number) for number in range(len(NAMES))]
-TEXT = document_with(
+TEXT = make_document(
     {
         # Twice, so that no end of a chunk can hide it.
         place + 0.05 + 0.1 * number: f"The key of {name} is {100 + number}."
@@ -41,7 +41,7 @@ ASK: Any = {"messages": [("user", "?")]}
 class Uneven(ScriptedPolicy):
     """Slower for every second question; while it is `broken`, it fails at the harbor's fact if that is asked for."""
 
-    def __init__(self, reads: Callable[[str], str] = perfect_reader) -> None:
+    def __init__(self, reads: Callable[[str], str] = read_perfectly) -> None:
         self.broken, self.reads = False, reads
         super().__init__(self._reply)
 

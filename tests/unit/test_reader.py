@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from support.scripts import document_with, perfect_reader
+from support.scripts import make_document, read_perfectly
 from unit.test_branching_strategies import Counting
 
 from memagent_graph import (
@@ -36,7 +36,7 @@ from memagent_graph.errors import (
 from memagent_graph.policy import Completion, FinishReason, TokenUsage
 from memagent_graph.storage.checkpoints import open_checkpointer
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1000)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1000)
 QUESTION = "What is the key of harbor?"
 
 
@@ -55,7 +55,7 @@ def test_every_chunk_is_shown_once_in_order_and_nothing_is_lost(make_reader) -> 
 
 
 async def test_a_stream_can_be_left_early(make_reader) -> None:
-    policy = ScriptedPolicy(perfect_reader)
+    policy = ScriptedPolicy(read_perfectly)
     async for _ in make_reader(policy).astream(TEXT, QUESTION):
         break
     await asyncio.sleep(0.05)
@@ -63,7 +63,7 @@ async def test_a_stream_can_be_left_early(make_reader) -> None:
 
 
 def test_a_batch_keeps_order_and_bounds_concurrency(make_reader) -> None:
-    policy = Counting(perfect_reader)
+    policy = Counting(read_perfectly)
     reader = make_reader(policy)
     questions = [QUESTION, "What is the key of castle?"] * 4
     results = reader.batch([(TEXT, question) for question in questions], max_concurrency=3)
@@ -73,7 +73,7 @@ def test_a_batch_keeps_order_and_bounds_concurrency(make_reader) -> None:
 
 def test_a_failure_in_a_batch_leaves_the_other_reads_alone(make_reader) -> None:
     def script(prompt: str):
-        return PolicyError("broken") if "castle?" in prompt else perfect_reader(prompt)
+        return PolicyError("broken") if "castle?" in prompt else read_perfectly(prompt)
 
     reader = make_reader(ScriptedPolicy(script))
     requests = [(TEXT, QUESTION), (TEXT, "What is the key of castle?"), (TEXT, QUESTION)]
@@ -117,7 +117,7 @@ def test_a_retried_update_that_then_succeeds_counts_and_is_drawn_with_another_se
     ],
 )
 def test_a_limit_stops_the_read_and_resume_goes_on_from_there(make_reader, tmp_path, limits, reason) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.1 if limits.max_seconds else 0)
+    policy = ScriptedPolicy(read_perfectly, delay=0.1 if limits.max_seconds else 0)
     reader = make_reader(policy, checkpoints=tmp_path / "checkpoints.sqlite")
     first = reader.read(TEXT, QUESTION, run_id="r", limits=limits)
     assert first.stop_reason is reason
@@ -143,7 +143,7 @@ def test_limits_count_from_the_call_that_resumes(make_reader, tmp_path) -> None:
 
 
 def test_a_chunk_that_cannot_be_read_does_not_cost_the_memory_before_it(make_reader, tmp_path, monkeypatch) -> None:
-    policy = ScriptedPolicy(perfect_reader)
+    policy = ScriptedPolicy(read_perfectly)
     reader = make_reader(policy, checkpoints=tmp_path / "c.sqlite")
     cut = Chunker.next_chunk
 

@@ -15,7 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 from support.chat_models import calls, in_turn
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 from support.strategies import answer_perfectly
 from typing_extensions import TypedDict
 from unit.test_node import build_parent
@@ -34,7 +34,7 @@ from memagent_graph.errors import (
 from memagent_graph.storage.private_files import default_checkpoints
 
 MakeReader = Callable[..., MemAgent]
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=600)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=600)
 QUESTION = "What is the key of harbor?"
 RETRY = RetryPolicy(initial_interval=0.001, jitter=False, max_attempts=4)
 
@@ -63,7 +63,7 @@ class Failing:
         self,
         at: str = "2222",
         error: MemAgentError | None = None,
-        script: Callable[[str], str] = perfect_reader,
+        script: Callable[[str], str] = read_perfectly,
     ) -> None:
         self.at, self.error, self.script = at, error or PolicyOverloadedError("too busy"), script
         self.replies = self.failures = 0
@@ -86,7 +86,7 @@ async def run(graph: Any, state: Any, *, sync: bool) -> Any:
 
 
 def calls_of_a_whole_read(make_reader: MakeReader, text: str = TEXT) -> int:
-    policy = ScriptedPolicy(perfect_reader)
+    policy = ScriptedPolicy(read_perfectly)
     make_reader(policy).read(text, QUESTION)
     return len(policy.prompts)
 
@@ -118,7 +118,7 @@ async def test_reads_of_one_node_are_each_continued_and_never_taken_for_each_oth
 
 
 async def test_a_loop_reads_anew_at_every_turn_of_every_run_on_its_thread(make_reader) -> None:
-    policy = ScriptedPolicy(perfect_reader)
+    policy = ScriptedPolicy(read_perfectly)
     builder = StateGraph(State)
     write: Any = lambda state, result: {"turns": [result.answer]}  # noqa: E731
     builder.add_node("read", memagent_node(make_reader(policy), answer=None, write=write))
@@ -169,7 +169,7 @@ def test_a_read_that_failed_in_an_agent_can_be_resumed_by_hand(make_reader) -> N
 
 async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(make_reader) -> None:
     """A person is asked after the read, so the node is executed twice."""
-    policy = ScriptedPolicy(perfect_reader)
+    policy = ScriptedPolicy(read_perfectly)
     tool = ReadLongDocument(agent=make_reader(policy, limits=Limits(max_chunks=3)))
 
     async def read(state: State) -> Any:
@@ -201,7 +201,7 @@ async def test_progress_of_branches_never_falls_and_counts_what_was_read_before_
 
     policy = ScriptedPolicy(Failing("4711", script=say_both))
     tool = ReadLongDocument(agent=make_reader(policy, strategy="map_reduce:width=8", branches=3), on_failure="raise")
-    text = document_with({0.1: "The key of harbor is 12.", 0.7: "The key of harbor is 4711."}, words=3000)
+    text = make_document({0.1: "The key of harbor is 12.", 0.7: "The key of harbor is 4711."}, words=3000)
     model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": text})), "Done.")
     agent = create_agent(model, [tool], checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "one"}}
@@ -241,7 +241,7 @@ def nested(make_reader: MakeReader, policy: ScriptedPolicy, levels: int, kind: s
 
 @pytest.mark.parametrize(("kind", "levels"), [("node", 0), ("node", 2), ("agent", 0)])
 def test_breaking_off_a_stream_ends_the_reads_in_it(make_reader, kind, levels) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.05)
+    policy = ScriptedPolicy(read_perfectly, delay=0.05)
     graph = nested(make_reader, policy, levels, kind)
     state: Any = {"messages": [("user", QUESTION)]} if kind == "agent" else {"question": QUESTION, "document": TEXT}
     parts = graph.stream(state, stream_mode="custom", subgraphs=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.checkpoint.memory import InMemorySaver
 from support.conversations import DOCUMENT, make_conversation
-from support.scripts import document_with, perfect_reader, with_ids
+from support.scripts import add_ids, make_document, read_perfectly
 
 from memagent_graph import (
     Completion,
@@ -37,12 +37,12 @@ from memagent_graph.run_log.packing import pack_numbers, pack_text, unpack_numbe
 from memagent_graph.run_log.rows import connect
 from memagent_graph.storage import database_writer
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
 
 
 def exactly(prompt: str) -> Completion:
-    return with_ids(prompt, perfect_reader(prompt))
+    return add_ids(prompt, read_perfectly(prompt))
 
 
 def make_attempt(position: int, call_id: str = "s", **changes) -> Conversation:
@@ -85,7 +85,7 @@ def test_a_run_under_the_id_of_another_replaces_it(make_reader, log, tmp_path) -
     reader = make_reader(run_log=log, checkpoints=tmp_path / "c.sqlite")
     reader.read(TEXT, QUESTION, run_id="r")
     began = log.get("r").began
-    short = document_with({0.5: "The key of castle is 12."}, words=300)
+    short = make_document({0.5: "The key of castle is 12."}, words=300)
     result = reader.read(short, "What is the key of castle?", run_id="r", limits=Limits(max_chunks=2))
     record = log.get("r")
     assert (record.question, record.answer, record.stop_reason) == ("What is the key of castle?", None, "max_chunks")
@@ -251,7 +251,7 @@ def test_what_a_checkpoint_has_is_in_the_log_before_it(make_reader, log, monkeyp
 
     def reply(prompt: str) -> str:
         in_checkpoints.append(saver.chunks)
-        return perfect_reader(prompt)
+        return read_perfectly(prompt)
 
     saver = Saver()
     result = make_reader(ScriptedPolicy(reply), run_log=log, checkpoints=saver).read(TEXT, QUESTION, run_id="r")
@@ -294,7 +294,7 @@ def test_a_full_disk_stops_the_log_and_not_the_read(make_reader, log, monkeypatc
     noise = "".join(chr(0x4E00 + index * 7919 % 20000) for index in range(3000))
     policy = ScriptedPolicy(
         lambda prompt: Completion(
-            perfect_reader(prompt), FinishReason.STOP, "s", TokenUsage(1, 1), list(noise.encode()), [1], [-1.0]
+            read_perfectly(prompt), FinishReason.STOP, "s", TokenUsage(1, 1), list(noise.encode()), [1], [-1.0]
         )
     )
     result = make_reader(policy, run_log=log).read(TEXT, QUESTION, run_id="r")
@@ -392,7 +392,7 @@ def test_the_user_decides_whether_ids_are_asked_for(make_reader, log) -> None:
 
     for wish in (True, False, None):
         sampling = SamplingParams(logprobs=wish)
-        make_reader(Watching(perfect_reader), run_log=log, sampling=sampling).read("short", QUESTION)
+        make_reader(Watching(read_perfectly), run_log=log, sampling=sampling).read("short", QUESTION)
     assert wishes == [True, True, False, False, False, False]
 
 

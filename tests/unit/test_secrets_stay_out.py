@@ -23,7 +23,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from pydantic import SecretStr
 from support.fake_server import HELLO, FakeServer
 from support.programs import answers, run_program
-from support.scripts import SMALL_OPTIONS, document_with
+from support.scripts import SMALL_OPTIONS, make_document
 
 from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.errors import PolicyAuthenticationError, PolicyError, PolicyRequestError, PolicyResponseError
@@ -31,7 +31,7 @@ from memagent_graph.policies.redaction import HIDDEN, make_redaction
 
 KEY = 'sk-proj-4f"9a/b7&c1+d2=e3'
 PASSWORD = "tr0ub4dor&3/é"
-TEXT = document_with({0.3: "The key of harbor is 4711."}, words=400)
+TEXT = make_document({0.3: "The key of harbor is 4711."}, words=400)
 QUESTION = "What is the key of harbor?"
 BASIC_TOKEN = b64encode(f"reader:{PASSWORD}".encode()).decode()
 ENCODED_SECRETS = [

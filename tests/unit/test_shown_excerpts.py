@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mcp.shared.memory import create_connected_server_and_client_session
 from rich.console import Console
-from support.scripts import document_with, part
+from support.scripts import make_document, part
 
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, RunLog, ScriptedPolicy
 from memagent_graph.cli.show import load_view
@@ -25,7 +25,7 @@ from memagent_mcp import make_server
 from memagent_serve.api_errors import ApiError
 from memagent_serve.live.live_events import format_passage, format_sources
 
-TEXT = document_with(
+TEXT = make_document(
     {0.2: "\n\nThe key of harbor is 4711, as all know.\n\n", 0.8: "The key of castle is 12."}, words=900
 )
 QUOTE = "The key of harbor is 4711, as all know."
@@ -95,7 +95,7 @@ def test_the_live_page_leads_from_the_answer_to_the_passage(view: RunView, tmp_p
 
 
 def test_a_memory_written_from_an_excerpt_has_its_quotes_beside_it(tmp_path: Path) -> None:
-    text = document_with({0.2: "The access code of the quiet falcon is 48213.", 0.8: "A falcon flew by."}, words=900)
+    text = make_document({0.2: "The access code of the quiet falcon is 48213.", 0.8: "A falcon flew by."}, words=900)
     with MemAgent(LocalPolicy.embedded(), store=tmp_path, run_log=False, strategy="retrieval:chunks=2") as reader:
         result = reader.read(text, "What is the access code of the quiet falcon?")
     assert result.updates[-1].chunk_index is None

@@ -9,7 +9,7 @@ from typing import NotRequired
 import pytest
 import rich.console
 from langgraph.checkpoint.memory import InMemorySaver
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 
 from memagent_graph import (
     ANSWER,
@@ -30,7 +30,7 @@ from memagent_graph.strategies import list_strategy_names, load_strategy
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.terminal import render_timeline
 
-TEXT = document_with({0.3: "The key of harbor is 4711."}, words=600)
+TEXT = make_document({0.3: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
 
 
@@ -159,7 +159,7 @@ def follow_the_link(prompt: str) -> str:
 
 @pytest.mark.parametrize("name", ["overwrite", "refine"])
 def test_a_second_pass_notes_what_the_first_could_not_know_to_matter(make_reader, name) -> None:
-    text = document_with({0.1: "The key of Fernley is 4711.", 0.9: "The harbor is in Fernley."}, words=600)
+    text = make_document({0.1: "The key of Fernley is 4711.", 0.9: "The harbor is in Fernley."}, words=600)
     once, several = (
         make_reader(ScriptedPolicy(follow_the_link), strategy=strategy).read(text, QUESTION)
         for strategy in (name, f"{name}:passes=4")
@@ -182,7 +182,7 @@ def test_a_document_in_which_nothing_is_noted_or_of_one_chunk_is_read_once(make_
         make_reader(ScriptedPolicy(follow_the_link), strategy=strategy)
         for strategy in ("overwrite", "overwrite:passes=2")
     )
-    filler = document_with({}, words=600)
+    filler = make_document({}, words=600)
     assert several.read(filler, QUESTION).chunks_read == once.read(filler, QUESTION).chunks_read > 1
     assert several.read("The harbor is in Fernley.", QUESTION).chunks_read == 1
     with pytest.raises(StrategyError, match="overwrite:passes must be at least 1, got 0"):
@@ -223,7 +223,7 @@ def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for
 @pytest.mark.parametrize(("node", "chunk"), [("open_document", None), ("update_memory", 0), ("update_memory", 3)])
 async def test_a_kill_before_a_step_loses_nothing_and_reads_nothing_twice(make_reader, node, chunk) -> None:
     """Before its first, only the input is saved; before an update, a chunk is chosen and not read."""
-    saver, policy = InMemorySaver(), ScriptedPolicy(perfect_reader)
+    saver, policy = InMemorySaver(), ScriptedPolicy(read_perfectly)
     reader = make_reader(policy, checkpoints=saver)
     graph = build_graph(await reader.aprepare(), Overwrite(), checkpointer=saver)
     request = {"question": QUESTION, "document": reader.store.add(Document.of(TEXT)), "run_id": "r"}

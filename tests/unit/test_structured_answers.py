@@ -10,7 +10,7 @@ from aiohttp import web
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 from support.fake_server import FakeServer
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 from typing_extensions import TypedDict
 from unit.test_node import build_parent
@@ -38,7 +38,7 @@ from memagent_graph.errors import (
 )
 from memagent_graph.settings import ReadSettings
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=600)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=600)
 QUESTION = "What is the key of harbor?"
 ROOMY = Budget(context_window=2000, question_tokens=200, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 OTHER = {"type": "object", "properties": {"castle": {"type": "integer"}}}
@@ -54,7 +54,7 @@ def answering(*answers: str | Completion) -> Any:
     replies = list(answers)
 
     def script(prompt: str) -> str | Completion:
-        return replies.pop(0) if "<schema>" in prompt else perfect_reader(prompt)
+        return replies.pop(0) if "<schema>" in prompt else read_perfectly(prompt)
 
     return script
 
@@ -244,7 +244,7 @@ def test_a_template_of_one_s_own_shows_the_schema_where_it_has_it(structured_rea
     assert reader.read(TEXT, QUESTION, response_format=Key).value == Key(place="harbor", key=4711)
     assert reader.policy.prompts[-1].endswith("JSON, please.")
     assert '"place"' in part(reader.policy.prompts[-1], "schema")
-    reader.policy.script = lambda prompt: "\\boxed{7}" if "<m>" in prompt else perfect_reader(prompt)
+    reader.policy.script = lambda prompt: "\\boxed{7}" if "<m>" in prompt else read_perfectly(prompt)
     assert reader.read(TEXT, QUESTION).answer == "7"
     assert part(reader.policy.prompts[-1], "schema") == ""
 
@@ -276,7 +276,7 @@ def test_a_question_on_an_excerpt_shows_the_schema_instead_of_the_box(structured
 
 def test_an_excerpt_leaves_room_for_the_schema(structured_reader) -> None:
     reader = structured_reader(GOOD, strategy="middle_truncation")
-    reader.read(document_with({}, words=2000), QUESTION, response_format=Key)
+    reader.read(make_document({}, words=2000), QUESTION, response_format=Key)
     (prompt,) = reader.policy.prompts
     tokens = load_tokenizer("embedded").count(prompt) + CHAT_TEMPLATE_TOKENS + ROOMY.answer_tokens
     assert ROOMY.context_window - 100 < tokens <= ROOMY.context_window
@@ -304,7 +304,7 @@ class TestAServer:
             prompt = body["messages"][-1]["content"]
             if "<error>" in prompt:
                 return GOOD
-            return "4711" if "<schema>" in prompt else perfect_reader(prompt)
+            return "4711" if "<schema>" in prompt else read_perfectly(prompt)
 
         with FakeServer(respond) as server:
             reader = self.reader(make_reader, server)

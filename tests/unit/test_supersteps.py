@@ -11,12 +11,12 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
-from support.scripts import document_with, perfect_reader
+from support.scripts import make_document, read_perfectly
 
 from memagent_graph import Limits, MemAgent, ReadResult, ScriptedPolicy, StopReason, UpdateRule, UpdateRules
 from memagent_graph.errors import PolicyError
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=600)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=600)
 QUESTION = "What is the key of harbor?"
 
 
@@ -39,7 +39,7 @@ class TaskNotingPolicy(ScriptedPolicy):
 
 @pytest.fixture
 def policy() -> TaskNotingPolicy:
-    return TaskNotingPolicy(perfect_reader)
+    return TaskNotingPolicy(read_perfectly)
 
 
 async def test_all_chunks_share_a_superstep_if_only_the_result_is_asked_for(make_reader, policy) -> None:
@@ -99,7 +99,7 @@ async def test_the_result_is_that_of_a_streamed_read(make_reader, limits) -> Non
 
 async def test_events_and_run_log_are_those_of_a_streamed_read(make_reader, log) -> None:
     def script(prompt: str) -> str:
-        return "" if "<section>" in prompt and "word30 " in prompt else perfect_reader(prompt)
+        return "" if "<section>" in prompt and "word30 " in prompt else read_perfectly(prompt)
 
     rules = UpdateRules(empty=UpdateRule.RETRY, retries=1)
     read, streamed = await both_ways(make_reader(ScriptedPolicy(script), rules=rules, run_log=log))
@@ -113,7 +113,7 @@ async def test_events_and_run_log_are_those_of_a_streamed_read(make_reader, log)
 
 
 async def test_a_failure_names_its_own_chunk_and_leaves_what_was_read_before(make_reader, log) -> None:
-    policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if "4711" in prompt else perfect_reader(prompt))
+    policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if "4711" in prompt else read_perfectly(prompt))
     with pytest.raises(PolicyError, match=r"gone \(run r, chunk \d+\)") as caught:
         await make_reader(policy, run_log=log).aread(TEXT, QUESTION, run_id="r")
     assert caught.value.run_id == "r"
@@ -130,7 +130,7 @@ async def test_a_cancelled_read_asks_for_no_further_chunk(make_reader, delay) ->
     def script(prompt: str) -> str:
         if len(policy.prompts) == 3:
             reading[0].cancel()
-        return perfect_reader(prompt)
+        return read_perfectly(prompt)
 
     policy = ScriptedPolicy(script, delay=delay)
     reading.append(asyncio.ensure_future(make_reader(policy, run_log=False).aread(TEXT, QUESTION)))

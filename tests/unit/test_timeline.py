@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.traces import answered, fan_out, line, spans, view
-from support.traces import step as asked
+from support.traces import fan_out, make_answer, make_spans, make_trace, make_view
+from support.traces import make_call as asked
 from unit.reports.test_report_exports import Page
 
 from memagent_graph.calls import Writes
@@ -46,12 +46,12 @@ HOSTILE = (
 def run(memories: list[str] = MEMORIES, chunks: list[str] = CHUNKS, **changes: Any) -> RunView:
     last = [str(len(memories) - 1)] if memories else []
     values = {
-        "trace": line(memories, chunks, events={4: EVENT}, answer=answered(*last)),
+        "trace": make_trace(memories, chunks, events={4: EVENT}, answer=make_answer(*last)),
         "rewards": (Reward("r", "exact", 1.0, "judge", 0.0),),
         "sections": [SourceMark(0, "page 1"), SourceMark(100, "page 2")],
         "chunk_text": lambda update: chunks[update.chunk_index],
     }
-    return view(**{**values, **changes})
+    return make_view(**{**values, **changes})
 
 
 def print_text(renderable: Any, *, color: bool = False, width: int = 100) -> str:
@@ -146,7 +146,7 @@ def test_the_page_is_one_file_that_can_load_and_run_nothing_else() -> None:
 
 
 def test_hostile_texts_and_names_add_no_element_to_the_page_or_the_fragment_and_do_not_steer_the_terminal() -> None:
-    text, span = f"{HOSTILE} keeper", spans(["a"])[0]
+    text, span = f"{HOSTILE} keeper", make_spans(["a"])[0]
     steps = (
         asked("0", text, reads=span, branch=HOSTILE, role=HOSTILE, events=(replace(EVENT, detail=HOSTILE),)),
         asked("1", text, reads=span, branch="1"),
@@ -244,7 +244,7 @@ def test_the_page_holds_the_memories_of_branches_and_links_to_each() -> None:
 
 def gated() -> Trace:
     """At each chunk a gate decides; at chunk 2 to keep the memory. Then chunk 1 is read again."""
-    first, second, third = spans(["a", "b", "c"])
+    first, second, third = make_spans(["a", "b", "c"])
     ask = partial(asked, role="gate", writes=Writes.DECISION, tokens=(10, 1))
     return Trace(
         (
@@ -255,7 +255,7 @@ def gated() -> Trace:
             asked("u2", "Ilse built it", "g2", reads=third),
             ask("exit", "read on", "u2"),
             asked("again", "Ilse built it in 1743", "u2", reads=first, role="reread"),
-            answered("again"),
+            make_answer("again"),
         )
     )
 
@@ -286,7 +286,7 @@ def test_every_reading_of_a_chunk_is_shown_when_it_is_asked_for() -> None:
 
 
 def test_a_fork_of_the_trunk_shows_each_branch_against_the_memory_it_left_from() -> None:
-    first, second = spans(["a", "b"])
+    first, second = make_spans(["a", "b"])
     trace = Trace(
         (
             asked("t", "Ilse", reads=first),

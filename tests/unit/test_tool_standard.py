@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from langchain_tests.integration_tests import ToolsIntegrationTests
 from langchain_tests.unit_tests import ToolsUnitTests
-from support.scripts import document_with
+from support.scripts import make_document
 
 from langchain_memagent.read_long_document import ReadLongDocument
 
@@ -31,7 +31,7 @@ class Standard:
 
     @property
     def tool_invoke_params_example(self) -> dict[str, Any]:
-        return {"questions": QUESTIONS, "text": document_with({0.5: "The key of harbor is 4711."}, words=600)}
+        return {"questions": QUESTIONS, "text": make_document({0.5: "The key of harbor is 4711."}, words=600)}
 
 
 class ToolThatShowsItsReader(ReadLongDocument):

@@ -7,7 +7,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from pyarrow import parquet
 from support.conversations import make_conversation
 from support.fake_server import FakeServer
-from support.traces import answered, fan_out, line, spans, step
+from support.traces import fan_out, make_answer, make_call, make_spans, make_trace
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, RunFilter
 from memagent_graph.calls import Writes
@@ -17,12 +17,12 @@ from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import LoggedEvent
 from memagent_graph.trace import Trace
 
-FIRST, SECOND = spans(["one ", "two "])
+FIRST, SECOND = make_spans(["one ", "two "])
 
 
 def test_the_final_path_has_all_branches_that_were_merged_and_no_other() -> None:
     whole = fan_out([["a", "b"], ["c", "d"]], "b d", ["w", "x", "y", "z"])
-    stray = step("stray", "e", reads=FIRST, branch="9")
+    stray = make_call("stray", "e", reads=FIRST, branch="9")
     trace = Trace((stray, *whole.calls))
     assert [update.memory for update in trace.final_path] == ["a", "c", "b", "d", "b d"]
     assert trace.final_memory == "b d"
@@ -32,15 +32,15 @@ def test_the_final_path_has_all_branches_that_were_merged_and_no_other() -> None
 
 
 def test_an_answer_from_several_branches_has_their_memories_below_each_other() -> None:
-    left, right = step("l", "a", reads=FIRST, branch="l"), step("r", "b", reads=SECOND, branch="r")
-    trace = Trace((left, right, answered("l", "r")))
+    left, right = make_call("l", "a", reads=FIRST, branch="l"), make_call("r", "b", reads=SECOND, branch="r")
+    trace = Trace((left, right, make_answer("l", "r")))
     assert trace.final_memory == "a\nb"
     assert trace.final_sources == (0, 1)
 
 
 def test_a_chunks_steps_on_a_branch_are_one_update_that_began_from_the_memory_before_the_first() -> None:
-    gate = step("g", "update", "t", reads=SECOND, role="gate", writes=Writes.DECISION)
-    trace = Trace((step("t", "a", reads=FIRST), gate, step("u", "b", "g", reads=SECOND), answered("u")))
+    gate = make_call("g", "update", "t", reads=SECOND, role="gate", writes=Writes.DECISION)
+    trace = Trace((make_call("t", "a", reads=FIRST), gate, make_call("u", "b", "g", reads=SECOND), make_answer("u")))
     assert [(update.memory, update.changed, update.prompt_tokens) for update in trace.updates] == [
         ("a", True, 100),
         ("b", True, 200),
@@ -53,14 +53,14 @@ def test_a_chunks_steps_on_a_branch_are_one_update_that_began_from_the_memory_be
 
 
 def test_a_chunk_that_is_read_again_later_is_an_update_of_its_own() -> None:
-    again = step("again", "a b c", "u", reads=FIRST, role="reread")
-    trace = Trace((step("t", "a", reads=FIRST), step("u", "a b", "t", reads=SECOND), again))
+    again = make_call("again", "a b c", "u", reads=FIRST, role="reread")
+    trace = Trace((make_call("t", "a", reads=FIRST), make_call("u", "a b", "t", reads=SECOND), again))
     assert [(update.chunk_index, update.memory) for update in trace.updates] == [(0, "a"), (1, "a b"), (0, "a b c")]
     assert trace.memory_before("u") == "a"
 
 
 def test_a_line_of_chunks_is_its_own_final_path() -> None:
-    trace = line(["a", "a", "b"], ["x", "y", "z"], answer=answered("2"))
+    trace = make_trace(["a", "a", "b"], ["x", "y", "z"], answer=make_answer("2"))
     assert trace.final_path == trace.updates
     assert [update.changed for update in trace.updates] == [True, False, True]
 
@@ -105,10 +105,10 @@ def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tm
 
 
 def test_a_decision_takes_a_turn_though_no_prompt_holds_it() -> None:
-    probe = step("probe", "?", "0", role="probe", writes=Writes.DECISION)
-    assert Trace((step("0", "m", reads=FIRST), probe, step("1", "m", "0", reads=SECOND))).critical_path_length == 3
-    assert line(["m"] * 4, ["a ", "b ", "c ", "d "], answer=answered("3")).critical_path_length == 5
-    assert fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "]).critical_path_length == 5, (
-        "three chunks, the merge, the answer"
-    )
+    probe, first = make_call("probe", "?", "0", role="probe", writes=Writes.DECISION), make_call("0", "m", reads=FIRST)
+    assert Trace((first, probe, make_call("1", "m", "0", reads=SECOND))).critical_path_length == 3
+    assert make_trace(["m"] * 4, ["a ", "b ", "c ", "d "], answer=make_answer("3")).critical_path_length == 5
+    assert (
+        fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "]).critical_path_length == 5
+    )  # 3 chunks, merge, answer
     assert Trace().critical_path_length == 0

@@ -17,14 +17,14 @@ from langchain_core.tracers.langchain import wait_for_all_tracers
 from langsmith import Client
 from support.chat_models import ScriptedChatModel
 from support.fake_server import FakeServer
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 
 from memagent_graph import ChatModelPolicy, Completion, FinishReason, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import PolicyError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reading.tracing import TRACE_TEXTS, observe
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=600)
+TEXT = make_document({0.5: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
 INPUT: Any = {"question": QUESTION, "document": TEXT}
 FILLER = "and then word"
@@ -56,7 +56,7 @@ class Recorder(BaseTracer):
 def perfect_message(messages: list[BaseMessage]) -> AIMessage:
     """A reply with usage, as integrations of chat models have it."""
     prompt = str(messages[-1].content)
-    text = perfect_reader(prompt)
+    text = read_perfectly(prompt)
     usage = {"input_tokens": len(prompt), "output_tokens": len(text), "total_tokens": len(prompt) + len(text)}
     return AIMessage(text, usage_metadata=usage, response_metadata={"model_name": "perfect-1"})
 
@@ -69,7 +69,7 @@ def policies(kind: str) -> Any:
     elif kind == "chat model":
         yield ChatModelPolicy(ScriptedChatModel(script=perfect_message))
     else:
-        yield ScriptedPolicy(perfect_reader)
+        yield ScriptedPolicy(read_perfectly)
 
 
 KINDS = ["server", "chat model", "script without usage"]
@@ -94,7 +94,7 @@ async def test_usage_in_langchains_counter_is_that_of_the_result(make_reader, ki
 
 async def test_discarded_completions_and_cached_tokens_are_counted(make_reader) -> None:
     def script(prompt: str) -> Any:
-        text = "" if "<section>" not in prompt else perfect_reader(prompt)
+        text = "" if "<section>" not in prompt else read_perfectly(prompt)
         return Completion(text, FinishReason.STOP, "s", TokenUsage(10, 1, 4))
 
     with get_usage_metadata_callback() as counter:
@@ -165,7 +165,7 @@ async def test_a_failed_completion_is_a_failed_run(make_reader) -> None:
 
 async def test_reasoning_is_left_out_like_the_chunk_that_it_quotes(make_reader) -> None:
     def script(prompt: str) -> str:
-        return f"<think>{part(prompt, 'section')}</think>{perfect_reader(prompt)}"
+        return f"<think>{part(prompt, 'section')}</think>{read_perfectly(prompt)}"
 
     recorder = Recorder()
     graph = await make_reader(ScriptedPolicy(script)).agraph()
@@ -185,7 +185,7 @@ async def test_what_a_policy_calls_keeps_its_configurable_settings(make_reader) 
     def script(prompt: str) -> str:
         config: Any = var_child_runnable_config.get()
         configs.append((config["configurable"].get("model"), config["callbacks"]))
-        return perfect_reader(prompt)
+        return read_perfectly(prompt)
 
     config: Any = {"callbacks": [Recorder()], "configurable": {"model": "large"}}
     await (await make_reader(ScriptedPolicy(script)).agraph()).ainvoke(INPUT, config)

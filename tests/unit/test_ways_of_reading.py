@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 
 from memagent_graph import (
     Budget,
@@ -24,8 +24,8 @@ from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.recall import Recall
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
-LONGER = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
+LONGER = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
 QUESTION = "What is the key of harbor?"
 
 
@@ -70,8 +70,8 @@ def test_a_strategy_with_longer_prompts_takes_shorter_chunks_where_nobody_chose_
 
 def gate(prompt: str) -> str:
     if "<section>" not in prompt:
-        return perfect_reader(prompt)
-    return f"REWRITE\n{perfect_reader(prompt)}" if "harbor" in part(prompt, "section") else "KEEP"
+        return read_perfectly(prompt)
+    return f"REWRITE\n{read_perfectly(prompt)}" if "harbor" in part(prompt, "section") else "KEEP"
 
 
 def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, log) -> None:
@@ -150,7 +150,7 @@ def test_a_merge_that_never_shrinks_ends_and_never_fills_the_window(make_reader,
 
 
 def test_a_later_pass_sees_what_the_earlier_found_and_ends_when_there_is_nothing_new(make_reader) -> None:
-    text = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=800)
+    text = make_document({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=800)
 
     def reads(prompt: str) -> str:
         section, known = part(prompt, "section"), part(prompt, "memory")
@@ -177,7 +177,7 @@ def test_a_later_pass_sees_what_the_earlier_found_and_ends_when_there_is_nothing
 
 
 def test_a_document_of_few_chunks_has_no_more_segments(make_reader) -> None:
-    result = make_reader(strategy="segments:count=50").read(document_with({}, words=300), QUESTION)
+    result = make_reader(strategy="segments:count=50").read(make_document({}, words=300), QUESTION)
     assert {update.branch for update in result.updates if update.chunk_index is not None} == {
         str(chunk) for chunk in range(result.chunks_read)
     }
@@ -186,7 +186,7 @@ def test_a_document_of_few_chunks_has_no_more_segments(make_reader) -> None:
 # reread and recall: a second fact that only makes sense after the first
 
 
-HOPS = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=800)
+HOPS = make_document({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=800)
 HOPS_QUESTION = "Where does Anna keep what she owns?"
 
 
@@ -276,14 +276,14 @@ def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, log) -> N
 
 @pytest.mark.parametrize("reply", ["RECALL: zebra", "harbor 1\nRECALL: zebra"])
 def test_a_look_up_that_finds_nothing_is_an_event(make_reader, reply) -> None:
-    policy = ScriptedPolicy(lambda prompt: reply if "castle is" in part(prompt, "section") else perfect_reader(prompt))
+    policy = ScriptedPolicy(lambda prompt: reply if "castle is" in part(prompt, "section") else read_perfectly(prompt))
     result = make_reader(policy, strategy="recall").read(TEXT, QUESTION)
     assert kinds(result) == ["not_recalled"]
     assert "(nothing)" in part(policy.prompts[-2], "recalled")
 
 
 def test_look_ups_are_bounded_and_one_after_the_last_chunk_counts_and_belongs_to_none(make_reader, tmp_path) -> None:
-    policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else perfect_reader(prompt))
+    policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else read_perfectly(prompt))
     reader = make_reader(policy, strategy="recall:lookups=4", checkpoints=tmp_path / "checkpoints.sqlite")
     result = reader.read(TEXT, QUESTION, run_id="r")
     roles = [call.role for call in result.trace.calls]

@@ -9,9 +9,9 @@ import pytest
 from click.testing import Result
 from support.command_line import memagent
 from support.fake_server import FakeServer
-from support.scripts import SMALL_OPTIONS, document_with
+from support.scripts import SMALL_OPTIONS, make_document
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1000)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1000)
 SMALL = ("--tokenizer", "embedded", *SMALL_OPTIONS, "--context-window", "900")
 
 

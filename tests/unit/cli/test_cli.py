@@ -16,7 +16,7 @@ import pytest
 from support.command_line import memagent
 from support.document_files import make_pdf
 from support.programs import Program, answers, kill_after, records
-from support.scripts import part, perfect_reader
+from support.scripts import part, read_perfectly
 from support.server_faults import error
 
 from memagent_graph.cli.console import Console
@@ -228,7 +228,7 @@ def test_an_answer_has_the_form_of_a_model_or_a_schema_or_the_exit_code_says_tha
 ) -> None:
     def respond(body: dict[str, Any], number: int) -> str:
         prompt = body["messages"][-1]["content"]
-        return '{"place": "harbor", "key": 4711}' if "<schema>" in prompt else perfect_reader(prompt)
+        return '{"place": "harbor", "key": 4711}' if "<schema>" in prompt else read_perfectly(prompt)
 
     server.respond = respond
     schema = {"type": "object", "properties": {"key": {"type": "integer"}}, "required": ["key"]}

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from support.command_line import memagent
 from support.report_documents import reads_keys_and_writes
-from support.scripts import document_with
+from support.scripts import make_document
 
 WIDE = ("--context-window", "1500", "--question-tokens", "60", "--answer-tokens", "200")
 
@@ -22,7 +22,7 @@ def books(tmp_path: Path) -> list[Path]:
     for name, key in (("a", "4711"), ("b", "12")):
         paths.append(tmp_path / f"{name}.txt")
         sentence = f"It rained. The key of harbor is {key}. Nobody came."
-        paths[-1].write_text(document_with({0.4: sentence}, words=300).replace("word", f"{name}word"))
+        paths[-1].write_text(make_document({0.4: sentence}, words=300).replace("word", f"{name}word"))
     return paths
 
 

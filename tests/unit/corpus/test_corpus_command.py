@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from support.command_line import memagent
-from support.corpus_world import QUESTIONS, CountingServer, corpus_command, rows_in, text_of, wait_until_it_reads
+from support.corpus_world import QUESTIONS, CountingServer, corpus_command, make_text, read_rows, wait_until_it_reads
 from support.programs import Program
 
 from memagent_graph.cli.exit_codes import ExitCode
@@ -30,7 +30,7 @@ class CorpusCommandRunner:
 
     def write(self, documents: int) -> None:
         for number in range(documents):
-            (self.folder / f"d{number}.txt").write_text(text_of(number, 60))
+            (self.folder / f"d{number}.txt").write_text(make_text(number, 60))
 
     def run(self, *options: str, source: Path | None = None, code: int = 0) -> Result:
         return memagent(*corpus_command(source or self.folder, self.out, self.server, *options)[3:], code=code)
@@ -41,7 +41,7 @@ class CorpusCommandRunner:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return rows_in(self.out)
+        return read_rows(self.out)
 
 
 @pytest.fixture

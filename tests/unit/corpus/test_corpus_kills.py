@@ -16,8 +16,8 @@ from support.corpus_world import (
     QUESTIONS,
     CountingServer,
     corpus_command,
-    key_of,
-    rows_in,
+    make_key,
+    read_rows,
     run_corpus_command,
     wait_until_it_reads,
     write_corpus,
@@ -46,7 +46,7 @@ def test_a_corpus_killed_at_random_moments_ends_with_every_row_once(
         calls = sum(server.read.values())
         again = run_corpus_command(tmp_path / "in", out, server, *options)
         assert again.returncode == 0 and sum(server.read.values()) == calls, "nothing is read again"
-    rows = rows_in(out)
+    rows = read_rows(out)
     require_each_row_once(rows, made)
     chunks, repeated = count_chunks(server)
     assert repeated <= kills * IN_FLIGHT
@@ -65,7 +65,7 @@ def require_each_row_once(rows: list[dict[str, Any]], made: dict[str, int | None
         if number is None:
             assert row["error_kind"] == "DocumentError" and row["answer"] is None
         else:
-            assert row["answer"] == key_of(number, NAMES[QUESTIONS.index(row["question"])]), row
+            assert row["answer"] == make_key(number, NAMES[QUESTIONS.index(row["question"])]), row
             assert row["error"] is None and row["stop_reason"] == "answered" and row["evidence"]
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
-from support.corpus_world import rows_in
+from support.corpus_world import read_rows
 from support.made_documents import made_documents
-from support.scripts import perfect_reader
+from support.scripts import read_perfectly
 
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
 from memagent_corpus.corpus_ledger import CorpusLedger
@@ -60,7 +60,7 @@ class World:
         self.folder.mkdir()
         self.calls = 0
         self.prompts = Counter[str]()
-        self.script: Callable[[str], str] = perfect_reader
+        self.script: Callable[[str], str] = read_perfectly
         self.fails: Callable[[str], None] = lambda prompt: None
         self._make_reader = make_reader
 
@@ -114,7 +114,7 @@ class World:
 
     @property
     def answers(self) -> dict[tuple[str, str], str | None]:
-        rows = rows_in(self.out)
+        rows = read_rows(self.out)
         answers = {(row["document"], row["question"]): row["answer"] for row in rows}
         assert len(answers) == len(rows), "a row is doubled"
         return answers
@@ -166,9 +166,9 @@ def test_another_engine_reads_the_same_rows_and_is_told_when_it_is_enough(world:
     (world.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
     done = world.run(engine=engine)
     assert (done.read, done.skipped, done.failed, done.ended) == (6, 1, 1, StopCause.DONE)
-    ids = {row["id"] for row in rows_in(world.out)}
+    ids = {row["id"] for row in read_rows(world.out)}
     shutil.rmtree(world.out)
-    assert world.run().read == 7 and {row["id"] for row in rows_in(world.out)} == ids
+    assert world.run().read == 7 and {row["id"] for row in read_rows(world.out)} == ids
 
 
 def test_new_documents_and_new_questions_are_added(world: World) -> None:
@@ -191,10 +191,10 @@ def test_one_bad_file_is_a_row_with_an_error_that_does_not_show_this_machine(wor
     summary = world.run()
     assert (summary.read, summary.failed, summary.failed_rows, summary.incomplete) == (4, 2, 2, 1)
     assert sorted(summary.failures) == ["bad.pdf", "empty.txt"]
-    errors = {row["document"]: row for row in rows_in(world.out) if row["error"]}
+    errors = {row["document"]: row for row in read_rows(world.out) if row["error"]}
     assert errors["empty.txt"]["error_kind"] == "EmptyDocumentError"
     assert errors["bad.pdf"]["answer"] is None and errors["bad.pdf"]["stop_reason"] is None
-    assert not any(str(world.folder.parent) in json.dumps(row) for row in rows_in(world.out))
+    assert not any(str(world.folder.parent) in json.dumps(row) for row in read_rows(world.out))
 
 
 def test_rows_with_errors_are_read_again_when_that_is_asked_for_and_replaced(world: World) -> None:
@@ -282,7 +282,7 @@ def test_a_policy_that_fails_for_one_document_alone_is_a_row_with_an_error(world
 
     world.fails = fail
     assert world.run().failed_rows == 1
-    assert {row["document"]: row["error_kind"] for row in rows_in(world.out)} == {
+    assert {row["document"]: row["error_kind"] for row in read_rows(world.out)} == {
         "a.txt": None, "b.txt": "PolicyUnreachableError",
     }  # fmt: skip
 
@@ -307,7 +307,7 @@ def test_a_refused_key_stops_the_run_at_once(world: World) -> None:
     world.fails = Mock(side_effect=PolicyAuthenticationError("refused the key"))
     with pytest.raises(PolicyAuthenticationError):
         world.run()
-    assert world.calls < 10 and rows_in(world.out) == []
+    assert world.calls < 10 and read_rows(world.out) == []
 
 
 def test_a_limit_of_time_breaks_off_what_is_in_flight_which_then_continues_at_its_chunk(world: World) -> None:
@@ -320,7 +320,7 @@ def test_a_limit_of_time_breaks_off_what_is_in_flight_which_then_continues_at_it
 
     world.fails = slow
     assert world.run(limits=CorpusLimits(max_seconds=0.8)).ended is StopCause.MAX_SECONDS
-    assert rows_in(world.out) == []
+    assert read_rows(world.out) == []
     before, seconds = sum(sections.values()), 0.0
     world.run()
     assert before and set(world.answers.values()) == {"4"}
@@ -478,14 +478,14 @@ def test_a_clock_that_jumps_changes_nothing(world: World, monkeypatch: Any) -> N
     world.write_many(3)
     world.run()
     assert world.run().skipped == 3
-    assert all(0 <= row["usage"]["seconds"] < 100 for row in rows_in(world.out))
+    assert all(0 <= row["usage"]["seconds"] < 100 for row in read_rows(world.out))
 
 
 def test_two_documents_with_one_text_have_a_row_each(world: World) -> None:
     for name in ("a", "b", "c"):
         (world.folder / f"{name}.txt").write_text("The key of harbor is 12.")
     world.run()
-    rows = rows_in(world.out)
+    rows = read_rows(world.out)
     assert len({row["id"] for row in rows}) == 3 and len({row["digest"] for row in rows}) == 1
     assert {row["answer"] for row in rows} == {"12"}
 
@@ -500,7 +500,7 @@ def test_questions_of_a_column_are_asked_about_their_document_alone(world: World
     table.write_text("\n".join(map(json.dumps, lines)))
     columns = InputColumns(id="id", questions="ask", copied=("year",))
     world.run(source=str(table), columns=columns)
-    rows = {(row["document"], row["question"]): row for row in rows_in(world.out)}
+    rows = {(row["document"], row["question"]): row for row in read_rows(world.out)}
     assert {key: row["answer"] for key, row in rows.items()} == {
         ("x", HARBOR): "1", ("y", HARBOR): "2", ("y", CASTLE): "3", ("z", HARBOR): None,
     }  # fmt: skip
@@ -522,7 +522,7 @@ def test_a_question_that_is_too_long_is_refused_or_a_row_with_an_error(world: Wo
     table = tmp_path / "t.jsonl"
     table.write_text(json.dumps({"text": "The key of harbor is 1.", "ask": "why? " * 100}))
     world.run(source=str(table), columns=InputColumns(questions="ask"))
-    assert {row["error_kind"] for row in rows_in(world.out)} == {None, "BudgetError"}
+    assert {row["error_kind"] for row in read_rows(world.out)} == {None, "BudgetError"}
 
 
 def test_progress_hears_of_every_document(world: World) -> None:

@@ -8,7 +8,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from support.corpus_world import CountingServer, text_of
+from support.corpus_world import CountingServer, make_text
 
 from memagent_corpus import CorpusDocument
 from memagent_corpus.corpus_run import DocumentTask
@@ -64,7 +64,7 @@ async def test_an_actor_s_reader_leaves_nothing_on_its_machine_even_if_it_was_ki
     with CountingServer() as server:
         settings = ReadSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
         actor = actor_of(ActorPlan(settings=settings, questions=("What is the key of harbor?",)))
-        (row,) = await actor.reader.read_one(CorpusDocument(name="a", text=text_of(1, 60)))
+        (row,) = await actor.reader.read_one(CorpusDocument(name="a", text=make_text(1, 60)))
         assert row.answer == "1010"
         (above,) = tmp_path.glob("*")  # noqa: ASYNC240
         (above / "killed.folder" / "documents").mkdir(parents=True)
@@ -106,7 +106,7 @@ async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, mo
         plan = ActorPlan(settings=settings, questions=("What is the key of harbor?",), checkpoints=str(states))
         plan.write_markers()
         actor = actor_of(plan)
-        document = CorpusDocument(name="a", text=text_of(1, 60))
+        document = CorpusDocument(name="a", text=make_text(1, 60))
         (row,) = await actor.reader.read_one(document)
         with lease(tmp_path / "c.sqlite-reading", row.id):
             server.read.clear()

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel, Field, create_model, field_serializer
-from support.corpus_world import rows_in
-from support.scripts import part, perfect_reader
+from support.corpus_world import read_rows
+from support.scripts import part, read_perfectly
 from unit.corpus.test_corpus_run import World
 
 from memagent_corpus import CorpusReader, open_inputs
@@ -38,7 +38,7 @@ SCHEMA = {
 
 def answer_in_json(prompt: str) -> str:
     """Read perfectly; answer with the place and the key as JSON."""
-    reply = perfect_reader(prompt)
+    reply = read_perfectly(prompt)
     key = reply.removeprefix("\\boxed{").removesuffix("}")
     if "<schema>" not in prompt:
         return reply
@@ -63,7 +63,7 @@ class Corpus(World):
 
     @property
     def rows(self) -> dict[str, dict[str, Any]]:
-        return {row["document"]: row for row in rows_in(self.out)}
+        return {row["document"]: row for row in read_rows(self.out)}
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_another_schema_on_the_same_table_is_refused_with_the_difference(corpus:
     difference = 'response_format.schema.properties.key.type: ["integer", "null"] in the table, string now'
     assert difference in raised.value.message and "digest" not in raised.value.message
     with pytest.raises(CorpusError, match=r"response_format: .* in the table, None now"):
-        corpus.run_with(None, perfect_reader)
+        corpus.run_with(None, read_perfectly)
     turned = {**SCHEMA, "properties": dict(reversed(SCHEMA["properties"].items()))}  # type: ignore[attr-defined]
     with pytest.raises(CorpusError, match="the same schema with its properties in another order"):
         corpus.run_with(turned)
@@ -252,8 +252,8 @@ def test_typed_columns_survive_the_loss_of_the_ledger_and_rows_that_are_replaced
         keys: list[int]
 
     def dated(prompt: str) -> str:
-        key = perfect_reader(prompt).removeprefix("\\boxed{").removesuffix("}")
-        return json.dumps({"day": "2024-01-31", "keys": [int(key)]}) if "<schema>" in prompt else perfect_reader(prompt)
+        key = read_perfectly(prompt).removeprefix("\\boxed{").removesuffix("}")
+        return json.dumps({"day": "2024-01-31", "keys": [int(key)]}) if "<schema>" in prompt else read_perfectly(prompt)
 
     corpus.write_keys(1, 2)
     corpus.run_with(Dated, dated)

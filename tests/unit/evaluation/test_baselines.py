@@ -1,4 +1,4 @@
-"""What a user would do without the reader, on the same policy: what is shown, asked, counted, and told."""
+"""The baselines, which a user could run without the reader on the same policy: their prompts, costs and details."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_server import FakeServer
-from support.scripts import document_with, part
+from support.scripts import make_document, part
 from support.strategies import answer_perfectly
 
 from memagent_evaluation.result_table import QuestionOutcome
@@ -32,12 +32,12 @@ BASELINES = [*EXCERPTS, "refine", "map_reduce"]
 SYSTEMS = ["memagent", *BASELINES]
 QUESTION = "What is the key of harbor?"
 FACT = "The key of harbor is 4711."
-SHORT = document_with({0.5: FACT}, words=150)
-LONG = document_with({0.1: "The key of castle is 12.", 0.6: FACT}, words=1200)
+SHORT = make_document({0.5: FACT}, words=150)
+LONG = make_document({0.1: "The key of castle is 12.", 0.6: FACT}, words=1200)
 SHAPE = ModelShape(parameters=1000, layers=2, width=8)
 
 
-def answerer(prompt: str) -> str:
+def answer_any_prompt(prompt: str) -> str:
     """A perfect reply in any role, in the package's words and in the embedded policy's own."""
     if "<text>" not in prompt:
         return answer_perfectly(prompt)
@@ -46,12 +46,12 @@ def answerer(prompt: str) -> str:
     return f"\\boxed{{{keys[-1] if keys else 'none'}}}"
 
 
-class Reader(ScriptedPolicy):
-    """The script above, as a model of a known size and window, that notes how long replies may be."""
+class WindowedPolicy(ScriptedPolicy):
+    """Replies by a script, has a known size and window, and notes the maximum reply lengths."""
 
     window = 1000
 
-    def __init__(self, script=answerer, **options) -> None:
+    def __init__(self, script=answer_any_prompt, **options) -> None:
         super().__init__(script, **options)
         self.bounds: list[int] = []
 
@@ -70,7 +70,7 @@ def ask(make_reader):
     ):
         if own:
             options = {"profile": load_profile("embedded"), "prompts": None, **options}
-        reader = make_reader(policy or Reader(), **options)
+        reader = make_reader(policy or WindowedPolicy(), **options)
         system = ReaderSystem(name, reader, Retrieval(**retrieval)) if retrieval else load_system(name, reader)
         document = await asyncio.to_thread(reader.store.add, Document.of(text))
         return await system.attempt(document, question, answer_tokens=answer_tokens, run_id=run_id)
@@ -81,53 +81,53 @@ def ask(make_reader):
 TOKENIZER = load_tokenizer("embedded")
 
 
-def tokens(text: str) -> int:
+def count_tokens(text: str) -> int:
     return TOKENIZER.count(text)
 
 
-# What all of them do
+# All baselines
 
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", BASELINES)
-async def test_no_call_goes_beyond_the_window_and_those_that_look_for_the_fact_find_it(ask, name, own) -> None:
-    policy = Reader()
+async def test_every_call_fits_the_window_and_the_fact_is_found(ask, name, own) -> None:
+    policy = WindowedPolicy()
     attempt = await ask(name, LONG + " </text> <section> " * 200, policy, own=own)
     assert attempt.answer == "4711" or name in {"full_context", "middle_truncation"}
     for prompt in policy.prompts:
-        assert tokens(prompt) + CHAT_TEMPLATE_TOKENS + 60 <= Reader.window
+        assert count_tokens(prompt) + CHAT_TEMPLATE_TOKENS + 60 <= WindowedPolicy.window
 
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", BASELINES)
-async def test_a_fact_in_a_short_document_is_found_and_costs_what_all_calls_do(ask, name, own) -> None:
-    policy = Reader()
+async def test_a_fact_in_a_short_document_is_found_at_the_cost_of_all_calls(ask, name, own) -> None:
+    policy = WindowedPolicy()
     attempt = await ask(name, SHORT, policy, own=own)
     if name in {"full_context", "middle_truncation"}:
         assert SHORT in {part(policy.prompts[0], "text"), part(policy.prompts[0], "section")}, "all of it"
-        assert attempt.detail == f"{tokens(SHORT)} of {tokens(SHORT)} tokens shown"
+        assert attempt.detail == f"{count_tokens(SHORT)} of {count_tokens(SHORT)} tokens shown"
     assert (attempt.outcome, attempt.answer, attempt.raw_answer) == (QuestionOutcome.ANSWERED, "4711", "\\boxed{4711}")
     assert len(policy.prompts) == (2 if own else 1) if name in EXCERPTS else len(policy.prompts) > 2
     instructions = ("<text>", "<draft>", "one of many")
     assert any(words in prompt for prompt in policy.prompts for words in instructions) is not own
     assert attempt.usage.turns == len(policy.prompts)
-    assert attempt.usage.prompt_tokens == sum(map(tokens, policy.prompts))
-    assert attempt.usage.completion_tokens == sum(tokens(answerer(prompt)) for prompt in policy.prompts)
+    assert attempt.usage.prompt_tokens == sum(map(count_tokens, policy.prompts))
+    assert attempt.usage.completion_tokens == sum(count_tokens(answer_any_prompt(prompt)) for prompt in policy.prompts)
     assert attempt.usage.flops == sum(
-        SHAPE.forward_flops(tokens(prompt), tokens(answerer(prompt))) for prompt in policy.prompts
+        SHAPE.forward_flops(count_tokens(prompt), count_tokens(answer_any_prompt(prompt))) for prompt in policy.prompts
     )
-    assert attempt.usage.full_context_flops == SHAPE.forward_flops(tokens(SHORT) + 50, 60)
+    assert attempt.usage.full_context_flops == SHAPE.forward_flops(count_tokens(SHORT) + 50, 60)
     assert attempt.usage.seconds > 0
 
 
 async def test_operations_are_unknown_if_the_model_size_is_unknown(ask) -> None:
-    usage = (await ask("full_context", SHORT, ScriptedPolicy(answerer))).usage
+    usage = (await ask("full_context", SHORT, ScriptedPolicy(answer_any_prompt))).usage
     assert (usage.flops, usage.full_context_flops) == (None, None)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-async def test_an_answer_has_the_room_of_the_task_or_the_reader_and_uses_its_sampling(make_reader, name) -> None:
-    with FakeServer(lambda body, number: answerer(body["messages"][0]["content"]), window=1000) as server:
+async def test_answer_tokens_are_the_larger_of_task_and_reader(make_reader, name) -> None:
+    with FakeServer(lambda body, number: answer_any_prompt(body["messages"][0]["content"]), window=1000) as server:
         policy = OpenAICompatiblePolicy(base_url=server.base_url)
         reader = make_reader(policy, run_log=False)
         system = load_system(name, reader)
@@ -142,8 +142,8 @@ async def test_an_answer_has_the_room_of_the_task_or_the_reader_and_uses_its_sam
 
 
 @pytest.mark.parametrize("name", BASELINES)
-async def test_a_policy_that_says_nothing_is_asked_again_as_the_reader_would_and_then_has_no_answer(ask, name) -> None:
-    policy = Reader(lambda prompt: "<think> hm </think>")
+async def test_empty_replies_are_retried_and_then_count_as_no_answer(ask, name) -> None:
+    policy = WindowedPolicy(lambda prompt: "<think> hm </think>")
     attempt = await ask(name, FACT, policy)
     assert (attempt.outcome, attempt.answer) == (QuestionOutcome.NO_ANSWER, None)
     assert len(policy.prompts) == (3 if name in EXCERPTS else 4), "a memory is asked for once, an answer three times"
@@ -151,8 +151,8 @@ async def test_a_policy_that_says_nothing_is_asked_again_as_the_reader_would_and
 
 
 @pytest.mark.parametrize("name", BASELINES)
-async def test_plain_answers_are_asked_for_without_a_box_and_taken_whole(ask, name) -> None:
-    policy = Reader(lambda prompt: extract_reply("<think>which?</think> It is 4711. "))
+async def test_plain_answers_have_no_box(ask, name) -> None:
+    policy = WindowedPolicy(lambda prompt: extract_reply("<think>which?</think> It is 4711. "))
     attempt = await ask(name, SHORT, policy, prompts=load_prompts(answer_format="plain"))
     assert attempt.answer == "It is 4711."
     assert not any("boxed" in prompt for prompt in policy.prompts)
@@ -171,14 +171,14 @@ async def test_a_budget_without_room_for_text_is_an_error_with_a_hint(ask, name)
 # Full context
 
 
-async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_nothing_is_asked(ask, log) -> None:
-    policy = Reader()
+async def test_a_document_that_does_not_fit_is_an_outcome_without_requests(ask, log) -> None:
+    policy = WindowedPolicy()
     attempt = await ask("full_context", LONG, policy, run_log=log, run_id="too-long")
     assert attempt.outcome is QuestionOutcome.DOES_NOT_FIT
     assert (attempt.answer, attempt.usage.turns, attempt.usage.flops) == (None, 0, 0.0)
-    assert attempt.usage.document_tokens == tokens(LONG)
+    assert attempt.usage.document_tokens == count_tokens(LONG)
     size = re.fullmatch(r"does not fit: ([\d,]+) of 1,000 tokens", attempt.detail)
-    assert 0 < int(size[1].replace(",", "")) - tokens(LONG) < 250
+    assert 0 < int(size[1].replace(",", "")) - count_tokens(LONG) < 250
     assert not policy.prompts
     run = log.get("too-long")
     assert run.stop_reason == QuestionOutcome.DOES_NOT_FIT
@@ -186,9 +186,9 @@ async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_no
 
 
 async def test_a_document_fits_up_to_the_last_token_of_the_window_though_the_reader_uses_less(ask) -> None:
-    policy = Reader()
+    policy = WindowedPolicy()
     await ask("full_context", SHORT, policy)
-    whole = tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60
+    whole = count_tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60
     policy.window = whole
     small = {"budget": Budget(whole - 1, 20, 20, 20, 60)}
     assert (await ask("full_context", SHORT, policy, **small)).outcome is QuestionOutcome.ANSWERED
@@ -209,7 +209,7 @@ async def test_a_systems_readers_share_one_connection_to_a_file_of_checkpoints(m
         return await open_checkpointer(checkpoints)
 
     monkeypatch.setattr("memagent_graph.reader.open_checkpointer", count_opening)
-    reader = make_reader(Reader(), checkpoints=tmp_path / "checkpoints.sqlite")
+    reader = make_reader(WindowedPolicy(), checkpoints=tmp_path / "checkpoints.sqlite")
     system = load_system("refine", reader)
     document = reader.store.add(Document.of(SHORT))
     for tokens_ in (50, 60, 50):
@@ -218,8 +218,8 @@ async def test_a_systems_readers_share_one_connection_to_a_file_of_checkpoints(m
     await reader.aclose()
 
 
-async def test_full_context_keeps_the_room_for_answers_that_the_user_names(make_reader) -> None:
-    reader = make_reader(Reader())
+async def test_full_context_uses_the_answer_tokens_option(make_reader) -> None:
+    reader = make_reader(WindowedPolicy())
     system = load_system("full_context:least_answer_tokens=40", reader)
     document = reader.store.add(Document.of(SHORT))
     assert (await system.attempt(document, QUESTION, answer_tokens=30, run_id="r")).answer == "4711"
@@ -228,7 +228,7 @@ async def test_full_context_keeps_the_room_for_answers_that_the_user_names(make_
 
 @pytest.mark.parametrize("name", SYSTEMS)
 async def test_attempts_are_logged_with_places_so_that_they_can_be_resumed(make_reader, tmp_path, log, name) -> None:
-    policy = Reader()
+    policy = WindowedPolicy()
     reader = make_reader(policy, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite")
     document = reader.store.add(Document.of(SHORT))
     for _ in range(2):
@@ -253,27 +253,27 @@ async def test_attempts_are_logged_with_places_so_that_they_can_be_resumed(make_
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("depth", "answer"), [(0.0, "4711"), (0.5, None), (1.0, "4711")])
 async def test_the_ends_of_a_long_document_are_shown_and_its_middle_is_not(ask, own, depth, answer) -> None:
-    policy = Reader()
-    attempt = await ask("middle_truncation", document_with({depth: FACT}), policy, own=own)
+    policy = WindowedPolicy()
+    attempt = await ask("middle_truncation", make_document({depth: FACT}), policy, own=own)
     assert attempt.answer == (answer or "none")
     excerpt = part(policy.prompts[0], "text") or part(policy.prompts[0], "section")
     head, tail = re.split(r"\n\n(?:\[\.\.\.\]\n\n)?", excerpt)
-    text = document_with({depth: FACT})
+    text = make_document({depth: FACT})
     assert text.startswith(head)
     assert text.endswith(tail)
-    assert abs(tokens(head) - tokens(tail)) <= 8
-    assert Reader.window - 8 <= tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60 <= Reader.window
-    assert re.fullmatch(rf"\d+ of {tokens(text):,} tokens shown", attempt.detail)
+    assert abs(count_tokens(head) - count_tokens(tail)) <= 8
+    assert policy.window - 8 <= count_tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60 <= policy.window
+    assert re.fullmatch(rf"\d+ of {count_tokens(text):,} tokens shown", attempt.detail)
 
 
 # Retrieval
 
 
 async def test_the_best_chunks_are_shown_in_the_document_s_order(ask) -> None:
-    text = document_with(
+    text = make_document(
         {0.2: "The harbor has a key.", 0.5: "The harbor lies north.", 0.8: "The key of harbor is 4711."}, words=1200
     )
-    policy = Reader()
+    policy = WindowedPolicy()
     attempt = await ask("retrieval", text, policy, retrieval={"chunks": 3, "chunk_tokens": 40})
     excerpt = part(policy.prompts[0], "text").split("\n\n[...]\n\n")
     assert [("key" in item, "north" in item, "4711" in item) for item in excerpt] == [
@@ -285,22 +285,22 @@ async def test_the_best_chunks_are_shown_in_the_document_s_order(ask) -> None:
 
 
 async def test_chunks_that_follow_each_other_are_shown_as_one(ask) -> None:
-    policy = Reader()
-    text = " ".join(["The harbor is wide and deep and old."] * 12) + document_with({}, words=1200)
+    policy = WindowedPolicy()
+    text = " ".join(["The harbor is wide and deep and old."] * 12) + make_document({}, words=1200)
     await ask("retrieval", text, policy, retrieval={"chunks": 2, "chunk_tokens": 30})
     assert text.startswith(part(policy.prompts[0], "text"))
 
 
 async def test_as_many_chunks_are_shown_as_fit(ask) -> None:
-    policy = Reader()
+    policy = WindowedPolicy()
     await ask("retrieval", LONG, policy)
-    used = tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60
-    assert Reader.window - 120 < used <= Reader.window
+    used = count_tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60
+    assert WindowedPolicy.window - 120 < used <= WindowedPolicy.window
 
 
 @pytest.mark.parametrize("question", [QUESTION, "Wer?"], ids=["that ranks it", "whose words do not occur"])
 async def test_a_chunk_beyond_the_window_is_shown_in_part(ask, question) -> None:
-    policy = Reader()
+    policy = WindowedPolicy()
     attempt = await ask("retrieval", LONG, policy, question=question, retrieval={"chunk_tokens": 5000})
     assert LONG.startswith(part(policy.prompts[0], "text"))
     assert re.fullmatch(r"[78]\d\d of [\d,]+ tokens shown", attempt.detail)
@@ -324,7 +324,7 @@ class RareLetters:
 
 async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
     text = "aaaa bbbb. " * 900 + "The jazz quiz of Zoltan in Oz. " + "cccc dddd. " * 900
-    policy, settings = Reader(), {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
+    policy, settings = WindowedPolicy(), {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)
     assert "Zoltan" in part(policy.prompts[0], "text")
 
@@ -332,9 +332,9 @@ async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
 # Refine
 
 
-async def test_a_draft_is_carried_whole_whatever_stands_in_a_box(ask) -> None:
+async def test_a_box_in_a_draft_does_not_shorten_it(ask) -> None:
     draft = "From the first part: it may be north.\n\\boxed{12}\nStill open: which harbor."
-    policy = Reader(lambda prompt: draft if "<draft>" in prompt else "\\boxed{12}")
+    policy = WindowedPolicy(lambda prompt: draft if "<draft>" in prompt else "\\boxed{12}")
     assert (await ask("refine", LONG, policy)).answer == "12"
     assert {part(prompt, "draft") for prompt in policy.prompts[1:-1]} == {draft}
     assert part(policy.prompts[-1], "memory") == draft
@@ -346,8 +346,8 @@ async def test_a_draft_is_carried_whole_whatever_stands_in_a_box(ask) -> None:
 @pytest.mark.parametrize("own", [False, True], ids=["instructions", "own words"])
 @pytest.mark.parametrize("name", ["niah_single_1", "niah_multiquery", "vt", "fwe"])
 async def test_a_length_that_is_the_window_fits_one_call_with_all_of_the_document(make_reader, name, own) -> None:
-    """It never did: the length counted neither the prompt's words nor the whole bound of the answer."""
-    policy = Reader(lambda prompt: "\\boxed{?}")
+    """Regression: the length counted neither the prompt's words nor the whole bound of the answer."""
+    policy = WindowedPolicy(lambda prompt: "\\boxed{?}")
     policy.window = 2000
     options = {"profile": load_profile("embedded"), "prompts": None} if own else {}
     small = Budget(context_window=2000, question_tokens=96, memory_tokens=60, chunk_tokens=100, answer_tokens=400)
@@ -361,7 +361,7 @@ async def test_a_length_that_is_the_window_fits_one_call_with_all_of_the_documen
         attempt = await system.attempt(document, sample.question, answer_tokens=task.answer_tokens, run_id=f"{index}")
         assert attempt.outcome is QuestionOutcome.ANSWERED, attempt.detail
         excerpt, reply_tokens = policy.prompts[-2 if own else -1], policy.bounds[-2 if own else -1]
-        assert tokens(excerpt) + CHAT_TEMPLATE_TOKENS + reply_tokens <= policy.window
+        assert count_tokens(excerpt) + CHAT_TEMPLATE_TOKENS + reply_tokens <= policy.window
         assert reply_tokens >= min(task.answer_tokens, context.budget.memory_tokens if own else 400)
         if not own:  # a policy that writes a memory first has a short reply
             whole = await system.attempt(document, sample.question, answer_tokens=400, run_id=f"all {index}")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support import traces
 from support.evaluation import Keys
-from support.scripts import perfect_reader
-from support.traces import answered, fan_out, line, spans, step
+from support.scripts import read_perfectly
+from support.traces import fan_out, make_answer, make_call, make_spans, make_trace
 
 from memagent_evaluation.failures import Loss, NeedleLoss, analyse, read_logged_run
 from memagent_evaluation.samples import Needle, Sample
@@ -30,8 +30,8 @@ def view(
     *memories: str, chunks: Sequence[str] = (), answer: str | None = "no idea", cut: int | None = None, **changes: Any
 ) -> RunView:
     events = {} if cut is None else {cut: ReadEvent(EventKind.TRUNCATED, cut, "cut off")}
-    trace = line(memories, chunks or ["x"] * len(memories), events=events)
-    return traces.view(**{"trace": trace, "answer": answer, **changes})
+    trace = make_trace(memories, chunks or ["x"] * len(memories), events=events)
+    return traces.make_view(**{"trace": trace, "answer": answer, **changes})
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_each_kind_of_loss_is_told_with_its_chunk(run, expected) -> None:
 
 
 REFUSAL = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
-REFUSED = line(["a short", "story"], ["x", "x"], events={0: REFUSAL})
+REFUSED = make_trace(["a short", "story"], ["x", "x"], events={0: REFUSAL})
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,15 @@ def test_a_fact_is_held_if_any_branch_on_the_way_to_the_answer_holds_it(memories
 
 
 def test_a_branch_that_does_not_lead_to_the_answer_does_not_count() -> None:
-    first, second = spans(["a", "b"])
-    trace = Trace((step("l", "x", reads=first, branch="l"), step("r", "4711", reads=second, branch="r"), answered("l")))
+    first, second = make_spans(["a", "b"])
+    calls = make_call("l", "x", reads=first, branch="l"), make_call("r", "4711", reads=second, branch="r")
+    trace = Trace((*calls, make_answer("l")))
     assert analyse(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, Loss.NEVER_WRITTEN),)
 
 
 def verbose(prompt: str) -> str:
     """Writes so much before the fact that the budget ends before it."""
-    reply = perfect_reader(prompt)
+    reply = read_perfectly(prompt)
     return reply if "<section>" not in prompt else "so much to tell " * 60 + reply
 
 

@@ -12,7 +12,7 @@ from unittest.mock import ANY, Mock, call
 
 import pytest
 from support.evaluation import Keys
-from support.scripts import perfect_reader
+from support.scripts import read_perfectly
 
 from memagent_evaluation.attempt_rows import make_run_id
 from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, EvaluationProgress, evaluate
@@ -314,7 +314,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
     run, tmp_path, store, make_reader, log
 ) -> None:
     def forgetful(prompt: str) -> str:
-        return "nothing yet" if "the end " in prompt else perfect_reader(prompt)
+        return "nothing yet" if "the end " in prompt else read_perfectly(prompt)
 
     class LastWord(Keys):
         def sample(self, length: int, index: int) -> Sample:

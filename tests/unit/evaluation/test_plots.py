@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
-from support.evaluation import make_failed_row, make_row, results
+from support.evaluation import make_failed_row, make_row, make_table
 
 from memagent_evaluation.plots import compute_depth_grid, draw_accuracy, draw_all, make_file_stem
 from memagent_evaluation.score_statistics import compute_wilson_interval
@@ -40,14 +40,14 @@ def lines(axes) -> dict:
 def names(monkeypatch, tmp_path) -> Callable[..., list[str]]:
     """The names of the pictures of these rows, which are not rendered: that takes nearly all the time."""
     monkeypatch.setattr("memagent_evaluation.plots._save", lambda figure, stem: stem.with_suffix(".png"))
-    return lambda *rows: [path.name for path in draw_all(results(*rows), tmp_path)]
+    return lambda *rows: [path.name for path in draw_all(make_table(*rows), tmp_path)]
 
 
 def test_pictures_are_png_and_svg_wide_enough_for_a_readme_and_equal_for_equal_results(tmp_path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     for folder in (one, other):
         folder.mkdir()
-        paths = draw_all(results(make_row()), folder)
+        paths = draw_all(make_table(make_row()), folder)
     assert [path.name for path in paths] == ["accuracy.png", "depth_memagent.png"]
     for path in paths:
         data = path.read_bytes()
@@ -137,7 +137,7 @@ def test_depths_are_counted_by_tenth_of_the_document_and_by_fact() -> None:
 
 def test_a_folder_that_is_not_there_and_a_missing_library_are_told(tmp_path, monkeypatch) -> None:
     with pytest.raises(EvaluationError, match="cannot be written"):
-        draw_all(results(make_row()), tmp_path / "nowhere")
+        draw_all(make_table(make_row()), tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "matplotlib.style", None)
     with pytest.raises(MissingExtraError, match="eval"):
-        draw_all(results(make_row()), tmp_path)
+        draw_all(make_table(make_row()), tmp_path)

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.evaluation import make_failed_row, make_row, results
+from support.evaluation import make_failed_row, make_row, make_table
 
 from memagent_evaluation.report import pass_at, render_report, summarize
 from memagent_evaluation.score_statistics import pass_at_k
@@ -21,8 +21,8 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_that_hold_a_right_on
     assert pass_at_k(sum(samples), len(samples), k) == pytest.approx(sum(map(any, choices)) / len(choices))
 
 
-def sample_rows(right: dict[int, list[bool]], system: str = "memagent"):
-    """Rows of questions, by index, whose samples are right or wrong."""
+def make_sample_rows(right: dict[int, list[bool]], system: str = "memagent"):
+    """Return rows of questions, by index, whose samples are right or wrong."""
     return [
         make_row(system, index=index, repeat=repeat, right=is_right, question=f"Q{index}", document=f"d{index}")
         for index, samples in right.items()
@@ -30,7 +30,7 @@ def sample_rows(right: dict[int, list[bool]], system: str = "memagent"):
     ]
 
 
-ROWS = sample_rows({index: [True, index % 2 == 0, False, index % 4 == 0] for index in range(12)})
+ROWS = make_sample_rows({index: [True, index % 2 == 0, False, index % 4 == 0] for index in range(12)})
 
 
 def test_the_mean_and_pass_at_k_rest_on_questions() -> None:
@@ -40,29 +40,29 @@ def test_the_mean_and_pass_at_k_rest_on_questions() -> None:
     assert values[1].mean == compute_accuracy(ROWS, "lenient").mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
     assert values[4].mean == 1.0
     # As 48 independent trials the interval would be narrower by far where the samples of a question agree.
-    alike = sample_rows({index: [index < 6] * 4 for index in range(12)})
+    alike = make_sample_rows({index: [index < 6] * 4 for index in range(12)})
     assert compute_accuracy(alike, "lenient").low == pytest.approx(
         compute_accuracy(alike[::4], "lenient").low, abs=0.05
     )
 
 
-def test_the_report_and_the_summary_have_them_and_leave_them_out_where_each_answer_has_one_sample() -> None:
-    report = render_report(results(*ROWS))
+def test_pass_at_k_is_reported_only_for_repeated_samples() -> None:
+    report = render_report(make_table(*ROWS))
     assert "## Repeated samples" in report
     assert "| keys | 1K tokens | memagent | lenient | 12 | 4 | 43.8 [" in report
     assert "pass@1 | pass@2 | pass@4 |" in report
-    (cell,) = summarize(results(*ROWS))
+    (cell,) = summarize(make_table(*ROWS))
     assert cell["pass_at"]["lenient"][4]["mean"] == 1.0
-    assert compare_systems(results(*ROWS))[0].n == 12
-    once = results(*ROWS[::4])
+    assert compare_systems(make_table(*ROWS))[0].n == 12
+    once = make_table(*ROWS[::4])
     assert "Repeated samples" not in render_report(once)
     assert summarize(once)[0]["pass_at"] == {}
     assert pass_at([make_failed_row(index=index, outcome="does_not_fit") for index in (0, 0)], "lenient") == {}
 
 
 def test_systems_are_compared_by_question_whatever_the_number_of_samples() -> None:
-    better = sample_rows({index: [True] * 4 for index in range(12)}, "refine")
-    (one,) = [standing for standing in compare_systems(results(*ROWS, *better)) if standing.system == "refine"]
-    assert one.against_first is not None
-    assert one.against_first.n == 12
-    assert one.against_first.difference == pytest.approx(1 - 21 / 48)
+    better = make_sample_rows({index: [True] * 4 for index in range(12)}, "refine")
+    (standing,) = [row for row in compare_systems(make_table(*ROWS, *better)) if row.system == "refine"]
+    assert standing.against_first is not None
+    assert standing.against_first.n == 12
+    assert standing.against_first.difference == pytest.approx(1 - 21 / 48)

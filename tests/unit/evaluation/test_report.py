@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.evaluation import make_failed_row, make_row, results
+from support.evaluation import make_failed_row, make_row, make_table
 
 from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.report import find_percentile, render_comparison, render_report, summarize
@@ -31,7 +31,7 @@ def test_failed_and_unfinished_questions_are_wrong_and_counted_apart() -> None:
         make_failed_row(index=6),
         make_failed_row(index=7, outcome="unfinished"),
     ]
-    report = render_report(results(*rows))
+    report = render_report(make_table(*rows))
     expected = compute_wilson_interval(6, 8)
     interval = f"75.0 [{100 * expected.low:.1f}, {100 * expected.high:.1f}]"
     assert line(report, "1K", "memagent", "8") == f"| 1K | memagent | 8 | {' | '.join([interval] * 4)} | 1 | 1 |"
@@ -46,20 +46,20 @@ def test_all_tasks_are_one_table_only_where_every_system_was_asked_the_same() ->
         make_row(task="vt"),
         make_row("refine", task="vt", right=False, string_match=0.5),
     ]
-    report = render_report(results(*both))
+    report = render_report(make_table(*both))
     assert "### All tasks, by tokens" in report
     assert line(report, "1K", "refine", "2").startswith("| 1K | refine | 2 | 50.0 [")
     assert " | 75.0 [" in line(report, "1K", "refine", "2"), "RULER's string match"
-    assert "### All tasks" not in render_report(results(*both[:3]))
-    assert "### All tasks" not in render_report(results(*both[:2])), "there is one"
+    assert "### All tasks" not in render_report(make_table(*both[:3]))
+    assert "### All tasks" not in render_report(make_table(*both[:2])), "there is one"
 
 
 def test_documents_that_fit_no_call_have_no_accuracy() -> None:
     rows = [make_row(index=index) for index in range(9)]
     rows += [make_failed_row("full_context", index=index, outcome="does_not_fit") for index in range(9)]
-    report = render_report(results(*rows))
-    assert set(summarize(results(*rows[9:]))[0]["scores"].values()) == {None}
-    (partly,) = summarize(results(replace(rows[9], system="memagent"), rows[1]))
+    report = render_report(make_table(*rows))
+    assert set(summarize(make_table(*rows[9:]))[0]["scores"].values()) == {None}
+    (partly,) = summarize(make_table(replace(rows[9], system="memagent"), rows[1]))
     assert partly["scores"]["lenient"]["mean"] == 0.5
     assert line(report, "1K", "full_context", "9") == "| 1K | full_context | 9 | – | – | – | – | 9 |"
     assert line(report, "keys", "1K tokens", "full_context", "9", "–")
@@ -72,11 +72,11 @@ def test_costs_are_means_over_all_questions_that_were_asked_and_did_not_fail() -
     ]
     rows += [replace(make_failed_row(index=2), prompt_tokens=0, calls=0, seconds=600.0)]
     rows += [replace(make_failed_row(index=3, outcome="does_not_fit"), prompt_tokens=0, calls=0, seconds=0.0)]
-    (cell,) = summarize(results(*rows))
+    (cell,) = summarize(make_table(*rows))
     assert cell["means"] == {
         "prompt_tokens": 2000, "completion_tokens": 10, "cached_tokens": 0, "calls": 2, "seconds": 1.5
     }  # fmt: skip
-    report = render_report(results(*rows))
+    report = render_report(make_table(*rows))
     assert line(report, "1K tokens", "memagent", "2,000", "0", "10", "2.0", "1.50", "1.00", "2.00", "2.00", "1.00e+12")
 
 
@@ -89,7 +89,7 @@ def test_wrong_answers_tell_where_their_facts_were_lost_and_how_to_open_them() -
         index=4, right=False, where_lost=("never_written", "overwritten", "never_written"), lost_at=(None, 4, None)
     )
     other = make_row(index=3, right=False, system="full_context", where_lost=("not_applicable",), lost_at=(None,))
-    report = render_report(results(*wrong, make_row(index=2), several, other), log=Path("out/runs.sqlite"))
+    report = render_report(make_table(*wrong, make_row(index=2), several, other), log=Path("out/runs.sqlite"))
     assert line(report, "memagent", "keys", "1K tokens", "3") == "| memagent | keys | 1K tokens | 3 | 3 | 2 | 1 |"
     assert "| never written x 2, overwritten at chunk 4 |" in report
     assert "not applicable" not in report
@@ -104,15 +104,15 @@ def test_tasks_and_units_are_kept_apart() -> None:
         make_row(task="hqa", unit="passages", length=50),
         make_row(task="hqa", unit="passages", length=3200),
     ]
-    report = render_report(results(*rows))
+    report = render_report(make_table(*rows))
     assert "### keys" in report
     assert "### hqa" in report
     assert line(report, "3,200", "memagent", "1")
 
 
 def test_an_unfinished_evaluation_is_marked() -> None:
-    assert "**Not finished: 3 questions not asked yet.**" in render_report(replace(results(make_row()), missing=3))
-    assert "No question has been answered yet" in render_report(results())
+    assert "**Not finished: 3 questions not asked yet.**" in render_report(replace(make_table(make_row()), missing=3))
+    assert "No question has been answered yet" in render_report(make_table())
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_lengths_are_labelled_as_people_say_them(length, label) -> None:
 def test_failures_are_grouped_by_what_happened_though_each_names_its_run() -> None:
     error = "the server is on fire (run e-memagent-keys-1024-{}, chunk {}). Put it out"
     rows = [replace(make_failed_row(index=index), error=error.format(index, 2 * index)) for index in range(3)]
-    assert "- 3: the server is on fire. Put it out" in render_report(results(*rows))
+    assert "- 3: the server is on fire. Put it out" in render_report(make_table(*rows))
 
 
 def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
-    first = results(*(make_row(length=length, index=index) for length in (1024, 2048) for index in range(30)))
-    second = results(
+    first = make_table(*(make_row(length=length, index=index) for length in (1024, 2048) for index in range(30)))
+    second = make_table(
         *(make_row(length=length, index=index, right=False) for length in (1024, 2048) for index in range(10, 30))
     )
     report = render_comparison(first, second, ("new", "old"))
@@ -149,9 +149,9 @@ def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
 
 def test_evaluations_that_asked_something_else_are_not_compared() -> None:
     with pytest.raises(EvaluationError, match="no question of the same system in common"):
-        render_comparison(results(make_row()), results(make_row("refine")), ("a", "b"))
+        render_comparison(make_table(make_row()), make_table(make_row("refine")), ("a", "b"))
     with pytest.raises(EvaluationError, match="keys/1024/0 is not the same question"):
-        render_comparison(results(make_row()), results(make_row(gold=("12",))), ("a", "b"))
+        render_comparison(make_table(make_row()), make_table(make_row(gold=("12",))), ("a", "b"))
 
 
 # What it cost
@@ -168,17 +168,17 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values, perc
 def test_the_report_and_the_summary_have_slow_questions_outcomes_and_the_price() -> None:
     rows = [make_row(index=index, seconds=float(index + 1), prompt_tokens=1_000_000) for index in range(100)]
     rows.append(make_failed_row(index=100))
-    report = render_report(results(*rows), prices=Prices(0.5, 2.0))
+    report = render_report(make_table(*rows), prices=Prices(0.5, 2.0))
     assert "| 50.50 | 50.00 | 95.00 | 99.00 |" in report
     assert "| 0.5 | 50 |" in report
     assert "at 0.5 for a million prompt tokens" in report
-    (cell,) = summarize(results(*rows), Prices(0.5, 2.0))
+    (cell,) = summarize(make_table(*rows), Prices(0.5, 2.0))
     assert cell["scores"]["lenient"]["low"] == compute_wilson_interval(100, 101).low
     assert (cell["outcomes"], cell["n"]) == ({"answered": 100, "failed": 1}, 101)
     assert cell["seconds"] == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
     assert cell["price"] == pytest.approx(0.5 + 2e-5)
-    assert "price" not in render_report(results(*rows)).casefold()
-    (nothing,) = summarize(results(make_failed_row()), Prices(1, 1))
+    assert "price" not in render_report(make_table(*rows)).casefold()
+    (nothing,) = summarize(make_table(make_failed_row()), Prices(1, 1))
     assert {nothing["price"], nothing["seconds"]["p50"], *nothing["means"].values()} == {None}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.evaluation import make_row, results
+from support.evaluation import make_row, make_table
 
 from memagent_evaluation.report import render_report
 from memagent_evaluation.suites import SUITES, compute_suite_scores, expand_suites
@@ -36,7 +36,7 @@ def test_rulers_number_is_the_mean_over_tasks_of_string_match_by_length_and_over
     assert means == pytest.approx(
         {(THIRTEEN, 4096): 12 / 13, (THIRTEEN, 8192): 6 / 13, (TEN, 4096): 1.0, (TEN, 8192): 0.5}
     )
-    report = render_report(results(*rows))
+    report = render_report(make_table(*rows))
     assert f"**{THIRTEEN}**" in report
     (line,) = [line for line in report.splitlines() if line.endswith("| 69.2 | 61.5 | 76.9 |")]
     assert line.startswith("| memagent | 92.3 [")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.scripts import document_with, perfect_reader
+from support.scripts import make_document, read_perfectly
 from support.strategies import EXAMPLE
 
 from memagent_evaluation.result_table import QuestionOutcome
@@ -18,7 +18,7 @@ from memagent_graph.policy import SamplingParams
 from memagent_graph.storage.checkpoints import open_checkpointer
 from memagent_graph.strategies.refine import IMPROVE, Refine
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
 
 
@@ -70,12 +70,12 @@ async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader)
 
 async def test_the_policy_s_own_words_are_used_where_the_reader_uses_them(make_reader, tmp_path) -> None:
     profile = load_profile("embedded")
-    policy = DescribedPolicy(perfect_reader)
+    policy = DescribedPolicy(read_perfectly)
     policy.info = replace(DescribedPolicy.info, profile=profile)
     own = MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False)
     plain = make_reader(policy, prompts=load_prompts(), run_log=False)
-    other = make_reader(DescribedPolicy(perfect_reader), prompts=profile.prompts, run_log=False)
-    profiled = make_reader(DescribedPolicy(perfect_reader), prompts=None, profile=profile, run_log=False)
+    other = make_reader(DescribedPolicy(read_perfectly), prompts=profile.prompts, run_log=False)
+    profiled = make_reader(DescribedPolicy(read_perfectly), prompts=None, profile=profile, run_log=False)
     for reader, calls in ((own, 2), (plain, 1), (other, 1), (profiled, 2)):
         attempt = await load_system("full_context", reader).attempt(
             reader.store.add(Document.of("The key of harbor is 4711.")), QUESTION, answer_tokens=60, run_id="one"
@@ -116,7 +116,7 @@ async def test_each_sample_of_an_answer_is_drawn_with_a_seed_of_its_own_and_so_i
             return await super().complete(prompt, sampling)
 
     seeds_of_repeats = []
-    system = memagent(make_reader, Seeds(perfect_reader), run_log=log, sampling=SamplingParams(temperature=0.7, seed=5))
+    system = memagent(make_reader, Seeds(read_perfectly), run_log=log, sampling=SamplingParams(temperature=0.7, seed=5))
     for repeat in range(3):
         seeds: set[int] = set()
         await system.attempt(document, QUESTION, answer_tokens=60, run_id=f"r{repeat}", repeat=repeat)

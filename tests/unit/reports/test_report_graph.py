@@ -18,7 +18,7 @@ from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
 from support.report_documents import asked_sections, reads_keys, reads_keys_and_writes, real_documents, writes_reports
-from support.scripts import document_with, part
+from support.scripts import make_document, part
 
 from memagent_graph import (
     Budget,
@@ -61,7 +61,7 @@ def keys(folder: Path, **by_name: str) -> list[Path]:
     for name, key in by_name.items():
         paths.append(folder / f"{name}.txt")
         sentence = f"Every night it rained. The key of harbor is {key}. Nobody came."
-        text = document_with({0.5: sentence} if key else {}, words=600).replace("word", f"{name}word")
+        text = make_document({0.5: sentence} if key else {}, words=600).replace("word", f"{name}word")
         paths[-1].write_text(text)
     return paths
 
@@ -283,7 +283,7 @@ def test_a_document_that_cannot_be_read_is_a_row_of_failed_cells(reader, tmp_pat
 
 def test_equal_texts_are_read_once_and_equal_names_are_told_apart(reader, tmp_path) -> None:
     policy = ScriptedPolicy(reads_keys)
-    text = document_with({0.5: "The key of harbor is 4711."}, words=300)
+    text = make_document({0.5: "The key of harbor is 4711."}, words=300)
     agent = reader(policy)
     documents = [Document.from_text(text, "a"), Document.from_text(text, "a"), Document.from_text("Rain.", "a")]
     result = report(agent, HARBOR, documents, extractive=True)
@@ -356,7 +356,7 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
     kills, documents = size(2, 30), size(4, 40)
     for number in range(documents):
         facts = {0.3: f"The key of harbor is {1000 + number}.", 0.8: f"The key of castle is {2000 + number}."}
-        text = document_with(facts, words=400).replace("word", f"word{number:02}n")  # no two have a chunk in common
+        text = make_document(facts, words=400).replace("word", f"word{number:02}n")  # no two have a chunk in common
         (tmp_path / f"{number:02}.txt").write_text(text)
     moments = random.Random(7)
 

@@ -22,7 +22,7 @@ import pytest
 from aiohttp import web
 from starlette.routing import Route
 from support.fake_server import FakeServer
-from support.scripts import document_with, perfect_reader
+from support.scripts import make_document, read_perfectly
 from support.server_faults import TOO_LONG
 from support.serving import ALICE, BOB, KEYS, Served, served
 
@@ -36,7 +36,7 @@ from memagent_serve.chat_requests import parse, parse_fields
 from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import SIGN_IN
 
-LONG = document_with({0.3: "The key of harbor is 4711."}, words=1000)
+LONG = make_document({0.3: "The key of harbor is 4711."}, words=1000)
 KEY = {"Authorization": f"Bearer {ALICE}"}
 OTHER = {"Authorization": f"Bearer {BOB}"}
 MEGABYTE = 2**20
@@ -307,7 +307,7 @@ def test_a_policy_server_that_sends_without_end_fills_no_memory(
     def flood(body: dict[str, Any], number: int) -> Any:
         text = body["messages"][-1]["content"]
         if "<problem>" in text:
-            return perfect_reader(text)
+            return read_perfectly(text)
         reply = TOO_LONG[name]()
         if body.get("stream"):
             reply.content_type = "text/event-stream"

@@ -14,19 +14,19 @@ import openai
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 from support.server_faults import BUSY, FINAL, MALFORMED
 from support.serving import Served, served
 
 from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy
 
-LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=900)
+LONG = make_document({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
 
 
 def say(body: dict[str, Any], number: int) -> str:
     text = body["messages"][-1]["content"]
-    return perfect_reader(text) if "<problem>" in text else f"said: {text[-40:]}"
+    return read_perfectly(text) if "<problem>" in text else f"said: {text[-40:]}"
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +250,8 @@ def test_the_run_id_is_in_a_header_and_a_field_and_names_a_run_of_the_log(server
 
 
 def test_several_long_parts_are_read_in_order_with_their_names(client: openai.OpenAI, upstream: FakeServer) -> None:
-    one = document_with({0.5: "The key of harbor is 1."}, words=900)
-    two = document_with({0.5: "The key of harbor is 2."}, words=900)
+    one = make_document({0.5: "The key of harbor is 1."}, words=900)
+    two = make_document({0.5: "The key of harbor is 2."}, words=900)
     reply = ask(client, user(one), user(two), user(QUESTION))
     assert reply.choices[0].message.content == "2"
     assert reply.memagent["read"] == ["message 1 (user)", "message 2 (user)"]
@@ -303,7 +303,7 @@ def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply
 ) -> None:
     def respond(body: dict[str, Any], number: int) -> Any:
         if "<problem>" in (text := body["messages"][-1]["content"]):
-            return perfect_reader(text)
+            return read_perfectly(text)
         if name in _EVENTS:
             return web.Response(text=f"data: {_EVENTS[name]}\n\n", content_type="text/event-stream")
         return {**MALFORMED, **BUSY, **FINAL}[name]()
@@ -322,7 +322,7 @@ def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply
 def test_a_streamed_request_that_goes_on_is_one_stream(client: openai.OpenAI, upstream: FakeServer) -> None:
     def respond(body: dict[str, Any], number: int) -> Any:
         if "<problem>" in body["messages"][-1]["content"]:
-            return perfect_reader(body["messages"][-1]["content"])
+            return read_perfectly(body["messages"][-1]["content"])
         assert body["stream_options"] == {"include_usage": True}
         parts = [
             {"id": "up", "choices": [{"index": 0, "delta": {"role": "assistant", "content": "do"}}]},
@@ -482,7 +482,7 @@ def test_health_and_metrics(server: Served, client: openai.OpenAI) -> None:
 
 
 def test_a_policy_in_this_process_answers_short_requests_and_reads_long_ones(tmp_path: Path) -> None:
-    policy = ScriptedPolicy(lambda prompt: perfect_reader(prompt) if "<problem>" in prompt else f"said: {prompt[-5:]}")
+    policy = ScriptedPolicy(lambda prompt: read_perfectly(prompt) if "<problem>" in prompt else f"said: {prompt[-5:]}")
     with (
         served(None, tmp_path, policy=policy) as server,
         openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client,

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 from support.fake_server import FakeServer
-from support.scripts import document_with
+from support.scripts import make_document
 from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
 from unit.serving.test_attacks import OF_JSON, endless_conversions, head, until
 from unit.serving.test_reads import sections
@@ -25,7 +25,7 @@ from memagent_graph.run_log.records import describe_edit
 from memagent_serve.ledger import Entry
 
 FACTS = {0.2: "The key of harbor is 4711.", 0.6: "The key of castle is 12."}
-LONG = document_with(FACTS, words=900)
+LONG = make_document(FACTS, words=900)
 QUESTION = "What is the key of harbor?"
 OWN = {"X-Memagent-Page": "1"}
 
@@ -144,7 +144,7 @@ def test_a_document_is_read_chunk_by_chunk_to_its_answer(browser: Browser) -> No
 def test_several_questions_are_reads_side_by_side_on_one_stream_and_several_documents_are_one(
     browser: Browser,
 ) -> None:
-    first = browser.upload("one.txt", document_with({0.5: FACTS[0.2]}, words=400)).json()["id"]
+    first = browser.upload("one.txt", make_document({0.5: FACTS[0.2]}, words=400)).json()["id"]
     second = browser.upload("two.html", "<p>The key of castle is 12.</p>").json()["id"]
     questions = [QUESTION, "What is the key of castle?"]
     reads = browser.post("reads", files=[first, second], questions=questions).json()["reads"]

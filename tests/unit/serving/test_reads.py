@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.scripts import document_with, part, perfect_reader
+from support.scripts import make_document, part, read_perfectly
 from support.serving import ALICE, BOB, KEYS, served
 from unit.serving.test_attacks import POST_CHAT, head, until
 
@@ -29,7 +29,7 @@ from memagent_serve.metrics import Metrics
 from memagent_serve.reads import ReadManager, ReadRequest
 from memagent_serve.serve_settings import ServeSettings
 
-LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=900)
+LONG = make_document({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
 
 
@@ -113,7 +113,7 @@ def test_a_read_that_failed_continues_at_its_chunk(tmp_path: Path) -> None:
     def respond(request: dict[str, Any], number: int) -> Any:
         if broken and number == 5:
             return web.json_response({"error": {"message": "out of memory"}}, status=500)
-        return perfect_reader(request["messages"][-1]["content"])
+        return read_perfectly(request["messages"][-1]["content"])
 
     with FakeServer(respond, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
         failure = post(server.api, body())
@@ -280,7 +280,7 @@ async def test_a_read_that_is_cancelled_twice_is_gone_like_one_that_is_cancelled
             time.sleep(0.05)
             super().mark(*arguments, **options)
 
-    reader = make_reader(ScriptedPolicy(perfect_reader, delay=0.05), checkpoints=tmp_path / "checkpoints.sqlite")
+    reader = make_reader(ScriptedPolicy(read_perfectly, delay=0.05), checkpoints=tmp_path / "checkpoints.sqlite")
     manager = ReadManager(reader, SlowLedger(tmp_path / "ledger.sqlite"), ServeSettings(folder=tmp_path), Metrics())
     document = reader.store.add(Document.from_text(LONG))
     read, _ = await manager.start(

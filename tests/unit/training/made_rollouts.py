@@ -14,7 +14,7 @@ from memagent_training.algorithm.advantages import AdvantageSettings, Baseline
 from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
 
 
-def conversation(
+def make_conversation(
     prompt: Sequence[int],
     completion: Sequence[int],
     at: tuple[str, str, int] = ("update", "", 0),
@@ -51,7 +51,7 @@ def example_settings(of: AdvantageSettings, **others: Any) -> multi_conv_dapo.Se
     )
 
 
-def weights_of(model: Any) -> dict[str, Any]:
+def copy_weights(model: Any) -> dict[str, Any]:
     """A copy of a model's weights, by name."""
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
@@ -62,7 +62,7 @@ def find_changes(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
     return {name for name, weight in before.items() if not torch.equal(weight, after[name])}
 
 
-def logs_of(trainer: Any, *, apart_from: Container[str] = ()) -> list[dict[str, float]]:
+def read_logs(trainer: Any, *, apart_from: Container[str] = ()) -> list[dict[str, float]]:
     """What a trainer logged of its steps, but for some metrics."""
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     return [{name: value for name, value in entry.items() if name not in apart_from} for entry in steps]

@@ -29,7 +29,7 @@ ANSWER = ("answer", "", 0)
 
 
 def conversation(tokens=2, at=("update", "", 0), **more):
-    return made_rollouts.conversation([1, 2, 3], range(tokens), at, **more)
+    return made_rollouts.make_conversation([1, 2, 3], range(tokens), at, **more)
 
 
 def rollout(run_id, reward, lengths=(2, 2), steps=None):

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("trl")
 
 from support.rl_loops import SETTINGS, make_job
-from support.scripts import document_with, part, perfect_reader, with_ids
+from support.scripts import add_ids, make_document, part, read_perfectly
 from support.strategies import answer_perfectly
 
 from memagent_graph import MemAgentError, RunLog, ScriptedPolicy
@@ -40,14 +40,14 @@ from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 
 FACT = "The key of harbor is 4711."
-TEXT = document_with({0.4: FACT, 0.8: "The key of castle is 12."}, words=400)
+TEXT = make_document({0.4: FACT, 0.8: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
 GOLD = Gold(("4711",), evidence=(FACT,))
 
 
 def reads(prompt: str) -> str:
     """A gate that rewrites where something is new, and goes on to the end."""
-    memory = perfect_reader(prompt)
+    memory = read_perfectly(prompt)
     if "<section>" not in prompt:
         return memory
     return "KEEP" if memory in {part(prompt, "memory"), "nothing yet"} else f"REWRITE\n{memory}"
@@ -113,7 +113,7 @@ def test_a_gate_is_right_where_it_rewrites_at_evidence_and_keeps_elsewhere(read)
 
 
 def test_a_gate_that_always_rewrites_is_right_at_the_evidence_alone(read) -> None:
-    run = read(lambda prompt: f"REWRITE\n{perfect_reader(prompt)}" if "<section>" in prompt else perfect_reader(prompt))
+    run = read(lambda prompt: f"REWRITE\n{read_perfectly(prompt)}" if "<section>" in prompt else read_perfectly(prompt))
     assert [at for at, value in enumerate(GateRight()(run)) if value] == [gold_chunk(run)]
 
 
@@ -123,11 +123,11 @@ def test_a_read_ends_best_with_the_chunk_of_the_last_evidence(read, late: int, l
 
     def stops(prompt: str) -> str:
         if "<section>" not in prompt:
-            return perfect_reader(prompt)
+            return read_perfectly(prompt)
         sightings.append(FACT in prompt)
         is_late = True in sightings and len(sightings) - 1 - sightings.index(True) == late
         is_end = is_late or (late < 0 and len(sightings) == 1)
-        return f"STOP\n{perfect_reader(prompt)}" if is_end else reads(prompt)
+        return f"STOP\n{read_perfectly(prompt)}" if is_end else reads(prompt)
 
     run = read(stops)
     assert least <= ExitInTime()(run) <= most
@@ -187,7 +187,7 @@ def test_old_runs_are_scored_from_a_file_that_knows_their_evidence(read, tmp_pat
 
 
 def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Path) -> None:
-    read(lambda prompt: with_ids(prompt, reads(prompt)))
+    read(lambda prompt: add_ids(prompt, reads(prompt)))
     terms = parse_terms([{"reward": "kindness"}, {"reward": "evidence_f2"}])
     replay = load_groups(
         tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=choose_term_rewards(terms, has_gold=False)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("trl")
 
 from support import training_world
-from support.scripts import document_with
+from support.scripts import make_document
 from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 from test_trainer_equals_reference import Reference, assert_equal
 
@@ -23,7 +23,7 @@ from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import Gold
 from memagent_training.rewards.reward_names import choose_term_rewards
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=250)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=250)
 CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_budget": 400, "max_logprob_gap": 9}}
 
 

@@ -64,7 +64,7 @@ def bigram() -> Bigram:
 
 
 def conversation(*completion: int, prompt: Sequence[int] = (0,), **more: Any) -> TrainingConversation:
-    return made_rollouts.conversation(prompt, completion, **more)
+    return made_rollouts.make_conversation(prompt, completion, **more)
 
 
 _names = itertools.count()

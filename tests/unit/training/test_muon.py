@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from made_rollouts import find_changes, weights_of  # noqa: E402
+from made_rollouts import copy_weights, find_changes  # noqa: E402
 from support.small_models import make_model  # noqa: E402
 
 from memagent_training.algorithm.muon import MuonWithAdamW  # noqa: E402
@@ -53,22 +53,22 @@ def test_steps_are_those_of_muon_and_adamw(tied: bool) -> None:
     adamw = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
     muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1)
     train(apart, 3, lambda: (adamw.step(), muon.step()))
-    assert not find_changes(weights_of(together), weights_of(apart))
+    assert not find_changes(copy_weights(together), copy_weights(apart))
 
 
 def test_a_schedule_changes_both_rates_and_frozen_weights_stay() -> None:
     model = small_llama()
     model.model.layers[0].requires_grad_(requires_grad=False)
-    before = weights_of(model)
+    before = copy_weights(model)
     optimizer = optimizer_of(model)
     optimizer.load_state_dict(optimizer.state_dict())  # as a resumed training does
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step == 0 else 0.0)
     train(model, 1, lambda: (optimizer.step(), schedule.step()))
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.0, 0.0]
-    middle = weights_of(model)
+    middle = copy_weights(model)
     assert find_changes(before, middle) == {name for name in before if "layers.0." not in name}
     train(model, 1, optimizer.step)
-    assert not find_changes(middle, weights_of(model))
+    assert not find_changes(middle, copy_weights(model))
 
 
 def test_a_model_of_matrices_alone_is_trained_by_muon() -> None:
@@ -77,9 +77,9 @@ def test_a_model_of_matrices_alone_is_trained_by_muon() -> None:
         weight.requires_grad_(name.endswith("q_proj.weight"))
     optimizer = optimizer_of(model)
     assert len(optimizer.param_groups) == 1
-    before = weights_of(model)
+    before = copy_weights(model)
     train(model, 1, optimizer.step)
-    assert find_changes(before, weights_of(model)) == {name for name in before if name.endswith("q_proj.weight")}
+    assert find_changes(before, copy_weights(model)) == {name for name in before if name.endswith("q_proj.weight")}
 
 
 # In a training
@@ -91,10 +91,10 @@ def test_a_training_with_muon_resumes_with_the_same_bits(make_trainer, tmp_path:
     whole = make_trainer(tmp_path, "dapo", **settings, **saving)
     whole.train()
     resumed = make_trainer(tmp_path, "dapo", **settings)
-    assert find_changes(weights_of(resumed.model), weights_of(whole.model))
+    assert find_changes(copy_weights(resumed.model), copy_weights(whole.model))
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert resumed.state.global_step == whole.state.global_step == 3
-    assert not find_changes(weights_of(resumed.model), weights_of(whole.model))
+    assert not find_changes(copy_weights(resumed.model), copy_weights(whole.model))
 
 
 def test_muon_refuses_sharded_matrices(make_trainer, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 import multi_conv_dapo as dapo  # noqa: E402
-from made_rollouts import OF_THE_MACHINE, edit, find_changes, logs_of, weights_of  # noqa: E402
+from made_rollouts import OF_THE_MACHINE, copy_weights, edit, find_changes, read_logs  # noqa: E402
 from support import online_world  # noqa: E402
 from support.online_world import FAILURES, GROUPS, ITERATIONS, Training  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
@@ -64,7 +64,7 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     weights = []
     for number, groups in enumerate(iterations):
-        weights.append(weights_of(model))
+        weights.append(copy_weights(model))
         with torch.no_grad():
             old = {
                 (rollout.run_id, k): dapo.forward(model, row, 1.0)[0]
@@ -79,7 +79,7 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
             ).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-    return [*weights, weights_of(model)]
+    return [*weights, copy_weights(model)]
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -131,7 +131,7 @@ def test_ratios_compare_with_the_weights_that_an_iteration_began_with(world, tra
                 conversation = runs[run_id].conversations_K[place]
                 expected = dapo.forward(model, conversation, 1.0)[0]
             assert torch.allclose(logprobs, expected, atol=1e-5)
-    logs = logs_of(training.trainer)
+    logs = read_logs(training.trainer)
     ratios = [entry["ratio/mean"] for entry in logs]
     assert ratios[::3] == pytest.approx([1.0] * ITERATIONS, abs=1e-5)
     assert all(abs(ratio - 1) > 1e-5 for ratio in ratios[1::3])
@@ -139,7 +139,7 @@ def test_ratios_compare_with_the_weights_that_an_iteration_began_with(world, tra
 
 def test_what_was_collected_is_logged_with_an_iterations_first_step(trainings) -> None:
     for steps, (training, _) in trainings.items():
-        logs = logs_of(training.trainer)
+        logs = read_logs(training.trainer)
         assert [entry.get("collect/reward") for entry in logs[::steps]] == [0.0, 1.0, 2.0]
         assert sum("collect/reward" in entry for entry in logs) == ITERATIONS
         staleness = [entry.get("staleness/mean") for entry in logs[::steps]]
@@ -160,7 +160,7 @@ def test_resumed_from_any_checkpoint_it_ends_with_the_same_bits(
     assert all(largest_difference(resumed.policies[number], whole.policies[number]) == 0 for number in resumed.policies)
     assert not find_changes(whole.weights(), resumed.weights())
     assert resumed.steps.groups == whole.steps.groups[iteration * steps :]
-    histories = [logs_of(run.trainer, apart_from=OF_THE_MACHINE) for run in (whole, resumed)]
+    histories = [read_logs(run.trainer, apart_from=OF_THE_MACHINE) for run in (whole, resumed)]
     assert histories[0] == histories[1]
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 import multi_conv_dapo  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from made_rollouts import conversation  # noqa: E402
+from made_rollouts import make_conversation  # noqa: E402
 from support.small_models import make_model  # noqa: E402
 from torch.nn.utils.rnn import pad_sequence  # noqa: E402
 
@@ -298,13 +298,13 @@ def test_splitting_padding_and_ranks_change_nothing(
     llama: Any, rows: list[IdRow], layout: Layout, ranks: int, budget: int
 ) -> None:
     """And a micro-batch forwards the tokens that were planned. Padding begins with a token that no row begins with."""
-    conversations = [conversation(row.prompt_ids_P, [*row.completion_ids_T, 1]) for row in rows]
+    conversations = [make_conversation(row.prompt_ids_P, [*row.completion_ids_T, 1]) for row in rows]
     training_rows = [
         TrainingRow(turn, 1.0, 1.0, f"run {number}", group_index=0, rollout_index=number, conversation_index=0)
         for number, turn in enumerate(conversations)
     ]
     plan = plan_step(training_rows, ranks=ranks, token_budget=budget, layout=layout)
-    padding_row = conversation([VOCABULARY - 1], [VOCABULARY - 1])
+    padding_row = make_conversation([VOCABULARY - 1], [VOCABULARY - 1])
     sums = []
     for micro_batch in itertools.chain(*plan.micro_batches):
         rows_of_batch = [conversations[number] for number in micro_batch.rows]

@@ -9,7 +9,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_rollouts import conversation
+from made_rollouts import make_conversation
 
 from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.planner import (
@@ -30,7 +30,7 @@ def make_row(prompt, completion, run_id="run", index=0, weight=0.1):
     prompt, completion = (
         [next(numbers) for _ in range(part)] if isinstance(part, int) else part for part in (prompt, completion)
     )
-    return TrainingRow(conversation(prompt, completion, ("update", "", index)), 0.5, weight, run_id, 0, 0, index)
+    return TrainingRow(make_conversation(prompt, completion, ("update", "", index)), 0.5, weight, run_id, 0, 0, index)
 
 
 def make_rows(*lengths):

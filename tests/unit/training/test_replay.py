@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conversations import DOCUMENT, make_conversation
-from support.scripts import document_with, part, perfect_reader, with_ids
+from support.scripts import add_ids, make_document, part, read_perfectly
 
 from memagent_graph import Completion, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
 from memagent_graph.calls import Span
@@ -26,7 +26,7 @@ from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import ReplayError, RewardError
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
+TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
 
 
@@ -37,7 +37,7 @@ def reader(make_reader, log, tmp_path):
 
 
 def complete_with_ids(prompt: str, text: str | None = None) -> Completion:
-    return with_ids(prompt, perfect_reader(prompt) if text is None else text)
+    return add_ids(prompt, read_perfectly(prompt) if text is None else text)
 
 
 def make_attempt(run_id: str, position: int, answer_at: int, **changes: Any) -> Conversation:
@@ -98,7 +98,7 @@ def test_a_rollout_has_the_policys_prompts_and_replies_token_for_token(make_read
     conversations = [conversation for rollout in group.rollouts_G for conversation in rollout.conversations_K]
     assert [bytes(list(conversation.prompt_ids_P)).decode() for conversation in conversations] == policy.prompts
     assert [bytes(list(conversation.completion_ids_T)).decode() for conversation in conversations] == list(
-        map(perfect_reader, policy.prompts)
+        map(read_perfectly, policy.prompts)
     )
     assert all(set(conversation.logprobs_T) == {-0.25} for conversation in conversations)
     for rollout in group.rollouts_G:

@@ -1,4 +1,4 @@
-"""Packages of other versions are refused before anything is trained; and what is taken for granted of TRL."""
+"""Unsupported package versions are refused before training starts; and the methods of TRL that training relies on."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_the_engines_refuse_other_versions(module: str, package: str, monkeypatc
         importlib.import_module(f"memagent_training.engines.{module}")
 
 
-# When TRL moves, the test that fails is named after what moved.
+# If a TRL release renames a method, the failing test has its name.
 
 
 @pytest.mark.parametrize(
     "name", ["training_step", "get_train_dataloader", "create_optimizer", "_save_checkpoint",
              "_load_optimizer_and_scheduler", "floating_point_ops", "compute_loss_context_manager"],
 )  # fmt: skip
-def test_the_methods_that_are_replaced_or_called_exist(name: str) -> None:
+def test_trl_has_the_methods_that_we_override_or_call(name: str) -> None:
     assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer has no {name} any more"

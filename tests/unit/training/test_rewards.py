@@ -34,7 +34,7 @@ QUESTION = "What is the key of harbor?"
 GOLD = Gold(("4711",))
 
 
-def turn(position: int, text: str | None, *, answers: bool = False, **changes: Any) -> Conversation:
+def make_attempt(position: int, text: str | None, *, answers: bool = False, **changes: Any) -> Conversation:
     return make_conversation(position, answers=answers, text=text, **({"id": position, "reads": ()} | changes))
 
 
@@ -49,12 +49,12 @@ def run(
     document: str = "k",
     gold: Gold | None = None,
 ) -> TrainingRun:
-    updates = [memory if isinstance(memory, Conversation) else turn(at, memory) for at, memory in enumerate(memories)]
+    updates = [item if isinstance(item, Conversation) else make_attempt(at, item) for at, item in enumerate(memories)]
     record = RunRecord(
         "r", 1.0, 2.0, question, {"key": document, "name": f"{document}.txt", "size": 1}, {}, stop_reason, answer
     )
     last = updates[-1].position + 1 if updates else 0
-    return TrainingRun(record, (*updates, turn(last, raw, answers=True)), (), rewards, gold)
+    return TrainingRun(record, (*updates, make_attempt(last, raw, answers=True)), (), rewards, gold)
 
 
 def write_gold(folder: Path, *lines: dict[str, Any]) -> Path:
@@ -204,9 +204,9 @@ def test_the_form_is_kept_by_memories_and_answers_that_are_whole() -> None:
         "\\boxed{1}",
         memories=(
             "fine",
-            turn(1, "long", finish_reason="length"),
-            turn(2, "long", events=(cut,)),
-            turn(3, "", outcome=Outcome.KEPT_PREVIOUS),
+            make_attempt(1, "long", finish_reason="length"),
+            make_attempt(2, "long", events=(cut,)),
+            make_attempt(3, "", outcome=Outcome.KEPT_PREVIOUS),
         ),
     )
     assert FormatReward()(answer_run) == [1.0, 0.0, 0.0, 0.0, 1.0]
@@ -227,10 +227,10 @@ def test_a_gate_that_keeps_the_memory_has_kept_the_form(make_reader, log) -> Non
 def test_memories_are_what_was_made_of_completions() -> None:
     memories = (
         "<think>hm</think> first ",
-        turn(1, "long long", memory="long"),
-        turn(2, "junk", outcome=Outcome.DISCARDED),
-        turn(2, "", outcome=Outcome.KEPT_PREVIOUS, attempt=1),
-        turn(3, None),
+        make_attempt(1, "long long", memory="long"),
+        make_attempt(2, "junk", outcome=Outcome.DISCARDED),
+        make_attempt(2, "", outcome=Outcome.KEPT_PREVIOUS, attempt=1),
+        make_attempt(3, None),
     )
     assert run("answer", memories=memories).memories == ["first", "long", "long", "long", None, None]
 

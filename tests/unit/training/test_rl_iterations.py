@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("trl")
 
-from made_rollouts import conversation
+from made_rollouts import make_conversation
 from support.rl_loops import Recorder, make_job, make_measurement
 from test_rl_serving import Sync
 
@@ -108,7 +108,7 @@ async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
 # Collections
 
 
-CONVERSATION = conversation([1], [2], ("answer", "", 0), version="iteration-2")
+CONVERSATION = make_conversation([1], [2], ("answer", "", 0), version="iteration-2")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_rollouts import conversation
+from made_rollouts import make_conversation
 
 from memagent_training.algorithm.advantages import AdvantageSettings
 from memagent_training.algorithm.planner import Layout
@@ -22,7 +22,7 @@ DROPPING = AdvantageSettings(drop_zero_variance=True)
 
 
 def make_group(number: int, *rewards: float) -> RolloutGroup:
-    turn = conversation([1, number], [3], ("answer", "", 0))
+    turn = make_conversation([1, number], [3], ("answer", "", 0))
     rollouts = (Rollout(f"{number}-{place}", (turn,), reward) for place, reward in enumerate(rewards))
     return RolloutGroup(f"g{number}", tuple(rollouts))
 
@@ -74,7 +74,7 @@ def test_the_fingerprint_tells_numbers_of_steps_apart() -> None:
 
 
 def make_rollout(number: int, probability: float, reward: float) -> Rollout:
-    turn = conversation([1], [3], ("answer", "", 0), logprobs=[math.log(probability)])
+    turn = make_conversation([1], [3], ("answer", "", 0), logprobs=[math.log(probability)])
     return Rollout(f"{number}", (turn,), reward)
 
 

@@ -19,7 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from made_rollouts import OF_THE_MACHINE, edit, find_changes, logs_of, weights_of  # noqa: E402
+from made_rollouts import OF_THE_MACHINE, copy_weights, edit, find_changes, read_logs  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from support import training_world  # noqa: E402
 from support.programs import run_ranks  # noqa: E402
@@ -75,8 +75,8 @@ def test_a_resumed_run_ends_with_the_same_bits(two_passes, make_trainer, tmp_pat
     resumed = make_trainer(tmp_path, **TWO_PASSES)
     resumed.train(resume_from_checkpoint=str(output / "checkpoint-4"))
     assert resumed.state.global_step == whole.state.global_step == 6
-    assert not find_changes(weights_of(whole.model), weights_of(resumed.model))
-    last, again = (logs_of(run, apart_from=OF_THE_MACHINE)[-1] for run in (whole, resumed))
+    assert not find_changes(copy_weights(whole.model), copy_weights(resumed.model))
+    last, again = (read_logs(run, apart_from=OF_THE_MACHINE)[-1] for run in (whole, resumed))
     assert last == again
 
 
@@ -129,12 +129,12 @@ def test_an_adapter_learns_and_its_base_is_the_reference(world, small_settings, 
     args = small_settings(tmp_path, learning_rate=0.05, max_steps=3, beta=0.1)
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = MultiConvDAPOTrainer(str(world.model), world.groups, args, peft_config=lora)
-    before = weights_of(trainer.model)
+    before = copy_weights(trainer.model)
     trainer.train()
-    names = find_changes(before, weights_of(trainer.model))
+    names = find_changes(before, copy_weights(trainer.model))
     assert names
     assert all("lora" in name for name in names)
-    logs = logs_of(trainer)
+    logs = read_logs(trainer)
     assert logs[0]["kl"] == pytest.approx(0, abs=1e-6)
     assert logs[-1]["kl"] > 1e-3
 
@@ -163,12 +163,12 @@ def test_metrics_are_means_over_tokens_and_not_over_micro_batches(make_trainer, 
 
 # Once: _log_step clears what TRL's log would have averaged, so that the last step speaks for all, beside a mean loss.
 def test_metrics_are_means_over_the_steps_between_two_logs(two_passes, make_trainer, tmp_path) -> None:
-    alone = logs_of(two_passes[0])[:3]
+    alone = read_logs(two_passes[0])[:3]
     together = make_trainer(tmp_path, warmup_steps=2, max_steps=3, logging_steps=3)
     together.train()
     for name in ("loss", "reward"):
         mean = sum(entry[name] for entry in alone) / 3
-        assert logs_of(together)[0][name] == pytest.approx(mean, abs=1e-5)
+        assert read_logs(together)[0][name] == pytest.approx(mean, abs=1e-5)
 
 
 # Once: compute_row_metrics saw learned rows alone, without truncated ones, while penalties counted all rollouts.
@@ -193,7 +193,7 @@ def test_fractions_of_a_step_count_all_its_rollouts(world) -> None:
 def test_log_prob_gaps_compare_equal_temperatures(two_passes, make_trainer, tmp_path) -> None:
     trainer = make_trainer(tmp_path, max_steps=1, temperature=0.5)
     trainer.train()
-    at_one, at_half = (logs_of(run)[0]["sampling/sampling_logp_difference/mean"] for run in (two_passes[0], trainer))
+    at_one, at_half = (read_logs(run)[0]["sampling/sampling_logp_difference/mean"] for run in (two_passes[0], trainer))
     assert 0 < at_half <= 2 * at_one
 
 
@@ -231,7 +231,7 @@ def test_sampling_metrics_equal_their_formulas(two_steps) -> None:
         "kl_k3": (ratios - 1 - (old - logged)).mean(),
         "effective_sample_size": ratios.sum() ** 2 / (ratios**2).sum() / len(ratios),
     }
-    logs = logs_of(trainer)
+    logs = read_logs(trainer)
     for entry in logs:
         for name, value in by_hand.items():
             assert entry[f"sampling/{name}"] == pytest.approx(float(value), rel=1e-9), name
@@ -286,11 +286,11 @@ def test_the_wrong_base_model_is_refused_before_the_first_step(make_trainer, tmp
     training_world.make_model(tmp_path, seed=1)
     limit = MultiConvDAPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False).max_logprob_gap
     trainer = make_trainer(tmp_path, model=tmp_path / "model", max_logprob_gap=limit)
-    before = weights_of(trainer.model)
+    before = copy_weights(trainer.model)
     with pytest.raises(TrainingError, match=r"not sampled by this model.*Name the model that wrote them") as raised:
         trainer.train()
     assert raised.value.run_id is not None
-    assert not find_changes(before, weights_of(trainer.model))
+    assert not find_changes(before, copy_weights(trainer.model))
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_too_many_in_a_row_end_the_t
     trainer = make_trainer(tmp_path, kind=Broken, max_steps=9, max_grad_norm=1.0, max_skipped_steps=1)
     with pytest.raises(TrainingError, match=r"not finite in 2 steps in a row, the last of them 5.*max_skipped_steps"):
         trainer.train()
-    assert [entry["skipped"] for entry in logs_of(trainer)][:3] == [0.0, 1.0, 0.0]
+    assert [entry["skipped"] for entry in read_logs(trainer)][:3] == [0.0, 1.0, 0.0]
     assert are_finite(trainer)
 
 

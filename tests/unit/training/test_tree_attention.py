@@ -1,4 +1,4 @@
-"""Attention node by node: what a dense mask of the same tree gives, from no more than the pairs that see each other."""
+"""Attention node by node equals attention with a dense mask of the same tree, and needs much less memory."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from memagent_training.forward.tree_attention import NodeMask  # noqa: E402
 
 HEADS, WIDTH = 2, 4
 
-few = st.integers(0, 2)
-"""Few different tokens, so that prefixes are shared by chance, and rows are whole prefixes of others."""
-bushes = st.lists(st.lists(few, min_size=1, max_size=6), min_size=1, max_size=10)
-chains = st.integers(1, 8).flatmap(lambda step: st.just([[0] * (step * length) for length in range(1, 7)]))
-combs = st.integers(1, 12).map(lambda length: [[0] * depth + [1] for depth in range(length)])
-duplicates = st.lists(few, min_size=1, max_size=6).map(lambda row: [row] * 4)
+token_ids = st.integers(0, 2)
+"""Few different ids, so that prefixes are shared by chance, and rows are prefixes of other rows."""
+random_rows = st.lists(st.lists(token_ids, min_size=1, max_size=6), min_size=1, max_size=10)
+nested_prefixes = st.integers(1, 8).flatmap(lambda step: st.just([[0] * (step * length) for length in range(1, 7)]))
+branching_prefixes = st.integers(1, 12).map(lambda length: [[0] * depth + [1] for depth in range(length)])
+duplicates = st.lists(token_ids, min_size=1, max_size=6).map(lambda row: [row] * 4)
 tries = st.builds(
     lambda rows, is_tree: (lay_out_as_tree if is_tree else lay_out_in_sequence)([array("q", row) for row in rows]),
-    st.one_of(bushes, chains, combs, duplicates),
+    st.one_of(random_rows, nested_prefixes, branching_prefixes, duplicates),
     st.booleans(),
 )
 
 
-def inputs(trie: Trie, *, dtype: Any = torch.float64, heads: int = HEADS, values: int = WIDTH) -> list[Any]:
-    """Queries, keys and values, laid out as models have them: a view of (batch, tokens, heads, width)."""
+def make_qkv(trie: Trie, *, dtype: Any = torch.float64, heads: int = HEADS, values: int = WIDTH) -> list[Any]:
+    """Return queries, keys and values, laid out as in models: a view of (batch, tokens, heads, width)."""
     source = torch.Generator().manual_seed(len(trie.ids))
     shapes = [(HEADS, WIDTH), (heads, WIDTH), (heads, values)]
     samples = [torch.randn(1, len(trie.ids), *shape, generator=source, dtype=torch.float64) for shape in shapes]
     return [sample.to(dtype).transpose(1, 2).requires_grad_() for sample in samples]
 
 
-def dense_mask(trie: Trie) -> Any:
+def make_dense_mask(trie: Trie) -> Any:
     place = torch.arange(len(trie.ids))
     return (place[:, None] >= place) & (place[:, None] < torch.tensor(trie.ends))
 
 
-def with_gradients(attended: Any, qkv: Sequence[Any]) -> list[Any]:
+def add_gradients(attended: Any, qkv: Sequence[Any]) -> list[Any]:
     weights = torch.rand(attended.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return [attended, *torch.autograd.grad(attended, qkv, weights.to(attended.dtype))]
 
@@ -66,7 +66,7 @@ def assert_same(results: Sequence[Any], expected: Sequence[Any]) -> None:
     torch.testing.assert_close(list(results), list(expected), rtol=0, atol=1e-12)
 
 
-def blockwise(query: Any, key: Any, value: Any) -> Any:
+def attend_by_nodes(query: Any, key: Any, value: Any) -> Any:
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=NodeMask(BRANCHES.nodes))
 
 
@@ -75,51 +75,51 @@ ROWS = [*([*SECTION, 60 + branch, *range(branch)] for branch in range(5)), SECTI
 BRANCHES = lay_out_as_tree([array("q", row) for row in ROWS])
 
 
-def assert_as_with_its_dense_mask(trie: Trie, qkv: Sequence[Any], **options: Any) -> None:
+def assert_equals_dense_mask(trie: Trie, qkv: Sequence[Any], **options: Any) -> None:
     by_nodes, expected = (
         functional.scaled_dot_product_attention(*qkv, attn_mask=mask, **options)
-        for mask in (NodeMask(trie.nodes), dense_mask(trie))
+        for mask in (NodeMask(trie.nodes), make_dense_mask(trie))
     )
-    assert_same(with_gradients(by_nodes, qkv), with_gradients(expected, qkv))
+    assert_same(add_gradients(by_nodes, qkv), add_gradients(expected, qkv))
 
 
 @settings(max_examples=40)
 @given(trie=tries, scale=st.sampled_from([None, 0.2, 3.0]))
-def test_any_tree_is_attended_as_with_its_dense_mask(trie: Trie, scale: float | None) -> None:
-    assert_as_with_its_dense_mask(trie, inputs(trie), scale=scale)
+def test_attention_in_any_tree_equals_a_dense_mask(trie: Trie, scale: float | None) -> None:
+    assert_equals_dense_mask(trie, make_qkv(trie), scale=scale)
 
 
 @pytest.mark.parametrize("shapes", [{"heads": 1}, {"values": 3}, {"values": 6}], ids=str)
 def test_heads_may_share_keys_and_values_may_be_of_another_width(shapes: dict[str, int]) -> None:
-    assert_as_with_its_dense_mask(BRANCHES, inputs(BRANCHES, **shapes), enable_gqa="heads" in shapes)
+    assert_equals_dense_mask(BRANCHES, make_qkv(BRANCHES, **shapes), enable_gqa="heads" in shapes)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_flex_attention_gets_the_same_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, but not compiled; torch refuses its gradients on CPUs although they are computed right there."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
-    qkv = inputs(BRANCHES, values=3)
-    expected = functional.scaled_dot_product_attention(*qkv, attn_mask=dense_mask(BRANCHES))
+    qkv = make_qkv(BRANCHES, values=3)
+    expected = functional.scaled_dot_product_attention(*qkv, attn_mask=make_dense_mask(BRANCHES))
     mask = NodeMask(BRANCHES.nodes).blocks
-    assert_same(
-        with_gradients(flex_attention.flex_attention(*qkv, block_mask=mask), qkv), with_gradients(expected, qkv)
-    )
+    assert_same(add_gradients(flex_attention.flex_attention(*qkv, block_mask=mask), qkv), add_gradients(expected, qkv))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_queries_and_gradients_may_have_any_memory_layout(transposed: bool) -> None:
-    qkv = inputs(BRANCHES)
-    lying = [entry.mT.contiguous().mT if transposed else entry for entry in qkv]
-    spread = blockwise(*lying).sum()  # its gradient is one number, seen everywhere
-    expected = functional.scaled_dot_product_attention(*qkv, attn_mask=dense_mask(BRANCHES)).sum()
-    assert_same(torch.autograd.grad(spread, qkv), torch.autograd.grad(expected, qkv))
+    qkv = make_qkv(BRANCHES)
+    laid_out = [entry.mT.contiguous().mT if transposed else entry for entry in qkv]
+    total = attend_by_nodes(*laid_out).sum()  # its gradient is one number with stride 0
+    expected = functional.scaled_dot_product_attention(*qkv, attn_mask=make_dense_mask(BRANCHES)).sum()
+    assert_same(torch.autograd.grad(total, qkv), torch.autograd.grad(expected, qkv))
 
 
 def test_half_precision_is_within_two_percent_of_double() -> None:
-    qkv = inputs(BRANCHES, dtype=torch.bfloat16)
+    qkv = make_qkv(BRANCHES, dtype=torch.bfloat16)
     exact = [entry.detach().double().requires_grad_() for entry in qkv]
-    expected = with_gradients(functional.scaled_dot_product_attention(*exact, attn_mask=dense_mask(BRANCHES)), exact)
-    results = with_gradients(blockwise(*qkv), qkv)
+    expected = add_gradients(
+        functional.scaled_dot_product_attention(*exact, attn_mask=make_dense_mask(BRANCHES)), exact
+    )
+    results = add_gradients(attend_by_nodes(*qkv), qkv)
     assert {item.dtype for item in results} == {torch.bfloat16}
     for one, other in zip(results, expected, strict=True):
         assert (one.double() - other).norm() < 0.02 * other.norm()
@@ -127,27 +127,27 @@ def test_half_precision_is_within_two_percent_of_double() -> None:
 
 def test_autocast_brings_queries_keys_and_values_to_one_precision() -> None:
     """Under autocast rotary embeddings make queries and keys float32 again, and values stay bfloat16."""
-    query, key, value = inputs(BRANCHES, dtype=torch.float32)
+    query, key, value = make_qkv(BRANCHES, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        results = blockwise(query, key, value.bfloat16())
+        results = attend_by_nodes(query, key, value.bfloat16())
     assert results.dtype == torch.bfloat16
-    torch.testing.assert_close(results.float(), blockwise(query, key, value), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(results.float(), attend_by_nodes(query, key, value), rtol=0.02, atol=0.02)
 
 
 # In a model.
 
 
-def small_qwen() -> Any:
+def make_small_qwen() -> Any:
     return make_model("Qwen2", dtype=torch.float32, vocab_size=80, hidden_size=16, max_position_embeddings=512)
 
 
-def rows_after(section: Sequence[int], seed: int) -> list[IdRow]:
+def make_rows(section: Sequence[int], seed: int) -> list[IdRow]:
     source = random.Random(seed)
     return [IdRow([*section, *(source.randrange(80) for _ in range(9))], [1, 2, 3, branch]) for branch in range(6)]
 
 
 class LargestTensor(TorchDispatchMode):
-    """How many numbers the largest result of any operation had."""
+    """Notes the number of elements of the largest result of any operation."""
 
     numbers = 0
 
@@ -161,8 +161,8 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("layout", ["packed", "prefix_tree"])
 def test_no_tensor_grows_with_the_square_of_the_tokens(layout: str) -> None:
-    model = small_qwen()
-    rows = [row for start in range(20) for row in rows_after([*SECTION[start:], *SECTION], start)]
+    model = make_small_qwen()
+    rows = [row for start in range(20) for row in make_rows([*SECTION[start:], *SECTION], start)]
     batch = lay_out(rows, layout, pad_id=0)
     with LargestTensor() as largest:
         score_completions(model, batch).logprobs_BT.sum().backward()
@@ -194,13 +194,13 @@ def test_a_node_mask_refuses_tensor_operations() -> None:
 
 
 def test_more_keys_than_tokens_are_refused() -> None:
-    query, key, value = inputs(BRANCHES)
+    query, key, value = make_qkv(BRANCHES)
     longer = [torch.cat([part[:, :, :2], part], dim=2) for part in (key, value)]
     tokens = len(BRANCHES.ids)
     with pytest.raises(ValueError, match=f"{tokens} queries and {tokens + 2} keys for {tokens} tokens"):
-        blockwise(query, *longer)
+        attend_by_nodes(query, *longer)
 
 
 def test_dropout_is_refused() -> None:
     with pytest.raises(ValueError, match="set attention_dropout to 0 in its config, or use the padded layout"):
-        functional.scaled_dot_product_attention(*inputs(BRANCHES), attn_mask=NodeMask(BRANCHES.nodes), dropout_p=0.3)
+        functional.scaled_dot_product_attention(*make_qkv(BRANCHES), attn_mask=NodeMask(BRANCHES.nodes), dropout_p=0.3)
