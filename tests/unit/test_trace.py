@@ -108,7 +108,6 @@ def test_a_decision_takes_a_turn_though_no_prompt_holds_it() -> None:
     probe, first = make_call("probe", "?", "0", role="probe", writes=Writes.DECISION), make_call("0", "m", reads=FIRST)
     assert Trace((first, probe, make_call("1", "m", "0", reads=SECOND))).critical_path_length == 3
     assert make_trace(["m"] * 4, ["a ", "b ", "c ", "d "], answer=make_answer("3")).critical_path_length == 5
-    assert (
-        fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "]).critical_path_length == 5
-    )  # 3 chunks, merge, answer
+    merged = fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "])
+    assert merged.critical_path_length == 5, "three chunks, the merge, the answer"
     assert Trace().critical_path_length == 0
