@@ -45,7 +45,7 @@ def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = ""
         raise error(f"{text!r} does not name {what}", hint="Write path/to/file.py:Name or module:Name.")
     source = match["source"]
     try:
-        value: Any = _file(source, what, error) if source.endswith(".py") else _module(source, what, error)
+        value: Any = _load_file(source, what, error) if source.endswith(".py") else _load_module(source, what, error)
     except MemAgentError:
         raise
     except Exception as failure:  # whatever a user's code raises when it is imported
@@ -61,7 +61,7 @@ def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = ""
     return value
 
 
-def _module(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
+def _load_module(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:  # a console script has its own folder there instead
         sys.path.insert(0, here)
@@ -76,7 +76,7 @@ def _module(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
         ) from failure
 
 
-def _file(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
+def _load_file(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
     path = Path(name).expanduser().resolve()
     if not path.is_file():
         raise error(f"there is no file {name} to load {what} from", hint="Check the path before the colon.")

@@ -39,9 +39,9 @@ def make_policy(settings: PolicySettings) -> Policy:
     """
     name = settings.policy_name
     if name == "server":
-        return _server(settings)
+        return _make_server_policy(settings)
     if name in {"embedded", "local", *INSTALLABLE_POLICIES}:
-        return _in_process(settings.model if name == "local" else name, settings)
+        return _load_in_process(settings.model if name == "local" else name, settings)
     entries = list_entry_points(POLICIES)
     if name not in entries:
         names = list_policy_names()
@@ -65,20 +65,20 @@ def as_policy(value: object, settings: PolicySettings) -> Policy:
     """
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
     if not kinds.isdisjoint(_OPENAI_CLIENTS):
-        options = _server_options(settings)
+        options = _choose_server_options(settings)
         if settings.timeout == PolicySettings.timeout:
             del options["read_timeout"]
         if settings.retries == PolicySettings.retries:
             del options["max_retries"]
         from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
 
-        arguments = {**_client_options(value, settings.model), "model": settings.model}
+        arguments = {**_choose_client_options(value, settings.model), "model": settings.model}
         return OpenAICompatiblePolicy(**arguments | options)
     if ("langchain_core", "BaseChatModel") in kinds:
         require_own_settings(settings, besides={"unsupported"})
         from memagent_graph.policies.chat_model import ChatModelPolicy  # noqa: PLC0415  slow to import
 
-        return ChatModelPolicy(cast(Any, value), unsupported=_names(settings.unsupported))
+        return ChatModelPolicy(cast(Any, value), unsupported=_split_names(settings.unsupported))
     if not isinstance(value, type) and isinstance(value, Policy):
         require_own_settings(settings)
         return value
@@ -93,7 +93,7 @@ def as_policy(value: object, settings: PolicySettings) -> Policy:
     )
 
 
-def _client_options(client: Any, model: str | None) -> dict[str, Any]:
+def _choose_client_options(client: Any, model: str | None) -> dict[str, Any]:
     """Return the settings of a client of the `openai` package as arguments of an `OpenAICompatiblePolicy`.
 
     Address, key, organisation, project, default headers and query, timeout, retries, certificates and proxy are used,
@@ -170,7 +170,7 @@ def list_policy_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(("embedded", "local", "server", *list_added_policies(), *list_entry_points(POLICIES))))
 
 
-def _in_process(model: str | None, settings: PolicySettings) -> Policy:
+def _load_in_process(model: str | None, settings: PolicySettings) -> Policy:
     if model is None:
         raise PolicyError("a local policy was asked for, but no model", hint="Pass a folder or a hub id with --model.")
     arguments = parse_template_arguments(settings.chat_template_kwargs)
@@ -179,7 +179,7 @@ def _in_process(model: str | None, settings: PolicySettings) -> Policy:
     return LocalPolicy(model, dtype=settings.dtype, chat_template_kwargs=arguments)
 
 
-def _server(settings: PolicySettings) -> Policy:
+def _make_server_policy(settings: PolicySettings) -> Policy:
     has_server = settings.base_url or os.environ.get("OPENAI_BASE_URL")
     if not (has_server or settings.api_key or os.environ.get("OPENAI_API_KEY")):
         model = f"{settings.model} is not a folder here, and " if settings.model else ""
@@ -195,11 +195,11 @@ def _server(settings: PolicySettings) -> Policy:
     from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
 
     return OpenAICompatiblePolicy(
-        settings.model, base_url=settings.base_url, api_key=settings.api_key, **_server_options(settings)
+        settings.model, base_url=settings.base_url, api_key=settings.api_key, **_choose_server_options(settings)
     )
 
 
-def _server_options(settings: PolicySettings) -> dict[str, Any]:
+def _choose_server_options(settings: PolicySettings) -> dict[str, Any]:
     """Return the options of a connection, except address and key."""
     template = parse_template_arguments(settings.chat_template_kwargs)
     options = {
@@ -207,9 +207,9 @@ def _server_options(settings: PolicySettings) -> dict[str, Any]:
         "read_timeout": settings.timeout,
         "max_retries": settings.retries,
         "session_header": settings.session_header,
-        "unsupported": _names(settings.unsupported),
+        "unsupported": _split_names(settings.unsupported),
         "extra_body": {"chat_template_kwargs": template} if template else None,
-        "default_headers": dict(map(_header, settings.header)) if settings.header else None,
+        "default_headers": dict(map(_split_header, settings.header)) if settings.header else None,
         "ca_file": settings.ca_file,
         "proxy": settings.proxy,
     }
@@ -233,12 +233,12 @@ def parse_template_arguments(text: str | None) -> dict[str, Any]:
     return arguments
 
 
-def _names(names: str | Collection[str] | None) -> tuple[str, ...]:
+def _split_names(names: str | Collection[str] | None) -> tuple[str, ...]:
     parts = names.split(",") if isinstance(names, str) else names or ()
     return tuple(name.strip() for name in parts if name.strip())
 
 
-def _header(line: str) -> tuple[str, str]:
+def _split_header(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon:
         word = next(iter(name.split()), "")  # the rest may be a secret

@@ -233,16 +233,16 @@ def load_prompts(
     Raises:
         PromptError: a file cannot be read, or a field is missing, unknown or not between tags.
     """
-    base = base or Prompts(_packaged("update_paper"), _packaged("answer_boxed"))
+    base = base or Prompts(_load_packaged("update_paper"), _load_packaged("answer_boxed"))
     update, answer, form = base.update, base.answer, AnswerFormat(answer_format or base.answer_format)
     if update_template:
         update = template_file(update_template)
     elif layout:
-        update = _packaged(f"update_{PromptLayout(layout).value}")
+        update = _load_packaged(f"update_{PromptLayout(layout).value}")
     if answer_template:
         answer = template_file(answer_template, ANSWER_FIELDS)
     elif answer_format:
-        answer = _packaged(f"answer_{form.value}")
+        answer = _load_packaged(f"answer_{form.value}")
     return replace(
         base,
         update=update,
@@ -259,7 +259,7 @@ def read_template(name: str) -> str:
     return resources.files("memagent_graph").joinpath("templates", f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
-def _packaged(name: str) -> PromptTemplate:
+def _load_packaged(name: str) -> PromptTemplate:
     return PromptTemplate(read_template(name), source=f"{name}.txt")
 
 

@@ -123,7 +123,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self._checkpoints = checkpoints
         profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
-            tokenizer = _tokenizer_beside(profile)
+            tokenizer = _find_tokenizer_beside(profile)
         self._settle(
             Parts(
                 settings=settings,
@@ -277,7 +277,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
 
     async def acheckpointer(self) -> BaseCheckpointSaver[Any] | None:
         """Return the checkpointer of the running loop, to share with copies. It is open until this reader is closed."""
-        saver = (await self._graph()).checkpointer
+        saver = (await self._make_graph()).checkpointer
         return saver if isinstance(saver, BaseCheckpointSaver) else None
 
     async def aresume(
@@ -323,7 +323,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         `barrier` as in `ReadOptions`. Without `past_limit`, a run that stopped at a limit is not continued, but yields
         its result.
         """
-        with lease_run((await self._graph()).checkpointer, run_id):
+        with lease_run((await self._make_graph()).checkpointer, run_id):
             graph, state = await self._continue(run_id, document, response_format)
             done = await load_trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
@@ -366,7 +366,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
         """
-        graph = await self._graph()
+        graph = await self._make_graph()
         await load_newest_snapshot(graph, run_id)
         return list((await load_trace_so_far(graph, run_id)).updates)
 
@@ -383,7 +383,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             RunNotFoundError: there is no such run in the checkpoints.
             PolicyError: the policy could not be called.
         """
-        graph = await self._graph()
+        graph = await self._make_graph()
         context, state = graph.reader_context, (await load_newest_snapshot(graph, run_id)).values
         question = question or state["question"]
         check_question(question, context)
@@ -411,7 +411,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             RunMismatchError: the run began with another strategy, tokenizer, chunk size or wording.
             RunError: the run has not read that chunk, or the text is longer than the memory budget.
         """
-        graph, (_, state) = await self._graph(), await self._continue(run_id)
+        graph, (_, state) = await self._make_graph(), await self._continue(run_id)
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             remaining = {step.id for step in (await load_trace_so_far(graph, run_id)).calls}
@@ -521,7 +521,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    async def _graph(self) -> ReaderGraph:
+    async def _make_graph(self) -> ReaderGraph:
         """Return the graph of the running loop, with the reader's checkpointer."""
         context = await self.aprepare()
         graphs = self._graphs.get()
@@ -535,7 +535,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self, run_id: str, document: DocumentSource | None = None, response_format: ResponseFormatSource | None = None
     ) -> tuple[ReaderGraph, Mapping[str, Any]]:
         """Return the graph and the newest state of a run, after checking that they match the run's beginning."""
-        graph = await self._graph()
+        graph = await self._make_graph()
         state = (await load_newest_snapshot(graph, run_id)).values
         logged: Mapping[str, Any] = {}
         if self.run_log is not None:
@@ -574,7 +574,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         if max_concurrency < 1:
             raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
         run_id = options.get("run_id")
-        context = with_response_format((await self._graph()).reader_context, options.get("response_format"))
+        context = with_response_format((await self._make_graph()).reader_context, options.get("response_format"))
         form = context.structure.format if context.structure else None
         several = check_questions(questions, context)
         check_options(options)
@@ -594,7 +594,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self, document: DocumentSource, question: str, options: ReadOptions, *, is_shown: bool = True
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
-        graph = (await self._graph()).with_response_format(options.get("response_format"))
+        graph = (await self._make_graph()).with_response_format(options.get("response_format"))
         check_question(question, graph.reader_context)
         check_options(options)
         run_id = options.get("run_id") or new_run_id()
@@ -657,7 +657,7 @@ def _open_log(choice: RunLog | Path | str | bool) -> RunLog | None:
     return choice if isinstance(choice, RunLog) else RunLog(choice)
 
 
-def _tokenizer_beside(profile: Path | str) -> Path | str | None:
+def _find_tokenizer_beside(profile: Path | str) -> Path | str | None:
     """Return the argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
     if profile == EMBEDDED:
         return profile

@@ -73,16 +73,16 @@ def extract_reply(text: str) -> str:
         return text
     if (begin := TURN_BEGIN.match(text)) and "</s>" not in text.rstrip()[:-4]:
         text = text[begin.end() :]
-    reply = _without_line_blocks(_without_first_blocks(_final_channel(text)))
+    reply = _remove_line_blocks(_remove_first_blocks(_extract_final_channel(text)))
     reply = reply[_end_of_open_block(reply) :]
     if header := _HEADER.match(reply):
         reply = reply[header.end() :]
     if reply != text and (wrapped := _WRAPPED.fullmatch(reply)):
         reply = wrapped[2]
-    return _without_turn_ends(reply)
+    return _remove_turn_ends(reply)
 
 
-def _final_channel(text: str) -> str:
+def _extract_final_channel(text: str) -> str:
     """Return the final channel of a text that has channels. Other texts are returned unchanged."""
     if bare := _BARE_CHANNELS.match(text):
         return text[bare.end() :]
@@ -90,7 +90,7 @@ def _final_channel(text: str) -> str:
     return "".join(content for name, content in channels if name == "final") if channels else text
 
 
-def _without_first_blocks(text: str) -> str:
+def _remove_first_blocks(text: str) -> str:
     """Return the text after the blocks with which it begins."""
     while (opening := _OPENING.match(text, len(text) - len(text.lstrip()))) is not None:
         end = _end_of_block(text, opening)
@@ -102,7 +102,7 @@ def _without_first_blocks(text: str) -> str:
     return text
 
 
-def _without_line_blocks(text: str) -> str:
+def _remove_line_blocks(text: str) -> str:
     """Return the text without blocks that have lines of their own. One that does not end leaves nothing after it."""
     fences = [fence.span() for fence in _FENCE.finditer(text)]
     rest, last = "", 0
@@ -123,7 +123,7 @@ def _end_of_block(text: str, opening: re.Match[str]) -> tuple[int, int] | None:
     """Return where the marker stands that ends a block, past blocks inside it; None if the block does not end."""
     family = opening.lastindex or 1
     depth = 1
-    for marker in _markers(family - 1, opening[family].lower()).finditer(text, opening.end()):
+    for marker in _compile_markers(family - 1, opening[family].lower()).finditer(text, opening.end()):
         depth += 1 if marker["opening"] else -1
         if depth == 0:
             return marker.span()
@@ -131,7 +131,7 @@ def _end_of_block(text: str, opening: re.Match[str]) -> tuple[int, int] | None:
 
 
 @lru_cache(64)
-def _markers(family: int, name: str) -> re.Pattern[str]:
+def _compile_markers(family: int, name: str) -> re.Pattern[str]:
     _, opening, closing = (part.replace("{name}", re.escape(name)) for part in _FAMILIES[family])
     return re.compile(f"(?P<opening>{opening})|{closing}", re.IGNORECASE)
 
@@ -172,7 +172,7 @@ def _ends_line(text: str, position: int) -> bool:
     return not text[position:].partition("\n")[0].strip()
 
 
-def _without_turn_ends(text: str) -> str:
+def _remove_turn_ends(text: str) -> str:
     """Return the text without the end-of-turn tokens that a server left at its end, and without turns after them."""
     if (following := NEXT_TURN.search(text)) and following[1] not in text[: following.start()]:
         text = text[: following.start()]

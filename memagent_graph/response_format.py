@@ -110,8 +110,8 @@ class ResponseFormat:
                     "schema by itself.",
                 )
             schema, name = inner["schema"], inner.get("name")
-        text = _bounded_text(schema)
-        form = cls(_server_name(name or schema.get("title")), text)
+        text = _dump_bounded_text(schema)
+        form = cls(_make_server_name(name or schema.get("title")), text)
         _check_schema(form.schema)
         return form
 
@@ -124,7 +124,7 @@ class ResponseFormat:
                 f"the model {model.__name__} has no JSON schema: {error}".split("\n")[0],
                 hint="Use field types that JSON has, or describe them with pydantic.WithJsonSchema({...}).",
             ) from error
-        return cls(_server_name(model.__name__), _bounded_text(schema), model)
+        return cls(_make_server_name(model.__name__), _dump_bounded_text(schema), model)
 
     @classmethod
     def load(cls, name: str) -> ResponseFormat:
@@ -167,7 +167,7 @@ class ResponseFormat:
     def server_schema(self) -> str:
         """The `json_schema` of an OpenAI `response_format`, as JSON."""
         request: dict[str, Any] = {"name": self.name, "schema": self.schema}
-        if all(map(_is_closed, _subschemas(self.schema))):
+        if all(map(_is_closed, _iter_subschemas(self.schema))):
             request["strict"] = True
         return json.dumps(request, ensure_ascii=False)
 
@@ -178,7 +178,7 @@ class ResponseFormat:
         """
         reasons: dict[str, str] = {}
         steps = iter(range(_MAX_STEPS))
-        for text in _candidates(reply):
+        for text in _find_candidates(reply):
             try:
                 data = from_json(text, allow_inf_nan=False)
             except ValueError as error:
@@ -198,7 +198,7 @@ class ResponseFormat:
     @cached_property
     def properties(self) -> Mapping[str, Any]:
         """The schemas of the answer's fields by name, in order; empty if the answer is not an object."""
-        return _properties(self.resolve(self.schema))
+        return _get_properties(self.resolve(self.schema))
 
     def describe_fields(self, *, short: bool = False) -> str:
         """Return a list of the answer's fields in words, for prompts without the schema; empty without fields.
@@ -209,7 +209,7 @@ class ResponseFormat:
         root = self.resolve(self.schema)
         properties = self.properties
         if root.get("type") == "array":
-            properties = _properties(self.resolve(root.get("items")))
+            properties = _get_properties(self.resolve(root.get("items")))
         if not properties:
             return ""
         if short:
@@ -219,21 +219,21 @@ class ResponseFormat:
             schema = self.resolve(reference)
             description = schema.get("description")
             text = " ".join(description.split()) if isinstance(description, str) else ""
-            lines.append(f"- {name} ({self._type_name(schema)}){': ' if text else ''}{text}")
+            lines.append(f"- {name} ({self._name_type(schema)}){': ' if text else ''}{text}")
         return "\n".join(lines)
 
-    def _type_name(self, schema: Mapping[str, Any], depth: int = 2) -> str:
+    def _name_type(self, schema: Mapping[str, Any], depth: int = 2) -> str:
         """Return a type in a few words."""
         if isinstance(options := schema.get("enum"), list):
             texts = [json.dumps(option, ensure_ascii=False) for option in options[:_MAX_OPTIONS]]
             return f"one of {', '.join(texts)}{', ...' if len(options) > len(texts) else ''}"
         for keyword in ("anyOf", "oneOf"):
             if isinstance(parts := schema.get(keyword), list) and depth:
-                return " or ".join(dict.fromkeys(self._type_name(self.resolve(part), depth - 1) for part in parts))
+                return " or ".join(dict.fromkeys(self._name_type(self.resolve(part), depth - 1) for part in parts))
         kind = schema.get("type", "any")
         if kind == "array" and depth:
-            return f"list of {self._type_name(self.resolve(schema.get('items')), depth - 1)}"
-        if kind == "object" and (properties := _properties(schema)):
+            return f"list of {self._name_type(self.resolve(schema.get('items')), depth - 1)}"
+        if kind == "object" and (properties := _get_properties(schema)):
             return f"object with {', '.join(properties)}"
         return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
@@ -261,7 +261,7 @@ class ResponseFormat:
             except Exception as error:  # noqa: BLE001  a user's validator may raise anything
                 return _list_problems([((), f"{type(error).__name__}: {error}")])
         try:
-            errors = [*islice(_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)]
+            errors = [*islice(_make_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)]
         except (_TooManyStepsError, RecursionError):
             return "it takes too many steps to compare it with the schema"
         if errors:
@@ -269,7 +269,7 @@ class ResponseFormat:
         return StructuredAnswer(text, data)
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
@@ -278,12 +278,12 @@ class _TooManyStepsError(Exception):
     """The validation of a reply has exceeded the maximum number of steps."""
 
 
-def _server_name(name: Any) -> str:
+def _make_server_name(name: Any) -> str:
     """Return a name that servers accept: 1 to 64 letters, digits, hyphens and underscores."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", str(name or "")).strip("_")[:64] or "answer"
 
 
-def _bounded_text(schema: Mapping[str, Any]) -> str:
+def _dump_bounded_text(schema: Mapping[str, Any]) -> str:
     """Return the schema as JSON.
 
     Raises:
@@ -291,7 +291,7 @@ def _bounded_text(schema: Mapping[str, Any]) -> str:
     """
     try:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        size, depth = len(text.encode()), _depth(json.loads(text))
+        size, depth = len(text.encode()), _compute_depth(json.loads(text))
     except (TypeError, ValueError, RecursionError) as error:
         raise ResponseFormatError(
             f"the schema cannot be written as JSON: {error}", hint="Use JSON values only."
@@ -309,12 +309,12 @@ def _bounded_text(schema: Mapping[str, Any]) -> str:
     return text
 
 
-def _depth(value: Any) -> int:
+def _compute_depth(value: Any) -> int:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inner), default=0) if isinstance(value, dict | list) else 0
+    return 1 + max(map(_compute_depth, inner), default=0) if isinstance(value, dict | list) else 0
 
 
-def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+def _iter_subschemas(schema: Any) -> Iterator[dict[str, Any]]:
     """Yield a schema and all schemas in it, but not data such as the values of `enum`."""
     if not isinstance(schema, dict):
         return
@@ -328,7 +328,7 @@ def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
         elif keyword in _SUBSCHEMA_KEYWORDS:
             parts = (value,)
         for part in parts:
-            yield from _subschemas(part)
+            yield from _iter_subschemas(part)
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:
@@ -353,10 +353,10 @@ def _check_schema(schema: dict[str, Any]) -> None:
         jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ResponseFormatError(
-            f"this is not a JSON schema: {_problem_at(error.absolute_path, error.message)}",
+            f"this is not a JSON schema: {_describe_problem(error.absolute_path, error.message)}",
             hint="Correct it; https://json-schema.org has the keywords.",
         ) from error
-    for part in _subschemas(schema):
+    for part in _iter_subschemas(schema):
         if keyword := next((keyword for keyword in _UNSUPPORTED if keyword in part), None):
             raise ResponseFormatError(
                 f"the schema uses {keyword}, which is not supported",
@@ -364,15 +364,15 @@ def _check_schema(schema: dict[str, Any]) -> None:
             )
         if "$ref" in part and not isinstance(_lookup(schema, part["$ref"]), dict | bool):
             raise ResponseFormatError(
-                f"the schema refers to {_short(part['$ref'])}, which it does not have",
+                f"the schema refers to {_shorten(part['$ref'])}, which it does not have",
                 hint='Copy that part to $defs, and refer to it as "#/$defs/NAME".',
             )
         if "pattern" in part:
             try:
-                _pattern(part["pattern"])
+                _compile_pattern(part["pattern"])
             except PydanticSchemaError as error:
                 raise ResponseFormatError(
-                    f"the pattern {_short(part['pattern'])} is not supported",
+                    f"the pattern {_shorten(part['pattern'])} is not supported",
                     hint="Patterns are matched in linear time: leave out look-around and back-references.",
                 ) from error
 
@@ -393,12 +393,12 @@ def _lookup(schema: Any, reference: str) -> Any:
 
 
 @lru_cache
-def _pattern(pattern: str) -> TypeAdapter[str]:
+def _compile_pattern(pattern: str) -> TypeAdapter[str]:
     """Return a validator of a pattern for texts, in linear time."""
     return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
 
 
-def _validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
+def _make_validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
     """Return a validator that raises `_TooManyStepsError` after the last step."""
     import jsonschema  # noqa: PLC0415  an extra, slow to import
 
@@ -407,7 +407,7 @@ def _validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
     def pattern(validator: Any, expression: str, instance: Any, _: Any) -> Iterator[Any]:
         if validator.is_type(instance, "string"):
             try:
-                _pattern(expression).validate_python(instance)
+                _compile_pattern(expression).validate_python(instance)
             except ValidationError:
                 yield jsonschema.ValidationError(f"{instance!r} does not match {expression!r}")
 
@@ -423,7 +423,7 @@ def _validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
     return jsonschema.validators.extend(base, {name: count_steps(apply) for name, apply in keywords.items()})(schema)
 
 
-def _candidates(reply: str) -> Iterator[str]:
+def _find_candidates(reply: str) -> Iterator[str]:
     """Yield candidates for the answer in a reply: all of it, then fenced blocks and JSON values from the end."""
     text = reply.strip()
     yield text
@@ -440,16 +440,16 @@ def _candidates(reply: str) -> Iterator[str]:
     yield from reversed([value for value in values if value != text])
 
 
-def _short(text: Any) -> str:
+def _shorten(text: Any) -> str:
     line = " ".join(str(text).split())
     return line if len(line) <= _MAX_PROBLEM_CHARACTERS else line[:_MAX_PROBLEM_CHARACTERS] + "..."
 
 
-def _problem_at(path: Iterable[Any], message: str) -> str:
-    return ": ".join(filter(None, (".".join(map(str, path)), _short(message))))
+def _describe_problem(path: Iterable[Any], message: str) -> str:
+    return ": ".join(filter(None, (".".join(map(str, path)), _shorten(message))))
 
 
 def _list_problems(problems: Iterable[tuple[Iterable[Any], str]]) -> str:
     """Return the first problems with their paths."""
-    texts = [_problem_at(path, message) for path, message in islice(problems, _MAX_PROBLEMS + 1)]
+    texts = [_describe_problem(path, message) for path, message in islice(problems, _MAX_PROBLEMS + 1)]
     return "; ".join(texts[:_MAX_PROBLEMS]) + ("; and more" if len(texts) > _MAX_PROBLEMS else "")

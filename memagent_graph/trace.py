@@ -201,7 +201,7 @@ class Trace:
             **call.extent,
             memory=memory,
             changed=memory != previous,
-            progress=self._progress(call),
+            progress=self._compute_progress(call),
             prompt_tokens=call.usage.prompt_tokens,
             completion_tokens=call.usage.completion_tokens,
             seconds=call.seconds,
@@ -224,7 +224,7 @@ class Trace:
             call_id=call.id,
         )
 
-    def _progress(self, call: Call) -> float | None:
+    def _compute_progress(self, call: Call) -> float | None:
         if not self.document_bytes:
             return None
         read = self._bytes_read if call.branch or not call.reads else max(span.end_byte for span in call.reads)

@@ -184,17 +184,17 @@ def words(text: str) -> list[str]:
 
 def list_terms(text: str) -> Iterator[str]:
     """Yield the search terms of a text: folded words; in scripts without spaces, characters and pairs of characters."""
-    for run in _runs(text):
+    for run in _iter_runs(text):
         folded = [fold(word) for word in run]
         yield from folded
-        yield from _pairs(folded)
+        yield from _make_pairs(folded)
 
 
-def _pairs(run: Sequence[str]) -> list[str]:
+def _make_pairs(run: Sequence[str]) -> list[str]:
     return [first + second for first, second in pairwise(run)]
 
 
-def _runs(text: str) -> Iterator[list[str]]:
+def _iter_runs(text: str) -> Iterator[list[str]]:
     """Yield words alone; in scripts without spaces, adjacent words together. A line break does not separate them."""
     run: list[str] = []
     reached = 0
@@ -218,29 +218,29 @@ def find_invented_word(text: str, sources: Iterable[str]) -> str | None:
     """
     vocabulary: set[str] = set()
     for source in sources:
-        for run in _runs(source):
+        for run in _iter_runs(source):
             folded = [fold(word) for word in run]
-            vocabulary.update(folded, _pairs(folded), *(_parts(word) for word in run if not word.isalpha()))
-    for run in _runs(text):
+            vocabulary.update(folded, _make_pairs(folded), *(_split_parts(word) for word in run if not word.isalpha()))
+    for run in _iter_runs(text):
         if is_unspaced(run[0]):
-            invented = _invented(run, vocabulary)
+            invented = _find_invented(run, vocabulary)
         else:
-            parts = [] if fold(run[0]) in vocabulary else _parts(run[0])
+            parts = [] if fold(run[0]) in vocabulary else _split_parts(run[0])
             invented = next((part for part in parts if part not in vocabulary), None)
         if invented is not None:
             return invented
     return None
 
 
-def _parts(word: str) -> list[str]:
+def _split_parts(word: str) -> list[str]:
     """Return the numbers and words that a word is made of."""
     return [fold(part) for part in _PARTS.findall(word)]
 
 
-def _invented(run: Sequence[str], vocabulary: set[str]) -> str | None:
+def _find_invented(run: Sequence[str], vocabulary: set[str]) -> str | None:
     """Return the first characters of a run, in a script without spaces, that no source has in this combination."""
     folded = [fold(word) for word in run]
-    known_pairs = [pair in vocabulary for pair in _pairs(folded)]
+    known_pairs = [pair in vocabulary for pair in _make_pairs(folded)]
     unconfirmed = ""
     for character, before, after in zip(folded, [False, *known_pairs], [*known_pairs, False], strict=True):
         if _HIRAGANA.match(character) or before or after:

@@ -133,7 +133,7 @@ class CorpusReader:
             PolicyAuthenticationError: the server rejects the API key.
         """
         questions = self.expand_questions(document) if questions is None else tuple(questions)
-        settings = await self._fingerprint()
+        settings = await self._compute_fingerprint()
         if not questions:
             return []
         try:
@@ -175,7 +175,7 @@ class CorpusReader:
         """Close the agent."""
         await self.agent.aclose()
 
-    async def _fingerprint(self) -> str:
+    async def _compute_fingerprint(self) -> str:
         if self._settings is None:
             self._settings = fingerprint_settings(await self.settings())
         return self._settings

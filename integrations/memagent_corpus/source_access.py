@@ -185,7 +185,7 @@ class SourceAccess:
         if document.error is not None:
             raise RefusedSourceError(document.error)
         if document.size is not None and document.size > self.max_bytes:
-            raise _too_large_error(document.name, self.max_bytes)
+            raise _make_too_large_error(document.name, self.max_bytes)
         if document.text is not None:
             yield Document.from_text(document.text, name)
             return
@@ -215,7 +215,7 @@ def require_public(url: str, *, allow_private: bool = False) -> None:
     if allow_private:
         return
     if host == "localhost" or host.endswith(".localhost"):
-        raise _private_address_error(host)
+        raise _make_private_address_error(host)
     try:
         require_public_address(str(ipaddress.ip_address(host.strip("[]"))))
     except ValueError:
@@ -235,7 +235,7 @@ def require_public_address(address: str) -> None:
         ip = ip.ipv4_mapped or ip.sixtofour or translated or ip
     is_unassigned = ip.version == 6 and (ip not in _UNICAST or ip in _DOCUMENTATION)
     if not ip.is_global or ip.is_multicast or is_unassigned:
-        raise _private_address_error(address)
+        raise _make_private_address_error(address)
 
 
 def get_scheme(location: str) -> str:
@@ -299,7 +299,7 @@ class _SizeLimited(io.RawIOBase):
             data = self._file.read(min(size, _BLOCK_BYTES) if size >= 0 else _BLOCK_BYTES)
         self._left -= len(data)
         if self._left < 0:
-            raise _too_large_error(self._document, self._max_bytes)
+            raise _make_too_large_error(self._document, self._max_bytes)
         return data
 
 
@@ -321,12 +321,12 @@ async def _make_http_client(allow_private: bool, loop: Any = None, **options: An
     return aiohttp.ClientSession(connector=connector, **safe)
 
 
-def _private_address_error(address: str) -> RefusedSourceError:
+def _make_private_address_error(address: str) -> RefusedSourceError:
     return RefusedSourceError(
         f"{address} is not a public address",
         hint="Use --allow-private-addresses to read from your own network.",
     )
 
 
-def _too_large_error(name: str, max_bytes: int) -> RefusedSourceError:
+def _make_too_large_error(name: str, max_bytes: int) -> RefusedSourceError:
     return RefusedSourceError(f"{name} has more than {max_bytes:,} bytes", hint="Raise --max-bytes, or split the file.")

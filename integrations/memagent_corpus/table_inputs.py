@@ -89,7 +89,7 @@ class FileTable:
         """Return the names of its columns. JSON lines may have different columns, so all of them are read."""
         with self._open() as file:
             if self._kind == "parquet":
-                return list(self._parquet(file).schema_arrow.names)
+                return list(self._open_parquet(file).schema_arrow.names)
             if self._kind == "jsonl":
                 rows = _iter_json_rows(file, self.access.encoding)
                 return list(dict.fromkeys(name for row in rows if not isinstance(row, str) for name in row))
@@ -100,7 +100,7 @@ class FileTable:
         """Yield rows with at least these columns, if the row has them; an invalid row is an error message instead."""
         with self._open() as file:
             if self._kind == "parquet":
-                for part in iterate_rows(self._parquet(file), columns):
+                for part in iterate_rows(self._open_parquet(file), columns):
                     yield from part.to_pylist()
             elif self._kind == "jsonl":
                 yield from _iter_json_rows(file, self.access.encoding)
@@ -115,7 +115,7 @@ class FileTable:
             return None
         with self._open() as file:
             if self._kind == "parquet":
-                return int(self._parquet(file).metadata.num_rows)
+                return int(self._open_parquet(file).metadata.num_rows)
             if self._kind == "jsonl":
                 return sum(1 for line in file if not line.isspace())
             with self._csv(file) as reader:
@@ -125,7 +125,7 @@ class FileTable:
     def _kind(self) -> str:
         return SUFFIXES[PurePosixPath(display_url(self.location)).suffix.lower()]
 
-    def _parquet(self, file: Any) -> Any:
+    def _open_parquet(self, file: Any) -> Any:
         return open_parquet(file, "corpus", f"reading {display_url(self.location)}")
 
     @contextmanager

@@ -120,7 +120,7 @@ def make_app(
     app = Starlette(
         routes=[*_make_routes(serving), *routes],
         middleware=middleware,
-        exception_handlers={HTTPException: _error_response},
+        exception_handlers={HTTPException: _make_error_response},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
@@ -244,7 +244,7 @@ def _make_routes(serving: ServerResources) -> list[Route]:
     ]
 
 
-async def _error_response(request: Request, error: Exception) -> Response:
+async def _make_error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  what the handler is registered for
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     refusal = ApiError(error.status_code, error.detail, code=code, headers=error.headers)

@@ -94,7 +94,7 @@ class Ledger:
             self._connection = open_database(path, _SCHEMA)
             self._connection.create_function("folded", 1, str.casefold, deterministic=True)
         except (OSError, sqlite3.Error) as error:
-            raise self._failure(error) from error
+            raise self._make_failure(error) from error
 
     def begin(self, entry: Entry) -> None:
         """Add a read."""
@@ -143,9 +143,9 @@ class Ledger:
             with self.lock, closing(self._connection.execute(statement, values)) as cursor:
                 return cursor.fetchall()
         except sqlite3.Error as error:
-            raise self._failure(error) from error
+            raise self._make_failure(error) from error
 
-    def _failure(self, error: Exception) -> RunLogError:
+    def _make_failure(self, error: Exception) -> RunLogError:
         return RunLogError(
             f"the list of reads in {self.path} cannot be used: {error}",
             hint="Move the file away. The same requests are then read again; earlier answers are in the run log."

@@ -263,11 +263,11 @@ class ReadManager:
         if question is not None and any(read.read_request.question == question for read in self.list_running(owner)):
             return
         if len(self._reads) >= settings.max_reads + settings.max_waiting:
-            raise self._refusal(f"{len(self._reads)} reads are running or waiting, and no more are accepted")
+            raise self._make_refusal(f"{len(self._reads)} reads are running or waiting, and no more are accepted")
         if len(self.list_running(owner)) >= (limit := settings.max_reads_per_key):
-            raise self._refusal(f"{limit} reads of this key are running or waiting, and it may have no more")
+            raise self._make_refusal(f"{limit} reads of this key are running or waiting, and it may have no more")
 
-    def _refusal(self, message: str) -> Exception:
+    def _make_refusal(self, message: str) -> Exception:
         """Return a refusal whose Retry-After spreads the refused clients over the time that their reads will take."""
         self.metrics.reads.labels("refused").inc()
         now = time.monotonic()

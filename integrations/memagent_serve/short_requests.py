@@ -124,7 +124,7 @@ _REASONS: Final = {FinishReason.LENGTH: "length", FinishReason.REFUSED: "content
 _SERVER_ONLY_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "response_format", "modalities", "audio")
 
 
-def _text_messages(request: ChatRequest) -> list[Message]:
+def _make_text_messages(request: ChatRequest) -> list[Message]:
     """Return the messages in the form that policies accept.
 
     Raises:
@@ -181,7 +181,7 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
     limit = min(options.answer_tokens or max_tokens, max_tokens)
     params = options.sampling(base)
     sampling = SamplingParams(limit, params.temperature, params.top_p, seed=params.seed, stop=options.stops)
-    completion = await policy.complete(_text_messages(request), sampling)
+    completion = await policy.complete(_make_text_messages(request), sampling)
     head = ReplyHead(secrets.token_hex(12), completion.model)
     text, reason = extract_reply(completion.text).strip(), _REASONS.get(completion.finish_reason, "stop")
     counts = completion.usage

@@ -92,7 +92,7 @@ class Uploads:
             with self.ledger.lock:
                 for scope in (owner, None):
                     if self._exceeds_quota(scope, size):
-                        raise _quota_error(scope)
+                        raise _make_quota_error(scope)
                 self.ledger.run("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
         except BaseException:
             path.unlink(missing_ok=True)
@@ -147,7 +147,7 @@ class Uploads:
             for scope in (owner, None):
                 while self._exceeds_quota(scope, more):
                     if not self._remove_oldest_text(scope, in_use):
-                        raise _quota_error(scope)
+                        raise _make_quota_error(scope)
 
     def _remove_oldest_text(self, owner: Owner | None, in_use: Collection[str]) -> bool:
         """Remove the oldest text that is not in use; returns whether there was one."""
@@ -186,7 +186,7 @@ class Uploads:
         """
         for file in self._select_files("owner = ? AND id = ?", (owner.name, file_id)):
             return file
-        raise _missing_file_error(file_id)
+        raise _make_missing_file_error(file_id)
 
     def content(self, owner: Owner, file_id: str) -> Path:
         """Return the path of its bytes. Raises like `get`."""
@@ -206,11 +206,11 @@ class Uploads:
 
     def _get_path(self, owner: Owner, file_id: str) -> Path:
         if not _ID.fullmatch(file_id):
-            raise _missing_file_error(file_id)
+            raise _make_missing_file_error(file_id)
         return self.folder / owner.name / f"{file_id}.bin"
 
 
-def _quota_error(owner: Owner | None) -> ApiError:
+def _make_quota_error(owner: Owner | None) -> ApiError:
     if owner is not None:
         message = "the files and texts of this key would exceed their limit; delete some files, or send less text"
         return ApiError(413, message, code="files_too_large")
@@ -224,5 +224,5 @@ def display_name(name: str | None) -> str:
     return in_one_line(last, _MAX_NAME_LENGTH).strip() or "file"
 
 
-def _missing_file_error(file_id: str) -> ApiError:
+def _make_missing_file_error(file_id: str) -> ApiError:
     return not_found(f"there is no file {in_one_line(file_id, 64)!r}", param="file_id")

@@ -71,7 +71,7 @@ class Command(Protocol):
 
 def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     """Add a command to a command line, by the name that the user types."""
-    annotations, signature = _annotations(command), inspect.signature(command).parameters
+    annotations, signature = _make_annotations(command), inspect.signature(command).parameters
     order = dict.fromkeys(field for kind in command.__mro__ for field in vars(kind).get("__annotations__", ()))
     names = [name for name in order if name in annotations and name in signature]
     if grouped := len(names) > _MAX_UNGROUPED:
@@ -106,7 +106,7 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     )(callback)
 
 
-def _annotations(command: type[Command]) -> dict[str, Any]:
+def _make_annotations(command: type[Command]) -> dict[str, Any]:
     """Return the annotations for typer by field, without fields that only Python can set."""
     options, settings = make_setting_options(), {field.name for field in fields(ReadSettings)}
     annotations = {}
@@ -146,17 +146,17 @@ class CommandGroup(typer.core.TyperGroup):
         if cmd_name in self.commands:
             return self.commands[cmd_name]
         if cmd_name in _BUILT_IN:
-            return _built_in_command(cmd_name)
+            return _load_built_in_command(cmd_name)
         added = _list_added()
         if cmd_name in added:
-            return _added_command(added[cmd_name])
+            return _load_added_command(added[cmd_name])
         # typer proposes a name of these.
         self.commands = {name: typer.core.TyperCommand(name) for name in self.list_commands(ctx)}
         return None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands. Of commands of other packages, which are not imported, only the help is known."""
-        self.commands = {name: _built_in_command(name) for name in _BUILT_IN}
+        self.commands = {name: _load_built_in_command(name) for name in _BUILT_IN}
         for name, entry in _list_added().items():
             self.commands[name] = typer.core.TyperCommand(name, help=read_summary(entry))
         super().format_help(ctx, formatter)
@@ -180,24 +180,24 @@ def read_summary(entry: EntryPoint) -> str:
     return f"A command of the package {entry.dist.name}." if entry.dist else ""
 
 
-def _built_in_command(name: str) -> Any:
+def _load_built_in_command(name: str) -> Any:
     module, _, kind = _BUILT_IN[name].partition(":")
     command = getattr(import_module(f"memagent_graph.cli.{module}"), kind)
     if not isinstance(command, Mapping):
-        return _click_command({name: command})
-    group = _click_command(command)
+        return _make_click_command({name: command})
+    group = _make_click_command(command)
     group.name, group.help = name, f"Policies on this machine: {', '.join(command)}."
     return group
 
 
-def _click_command(commands: Mapping[str, type[Command]]) -> Any:
+def _make_click_command(commands: Mapping[str, type[Command]]) -> Any:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     for name, command in commands.items():
         add_command(app, name, command)
     return typer.main.get_command(app)
 
 
-def _added_command(entry: EntryPoint) -> Any:
+def _load_added_command(entry: EntryPoint) -> Any:
     """Return a command of another package, or a command that reports why it cannot be loaded."""
     from memagent_graph.entry_points import entry_point_error
     from memagent_graph.errors import MemAgentError
@@ -211,7 +211,7 @@ def _added_command(entry: EntryPoint) -> Any:
         ) from error
 
     try:
-        loaded = _click_command({entry.name: entry.load()})
+        loaded = _make_click_command({entry.name: entry.load()})
     except Exception as error:  # noqa: BLE001  whatever another package raises, the other commands work
         context = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
         return typer.core.TyperCommand(

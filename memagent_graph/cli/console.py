@@ -79,7 +79,7 @@ class Console:
         """
         if self.as_json:
             values = [
-                outcome.to_dict(updates=updates) if isinstance(outcome, ReadResult) else _error_values(outcome)
+                outcome.to_dict(updates=updates) if isinstance(outcome, ReadResult) else _collect_error_values(outcome)
                 for outcome in outcomes
             ]
             print_json(values[0] if len(outcomes) == 1 else {"results": values})
@@ -89,7 +89,7 @@ class Console:
             if isinstance(outcome, ReadResult):
                 self.print_result(outcome)
             elif isinstance(outcome, MemAgentError):
-                self._field("error", outcome.message)
+                self._print_field("error", outcome.message)
                 self.report_error(outcome, 0)
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(outcome, MemAgentError):
@@ -101,17 +101,17 @@ class Console:
         The parts have a label and a colon at the beginning of a line. Further lines are indented by two spaces, so an
         empty line is always between two questions.
         """
-        self._field("question", result.question)
+        self._print_field("question", result.question)
         if result.answer is None:
-            self._field("stopped", f"{result.stop_reason.value} after {quantity(result.chunks_read, 'chunk')}")
-            self._field("memory", result.memory or "(empty)")
+            self._print_field("stopped", f"{result.stop_reason.value} after {quantity(result.chunks_read, 'chunk')}")
+            self._print_field("memory", result.memory or "(empty)")
         else:
-            self._field("answer", result.answer)
+            self._print_field("answer", result.answer)
             for sentence, quote in result.view().sentences():
                 location = quote.place or f"chunk {quote.chunk_index + 1}"
-                self._field("evidence", f'"{" ".join(sentence.split())}" ({in_one_line(location)})')
+                self._print_field("evidence", f'"{" ".join(sentence.split())}" ({in_one_line(location)})')
         if not result.is_whole or result.answer is None:
-            self._field("read", result.extent)
+            self._print_field("read", result.extent)
         if result.stop_reason is StopReason.INVALID_ANSWER:
             reason = next(
                 (event.detail for event in reversed(result.events) if event.kind is EventKind.INVALID_ANSWER), ""
@@ -135,7 +135,7 @@ class Console:
         if result.stop_reason.resumable and self.resume_command:
             self.err.print(f"continue with: {escape(self.resume_command)}")
 
-    def _field(self, label: str, text: str) -> None:
+    def _print_field(self, label: str, text: str) -> None:
         """Print a labelled text on standard output."""
         lines = plain(text).splitlines() or [""]
         self.out.print(f"[bold]{label}:[/] {rich.markup.escape(lines[0])}")
@@ -145,7 +145,7 @@ class Console:
     def report_error(self, error: MemAgentError, code: int) -> int:
         """Print an error with its remedy, and return `code`."""
         if self.as_json:
-            print_json(_error_values(error))
+            print_json(_collect_error_values(error))
         self.err.print(f"[red]error:[/] {escape(error.message)}")
         if error.hint:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
@@ -167,6 +167,6 @@ _NOT_RESUMABLE: Final = (BudgetError, RunHeldError, RunMismatchError, StrategyEr
 """Errors that would occur again with the same command."""
 
 
-def _error_values(error: Exception) -> dict[str, Any]:
+def _collect_error_values(error: Exception) -> dict[str, Any]:
     values = {name: getattr(error, name, None) for name in ("message", "hint", "run_id", "chunk_index")}
     return {"error": {"type": type(error).__name__, **values}}

@@ -64,37 +64,37 @@ async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
         yield _ok("model", f"{policy.name}{computed}")
-        yield _window(info)
+        yield _check_window(info)
         subject = "budget"
         context = await reader.aprepare()
         budget = context.budget
         parts = f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
         yield _ok("budget", f"{parts} in {budget.context_window} tokens")
         subject = "completion"
-        completion = await policy.complete(_prompt(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
+        completion = await policy.complete(_make_prompt(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
         how = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
         yield _ok("completion", how)
-        yield _tokens(completion)
+        yield _check_tokens(completion)
         subject = "tokenizer"
-        yield await _agreement(context, completion)
+        yield await _check_agreement(context, completion)
         subject = "longest prompt"
         if context.prompt_counts is not None:
-            yield await _longest_prompt(context, context.prompt_counts)
+            yield await _check_longest_prompt(context, context.prompt_counts)
     except MemAgentError as error:
         yield PolicyCheck(subject, CheckStatus.FAILED, error.message, error.hint)
 
 
-def _prompt(text: str) -> list[Message]:
+def _make_prompt(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
 
 
-def _window(info: ModelInfo) -> PolicyCheck:
+def _check_window(info: ModelInfo) -> PolicyCheck:
     if info.context_window is None:
         return _note("window", "the policy does not report it", "Set --context-window; 8192 is assumed.")
     return _ok("window", f"{info.context_window} tokens")
 
 
-def _tokens(completion: Completion) -> PolicyCheck:
+def _check_tokens(completion: Completion) -> PolicyCheck:
     ids, logprobs = completion.token_ids, completion.logprobs
     values = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
     missing = [name for name, value in values.items() if value is None]
@@ -110,9 +110,11 @@ def _tokens(completion: Completion) -> PolicyCheck:
     )
 
 
-async def _agreement(context: ReaderContext, completion: Completion) -> PolicyCheck:
+async def _check_agreement(context: ReaderContext, completion: Completion) -> PolicyCheck:
     """Compare our token count with the server's. The difference of two prompts excludes the chat template."""
-    shorter = await context.policy.complete(_prompt("A"), SamplingParams(max_tokens=1)) if completion.usage else None
+    shorter = (
+        await context.policy.complete(_make_prompt("A"), SamplingParams(max_tokens=1)) if completion.usage else None
+    )
     if completion.usage is None or shorter is None or shorter.usage is None:
         return _note("tokenizer", "the policy does not report token counts, so they cannot be compared")
     server_tokens = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
@@ -128,20 +130,20 @@ async def _agreement(context: ReaderContext, completion: Completion) -> PolicyCh
     )
 
 
-async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> PolicyCheck:
+async def _check_longest_prompt(context: ReaderContext, counts: PromptCounts) -> PolicyCheck:
     """Send a prompt of the maximum length of a read, and check that the server does not cut it."""
     budget, count = context.budget, context.tokenizer.count
     tokens = budget.question_tokens + budget.memory_tokens + budget.chunk_tokens
     filler = "\n".join([_SAMPLE] * (tokens // count(f"{_SAMPLE}\n")))
     question = "Which word is named at the beginning? Answer with this word only."
-    prompt = _prompt(f"The word is umbrella.\n{filler}\n{question}")
+    prompt = _make_prompt(f"The word is umbrella.\n{filler}\n{question}")
     completion = await context.policy.complete(prompt, SamplingParams(max_tokens=16))
     server_count = completion.usage.prompt_tokens if completion.usage else 0
     text = prompt[0]["content"]
     whole = Span(0, 0, len(text), 0, len(text.encode()), count(text))
 
     async def count_at_server(text: str) -> int:
-        usage = (await context.policy.complete(_prompt(text), SamplingParams(max_tokens=16))).usage
+        usage = (await context.policy.complete(_make_prompt(text), SamplingParams(max_tokens=16))).usage
         return usage.prompt_tokens if usage else 0
 
     if missing := await counts.missing_tokens(prompt, [whole], server_count, count_at_server):

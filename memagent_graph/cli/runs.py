@@ -140,7 +140,7 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
     if not terminal.is_terminal:
         terminal.width = _WIDTH_WITHOUT_TERMINAL
     if records:
-        terminal.print(_table(records, totals, terminal.width))
+        terminal.print(_make_table(records, totals, terminal.width))
     count, conversations = log.counts()
     terminal.print(
         f"{len(records):,} of {quantity(count, 'run')} with {quantity(conversations, 'conversation')}, "
@@ -150,7 +150,7 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
     )
 
 
-def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], width: int) -> Table:
+def _make_table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], width: int) -> Table:
     """Return a table with the columns that fit the terminal."""
     from rich.table import Table
     from rich.text import Text

@@ -92,15 +92,17 @@ class AllowedRoots:
         """
         name = shortened_name(path)
         if _SCHEME.match(path):
-            raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted here", hint=self._remedy())
+            raise RefusedSourceError(
+                f"{name!r} is an address, and only paths are accepted here", hint=self._get_remedy()
+            )
         if not _is_path(path):
-            raise RefusedSourceError(f"{name!r} is not a path", hint=self._remedy())
+            raise RefusedSourceError(f"{name!r} is not a path", hint=self._get_remedy())
         for root in self.roots:
-            if (target := _target_below(root, path)) is not None:
+            if (target := _find_target_below(root, path)) is not None:
                 self._check(target, name)
                 return replace(Document.from_path(target), root=root)
         # The same message for a missing file and for one outside the roots: a model must not learn the difference.
-        raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._remedy())
+        raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._get_remedy())
 
     def require_text(self, text: str, name: str) -> None:
         """Raise `RefusedSourceError` if a text has more bytes in UTF-8 than may be read."""
@@ -118,12 +120,12 @@ class AllowedRoots:
 
     def _check(self, path: Path, name: str) -> None:
         if path.is_dir():
-            raise RefusedSourceError(f"{name!r} is a folder, not a file", hint=self._contents(path))
+            raise RefusedSourceError(f"{name!r} is a folder, not a file", hint=self._describe_contents(path))
         if not path.is_file():
             raise RefusedSourceError(f"{name!r} is not a regular file", hint="Name one file.")
         self.require_size(path.stat().st_size, repr(name))
 
-    def _contents(self, folder: Path) -> str:
+    def _describe_contents(self, folder: Path) -> str:
         """Return a hint for a folder: the names of readable files and folders in it, except hidden ones."""
         names: list[str] = []
         with contextlib.suppress(OSError):
@@ -133,15 +135,15 @@ class AllowedRoots:
                 if not entry.name.startswith(".") and self._is_readable(entry)
             )
         if not names:
-            return "There is nothing in it that may be read; " + self._remedy()
+            return "There is nothing in it that may be read; " + self._get_remedy()
         return f"Read its files one by one; it contains {list_names(names, _MAX_LISTED_NAMES)}."
 
     def _is_readable(self, entry: Path) -> bool:
         """Return whether a name in a folder leads to a file or a folder below a root."""
-        targets = (_target_below(root, str(entry)) for root in self.roots)
+        targets = (_find_target_below(root, str(entry)) for root in self.roots)
         return any(target is not None and (target.is_file() or target.is_dir()) for target in targets)
 
-    def _remedy(self) -> str:
+    def _get_remedy(self) -> str:
         if not self.roots:
             return "No files may be read; pass the text itself."
         names = list(dict.fromkeys(root.name if root.is_file() else f"{root.name}/" for root in self.roots))
@@ -152,7 +154,7 @@ def _is_path(path: str) -> bool:
     return bool(path.strip()) and "\0" not in path
 
 
-def _target_below(root: Path, path: str) -> Path | None:
+def _find_target_below(root: Path, path: str) -> Path | None:
     """Return the target of a path, if it exists and is below the resolved root.
 
     The path may begin with the root's own name, because errors show only this part of the root.

@@ -137,12 +137,12 @@ class _PieceCache:
             if key in self._pieces:
                 return
             self._pieces[key] = piece
-            self._bytes += self._cost(piece)
+            self._bytes += self._compute_cost(piece)
             while self._bytes > self._largest_bytes and len(self._pieces) > 1:
-                self._bytes -= self._cost(self._pieces.popitem(last=False)[1])
+                self._bytes -= self._compute_cost(self._pieces.popitem(last=False)[1])
 
     @staticmethod
-    def _cost(piece: _Piece) -> int:
+    def _compute_cost(piece: _Piece) -> int:
         text = len(piece.text) * (1 if piece.text.isascii() else 4)
         return _BYTES_PER_PIECE + len(piece.tokens) * _BYTES_PER_TOKEN + text
 
@@ -204,7 +204,7 @@ class Chunker:
             DocumentError: the text is no longer in the store.
         """
         piece_char, first = cursor["piece_char"], cursor["piece_tokens"]
-        piece = self._piece(cursor["piece_byte"])
+        piece = self._make_piece(cursor["piece_byte"])
         at_char = cursor["char"] - piece_char
         if at_char >= len(piece.text):
             return None
@@ -218,12 +218,12 @@ class Chunker:
             elif wanted <= len(piece.tokens):
                 place = self._cut(piece, first, at_char, wanted) or ((first, at_char) if texts else None)
                 splits = place is None
-                taken, cut = place or self._within_character(piece, first, at_char, wanted)
+                taken, cut = place or self._find_character(piece, first, at_char, wanted)
             else:
                 texts.append(piece.text[at_char:])
                 tokens += len(piece.tokens) - first
                 piece_char += len(piece.text)
-                piece = self._piece(piece.end_byte)
+                piece = self._make_piece(piece.end_byte)
                 first = at_char = 0
                 continue
             texts.append(piece.text[at_char:cut])
@@ -261,25 +261,25 @@ class Chunker:
         None if no character ends within the last tokens.
         """
         fewest = max(first, wanted - _CHARACTER_TOKENS - 1)
-        ends = self._token_ends(piece, wanted, fewest)
+        ends = self._iter_token_ends(piece, wanted, fewest)
         taken, cut = next(((number, end) for number, end in ends if is_character_end(piece.text, end)), (first, -1))
         if cut <= at_char:
             return None
         for boundary, percent in self._tails:
-            low, low_char = self._last_token_end(piece, taken - self._chunk_tokens * percent // 100, first)
+            low, low_char = self._find_last_token_end(piece, taken - self._chunk_tokens * percent // 100, first)
             for end in self._ends(piece.text, max(at_char, low_char), cut, boundary):
-                before = taken if end == cut else self._tokens_before(piece, low, taken, end)
+                before = taken if end == cut else self._count_tokens_before(piece, low, taken, end)
                 if before is not None and is_character_end(piece.text, end):
                     return before, end
         return taken, cut
 
-    def _within_character(self, piece: _Piece, first: int, at_char: int, wanted: int) -> tuple[int | None, int]:
+    def _find_character(self, piece: _Piece, first: int, at_char: int, wanted: int) -> tuple[int | None, int]:
         """Return the end of a chunk inside a character that is too long or has no token at its end.
 
         The number of tokens is None if no token ends there. The rest of the piece is then tokenised again.
         """
-        below = self._token_ends(piece, wanted, max(first, wanted - _CHARACTER_TOKENS))
-        above = reversed([*self._token_ends(piece, wanted + _MAX_EXCESS_TOKENS, wanted)])
+        below = self._iter_token_ends(piece, wanted, max(first, wanted - _CHARACTER_TOKENS))
+        above = reversed([*self._iter_token_ends(piece, wanted + _MAX_EXCESS_TOKENS, wanted)])
         for taken, cut in itertools.chain(below, above):
             if cut > at_char:
                 return taken, cut
@@ -288,26 +288,26 @@ class Chunker:
         count = self._tokenizer.count
         return None, bisect_right(ends, room, fewest + 1, key=lambda end: count(piece.text[at_char:end])) - 1
 
-    def _tokens_before(self, piece: _Piece, low: int, high: int, end: int) -> int | None:
+    def _count_tokens_before(self, piece: _Piece, low: int, high: int, end: int) -> int | None:
         """Return the number of tokens, from `low` to `high`, that end exactly at the character `end`.
 
         None if a token crosses it.
         """
-        taken = bisect_left(range(high), end, low, key=lambda number: self._last_token_end(piece, number, low)[1])
-        return taken if self._last_token_end(piece, taken, low) == (taken, end) else None
+        taken = bisect_left(range(high), end, low, key=lambda number: self._find_last_token_end(piece, number, low)[1])
+        return taken if self._find_last_token_end(piece, taken, low) == (taken, end) else None
 
-    def _last_token_end(self, piece: _Piece, most: int, fewest: int) -> tuple[int, int]:
-        """Return the first of `_token_ends`, or `fewest` and -1."""
-        return next(self._token_ends(piece, most, fewest), (fewest, -1))
+    def _find_last_token_end(self, piece: _Piece, most: int, fewest: int) -> tuple[int, int]:
+        """Return the first of `_iter_token_ends`, or `fewest` and -1."""
+        return next(self._iter_token_ends(piece, most, fewest), (fewest, -1))
 
-    def _token_ends(self, piece: _Piece, most: int, fewest: int) -> Iterator[tuple[int, int]]:
+    def _iter_token_ends(self, piece: _Piece, most: int, fewest: int) -> Iterator[tuple[int, int]]:
         """Yield the numbers of tokens, from `most` to above `fewest`, that end with a code point, and these ends."""
         for number in range(most, fewest, -1):
             end = piece.tokens.prefix_chars(number)
             if end is not None:
                 yield number, end
 
-    def _piece(self, start_byte: int) -> _Piece:
+    def _make_piece(self, start_byte: int) -> _Piece:
         """Return the piece that begins at a byte."""
         if self._current is not None and self._current.start_byte == start_byte:
             return self._current

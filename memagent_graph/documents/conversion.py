@@ -114,7 +114,7 @@ def convert_parts(
         "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
         "kind": kind,
         "pages": pages,
-        "converter": _converter_location(converter),
+        "converter": _find_converter(converter),
         "converters": {kind: location for kind, (location, _) in converter_kinds().items()},
         "bounds": _read_bounds(),
     }
@@ -122,10 +122,10 @@ def convert_parts(
     with tempfile.TemporaryFile() as result:
         code = _run(task, file, result, cancellation)
         result.seek(0)
-        yield from _parts(task, result, code)
+        yield from _read_output(task, result, code)
 
 
-def _converter_location(converter: str | None) -> str | None:
+def _find_converter(converter: str | None) -> str | None:
     """Return the absolute location of a user's converter."""
     if converter is None or converter in converter_kinds():
         return converter and converter_kinds()[converter][0]
@@ -159,7 +159,7 @@ def _run(task: Mapping[str, Any], source: IO[bytes], result: IO[bytes], cancella
     return code
 
 
-def _parts(task: Mapping[str, Any], result: IO[bytes], code: int) -> Parts:
+def _read_output(task: Mapping[str, Any], result: IO[bytes], code: int) -> Parts:
     """Yield the output of the process. The file may be hostile, so the output is not trusted."""
     remaining = int(task["bounds"]["text"] * conversion_program.MEGABYTE)
     while header := result.readline(_MAX_HEADER_BYTES):
@@ -174,7 +174,7 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], code: int) -> Parts:
         if isinstance(part, dict):
             if not part:
                 return
-            raise _failure(task, part)
+            raise _make_failure(task, part)
         match part:
             case [str() | None as label, list() | None as headings, int() as size]:
                 pass
@@ -197,7 +197,7 @@ def _describe(task: Mapping[str, Any]) -> str:
     return f"{str(task['kind']).upper()} file {task['name']}"
 
 
-def _failure(task: Mapping[str, Any], values: dict[str, str]) -> DocumentError | MissingExtraError:
+def _make_failure(task: Mapping[str, Any], values: dict[str, str]) -> DocumentError | MissingExtraError:
     match values.get("kind"):
         case "memory" | "text" as bound:
             return _bound_exceeded(task, bound)

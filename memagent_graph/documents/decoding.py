@@ -94,7 +94,7 @@ def undecodable(name: str, charset: str, offset: int) -> EncodingError:
     )
 
 
-def _utf16_without_mark(sample: bytes) -> str | None:
+def _detect_utf16_without_mark(sample: bytes) -> str | None:
     """Return the kind of UTF-16 in which a sample with many zero bytes is readable text; None if there is none."""
     if sample.count(b"\x00") * 5 < len(sample):
         return None
@@ -127,7 +127,7 @@ def decode_pieces(
         UnsupportedDocumentError: the source is not text.
     """
     mark = find_byte_order_mark(next(reopen(), b""))
-    label = encoding or ("utf-8" if mark is not None else _charset_of(name, reopen, errors))
+    label = encoding or ("utf-8" if mark is not None else _find_charset(name, reopen, errors))
     charset, offset = mark or (find_charset(label), 0)
     if mark is None and (kind := codecs.lookup(charset).name) in {"utf-16", "utf-32"}:
         raise EncodingError(
@@ -147,7 +147,7 @@ def decode_pieces(
             yield text
 
 
-def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors) -> str:
+def _find_charset(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors) -> str:
     """Read a source without a byte order mark once, and return its charset."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
@@ -183,7 +183,7 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
 def _refuse_binary(name: str, sample: bytes) -> None:
     """Raise UnsupportedDocumentError if a sample is not text, EncodingError if it is UTF-16 without a mark."""
     kind = detect_binary_kind(sample)
-    if kind is not None and (charset := _utf16_without_mark(sample)) is not None:
+    if kind is not None and (charset := _detect_utf16_without_mark(sample)) is not None:
         raise EncodingError(
             f"{name} looks like {charset} without a byte order mark", hint=f"Pass --encoding {charset}."
         )

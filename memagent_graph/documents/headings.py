@@ -66,7 +66,7 @@ def find_headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
     """
     marks: list[SourceMark] = []
     reader = _Reader(strict=not is_markdown(media_type))
-    for start, block in _blocks(pieces):
+    for start, block in _split_blocks(pieces):
         for mark in reader.marks(block, start):
             marks.append(mark)
             if len(marks) == MAX_HEADINGS:
@@ -106,23 +106,23 @@ class _Reader:
     def _label(self, line: re.Match[str], block: str) -> str | None:
         """Return the label of a line that is a heading, or None."""
         if line["heading"] is None:
-            return self._clause(line, block)
+            return self._find_clause(line, block)
         if self._strict and not self._stands_alone(line, block):
             return None
-        label = _plain(line["heading"].rstrip("#"))
+        label = _remove_markup(line["heading"].rstrip("#"))
         if number := re.match(r"\d{1,3}(?:\.\d{1,3})*", label):
-            self._number = _parts(number[0])
+            self._number = _parse_number(number[0])
         return in_one_line(label, MAX_LABEL_CHARACTERS) or None
 
-    def _clause(self, line: re.Match[str], block: str) -> str | None:
+    def _find_clause(self, line: re.Match[str], block: str) -> str | None:
         """Return the label of a line that begins with the number of a clause, or None."""
-        title, name = _plain(line["title"] or ""), _plain(line["named"] or line["number"])
+        title, name = _remove_markup(line["title"] or ""), _remove_markup(line["named"] or line["number"])
         if _OF_CONTENTS.search((line["title"] or "")[-40:]) or (title and title[0].islower()):
             return None
-        short = _short_title(title)
+        short = _find_short_title(title)
         if line["named"] is not None:
             return in_one_line(f"{name} {short}".strip(), MAX_LABEL_CHARACTERS) if short is not None else None
-        number = _parts(name)
+        number = _parse_number(name)
         is_item = len(number) == 1 and (
             _is_in_sentence(line, block) or self._is_item(line, block, number, whole=short == title) or short is None
         )
@@ -136,7 +136,7 @@ class _Reader:
     def _is_item(self, line: re.Match[str], block: str, number: tuple[int, ...], *, whole: bool) -> bool:
         """Return whether a line with a single number is a list item or a sentence, and not a heading."""
         following = _NEXT_LINE.match(block, line.end())
-        after = _parts(following["number"]) if following else None
+        after = _parse_number(following["number"]) if following else None
         is_continued = after is not None and len(after) == 1 and after[0] == number[0] + 1
         ends = (
             self._item is not None
@@ -162,7 +162,7 @@ def _is_in_sentence(line: re.Match[str], block: str) -> bool:
     return len(before) >= _MIN_WRAPPED_LINE and (before[-1].islower() or before[-1] == ",") and not before[0].isdigit()
 
 
-def _blocks(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
+def _split_blocks(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield blocks of whole lines, about a megabyte long, with the position of their first character."""
     start, rest = 0, ""
     for piece in pieces:
@@ -175,7 +175,7 @@ def _blocks(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
     yield start, rest
 
 
-def _parts(number: str) -> tuple[int, ...]:
+def _parse_number(number: str) -> tuple[int, ...]:
     return tuple(map(int, number.split(".")))
 
 
@@ -191,7 +191,7 @@ def _follows(before: tuple[int, ...] | None, number: tuple[int, ...]) -> bool:
     return 0 < number[common] - before[common] <= _MAX_STEP and set(number[common + 1 :]) <= {1}
 
 
-def _short_title(title: str) -> str | None:
+def _find_short_title(title: str) -> str | None:
     """Return the title of a clause: the line, or its part before a full stop. None if a sentence begins it."""
     end = _TITLE_END.search(title[: _MAX_TITLE + 4])
     if end is not None:
@@ -208,6 +208,6 @@ def _is_in_title_case(title: str) -> bool:
     return len(words) <= _MAX_WORDS and all(not word[0].islower() or _SMALL_WORDS.fullmatch(word) for word in words)
 
 
-def _plain(text: str) -> str:
+def _remove_markup(text: str) -> str:
     """Return a text without Markdown's marks, and with single spaces."""
     return " ".join(re.sub(r"\*\*|__|`|\\(?=[.#*_\-()\[\]])", "", text).split())

@@ -100,7 +100,7 @@ def open_document(
         if document.pages:
             raise no_pages(document, "text")
         if isinstance(content, str):
-            _kind_by_content(document, content[:SAMPLE_BYTES].encode("utf-8", "replace"))
+            _find_kind_by_content(document, content[:SAMPLE_BYTES].encode("utf-8", "replace"))
             content = (Block(document.content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
         yield TEXT, content() if callable(content) else iter(content)
 
@@ -153,7 +153,7 @@ def _read_pieces(name: str, source: Any) -> Iterator[Any]:
         ) from error
 
 
-def _kind(document: Document, file: IO[bytes]) -> str | None:
+def _find_kind(document: Document, file: IO[bytes]) -> str | None:
     """Return the kind of a file from its first bytes, its type, or its beginning; None for plain text."""
     declared = kind_from_media_type(document.media_type)
     sample = _sample(file, 1024)
@@ -165,10 +165,10 @@ def _kind(document: Document, file: IO[bytes]) -> str | None:
             f"{document.name} is a damaged {declared.upper()} file, or not one",
             hint="Save it again; it may have a password. If it is plain text, name it .txt.",
         )
-    return marked or declared or _kind_by_content(document, _sample(file, SAMPLE_BYTES))
+    return marked or declared or _find_kind_by_content(document, _sample(file, SAMPLE_BYTES))
 
 
-def _kind_by_content(document: Document, sample: bytes) -> str | None:
+def _find_kind_by_content(document: Document, sample: bytes) -> str | None:
     """Return the kind of a file without magic bytes: a page, an e-mail or a mailbox; None for plain text.
 
     A source that is declared as text is read as it is. If it begins like another kind, a warning is logged.
@@ -208,27 +208,27 @@ def _archive_kind(file: IO[bytes]) -> str | None:
 
 
 def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: partial[Parts]) -> tuple[str, Parts]:
-    kind = _kind(document, file)
+    kind = _find_kind(document, file)
     if kind is None and convert.keywords["converter"] is not None and detect_binary_kind(_sample(file, 1024)):
         kind = Path(document.name).suffix.lower().removeprefix(".") or "binary"
     if document.pages and kind != "pdf":
         raise no_pages(document, f"a {kind.upper()} file" if kind else "text")
     if kind == "html":
-        return MEDIA_TYPES[kind], _converted_html(document, file, errors, convert)
+        return MEDIA_TYPES[kind], _convert_html(document, file, errors, convert)
     if kind is not None:
         return MEDIA_TYPES.get(kind, f"application/x-{kind}"), convert(document.name, kind, file, pages=document.pages)
     texts = decode_pieces(
-        document.name, partial(_pieces, document.name, file), encoding=document.encoding, errors=errors
+        document.name, partial(_iter_pieces, document.name, file), encoding=document.encoding, errors=errors
     )
     return TEXT if document.media_type == UNKNOWN else document.media_type, map(Block, texts)
 
 
-def _pieces(name: str, file: IO[bytes]) -> Iterator[bytes]:
+def _iter_pieces(name: str, file: IO[bytes]) -> Iterator[bytes]:
     file.seek(0)
     yield from _read_pieces(name, file)
 
 
-def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]) -> Parts:
+def _convert_html(document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]) -> Parts:
     """Yield the text of an HTML file. It is decoded with its declared charset and converted as UTF-8."""
     head = _sample(file, SAMPLE_BYTES)
     declared = document.encoding
@@ -237,7 +237,7 @@ def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert
         # As in browsers, charsets that only Python knows do not count, nor UTF-16, because the declaration is ASCII.
         declared = None if (find_web_codec(label) or "utf-16").startswith("utf-16") else label
     with tempfile.TemporaryFile() as copy:
-        reopen = partial(_pieces, document.name, file)
+        reopen = partial(_iter_pieces, document.name, file)
         for text in decode_pieces(document.name, reopen, encoding=declared, errors=errors):
             copy.write(text.encode("utf-8", "surrogatepass"))
         yield from convert(document.name, "html", copy)

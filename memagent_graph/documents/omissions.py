@@ -37,7 +37,10 @@ def summarize_omissions(omissions: Iterable[Omission]) -> list[StoredOmission]:
     sorts = group_values(((omission.what, omission.remedy), omission) for omission in omissions)
     return [
         StoredOmission(
-            what=what, count=sum(omission.count for omission in several), places=_places(several), remedy=remedy
+            what=what,
+            count=sum(omission.count for omission in several),
+            places=_list_places(several),
+            remedy=remedy,
         )
         for (what, remedy), several in [*sorts.items()][:_MAX_KINDS]
     ]
@@ -77,7 +80,7 @@ def describe_omission(omission: StoredOmission) -> str:
     return f"Not in the text: {omission['what']} ({omission['count']}{places}){remedy}"
 
 
-def _places(omissions: Sequence[Omission]) -> str:
+def _list_places(omissions: Sequence[Omission]) -> str:
     """Return the places of omissions, pages as ranges. If there are many, only the first are listed."""
     names = dict.fromkeys(
         omission.place for omission in omissions if omission.place and not _PAGE.fullmatch(omission.place)

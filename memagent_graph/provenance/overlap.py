@@ -59,7 +59,7 @@ class TokenizedText:
         These are content words, and four characters in a row of scripts without spaces.
         """
         words = [(index, word) for index, word in enumerate(self.words) if _is_content(word)]
-        return sorted([*words, *self._unspaced()])
+        return sorted([*words, *self._iter_unspaced()])
 
     def names(self) -> dict[str, list[int]]:
         """Return the positions of capitalized words within sentences, by spelling."""
@@ -71,10 +71,10 @@ class TokenizedText:
 
     def positions(self, anchors: Container[str]) -> dict[str, list[int]]:
         """Return the positions of some anchors."""
-        places = chain(enumerate(self.words), self._unspaced())
+        places = chain(enumerate(self.words), self._iter_unspaced())
         return group_values((word, position) for position, word in places if word in anchors)
 
-    def _unspaced(self) -> Iterator[tuple[int, str]]:
+    def _iter_unspaced(self) -> Iterator[tuple[int, str]]:
         if self.text.isascii():
             return
         length = 0

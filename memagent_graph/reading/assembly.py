@@ -86,10 +86,10 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
             control_tokens=prompts.control_tokens | tokenizer.special_tokens | info.control_tokens,
             guards_families=prompts.guards_families or not info.knows_control_tokens,
         ),
-        budget=_budget(settings, info.context_window, profile, tokenizer, prompts),
+        budget=_choose_budget(settings, info.context_window, profile, tokenizer, prompts),
         may_shrink=profile is None and settings.chunk_tokens is None,
-        sampling=_sampling(parts, info, profile),
-        rules=_rules(settings, profile),
+        sampling=_choose_sampling(parts, info, profile),
+        rules=_choose_rules(settings, profile),
         limits=settings.limits or Limits(),
         concurrency=settings.branches,
         window=info.context_window,
@@ -103,7 +103,7 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
     )
 
 
-def _sampling(parts: Parts, info: ModelInfo, profile: Profile | None) -> SamplingParams:
+def _choose_sampling(parts: Parts, info: ModelInfo, profile: Profile | None) -> SamplingParams:
     """Return the sampling. For logged runs it requests token ids and log-probs if the policy can return them."""
     usual = profile or SamplingParams()
     logprobs = parts.run_log is not None and info.gives_token_ids
@@ -111,13 +111,13 @@ def _sampling(parts: Parts, info: ModelInfo, profile: Profile | None) -> Samplin
     return replace(sampling, **parts.settings.group("sampling"))
 
 
-def _rules(settings: ReadSettings, profile: Profile | None) -> UpdateRules:
+def _choose_rules(settings: ReadSettings, profile: Profile | None) -> UpdateRules:
     rules: dict[str, Any] = {"invented": profile.on_invented if profile else None, **settings.group("rules")}
     rules |= {name: UpdateRule(rule) for name, rule in rules.items() if isinstance(rule, str)}
     return UpdateRules(**rules)
 
 
-def _budget(
+def _choose_budget(
     settings: ReadSettings, window: int | None, profile: Profile | None, tokenizer: Tokenizer, prompts: Prompts
 ) -> Budget:
     budget = profile.budget if profile else Budget(context_window=window or Budget().context_window)

@@ -183,26 +183,26 @@ async def merge_findings(state: BranchState, step: StepContext) -> Change:
     group = state["group"]
     texts = join_findings(group.values(), step.context)
     previous = step.context.beginning(texts, step.context.budget.memory_tokens)
-    reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_steps(group.values()))
+    reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_get_call_ids(group.values()))
     return add_finding(reply, step, replaces=group)
 
 
 async def answer_from_findings(state: BranchingState, step: StepContext) -> Change:
     """Ask for the answer from the remaining findings."""
     findings = sort_findings(state.get("findings", {})).values()
-    return await answer_from(join_findings(findings, step.context), step, _steps(findings))
+    return await answer_from(join_findings(findings, step.context), step, _get_call_ids(findings))
 
 
-def _steps(findings: Iterable[Finding]) -> list[str]:
+def _get_call_ids(findings: Iterable[Finding]) -> list[str]:
     return [finding["call_id"] for finding in findings]
 
 
 def sort_findings(findings: Mapping[str, Finding]) -> dict[str, Finding]:
     """Return findings in the order of their passes and chunks."""
-    return {name: findings[name] for name in sorted(findings, key=_finding_sort_key)}
+    return {name: findings[name] for name in sorted(findings, key=_make_finding_sort_key)}
 
 
-def _finding_sort_key(name: str) -> tuple[int, int]:
+def _make_finding_sort_key(name: str) -> tuple[int, int]:
     """Return the pass (from 1) and the first chunk in the name of a finding."""
     number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
     return int(number or 1), int(chunk)
@@ -228,7 +228,7 @@ def join_findings(findings: Iterable[Finding], context: ReaderContext) -> str:
     """Return findings joined by line breaks. If there are several, they are cut so that any two can be merged."""
     texts = [finding["text"] for finding in findings]
     if len(texts) > 1:
-        max_tokens = _max_finding_tokens(context)
+        max_tokens = _compute_max_finding_tokens(context)
         texts = [context.beginning(text, max_tokens) for text in texts]
     return "\n".join(texts)
 
@@ -243,7 +243,7 @@ def group_findings(findings: Mapping[str, Finding], context: ReaderContext) -> l
     """
     if len(findings) <= 1:
         return []
-    max_tokens, group_tokens = _max_finding_tokens(context), context.budget.chunk_tokens
+    max_tokens, group_tokens = _compute_max_finding_tokens(context), context.budget.chunk_tokens
     lengths = {name: context.shown_tokens(finding["text"]) for name, finding in findings.items()}
     sizes = {name: min(max_tokens, length) + _SEPARATOR_TOKENS for name, length in lengths.items()}
     if sum(sizes.values()) <= context.budget.memory_tokens:
@@ -259,7 +259,7 @@ def group_findings(findings: Mapping[str, Finding], context: ReaderContext) -> l
     return [group for group in groups if len(group) > 1]
 
 
-def _max_finding_tokens(context: ReaderContext) -> int:
+def _compute_max_finding_tokens(context: ReaderContext) -> int:
     """Return the maximum number of tokens of a finding."""
     budget = context.budget
     max_tokens = min(budget.memory_tokens, budget.chunk_tokens // 2 - _SEPARATOR_TOKENS)

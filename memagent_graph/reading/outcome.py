@@ -63,7 +63,7 @@ def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace
         raw_answer=state.get("raw_answer"),
         memory=graph.strategy.current_memory(state, context) if stop_reason.resumable else state.get("memory") or "",
         stop_reason=stop_reason,
-        usage=_usage(state, trace, context),
+        usage=_make_usage(state, trace, context),
         chunks_read=state.get("chunks_read", 0),
         updates=tuple(trace.updates),
         strategy=context.strategy.name,
@@ -75,18 +75,18 @@ def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace
     )
 
 
-def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Usage:
+def _make_usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Usage:
     total: Any = state.get("usage") or {}
     full_context = None
     if context.shape is not None:
         budget = context.budget
-        tokens = _whole_document(state, trace, total.get("document_tokens", 0)) + budget.question_tokens
+        tokens = _count_whole_document(state, trace, total.get("document_tokens", 0)) + budget.question_tokens
         full_context = context.shape.forward_flops(tokens, budget.answer_tokens)
     flops = total.get("flops", 0.0) if context.shape is not None else None
     return Usage(**{**total, "flops": flops, "full_context_flops": full_context})
 
 
-def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:
+def _count_whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:
     """Return the number of the document's tokens, estimated from its bytes if it was not read to the end."""
     chunks = {call.chunk_index: call.reads[0] for call in trace.calls if call.chunk_index is not None}
     if state.get("chunks_read", 0) in {0, len(chunks)} and state["stop_reason"] != StopReason.ENOUGH:
@@ -179,7 +179,7 @@ async def load_trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
     """Return the steps that lead to the newest state, in order."""
     calls: list[Call] = []
     size: int | None = None
-    for snapshot in reversed(await _lineage(graph, run_id)):
+    for snapshot in reversed(await _find_lineage(graph, run_id)):
         calls += load_calls(snapshot.values["steps"], snapshot.values)
         size = snapshot.values["document"]["size"]
     return Trace({call.id: call for call in calls}.values(), size)
@@ -203,7 +203,7 @@ async def edit_memory(
             hint="Shorten it.",
             run_id=run_id,
         )
-    lineage = await _lineage(graph, run_id)
+    lineage = await _find_lineage(graph, run_id)
     for snapshot in lineage:
         state = snapshot.values
         for index, call in reversed(list(enumerate(load_calls(state["steps"], state)))):
@@ -223,7 +223,7 @@ async def edit_memory(
     )
 
 
-async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
+async def _find_lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
     """Return the checkpoints after a step that lead to the newest one, newest first.
 
     The checkpoints of an earlier run with the same id are not part of it.

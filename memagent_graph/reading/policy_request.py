@@ -164,7 +164,7 @@ class PolicyRequest:
             if completion.finish_reason is FinishReason.LENGTH:
                 self._note(EventKind.TRUNCATED, f"the answer was cut at {self._bound} tokens")
             if text:
-                extracted = self._structured_answer(text) if self._context.structure else extract(text)
+                extracted = self._parse_structured_answer(text) if self._context.structure else extract(text)
                 if extracted is None:
                     self._note(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; it was taken whole")
                     extracted = text
@@ -176,7 +176,7 @@ class PolicyRequest:
             self._log(completion, Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
         return "", extract("")
 
-    def _structured_answer(self, text: str) -> str:
+    def _parse_structured_answer(self, text: str) -> str:
         """Return the JSON in an answer, or the whole text and an event if it does not have the form."""
         from memagent_graph.response_format import StructuredAnswer  # noqa: PLC0415  only structured reads need it
 
@@ -193,7 +193,7 @@ class PolicyRequest:
         context, turn = self._context, self._step.turn
         turn.end()
         begin = time.time()
-        completion = await context.policy.complete(self._messages, self._sampling(self._attempts))
+        completion = await context.policy.complete(self._messages, self._choose_sampling(self._attempts))
         seconds, usage = time.time() - begin, completion.count_tokens(self._messages, context.tokenizer.count)
         self._attempt = begin, seconds, usage
         await turn.begin()
@@ -247,7 +247,7 @@ class PolicyRequest:
             )
         self._note(EventKind.PROMPT_CUT, detail)
 
-    def _sampling(self, attempt: int) -> SamplingParams:
+    def _choose_sampling(self, attempt: int) -> SamplingParams:
         """Return the sampling of an attempt. The seed changes, because the same seed would give the same reply."""
         structure = self._context.structure if self._role.writes is Writes.ANSWER else None
         schema, session = structure.format.server_schema if structure else None, self._step.state["document"]["key"]
@@ -311,7 +311,7 @@ class PolicyRequest:
                 **completion.origin,
                 tokenizer=context.tokenizer.fingerprint,
                 template=context.prompts.fingerprint,
-                sampling=_logged_sampling(self._sampling(self._attempts - 1)),
+                sampling=_describe_sampling(self._choose_sampling(self._attempts - 1)),
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
@@ -339,7 +339,7 @@ def _request_sampling(
 
 
 @lru_cache
-def _logged_sampling(sampling: SamplingParams) -> dict[str, object]:
+def _describe_sampling(sampling: SamplingParams) -> dict[str, object]:
     """Return the sampling for the log, without the session. The log has only whether there was a schema."""
     values = asdict(sampling)
     del values["session"]

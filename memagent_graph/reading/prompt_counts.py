@@ -56,14 +56,14 @@ class PromptCounts:
             return 0
         if server_count > self._window:
             longest = max((message["content"] for message in messages), key=len)
-            ratio = await self._measured_ratio(longest, ask)
+            ratio = await self._measure_ratio(longest, ask)
             if server_count >= _MIN_SHARE * ratio * count:
                 self._ratio = min(self._ratio, ratio)
                 return 0
             self._window = server_count
         return round(self._ratio * count) - server_count
 
-    async def _measured_ratio(self, text: str, ask: Callable[[str], Awaitable[int]]) -> float:
+    async def _measure_ratio(self, text: str, ask: Callable[[str], Awaitable[int]]) -> float:
         """Return the server's count of the middle of a text, divided by the tokenizer's; 0 if it is not usable."""
         counts = []
         for share, max_chars in _SAMPLES:

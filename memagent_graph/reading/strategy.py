@@ -154,7 +154,7 @@ class StrategyGraph:
         """Begin a run: reset every channel."""
         if recording := step.execution.recording:
             recording.begin(step, afresh=True)
-        empty = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _INPUT}
+        empty = {name: _make_empty(channel) for name, channel in self.builder.channels.items() if name not in _INPUT}
         return {**empty, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}
 
     def run_as_loop(self, first: str, second: str) -> None:
@@ -182,7 +182,7 @@ class StrategyGraph:
         channels = sorted(self.builder.channels)
         parts = [
             strategy.name,
-            repr(sorted(_options(strategy).items())),
+            repr(sorted(_get_options(strategy).items())),
             *(role.signature for role in strategy.roles),
             *(sorted(self.builder.nodes)),
             *edges,
@@ -215,14 +215,14 @@ def wire_strategy(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
     return graph, StrategyId(strategy.name, graph.fingerprint(strategy))
 
 
-def _options(strategy: Strategy) -> dict[str, Any]:
+def _get_options(strategy: Strategy) -> dict[str, Any]:
     """Return the options that make strategies unequal."""
     if not is_dataclass(strategy):
         return {}
     return {option.name: getattr(strategy, option.name) for option in fields(strategy) if option.compare}
 
 
-def _empty(channel: Any) -> Any:
+def _make_empty(channel: Any) -> Any:
     """Return the value that makes a channel empty again."""
     if isinstance(channel, BinaryOperatorAggregate):
         fresh: Callable[[], Any] = type(channel)(channel.typ, channel.operator).get

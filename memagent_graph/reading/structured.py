@@ -40,7 +40,7 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
     """
     if source is None:
         return context
-    form = _response_format(source)
+    form = _load_form(source)
     prompts = replace(context.prompts, answer_format=AnswerFormat.PLAIN)
     outline = ""
     if not context.trained_prompts_only:
@@ -48,7 +48,7 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
         budget, count = context.budget, context.tokenizer.count
         lengths = {"schema": count(prompts.neutralise(form.text)), "reply": budget.answer_tokens, "error": ERROR_TOKENS}
         require_room((ANSWER, REPAIR), prompts, budget, count, **lengths)
-        outline = _outline(form, context)
+        outline = _describe_outline(form, context)
     logged = {**context.log_settings, _LOG_KEY: {"name": form.name, "schema": form.schema, "outline": outline}}
     return replace(context, prompts=prompts, structure=Structure(form, outline), log_settings=logged)
 
@@ -70,7 +70,7 @@ def format_for_resume(
     """
     settings: str = state.get("settings") or ""
     fingerprint = settings.partition(f":{SCHEMA_MARK}")[2] or None
-    form = None if source is None else _response_format(source)
+    form = None if source is None else _load_form(source)
     if settings and form is not None and form.fingerprint != fingerprint:
         then = f"the schema {fingerprint}" if fingerprint else "none"
         raise RunMismatchError(
@@ -81,9 +81,7 @@ def format_for_resume(
     if form is not None or fingerprint is None:
         return form
     logged_form = logged.get(_LOG_KEY)
-    form = (
-        _response_format({"type": "json_schema", "json_schema": logged_form}) if isinstance(logged_form, dict) else None
-    )
+    form = _load_form({"type": "json_schema", "json_schema": logged_form}) if isinstance(logged_form, dict) else None
     if form is None or form.fingerprint != fingerprint:
         raise RunMismatchError(
             "the run's answer is structured, and its schema is not in the run log",
@@ -93,7 +91,7 @@ def format_for_resume(
     return form
 
 
-def _response_format(source: ResponseFormatSource) -> ResponseFormat:
+def _load_form(source: ResponseFormatSource) -> ResponseFormat:
     from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415  only structured reads need it
 
     return ResponseFormat.of(source)
@@ -122,7 +120,7 @@ def _with_schema_ending(template: PromptTemplate) -> PromptTemplate:
     return template
 
 
-def _outline(form: ResponseFormat, context: ReaderContext) -> str:
+def _describe_outline(form: ResponseFormat, context: ReaderContext) -> str:
     """Return the fields with descriptions, only their names, or nothing, to fit half of the question budget."""
     count, limit = context.tokenizer.count, context.budget.question_tokens // 2
     wordings = (form.describe_fields(), form.describe_fields(short=True))

@@ -93,7 +93,7 @@ class ObservedPolicy:
         )
         settings = {"model": self.name, "max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
         (run,) = await manager.on_chat_model_start(
-            {}, [_handler_messages(prompt, texts=texts)], name="MemAgent policy", invocation_params=settings
+            {}, [_make_handler_messages(prompt, texts=texts)], name="MemAgent policy", invocation_params=settings
         )
         try:
             # Only the callbacks are removed: chat models may need `configurable` of the config.
@@ -102,10 +102,10 @@ class ObservedPolicy:
         except BaseException as error:
             await run.on_llm_error(error)
             raise
-        await run.on_llm_end(self._result(prompt, completion, texts=texts))
+        await run.on_llm_end(self._make_result(prompt, completion, texts=texts))
         return completion
 
-    def _result(self, prompt: Messages | TokenIds, completion: Completion, *, texts: bool) -> LLMResult:
+    def _make_result(self, prompt: Messages | TokenIds, completion: Completion, *, texts: bool) -> LLMResult:
         messages: Any = prompt  # a reader's prompts are never token ids
         return model_result(
             completion.text if texts else extract_reply(completion.text).strip(),
@@ -145,7 +145,7 @@ def model_result(text: str, usage: TokenUsage, **metadata: Any) -> LLMResult:
     return LLMResult(generations=[[ChatGeneration(message=message)]])
 
 
-def _handler_messages(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
+def _make_handler_messages(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
     """Return the prompt for handlers."""
     messages: Any = prompt  # a reader's prompts are never token ids
     return convert_to_messages(

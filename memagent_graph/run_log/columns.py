@@ -26,7 +26,7 @@ MAX_RUN_SIZE: Final = 1 << 26
 """Maximum size of a run (characters of long texts, ids, log-probs): about 40 million tokens of a document."""
 
 
-def _identity(value: Any) -> Any:
+def _return_unchanged(value: Any) -> Any:
     return value
 
 
@@ -41,32 +41,32 @@ class Column:
     sql: str
     arrow: str
     """Arrow's alias of a type, or ids, logprobs, names, spans or rewards (see `exchange.parquet`)."""
-    pack: Callable[[Any], Any] = _identity
-    unpack: Callable[[Any], Any] = _identity
-    export: Callable[[Any], Any] = _identity
-    restore: Callable[[Any], Any] = _identity
+    pack: Callable[[Any], Any] = _return_unchanged
+    unpack: Callable[[Any], Any] = _return_unchanged
+    export: Callable[[Any], Any] = _return_unchanged
+    restore: Callable[[Any], Any] = _return_unchanged
 
 
-def _json(values: Mapping[str, Any]) -> str:
+def _dump_json(values: Mapping[str, Any]) -> str:
     return json.dumps(dict(values))
 
 
-def _packed_events(events: tuple[ReadEvent | LoggedEvent, ...]) -> str:
+def _pack_events(events: tuple[ReadEvent | LoggedEvent, ...]) -> str:
     return json.dumps(list(map(asdict, events)))
 
 
-def _packed_spans(spans: tuple[Span, ...]) -> str:
+def _pack_spans(spans: tuple[Span, ...]) -> str:
     return json.dumps(list(map(_SPAN_VALUES, spans)), separators=(",", ":"))
 
 
-def _spans(text: str) -> list[dict[str, Any]]:
+def _read_spans(text: str) -> list[dict[str, Any]]:
     return [dict(zip(_SPAN_NAMES, values, strict=True)) for values in json.loads(text)]
 
 
 _SPAN_NAMES: Final = tuple(field.name for field in fields(Span))
 _SPAN_VALUES: Final = attrgetter(*_SPAN_NAMES)
 _VALUE: Final = attrgetter("value")
-_JSON: Final = Column("TEXT NOT NULL", "string", _json, json.loads, _json, json.loads)
+_JSON: Final = Column("TEXT NOT NULL", "string", _dump_json, json.loads, _dump_json, json.loads)
 _BY_ANNOTATION: Final = {
     "str": Column("TEXT NOT NULL", "string"),
     "str | None": Column("TEXT", "string"),
@@ -85,8 +85,10 @@ _BY_ANNOTATION: Final = {
     "TokenIds": Column("BLOB", "ids", partial(pack_numbers, "I"), partial(unpack_numbers, "I")),
     "LogProbs": Column("BLOB", "logprobs", partial(pack_numbers, "f"), partial(unpack_numbers, "f")),
     "tuple[str, ...]": Column("TEXT NOT NULL", "names", json.dumps, json.loads, list),
-    "tuple[Span, ...]": Column("TEXT NOT NULL", "spans", _packed_spans, _spans, lambda spans: list(map(asdict, spans))),
-    "tuple[ReadEvent, ...]": Column("TEXT NOT NULL", "string", _packed_events, json.loads, _packed_events, json.loads),
+    "tuple[Span, ...]": Column(
+        "TEXT NOT NULL", "spans", _pack_spans, _read_spans, lambda spans: list(map(asdict, spans))
+    ),
+    "tuple[ReadEvent, ...]": Column("TEXT NOT NULL", "string", _pack_events, json.loads, _pack_events, json.loads),
 }
 
 

@@ -91,7 +91,7 @@ class RunLog:
             run_id=run_id,
             began=time.time(),
             ended=None,
-            question=_storable(self._redact_text(TextKind.QUESTION, question)) or "",
+            question=_make_storable(self._redact_text(TextKind.QUESTION, question)) or "",
             document=logged,
             settings=dict(settings),
             stop_reason=None,
@@ -115,7 +115,7 @@ class RunLog:
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
         """Log the end of a run."""
-        values = time.time(), stop_reason, _storable(self._redact_text(TextKind.ANSWER, answer)), run_id
+        values = time.time(), stop_reason, _make_storable(self._redact_text(TextKind.ANSWER, answer)), run_id
 
         def job(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
@@ -423,7 +423,7 @@ class RunLog:
             raise log_error(self.path, error) from error
 
 
-def _storable(text: str | None) -> str | None:
+def _make_storable(text: str | None) -> str | None:
     """Return a text that SQLite can store: lone surrogates become "?". Only blobs can have them."""
     return None if text is None else text.encode("utf-8", "replace").decode()
 

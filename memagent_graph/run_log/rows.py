@@ -19,7 +19,7 @@ _OF_RUN: Final = "TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE"
 _KEY: Final = "INTEGER PRIMARY KEY"
 
 
-def _table(name: str, record: type, **columns: str) -> str:
+def _make_table_statement(name: str, record: type, **columns: str) -> str:
     """Return the statement that creates the table of a record class; `columns` overrides or adds column types."""
     types = {field: column.sql for field, column in RECORD_COLUMNS[record].items()} | columns
     # SQLite reads a row from its first column on, so the large columns are last.
@@ -30,10 +30,10 @@ def _table(name: str, record: type, **columns: str) -> str:
 
 
 _SCHEMA: Final = (
-    _table("runs", RunRecord, run_id="TEXT PRIMARY KEY"),
-    _table("conversations", Conversation, id=_KEY, run_id=_OF_RUN),
-    _table("events", LoggedEvent, id=_KEY, run_id=_OF_RUN),
-    _table(
+    _make_table_statement("runs", RunRecord, run_id="TEXT PRIMARY KEY"),
+    _make_table_statement("conversations", Conversation, id=_KEY, run_id=_OF_RUN),
+    _make_table_statement("events", LoggedEvent, id=_KEY, run_id=_OF_RUN),
+    _make_table_statement(
         "rewards",
         Reward,
         id=_KEY,

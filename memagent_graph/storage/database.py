@@ -48,9 +48,9 @@ def open_database(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # so that deletions can free disk space
         use_write_ahead_log(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
-        if not _definitions(connection):
+        if not _read_definitions(connection):
             connection.execute("BEGIN IMMEDIATE")
-            if not _definitions(connection):  # no other process has created the tables
+            if not _read_definitions(connection):  # no other process has created the tables
                 for statement in schema:
                     connection.execute(statement)
             connection.execute("COMMIT")
@@ -92,7 +92,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
 
 def _check_connection(connection: sqlite3.Connection, schema: Sequence[str]) -> sqlite3.Connection:
     try:
-        if _definitions(connection) != sorted(schema):
+        if _read_definitions(connection) != sorted(schema):
             raise OtherTablesError("its tables are those of another version of this package, or of another program")
     except BaseException:
         connection.close()
@@ -100,7 +100,7 @@ def _check_connection(connection: sqlite3.Connection, schema: Sequence[str]) -> 
     return connection
 
 
-def _definitions(connection: sqlite3.Connection) -> list[str]:
+def _read_definitions(connection: sqlite3.Connection) -> list[str]:
     """Return the statements that define the contents of a file, sorted, one per line."""
     with closing(connection.execute("SELECT CAST(sql AS TEXT) FROM sqlite_master WHERE sql IS NOT NULL")) as rows:
         return sorted(" ".join(statement.split()) for (statement,) in rows if statement != _SEQUENCE_TABLE)

@@ -103,7 +103,7 @@ class DatabaseWriter:
         file: _OpenFile | None = None
         is_last = False
         while not is_last:
-            batch, is_last = self._next_batch(entries)
+            batch, is_last = self._take_batch(entries)
             file = self._write(file, batch)
             del batch  # what its jobs refer to must not live until the next one
         if file is not None:
@@ -114,11 +114,11 @@ class DatabaseWriter:
         if not batch:
             return file
         try:
-            if file is not None and file.identity != _identity(self._path):
+            if file is not None and file.identity != _read_identity(self._path):
                 file.connection.close()
                 file = None  # later entries go to a new file, or to a file that replaced it
                 raise MovedFileError("it was moved, deleted or replaced while it was written")
-            file = file or _OpenFile(self._connect(), _identity(self._path))
+            file = file or _OpenFile(self._connect(), _read_identity(self._path))
             outcomes = _run(file.connection, batch)
         except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
             outcomes = [error] * len(batch)
@@ -126,7 +126,7 @@ class DatabaseWriter:
             entry.settle(outcome)
         return file
 
-    def _next_batch(self, entries: queue.SimpleQueue[_Entry | None]) -> tuple[list[_Entry], bool]:
+    def _take_batch(self, entries: queue.SimpleQueue[_Entry | None]) -> tuple[list[_Entry], bool]:
         """Return the waiting entries (at least one, except at the end), and whether this is the end."""
         batch: list[_Entry] = []
         entry = entries.get()
@@ -144,7 +144,7 @@ class DatabaseWriter:
         return batch, True
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _read_identity(path: Path) -> tuple[int, int] | None:
     """Return the identity of the file with this name; None if there is none."""
     try:
         status = path.stat()

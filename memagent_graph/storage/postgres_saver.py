@@ -73,7 +73,7 @@ class PostgresSaver(AsyncPostgresSaver):
             )
             await pool.open(wait=True, timeout=_CONNECT_SECONDS)
         except (psycopg.Error, OSError) as error:
-            raise _failure(shown, error, None) from error
+            raise _make_failure(shown, error, None) from error
         return cls(pool, shown)
 
     async def aclose(self) -> None:
@@ -99,7 +99,7 @@ class PostgresSaver(AsyncPostgresSaver):
                 yield state
                 bound_next_state()
         except (psycopg.Error, OSError, UndecodableStateError) as error:
-            raise _failure(self.shown, error, config) from error
+            raise _make_failure(self.shown, error, config) from error
 
     async def aput(
         self,
@@ -109,7 +109,7 @@ class PostgresSaver(AsyncPostgresSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a state. It is on the server when this returns."""
-        values = {name: _stored_value(value) for name, value in checkpoint["channel_values"].items()}
+        values = {name: _unpack_value(value) for name, value in checkpoint["channel_values"].items()}
         saved, parent = checkpoint.copy(), super().aput
         saved["channel_values"] = values
         return await self._execute(config, lambda: parent(config, saved, metadata, new_versions))
@@ -133,13 +133,13 @@ class PostgresSaver(AsyncPostgresSaver):
                 return await action()
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 if attempt == _ATTEMPTS - 1:
-                    raise _failure(self.shown, error, config) from error
+                    raise _make_failure(self.shown, error, config) from error
             except (psycopg.Error, OSError, UndecodableStateError) as error:
-                raise _failure(self.shown, error, config) from error
+                raise _make_failure(self.shown, error, config) from error
         raise AssertionError("the last attempt returns or raises")
 
 
-def _stored_value(value: Any) -> Any:
+def _unpack_value(value: Any) -> Any:
     """Return the value of a channel to save. Short texts stay in the checkpoint, long ones are separate values."""
     if isinstance(value, str) and (len(value) > _INLINE_CHARACTERS or _NOT_IN_JSON.search(value)):
         return SeparateText(value)
@@ -159,7 +159,7 @@ async def _lock(connection: Any) -> None:
         await asyncio.sleep(0.1)
 
 
-def _failure(shown: str, error: Exception, config: RunnableConfig | None) -> CheckpointError:
+def _make_failure(shown: str, error: Exception, config: RunnableConfig | None) -> CheckpointError:
     reason = " ".join(str(error).split())
     return CheckpointError(
         f"the checkpoints at {shown} cannot be used: {reason or type(error).__name__}",

@@ -103,11 +103,11 @@ def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, own_code:
     if strategy is None:
         return Overwrite()
     if isinstance(strategy, str):
-        return _named(strategy, own_code=own_code)
+        return _load_named(strategy, own_code=own_code)
     return _check(strategy, repr(strategy), {})
 
 
-def _named(text: str, *, own_code: bool) -> Strategy:
+def _load_named(text: str, *, own_code: bool) -> Strategy:
     name, options = split_options(text)
     if name in _SHIPPED:
         module, _, kind = _SHIPPED[name].partition(".")

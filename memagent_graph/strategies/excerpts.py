@@ -38,13 +38,13 @@ BOUNDARY_TOKENS: Final = 16
 """Margin for token boundaries: inside a prompt, a text may have a few tokens more or fewer than on its own."""
 
 
-def _question_text(answer_format: AnswerFormat) -> str:
+def _format_question(answer_format: AnswerFormat) -> str:
     """Return the template for a question about a text, with the instructions on the form of the answer."""
     return f"{read_template('question')}\n\n{read_answer_form(answer_format)}"
 
 
 QUESTION: Final = Role(
-    "question", Writes.ANSWER, frozenset({"chunk"}), _question_text, "answer_tokens", fills_window=True, optional=True
+    "question", Writes.ANSWER, frozenset({"chunk"}), _format_question, "answer_tokens", fills_window=True, optional=True
 )
 
 

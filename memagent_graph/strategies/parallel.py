@@ -56,8 +56,8 @@ class Parallel(branching.BranchingStrategy):
         """Add a pass, and the edge to the next pass."""
         graph.add_node("end_pass", self._end_pass)
         self.wire_merging(graph, then="end_pass")
-        self.wire_chunks(graph, "extract", _extract, self.width, _previous_pass)
-        graph.add_conditional_edges("end_pass", _after_pass, ["choose_chunks", "answer"])
+        self.wire_chunks(graph, "extract", _extract, self.width, _get_previous_pass)
+        graph.add_conditional_edges("end_pass", _route_after_pass, ["choose_chunks", "answer"])
 
     async def _end_pass(self, state: ParallelState, step: StepContext) -> Change:
         """Begin the next pass, unless this pass was the last or found nothing."""
@@ -82,10 +82,10 @@ async def _extract(state: ParallelBranch, step: StepContext) -> Change:
     return branching.add_finding(reply, step, memory=memory)
 
 
-def _previous_pass(state: ParallelState) -> dict[str, Any]:
+def _get_previous_pass(state: ParallelState) -> dict[str, Any]:
     """Return the memory of the previous passes, for the branches of this pass."""
     return {"previous_memory": state.get("previous_memory") or "", "previous_steps": state.get("previous_steps") or []}
 
 
-def _after_pass(state: ParallelState) -> str:
+def _route_after_pass(state: ParallelState) -> str:
     return "answer" if state.get("spans") is None else "choose_chunks"

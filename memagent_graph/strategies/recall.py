@@ -103,7 +103,7 @@ class Recall(Strategy):
             ),
             ["recall_update", "look_up", "answer", END],
         )
-        graph.add_conditional_edges("look_up", _after_look_up, ["recall_update", "recall_last"])
+        graph.add_conditional_edges("look_up", _route_after_look_up, ["recall_update", "recall_last"])
 
     def edited(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
         """Replace the memory, and drop a requested look-up."""
@@ -159,7 +159,7 @@ async def _update_last(state: RecallState, step: StepContext) -> Change:
     return {"memory": reply.text, "recalled": None}
 
 
-def _after_look_up(state: RecallState) -> str:
+def _route_after_look_up(state: RecallState) -> str:
     return "recall_last" if state.get("span") is None else "recall_update"
 
 

@@ -20,7 +20,7 @@ from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role
 
 def make_question_parser(questions: Sequence[str]) -> Callable[[str, Prompts], ParsedReply | ParseFailure]:
     """Return a parser of ANSWER, or of ASK with a question below it. Earlier `questions` are refused."""
-    normalised = {_plain(question) for question in questions}
+    normalised = {_make_plain(question) for question in questions}
 
     def parse(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
         del prompts
@@ -30,7 +30,7 @@ def make_question_parser(questions: Sequence[str]) -> Callable[[str, Prompts], P
             return ParsedReply(text)
         if word != "ASK" or not question:
             return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:30]!r}, not ANSWER or ASK and a question")
-        if _plain(question) in normalised:
+        if _make_plain(question) in normalised:
             return ParseFailure(EventKind.REPEATED, f"{question[:60]!r} was asked before")
         return ParsedReply(text, question)
 
@@ -88,7 +88,7 @@ class Reread(Strategy):
     def wire(self, graph: StrategyGraph) -> None:
         """Add the read, and the edge back to its beginning."""
         steps = {
-            "next_chunk": _next_chunk,
+            "next_chunk": _choose_next_chunk,
             "update_memory": _update_memory,
             "integrate": _integrate,
             "answer": answer,
@@ -102,7 +102,7 @@ class Reread(Strategy):
             "update_memory", choose_last_node=lambda state: "decompose" if state.get("finding") is None else "integrate"
         )
         graph.add_conditional_edges("next_chunk", after_read, ends)
-        graph.add_conditional_edges("decompose", _after_decompose, ["next_chunk", "answer"])
+        graph.add_conditional_edges("decompose", _route_after_decompose, ["next_chunk", "answer"])
         graph.add_edge("answer", END)
 
     def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
@@ -128,7 +128,7 @@ class Reread(Strategy):
         }
 
 
-async def _next_chunk(state: RereadState, step: StepContext) -> Change:
+async def _choose_next_chunk(state: RereadState, step: StepContext) -> Change:
     change = await read_chunk(state, step)
     if state.get("branch") and "span" in change and change["span"] is None:
         # The reread has ended: its memory is the finding, and the trunk's memory is restored.
@@ -165,9 +165,9 @@ async def _integrate(state: RereadState, step: StepContext) -> Change:
     return {"memory": reply.text}
 
 
-def _after_decompose(state: RereadState) -> str:
+def _route_after_decompose(state: RereadState) -> str:
     return "next_chunk" if state.get("branch") else "answer"
 
 
-def _plain(question: str) -> str:
+def _make_plain(question: str) -> str:
     return " ".join(question.casefold().split()).rstrip("?. ")

@@ -63,11 +63,11 @@ class Retrieval(Excerpt):
         matches = set(ranking)
         ranking += [number for number in range(len(spans)) if number not in matches]
         best = [spans[number] for number in ranking[: self.chunks or None]]
-        choose = partial(_best_within, best=best, window=window)
+        choose = partial(_choose_best, best=best, window=window)
         return await asyncio.to_thread(window.fit_to_window, choose), sum(span.tokens for span in spans)
 
 
-def _best_within(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> list[Span]:
+def _choose_best(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> list[Span]:
     """Return the best chunks with this many tokens in total, in the document's order."""
     totals = accumulate(span.tokens for span in best)
     fitting = [span for span, total in zip(best, totals, strict=True) if total <= tokens]

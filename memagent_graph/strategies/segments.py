@@ -47,7 +47,7 @@ class Segments(branching.BranchingStrategy):
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop of the segments."""
         graph.add_node("cut_segments", self._cut_segments)
-        graph.add_node("next_chunks", _next_chunks)
+        graph.add_node("next_chunks", _choose_wave)
         graph.add_node("read_segment", _read_segment)
         self.wire_merging(graph)
         graph.add_edge(OPEN, "cut_segments")
@@ -64,7 +64,7 @@ class Segments(branching.BranchingStrategy):
         return {"segments": await branching.split_into_segments(step, self.count)}
 
 
-async def _next_chunks(state: SegmentsState, step: StepContext) -> Change:
+async def _choose_wave(state: SegmentsState, step: StepContext) -> Change:
     if stop := step.stop_if_limit_reached():
         return stop
     unread = list(_find_unread_cursors(state))

@@ -138,7 +138,7 @@ class Timeline:
             passages = quantity(len({span for call in view.trace.calls for span in call.reads}), "passage")
             read = f"{passages} of {view.trace.tokens_shown:,} tokens in total"
         began = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
-        cost = f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}"
+        cost = f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_show_duration(totals.seconds)}"
         facts = {
             "run": view.run_id + began,
             "document": view.document["name"],
@@ -208,7 +208,7 @@ def label_group(steps: Sequence[Step]) -> str:
     return f"{name}: {' or '.join(sorted({step.state for step in steps}, reverse=True))}"
 
 
-def _duration(seconds: float) -> str:
+def _show_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if not hours and not minutes:

@@ -54,7 +54,7 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
             "memory": escape_html(timeline.memory),
             "style": style,
             "script": script,
-            "data": _json({**_payload(timeline), **_links(timeline, document_link)}),
+            "data": _dump_json({**_make_payload(timeline), **_make_links(timeline, document_link)}),
         },
     )
 
@@ -77,7 +77,7 @@ def write_page(page: str, path: Path, *, force: bool = False) -> None:
         RunError: the path is another kind of file, or the file cannot be written.
     """
     try:
-        if (what := _in_the_way(path, force=force)) is not None:
+        if (what := _find_obstacle(path, force=force)) is not None:
             raise RunError(f"{path} {what}", hint="Choose another file with --html, or replace this one with --force.")
         write_atomically(path, page)
     except OSError as error:
@@ -86,7 +86,7 @@ def write_page(page: str, path: Path, *, force: bool = False) -> None:
         ) from error
 
 
-def _in_the_way(path: Path, *, force: bool) -> str | None:
+def _find_obstacle(path: Path, *, force: bool) -> str | None:
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -101,30 +101,30 @@ def _in_the_way(path: Path, *, force: bool) -> str | None:
         return None if _MARK in file.read(_MARK_WITHIN_BYTES) else "is there, and is not a page of this command's"
 
 
-def _json(value: Any) -> str:
+def _dump_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return _ESCAPED_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _links(timeline: Timeline, document_link: str | None) -> dict[str, str]:
+def _make_links(timeline: Timeline, document_link: str | None) -> dict[str, str]:
     """Return the link target of quotes: the document on a server, or else its PDF file on this machine."""
     if document_link:
         return {"documentLink": document_link}
     return {"pdf": file} if (file := timeline.view.places.file) else {}
 
 
-def _payload(timeline: Timeline) -> dict[str, Any]:
+def _make_payload(timeline: Timeline) -> dict[str, Any]:
     view = timeline.view
     return {
         "question": view.question,
         "answer": view.answer,
         "rawAnswer": None if view.raw_answer == view.answer else view.raw_answer,
-        "answerEvents": _events((*view.document_events, *view.answer_events)),
+        "answerEvents": _pack_events((*view.document_events, *view.answer_events)),
         "facts": timeline.facts,
         "branches": timeline.branches,
         "share": round(timeline.share, 3),
-        "steps": _steps(timeline.steps),
-        "folds": _folds(timeline),
+        "steps": _pack_steps(timeline.steps),
+        "folds": _find_folds(timeline),
         "lines": [
             {
                 "parts": timeline.split_by_support(index),
@@ -150,7 +150,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _folds(timeline: Timeline) -> list[dict[str, Any]]:
+def _find_folds(timeline: Timeline) -> list[dict[str, Any]]:
     """Return the steps that are not notable, in groups: the index of the first, that after the last, and a label."""
     folds, index = [], 0
     for notable, steps in timeline.group_steps():
@@ -160,7 +160,7 @@ def _folds(timeline: Timeline) -> list[dict[str, Any]]:
     return folds
 
 
-def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
+def _pack_steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
     anchors: set[str] = set()
     values = []
     for index, step in enumerate(steps):
@@ -196,7 +196,7 @@ def _step(step: Step) -> dict[str, Any]:
             "density": round(step.density, 3),
         }
     if update.events:
-        values["events"] = _events(update.events)
+        values["events"] = _pack_events(update.events)
     return values
 
 
@@ -227,7 +227,7 @@ def _quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
     }
 
 
-def _events(events: Sequence[ReadEvent]) -> list[dict[str, str]]:
+def _pack_events(events: Sequence[ReadEvent]) -> list[dict[str, str]]:
     return [
         {"kind": event.kind.value, "detail": event.detail, "rule": event.rule.value if event.rule else ""}
         for event in events

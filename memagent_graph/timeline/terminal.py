@@ -37,15 +37,15 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
         ValueError: the run has not read that chunk.
     """
     if chunk is not None:
-        return _chunk(timeline, chunk)
+        return _render_chunk(timeline, chunk)
     return Group(
-        _header(timeline),
+        _render_header(timeline),
         Text(),
         _answer(timeline),
-        *_section("Where memory changed", _steps(timeline)),
-        *_section("What supports the answer", _excerpt(timeline)),
-        *_section("Final memory, and where it comes from", _memory_lines(timeline)),
-        *_section("Lost on the way", _lost(timeline)),
+        *_render_section("Where memory changed", _render_steps(timeline)),
+        *_render_section("What supports the answer", _render_excerpt(timeline)),
+        *_render_section("Final memory, and where it comes from", _render_memory_lines(timeline)),
+        *_render_section("Lost on the way", _render_lost_lines(timeline)),
     )
 
 
@@ -71,7 +71,7 @@ class DiffText:
         yield line
 
 
-def _header(timeline: Timeline) -> RenderableType:
+def _render_header(timeline: Timeline) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -87,25 +87,25 @@ def _answer(timeline: Timeline) -> RenderableType:
         parts.append(Text(plain(view.answer), style="bold green"))
     else:
         parts.append(Text("no answer", style="yellow"))
-    parts += _events((*view.document_events, *view.answer_events))
+    parts += _render_events((*view.document_events, *view.answer_events))
     lengths: dict[int, int] = {}
     for part in timeline.support_spans:
         lengths[part.line_index] = lengths.get(part.line_index, 0) + part.end - part.start
     if lengths:
         indices = sorted(lengths, key=lambda index: -lengths[index])[:_MAX_SUPPORTING_LINES]
         parts.append(Text("In memory:", style="dim"))
-        parts += [Padding(_supported(timeline, index), (0, 0, 0, 2)) for index in indices]
+        parts += [Padding(_render_support(timeline, index), (0, 0, 0, 2)) for index in indices]
     return Panel(Group(*parts), box=box.ROUNDED, border_style="dim")
 
 
-def _supported(timeline: Timeline, line_index: int) -> Text:
+def _render_support(timeline: Timeline, line_index: int) -> Text:
     text = Text()
     for piece, repeated in timeline.split_by_support(line_index):
         text.append(plain(piece), "bold green" if repeated else "")
     return text
 
 
-def _steps(timeline: Timeline) -> list[RenderableType]:
+def _render_steps(timeline: Timeline) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for notable, steps in timeline.group_steps():
         if notable:
@@ -119,7 +119,7 @@ def _step(step: Step) -> list[RenderableType]:
     parts: list[RenderableType] = [_step_title(step)]
     if step.changed:
         parts.append(Padding(DiffText(step.diff, around=_KEPT_AROUND_CHANGE), (0, 0, 0, 2)))
-    return parts + [Padding(event, (0, 0, 0, 2)) for event in _events(step.update.events)]
+    return parts + [Padding(event, (0, 0, 0, 2)) for event in _render_events(step.update.events)]
 
 
 def _step_title(step: Step) -> Text:
@@ -139,7 +139,7 @@ def _step_title(step: Step) -> Text:
     return title
 
 
-def _events(events: Iterable[ReadEvent]) -> list[Text]:
+def _render_events(events: Iterable[ReadEvent]) -> list[Text]:
     lines = []
     for event in events:
         line = Text(f"! {event.kind.value}", style="yellow")
@@ -151,7 +151,7 @@ def _events(events: Iterable[ReadEvent]) -> list[Text]:
     return lines
 
 
-def _excerpt(timeline: Timeline) -> list[RenderableType]:
+def _render_excerpt(timeline: Timeline) -> list[RenderableType]:
     """Return the quotes of the answer, if an excerpt was shown instead of chunks."""
     if timeline.excerpt is None:
         return []
@@ -159,12 +159,12 @@ def _excerpt(timeline: Timeline) -> list[RenderableType]:
     return [Padding(quote, (0, 0, 0, 2)) for quote in quotes] or [Text(timeline.no_quote_reason, style="dim")]
 
 
-def _memory_lines(timeline: Timeline) -> list[RenderableType]:
+def _render_memory_lines(timeline: Timeline) -> list[RenderableType]:
     if timeline.excerpt is not None and not timeline.memory:
         return []
     parts: list[RenderableType] = []
     for index, line in enumerate(timeline.provenance.lines):
-        parts.append(_supported(timeline, index))
+        parts.append(_render_support(timeline, index))
         first = timeline.step(line.update).name
         origin = f"edited by a person at {first}" if line.edited else first
         if line.reworded:
@@ -189,7 +189,7 @@ def _quote(timeline: Timeline, quote: Evidence) -> Text:
     return text
 
 
-def _lost(timeline: Timeline) -> list[RenderableType]:
+def _render_lost_lines(timeline: Timeline) -> list[RenderableType]:
     lost = timeline.provenance.lost
     lines = timeline.longest_lost_lines(_MAX_LOST_LINES)
     parts: list[RenderableType] = []
@@ -202,7 +202,7 @@ def _lost(timeline: Timeline) -> list[RenderableType]:
     return parts
 
 
-def _chunk(timeline: Timeline, chunk: int) -> RenderableType:
+def _render_chunk(timeline: Timeline, chunk: int) -> RenderableType:
     steps = [step for step in timeline.steps if step.update.chunk_number == chunk]
     if not steps:
         numbers = [step.update.chunk_number for step in timeline.steps if step.update.chunk_number is not None]
@@ -211,7 +211,7 @@ def _chunk(timeline: Timeline, chunk: int) -> RenderableType:
     parts = [part for step in steps for part in (*_update(timeline, step), Text())]
     text = timeline.view.chunk_text(steps[0].update)
     chunk_text = Text("its text is no longer stored" if text is None else plain(text))
-    return Group(*parts[:-1], *_section("Chunk", [chunk_text]))
+    return Group(*parts[:-1], *_render_section("Chunk", [chunk_text]))
 
 
 def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
@@ -222,14 +222,14 @@ def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
     return [
         Text(plain(f"run {timeline.view.run_id}, {where}"), style="dim"),
         _step_title(step),
-        *_events(update.events),
-        *_section("Memory before", [Text(plain(step.previous) or "(empty)")]),
-        *_section("Difference", difference),
-        *_section("Memory after", [Text(plain(update.memory) or "(empty)")]),
+        *_render_events(update.events),
+        *_render_section("Memory before", [Text(plain(step.previous) or "(empty)")]),
+        *_render_section("Difference", difference),
+        *_render_section("Memory after", [Text(plain(update.memory) or "(empty)")]),
     ]
 
 
-def _section(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]:
+def _render_section(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]:
     return [Text(), Text(title, style="bold underline"), *parts] if parts else []
 
 

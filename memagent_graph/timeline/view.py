@@ -97,7 +97,7 @@ class RunView:
         """Return the sentences of the evidence without duplicates, with their first quotes."""
         sentences: dict[tuple[int, int], tuple[str, Evidence]] = {}
         for quote in self.evidence:
-            first, text = self._text_with(quote)
+            first, text = self._find_text(quote)
             start, end = find_sentence_around(text, quote.start_char - first, quote.end_char - first)
             sentences.setdefault((first + start, first + end), (text[start:end] or quote.quote, quote))
         return list(sentences.values())
@@ -107,7 +107,7 @@ class RunView:
 
         It is empty if the store has lost it.
         """
-        first, text = self._text_with(quote)
+        first, text = self._find_text(quote)
         start, end = quote.start_char - first, quote.end_char - first
         before, after = text[max(0, start - characters) : start], text[end : end + characters]
         if start > characters and not text[start - characters - 1].isspace():
@@ -116,7 +116,7 @@ class RunView:
             after = _CUT_WORD_AFTER.sub("", after)
         return before, after
 
-    def _text_with(self, quote: Evidence) -> tuple[int, str]:
+    def _find_text(self, quote: Evidence) -> tuple[int, str]:
         """Return the text that contains a quote, and its position in the document."""
         if quote.update >= 0:
             update = self.updates[quote.update]
@@ -155,10 +155,10 @@ def load_texts(store: DocumentStore | None, document: DocumentRef, trace: Trace)
     if store is None:
         return {}
     return {
-        "sections": _default_if_lost(lambda: store.sections(document), []),
-        "headings": _default_if_lost(lambda: store.headings(document), []),
+        "sections": _return_default_if_lost(lambda: store.sections(document), []),
+        "headings": _return_default_if_lost(lambda: store.headings(document), []),
         "chunk_text": chunk_reader(store, document, trace),
-        "span_text": _span_reader(store, document),
+        "span_text": _make_span_reader(store, document),
     }
 
 
@@ -168,7 +168,7 @@ def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> C
     It returns None if the update read none, or several that do not follow each other (the text between them was not
     read), or if the store has lost it.
     """
-    text = _span_reader(store, document)
+    text = _make_span_reader(store, document)
 
     def read(update: MemoryUpdate) -> str | None:
         reads = trace.calls_by_id[update.call_id].reads
@@ -180,12 +180,12 @@ def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> C
     return read
 
 
-def _span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span | MemoryUpdate], str | None]:
+def _make_span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span | MemoryUpdate], str | None]:
     """Return a function that returns the text of a part of the document; None if the store has lost it."""
-    return lambda part: _default_if_lost(lambda: store.read(document, part.start_byte, part.end_byte), None)
+    return lambda part: _return_default_if_lost(lambda: store.read(document, part.start_byte, part.end_byte), None)
 
 
-def _default_if_lost(read: Callable[[], Any], otherwise: Any) -> Any:
+def _return_default_if_lost(read: Callable[[], Any], otherwise: Any) -> Any:
     try:
         return read()
     except (DocumentError, OSError):

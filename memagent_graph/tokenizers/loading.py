@@ -218,7 +218,7 @@ class HFTokenizer:
         text = json.dumps(rules, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
-    def _encodings(self, text: str) -> Iterator[tuple[int, Encoding]]:
+    def _iter_encodings(self, text: str) -> Iterator[tuple[int, Encoding]]:
         """Yield the first character and the encoding of each piece of `text`."""
         start = 0
         for piece in cut_pieces(without_surrogates(text)):
@@ -231,13 +231,13 @@ class HFTokenizer:
         """Return the ids of `text`."""
         if (fast := self._choose_fast(text)) is not None:
             return fast.encode(text)
-        return [token for _, encoding in self._encodings(text) for token in encoding.ids]
+        return [token for _, encoding in self._iter_encodings(text) for token in encoding.ids]
 
     def tokenize(self, text: str) -> TextTokens:
         """Return the tokens of `text` with their places."""
         if (fast := self._choose_fast(text)) is not None:
             return fast.tokenize(text)
-        parts = [*self._encodings(text)]
+        parts = [*self._iter_encodings(text)]
         first_tokens = itertools.accumulate((len(encoding) for _, encoding in parts), initial=0)
         return _HFText(text, parts, [*first_tokens], composes=self._composes)
 
@@ -272,7 +272,7 @@ class _HFText:
     def __len__(self) -> int:
         return self.first_tokens[-1]
 
-    def _token_chars(self, index: int) -> tuple[int, int]:
+    def _find_token_chars(self, index: int) -> tuple[int, int]:
         """Return the first character of a token and the one after its last."""
         part = bisect_right(self.first_tokens, index) - 1
         first_char, encoding = self.parts[part]
@@ -286,7 +286,7 @@ class _HFText:
             return len(self.text)
         if n <= 0:
             return 0
-        (start, end), (following, last) = self._token_chars(n - 1), self._token_chars(n)
+        (start, end), (following, last) = self._find_token_chars(n - 1), self._find_token_chars(n)
         if following < end:
             return None
         if not self.composes or self.text[start:last].isascii():
@@ -353,7 +353,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     """
     if isinstance(spec, str):
         if spec == EMBEDDED:
-            return _embedded()
+            return _load_embedded()
         if (encoding := _find_tiktoken_encoding(spec)) is not None:
             return TiktokenTokenizer(encoding)
     path = Path(spec).expanduser()
@@ -370,7 +370,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 
 
 @functools.cache
-def _embedded() -> Tokenizer:
+def _load_embedded() -> Tokenizer:
     """Return the embedded policy's tokenizer, cached because parsing it takes as long as reading a few chunks."""
     return _from_file(Path(__file__).parents[1] / "embedded", EMBEDDED)
 

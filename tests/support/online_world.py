@@ -75,7 +75,7 @@ class Steps(TrainerCallback):
         self.old: list[dict[tuple[str, int], torch.Tensor]] = []
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.groups.append([group.group_id for group in self.trainer._scheduled_step().groups])
+        self.groups.append([group.group_id for group in self.trainer._get_scheduled_step().groups])
         self.old.append(dict(self.trainer._recomputed))
 
 

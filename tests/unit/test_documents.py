@@ -245,9 +245,8 @@ def test_a_large_file_is_stored_by_the_megabyte_and_its_charset_not_guessed(stor
     path.write_text("A line of plain prose, as books have it.\n" * 366_000)
     monkeypatch.setattr("memagent_graph.documents.decoding.detect_charset", lambda sample: pytest.fail("guessed"))
     pieces = []
-    monkeypatch.setattr(
-        "memagent_graph.documents.store._utf8", lambda text, *rest, **options: pieces.append(text) or text.encode()
-    )
+    name = "memagent_graph.documents.store._encode"
+    monkeypatch.setattr(name, lambda text, *rest, **options: pieces.append(text) or text.encode())
     ref = store.add(Document.from_path(path))
     assert sum(map(len, pieces)) == ref["size"] == path.stat().st_size
     assert len(pieces) <= path.stat().st_size // (1 << 20) + 2

@@ -61,14 +61,14 @@ async def test_a_client_s_settings_are_taken_over(kind: type) -> None:
     names = ("OpenAI-Organization", "OpenAI-Project", "X-Team")
     assert [server.headers[0].get(name) for name in names] == ["ours", "p", "a"]
     assert policy._server.read_timeout == 7.0
-    assert policy._url("models").endswith("/v1/models?version=2")
+    assert policy._make_url("models").endswith("/v1/models?version=2")
 
 
 async def test_azure_gets_its_key_header_version_and_deployment() -> None:
     client = openai.AsyncAzureOpenAI(api_key="a" * 12, azure_endpoint="https://x.example", api_version="2024-10-21")
     policy = MemAgent(client, model="mine", **CHOICES).policy
     url = "https://x.example/openai/deployments/mine/chat/completions?api-version=2024-10-21"
-    assert policy._url("chat/completions") == url
+    assert policy._make_url("chat/completions") == url
     assert policy._headers["api-key"] == "a" * 12
     assert "Authorization" not in policy._headers
     with pytest.raises(PolicyRequestError, match="deployment is not named"):
@@ -122,7 +122,7 @@ async def test_headers_of_one_s_own_are_sent_and_never_shown() -> None:
 
 async def test_a_query_at_the_end_of_the_address_is_in_every_request() -> None:
     policy = OpenAICompatiblePolicy("m", base_url="http://x.example/v1?api-version=3")
-    assert policy._url("chat/completions") == "http://x.example/v1/chat/completions?api-version=3"
+    assert policy._make_url("chat/completions") == "http://x.example/v1/chat/completions?api-version=3"
 
 
 def test_organisation_and_project_go_only_where_a_key_goes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def test_arguments_of_the_chat_template_go_with_every_request(monkeypatch: pytes
     arguments = '{"enable_thinking": false}'
     settings = PolicySettings(base_url="http://localhost/v1", model="m", chat_template_kwargs=arguments)
     server = make_policy(settings)
-    assert server._body([], SamplingParams(), False, None)["chat_template_kwargs"] == {"enable_thinking": False}
+    assert server._make_body([], SamplingParams(), False, None)["chat_template_kwargs"] == {"enable_thinking": False}
     local = make_policy(replace(settings, base_url=None, model="embedded"))
     requests: list[dict[str, Any]] = []
     tokenizer = local._engine._tokenizer

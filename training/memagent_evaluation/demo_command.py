@@ -77,8 +77,8 @@ class Demo:
                 reference = reader.store.add(Document.from_text(document.text, name="demo"))
                 if not self.as_json:
                     console.out.print(
-                        f"A document of {count(document.text):,} tokens, {_way_of_reading(reader, context)}:\n\n"
-                        f"[dim]{_beginning(document.text)}[/]\n"
+                        f"A document of {count(document.text):,} tokens, {_describe_reading(reader, context)}:\n\n"
+                        f"[dim]{_take_beginning(document.text)}[/]\n"
                     )
                 begin = time.monotonic()
                 results = await console.follow_questions(
@@ -107,7 +107,7 @@ class Demo:
             asyncio.run(run(settings, Path(folder)))
 
 
-def _beginning(text: str) -> str:
+def _take_beginning(text: str) -> str:
     """Return the first lines of the document."""
     from memagent_graph.cli.console import escape  # noqa: PLC0415
 
@@ -128,7 +128,7 @@ def _show_update(
         )
 
 
-def _way_of_reading(reader: MemAgent, context: ReaderContext) -> str:
+def _describe_reading(reader: MemAgent, context: ReaderContext) -> str:
     """How the document is read, for the sentence about it."""
     from memagent_graph.strategies.excerpts import Excerpt  # noqa: PLC0415
 
@@ -168,7 +168,7 @@ def _print(
         verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(question.answer)}[/]"
         table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
         if result.chunks_read:
-            table.add_row("memory", escape(_timeline(result.updates, result.chunks_read)))
+            table.add_row("memory", escape(_draw_timeline(result.updates, result.chunks_read)))
         else:
             table.add_row("shown", f"{result.trace.tokens_shown:,} tokens in {quantity(result.usage.turns, 'turn')}")
         for source in result.evidence[:2] if result.memory != nothing else ():
@@ -187,7 +187,7 @@ def _print(
     )
 
 
-def _timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> str:
+def _draw_timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> str:
     """Return the memory over the document: a dot where it is unchanged, a bar where it changed; then these chunks."""
     changes = [
         update.chunk_index

@@ -87,7 +87,7 @@ def make_demo_document(
         meetings.append(minutes.write_meeting())
         length += count(meetings[-1].text())
     generator = random.Random(f"facts {seed}")
-    facts = [generator.choice([fact for fact in _texts()["facts"] if fact["kind"] in kinds]) for kinds in _GROUPS]
+    facts = [generator.choice([fact for fact in _load_texts()["facts"] if fact["kind"] in kinds]) for kinds in _GROUPS]
     generator.shuffle(facts)
     questions = []
     for index, fact in enumerate(facts):
@@ -155,7 +155,7 @@ def make_number_document(
 
 
 @cache
-def _texts() -> dict[str, Any]:
+def _load_texts() -> dict[str, Any]:
     return tomllib.loads(files(__package__).joinpath("demo_document.toml").read_text("utf-8"))
 
 
@@ -198,7 +198,7 @@ class _MinutesWriter:
     """A harbour's committee from meeting to meeting: its people, its money and what it talks about."""
 
     def __init__(self, generator: random.Random) -> None:
-        words = _texts()["words"]
+        words = _load_texts()["words"]
         self._generator = generator
         surnames = generator.sample(words["surnames"], len(words["surnames"]))
         self._reserved, surnames = surnames[:4], surnames[4:]
@@ -211,11 +211,11 @@ class _MinutesWriter:
         self._surnames = _Deck(surnames[9:], generator)
         self._decks = {"town": _Deck(towns, generator), "firm": _Deck(words["firms"], generator)}
         self._decks |= {"boat": _Deck(words["boats"], generator), "place": _Deck(words["places"], generator)}
-        self._kinds = _Deck(_texts()["items"], generator)
-        self._paragraphs = {item["title"]: _Deck(item["texts"], generator) for item in _texts()["items"]}
+        self._kinds = _Deck(_load_texts()["items"], generator)
+        self._paragraphs = {item["title"]: _Deck(item["texts"], generator) for item in _load_texts()["items"]}
         self._officers = dict(zip(("chair", "secretary", "treasurer", "master"), self._committee, strict=False))
         self._weekday = generator.randrange(4)
-        self._next = self._meeting_day(date(generator.randrange(2014, 2021), 1, 1))
+        self._next = self._compute_meeting_day(date(generator.randrange(2014, 2021), 1, 1))
         self._last: date | None = None
         self._subscription = generator.randrange(18, 35)
         self._balance = generator.randrange(6_000, 15_000)
@@ -224,7 +224,7 @@ class _MinutesWriter:
         """Return the minutes of the next meeting."""
         day, rng = self._next, self._generator
         next_month = (day.replace(day=1) + timedelta(days=63 if day.month == 7 else 32)).replace(day=1)
-        self._next = self._meeting_day(next_month)
+        self._next = self._compute_meeting_day(next_month)
         absent = rng.sample(self._committee[4:], rng.randrange(0, 3))
         present = [member for member in self._committee if member not in absent]
         roles = {name: f" ({role})" for role, name in self._officers.items() if role != "master"}
@@ -233,9 +233,9 @@ class _MinutesWriter:
             + ", ".join(member + roles.get(member, "") for member in present)
             + f".\nApologies: {' and '.join(absent) or 'none'}."
         )
-        items = [("Minutes of the last meeting", self._approval(day))]
+        items = [("Minutes of the last meeting", self._write_approval(day))]
         if day.month == 1 and self._last:
-            items.append(("Annual business", self._elections(day)))
+            items.append(("Annual business", self._write_elections(day)))
         for _ in range(rng.randrange(8, 12)):
             kind = self._kinds.draw()
             slots: dict[str, str] = {}
@@ -280,7 +280,7 @@ class _MinutesWriter:
             keys = tuple(keys_of_value)
         elif kind == "who":
             surname = self._reserved.pop()
-            words = _texts()["words"]
+            words = _load_texts()["words"]
             value, keys = f"{generator.choice(words['women'] + words['men'])} {surname}", (surname,)
         elif kind in {"date", "until"}:
             when = day + timedelta(days=generator.randrange(20, 60) + 365 * 5 * (kind == "until"))
@@ -341,7 +341,7 @@ class _MinutesWriter:
                 return str(self._home)
         raise ValueError(f"no slot is called {kind}")
 
-    def _approval(self, day: date) -> str:
+    def _write_approval(self, day: date) -> str:
         last = f"the meeting on {self._format_date(self._last)}" if self._last else "the last meeting of the old year"
         return self.fill(
             f"The minutes of {last} were [approved|read and approved|taken as read], [without change|after a date was "
@@ -350,7 +350,7 @@ class _MinutesWriter:
             {},
         )
 
-    def _elections(self, day: date) -> str:
+    def _write_elections(self, day: date) -> str:
         before, old = self._officers["treasurer"], self._subscription
         # The treasurer and another member change places.
         place = self._generator.randrange(4, 9)
@@ -365,7 +365,7 @@ class _MinutesWriter:
             {},
         )
 
-    def _meeting_day(self, first: date) -> date:
+    def _compute_meeting_day(self, first: date) -> date:
         """Return the second of the committee's weekdays in a month that begins on `first`."""
         return first + timedelta(days=(self._weekday - first.weekday()) % 7 + 7)
 

@@ -96,7 +96,7 @@ def _parse(text: str) -> _File:
 
 
 @cache
-def _file() -> _File:
+def _load_file() -> _File:
     return _parse(files(__package__).joinpath("english_facts.toml").read_text("utf-8"))
 
 
@@ -124,7 +124,7 @@ class MoreFacts:
 
 def relations() -> tuple[Relation, ...]:
     """Return all relations, in the file's order."""
-    return _file().relations
+    return _load_file().relations
 
 
 @cache
@@ -132,7 +132,7 @@ def words(kind: str, *, held_out: bool) -> tuple[str, ...]:
     """Return a list of words of one split; phrases stand between bars, single words between spaces."""
     return tuple(
         word
-        for word in _split_list(_file().words.get(kind, ""))
+        for word in _split_list(_load_file().words.get(kind, ""))
         if kind not in _SPLIT_WORDS or is_held_out(word, _SPLIT_SHARE) == held_out
     )
 
@@ -190,9 +190,9 @@ class EnglishFacts:
     ) -> EnglishFact:
         """Return a new fact; subject and value are new if they are not given."""
         relation = relation or self.relation()
-        subject = subject or self._new(relation.name + " s", relation.subject)
+        subject = subject or self._draw_new(relation.name + " s", relation.subject)
         self._take(relation, subject)
-        value = value or self._new(relation.name + " v", relation.value)
+        value = value or self._draw_new(relation.name + " v", relation.value)
         if relation.value == relation.subject:
             self._take(relation, value)
         return EnglishFact(relation, subject, value, self.state(relation, subject, value))
@@ -214,9 +214,9 @@ class EnglishFacts:
     def change(self, fact: EnglishFact) -> EnglishFact:
         """Return what is true of the subject from now on."""
         if fact.relation.subject == "person" and fact.relation.of_whom:  # someone else owns it now
-            subject, value = self._new(fact.relation.name + " s", fact.relation.subject), fact.value
+            subject, value = self._draw_new(fact.relation.name + " s", fact.relation.subject), fact.value
         else:
-            subject, value = fact.subject, self._new(fact.relation.name + " v", fact.relation.value)
+            subject, value = fact.subject, self._draw_new(fact.relation.name + " v", fact.relation.value)
         text = self._choose(fact.relation, fact.relation.changes)
         return EnglishFact(fact.relation, subject, value, _fill(text, subject, value))
 
@@ -226,7 +226,7 @@ class EnglishFacts:
         if self.random.random() >= _FRAMED_SHARE:
             return text
         frame = self.random.choice(self._frames)
-        return frame.format(text=text.rstrip("."), inside=_inside(text.rstrip(".")))
+        return frame.format(text=text.rstrip("."), inside=_adapt_sentence(text.rstrip(".")))
 
     def question(self, fact: EnglishFact) -> tuple[str, str]:
         """Return a question about a fact, and its answer: the value, or the subject."""
@@ -261,20 +261,20 @@ class EnglishFacts:
                 self.random.choice([relation for relation in of_persons if relation.of_whom or relation.of_subject])
             )
         ]
-        who, name = self._named(chain[0], chain[0].subject)
+        who, name = self._draw_named(chain[0], chain[0].subject)
         for _ in range(hops - 2):
-            chain.append(self.fact(self._following(leading, chain, who), subject=who))
-            who, name = self._named(chain[-1], name)
-        chain.append(self.fact(self._following(about, chain, who), subject=who))
+            chain.append(self.fact(self._choose_following(leading, chain, who), subject=who))
+            who, name = self._draw_named(chain[-1], name)
+        chain.append(self.fact(self._choose_following(about, chain, who), subject=who))
         return chain, self.about(chain[-1].relation, name)
 
-    def _following(self, relations: Sequence[Relation], chain: Sequence[EnglishFact], who: str) -> Relation:
+    def _choose_following(self, relations: Sequence[Relation], chain: Sequence[EnglishFact], who: str) -> Relation:
         """Return a relation that is not in the chain, and in which nothing was said about its last person."""
         used = {fact.relation.name for fact in chain}
         fitting = [relation for relation in relations if relation.name not in used and self._is_new(relation, who)]
         return self.random.choice(fitting or relations)
 
-    def _named(self, fact: EnglishFact, subject: str) -> tuple[str, str]:
+    def _draw_named(self, fact: EnglishFact, subject: str) -> tuple[str, str]:
         """Return the person that a fact leads to, and a description without the name."""
         relation = fact.relation
         if relation.of_whom:
@@ -284,7 +284,7 @@ class EnglishFacts:
     def _choose(self, relation: Relation, texts: Sequence[str]) -> str:
         return self.random.choice(relation.worded(texts, held_out=self.held_out))
 
-    def _new(self, purpose: str, kind: str) -> str:
+    def _draw_new(self, purpose: str, kind: str) -> str:
         for _ in range(1000):
             drawn = self.draw(kind)
             if (purpose, drawn) not in self._taken:
@@ -319,7 +319,7 @@ class EnglishFacts:
         return self.random.choice(words(kind, held_out=self.held_out) + self._more.words.get(kind, ()))
 
 
-def _inside(text: str) -> str:
+def _adapt_sentence(text: str) -> str:
     """Return a sentence, adapted for use inside a longer one."""
     first = text.split(" ", 1)[0]
     return text[:1].lower() + text[1:] if first in _LOWER_INSIDE else text

@@ -176,14 +176,14 @@ class _EvaluationRun:
         try:
             await self._ask_within_time()
         except* MemAgentError as errors:
-            raise _first_error(errors) from None
+            raise _find_first_error(errors) from None
         finally:
             await self._documents.close()
         if self._end is EvaluationEnd.DONE:
             for row, _ in self._possible_outages:
                 await self._record(row)
             if self._sample_errors:
-                raise self._missing_samples_error()
+                raise self._make_missing_samples_error()
         return self._end
 
     async def _ask_within_time(self) -> None:
@@ -210,7 +210,7 @@ class _EvaluationRun:
             if len(keys) > 1 or not isinstance(error, PolicyOverloadedError):
                 raise error
 
-    def _missing_samples_error(self) -> EvaluationError:
+    def _make_missing_samples_error(self) -> EvaluationError:
         first, *others = self._sample_errors
         count = "a sample" if not others else f"{len(self._sample_errors)} samples"
         return EvaluationError(
@@ -322,6 +322,6 @@ class _EvaluationRun:
             await self._evaluation.saver.adelete_thread(make_run_id(self._journal.evaluation, row.system, *row.attempt))
 
 
-def _first_error(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:
+def _find_first_error(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:
     error = errors.exceptions[0]
-    return error if isinstance(error, MemAgentError) else _first_error(error)
+    return error if isinstance(error, MemAgentError) else _find_first_error(error)

@@ -143,7 +143,7 @@ def _resample_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[fl
 
     Resampling few clusters gives too narrow an interval, which `_expand_confidence` compensates.
     """
-    stats, numpy = _scipy_stats(), load_extra("numpy", "eval", _NEEDED_FOR)
+    stats, numpy = _import_scipy_stats(), load_extra("numpy", "eval", _NEEDED_FOR)
 
     def mean_of(sums: Any, counts: Any, axis: int = -1) -> Any:
         return sums.sum(axis=axis) / counts.sum(axis=axis)
@@ -171,7 +171,7 @@ def _expand_confidence(cluster_count: int) -> float:
 
     Hesterberg's expanded percentiles, The American Statistician 69 (2015), arXiv 1411.5279.
     """
-    stats = _scipy_stats()
+    stats = _import_scipy_stats()
     deviations = math.sqrt(cluster_count / (cluster_count - 1)) * stats.t.ppf((1 + _CONFIDENCE) / 2, cluster_count - 1)
     return float(1 - 2 * stats.norm.cdf(-deviations))
 
@@ -188,7 +188,7 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     nonzero = [difference for difference in differences if difference]
     if len(nonzero) < 2:  # with either sign it is as large
         return 1.0
-    stats = _scipy_stats()
+    stats = _import_scipy_stats()
     if len({abs(difference) for difference in nonzero}) == 1:
         return float(stats.binomtest(sum(difference > 0 for difference in nonzero), len(nonzero)).pvalue)
     numpy = load_extra("numpy", "eval", _NEEDED_FOR)
@@ -203,7 +203,7 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     return float(result.pvalue)
 
 
-def _scipy_stats() -> Any:
+def _import_scipy_stats() -> Any:
     return load_extra("scipy.stats", "eval", _NEEDED_FOR)
 
 

@@ -134,7 +134,7 @@ class LivePage:
 
     async def _describe_session(self, request: Request) -> Response:
         await self.serving.reader.aprepare()  # some policies have their name then
-        return _json_response({"owner": get_owner(request).name, "model": self.serving.reader.policy.name})
+        return _make_json_response({"owner": get_owner(request).name, "model": self.serving.reader.policy.name})
 
     async def _sign_out(self, request: Request) -> Response:
         self.sessions.sign_out(request.scope)
@@ -143,7 +143,7 @@ class LivePage:
     async def _add_file(self, request: Request) -> Response:
         file = await store_upload(self.serving, request)
         document = await cancel_on_disconnect(request, self._live.add_document(get_owner(request), file))
-        return _json_response({"id": file.id, "text_bytes": document["size"]})
+        return _make_json_response({"id": file.id, "text_bytes": document["size"]})
 
     async def _start_reads(self, request: Request) -> Response:
         body = await _parse_body(self.serving, request, NewReads)
@@ -152,7 +152,7 @@ class LivePage:
             raise bad_request(f"{limits}, got {len(body.questions)} and {len(body.files)}", "questions")
         start = self._live.start_reads(get_owner(request), body.files, body.questions, read_again=body.read_again)
         reads = await cancel_on_disconnect(request, start)
-        return _json_response({"reads": [read.run_id for read in reads]})
+        return _make_json_response({"reads": [read.run_id for read in reads]})
 
     async def _list_reads(self, request: Request) -> Response:
         owner, query = get_owner(request), request.query_params
@@ -167,7 +167,7 @@ class LivePage:
         answers = await asyncio.to_thread(self._live.get_answers, [entry.run_id for entry in entries])
         find = self.serving.manager.find
         reads = [format_read(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
-        return _json_response({"reads": reads, "total": total})
+        return _make_json_response({"reads": reads, "total": total})
 
     async def _pause(self, request: Request) -> Response:
         await self._live.pause(*_get_owner_and_run_id(request))
@@ -189,7 +189,7 @@ class LivePage:
     async def _answer(self, request: Request) -> Response:
         body = await _parse_body(self.serving, request, AskNow)
         answer = await self._live.answer_now(*_get_owner_and_run_id(request), body.question)
-        return _json_response({"answer": answer.answer, "memory": answer.memory})
+        return _make_json_response({"answer": answer.answer, "memory": answer.memory})
 
     async def _judge(self, request: Request) -> Response:
         body = await _parse_body(self.serving, request, Thumb)
@@ -198,13 +198,13 @@ class LivePage:
 
     async def _show_sources(self, request: Request) -> Response:
         view = await self._live.get_view(*_get_owner_and_run_id(request))
-        return _json_response({"lines": await asyncio.to_thread(lambda: format_sources(build_timeline(view)))})
+        return _make_json_response({"lines": await asyncio.to_thread(lambda: format_sources(build_timeline(view)))})
 
     async def _show_passage(self, request: Request) -> Response:
         view, query = await self._live.get_view(*_get_owner_and_run_id(request)), request.query_params
         start = _parse_number(query.get("start"), 0)
         end = max(start, _parse_number(query.get("end"), start))
-        return _json_response(await asyncio.to_thread(format_passage, view, self.serving.reader.store, start, end))
+        return _make_json_response(await asyncio.to_thread(format_passage, view, self.serving.reader.store, start, end))
 
     async def _show_run_page(self, request: Request) -> Response:
         owner, run_id = _get_owner_and_run_id(request)
@@ -259,7 +259,7 @@ async def _parse_body(serving: ServerResources, request: Request, kind: type[T])
         raise bad_request(f"the request cannot be parsed: {error}", code="invalid_json") from error
 
 
-def _json_response(value: Any) -> Response:
+def _make_json_response(value: Any) -> Response:
     """Return a value as ASCII JSON, which can also carry half surrogate pairs."""
     return Response(json.dumps(value), media_type="application/json", headers=_HEADERS)
 

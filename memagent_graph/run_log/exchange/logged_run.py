@@ -70,13 +70,13 @@ def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
     first = parts[0]
     if len(parts) == 1:
         return first
-    events = _union(part.events for part in parts)
-    conversations, rewards = _conversations(parts, events)
+    events = _unite(part.events for part in parts)
+    conversations, rewards = _merge_conversations(parts, events)
     began = min(part.record.began for part in parts)
     resumes = (part.record.began for part in parts if part.record.began > began)
     attempt = max([*resumes, *(part.record.attempt for part in parts if part.record.attempt)], default=None)
     rewards = [reward for reward in rewards if reward.conversation is not None or reward.time >= (attempt or 0)]
-    newest = max(parts, key=_last_active).record
+    newest = max(parts, key=_find_last_activity).record
     record = replace(
         first.record,
         began=began,
@@ -89,7 +89,7 @@ def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
     return LoggedRun(record, conversations, events, sorted(rewards, key=lambda reward: reward.time), templates)
 
 
-def _union(lists: Iterable[Sequence[Item]]) -> list[Item]:
+def _unite(lists: Iterable[Sequence[Item]]) -> list[Item]:
     """Return the union of lists as multisets."""
     union: Counter[Item] = Counter()
     for items in lists:
@@ -97,7 +97,7 @@ def _union(lists: Iterable[Sequence[Item]]) -> list[Item]:
     return list(union.elements())
 
 
-def _conversations(
+def _merge_conversations(
     parts: Sequence[LoggedRun], events: Sequence[LoggedEvent]
 ) -> tuple[list[Conversation], list[Reward]]:
     """Return all conversations with new ids, and all rewards with these ids."""
@@ -119,15 +119,15 @@ def _conversations(
         rewards_by_part.append(
             [replace(reward, id=None, conversation=new_ids.get(reward.conversation)) for reward in part.rewards]
         )
-    stale = _stale(in_order, events)
+    stale = _find_stale_calls(in_order, events)
     conversations = [
         replace(conversation, id=number, superseded=conversation.call_id in stale)
         for number, conversation in enumerate(in_order)
     ]
-    return sorted(conversations, key=lambda conversation: conversation.position), _union(rewards_by_part)
+    return sorted(conversations, key=lambda conversation: conversation.position), _unite(rewards_by_part)
 
 
-def _stale(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
+def _find_stale_calls(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
     """Return the superseded calls of conversations, which are in the order in which they were read."""
     edited: dict[str | None, float] = {}
     for event in events:
@@ -151,7 +151,7 @@ def _stale(conversations: Sequence[Conversation], events: Sequence[LoggedEvent])
     return stale
 
 
-def _last_active(part: LoggedRun) -> float:
+def _find_last_activity(part: LoggedRun) -> float:
     """Return the time of the newest read or edit in a part."""
     record = part.record
     times = [conversation.began for conversation in part.conversations]

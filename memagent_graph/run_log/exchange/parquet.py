@@ -80,7 +80,7 @@ def write(file: IO[bytes], runs: Iterable[LoggedRun]) -> None:
         MissingExtraError: pyarrow is not installed.
     """
     pa = load_pyarrow("export", "Parquet export")
-    schema = _schema(pa)
+    schema = _make_schema(pa)
     templates: dict[str, Mapping[str, str]] = {}
     with pa.parquet.ParquetWriter(
         file,
@@ -91,13 +91,13 @@ def write(file: IO[bytes], runs: Iterable[LoggedRun]) -> None:
         use_dictionary=[name for name in COLUMNS if name not in ARRAY_TYPES],
         column_encoding={"logprobs.list.element": "BYTE_STREAM_SPLIT"},
     ) as writer:
-        for rows in _row_groups(runs, templates):
+        for rows in _group_rows(runs, templates):
             writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
         metadata = {"format": _VERSION, "templates": json.dumps(templates)}
         writer.add_key_value_metadata({_METADATA + name: value for name, value in metadata.items()})
 
 
-def _row_groups(
+def _group_rows(
     runs: Iterable[LoggedRun], templates: dict[str, Mapping[str, str]]
 ) -> Iterator[list[Mapping[str, Any]]]:
     """Yield the rows of runs in groups, and add the wording of their prompts to `templates`."""
@@ -105,7 +105,7 @@ def _row_groups(
     size = 0
     for run in runs:
         templates.update(run.templates)
-        for row in _rows(run):
+        for row in _make_rows(run):
             rows.append(row)
             size += sum(len(row.get(name) or ()) for name in (*_LONG_TEXTS, *ARRAY_TYPES))
             if size >= _ROW_GROUP_SIZE or len(rows) == _ROW_GROUP_ROWS:
@@ -115,7 +115,7 @@ def _row_groups(
         yield rows
 
 
-def _rows(run: LoggedRun) -> Iterator[dict[str, Any]]:
+def _make_rows(run: LoggedRun) -> Iterator[dict[str, Any]]:
     rewards = group_values((reward.conversation, reward) for reward in run.rewards)
     of_run = {
         **{stored: column.export(getattr(run.record, name)) for stored, (name, column) in _RUN_COLUMNS.items()},
@@ -123,7 +123,7 @@ def _rows(run: LoggedRun) -> Iterator[dict[str, Any]]:
         "run_rewards": list(map(_reward_values, rewards.get(None, []))),
     }
     for conversation in run.conversations:
-        yield {**of_run, **_conversation_values(conversation, rewards.get(conversation.id, []))}
+        yield {**of_run, **_pack_conversation(conversation, rewards.get(conversation.id, []))}
     if not run.conversations:
         yield of_run
 
@@ -164,7 +164,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     rows: list[dict[str, Any]] = []
     size = 0
     for packed in iterate_rows(parquet, list(COLUMNS)):
-        part = packed.select(list(COLUMNS)).cast(_schema(pa))
+        part = packed.select(list(COLUMNS)).cast(_make_schema(pa))
         size += part.nbytes + _OBJECT_BYTES * sum(len(part[name].flatten()) for name in _LISTS)
         if size > _MAX_RUN_BYTES:
             raise RunLogError(
@@ -203,7 +203,7 @@ def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str,
     first = rows[0]
     record = {name: column.restore(first[stored]) for stored, (name, column) in _RUN_COLUMNS.items()}
     events = msgspec.convert(json.loads(first["run_events"]), list[LoggedEvent])
-    stored = (_conversation(row) for row in rows if row["conversation"] is not None)
+    stored = (_unpack_conversation(row) for row in rows if row["conversation"] is not None)
     conversations = list(bound_records(stored, f"run {first['run_id']} in {source}"))
     rewards = [Reward(first["run_id"], **values) for values in first["run_rewards"]]
     for row in rows:
@@ -220,7 +220,7 @@ def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str,
     )
 
 
-def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) -> dict[str, Any]:
+def _pack_conversation(conversation: Conversation, rewards: Sequence[Reward]) -> dict[str, Any]:
     values = {
         stored: column.export(getattr(conversation, "id" if stored == "conversation" else stored))
         for stored, column in _CONVERSATION_COLUMNS.items()
@@ -230,7 +230,7 @@ def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) 
     return {**values, "rewards": list(map(_reward_values, rewards)), "escaped": escaped}
 
 
-def _conversation(row: Mapping[str, Any]) -> Conversation:
+def _unpack_conversation(row: Mapping[str, Any]) -> Conversation:
     values = {
         "id" if stored == "conversation" else stored: column.restore(row[stored])
         for stored, column in _CONVERSATION_COLUMNS.items()
@@ -246,7 +246,7 @@ def _reward_values(reward: Reward) -> dict[str, Any]:
     return {name: getattr(reward, name) for name in _REWARD}
 
 
-def _schema(pa: Any) -> Any:
+def _make_schema(pa: Any) -> Any:
     alias = {"int": "int64", "bool": "bool"}
     span_fields = [(field.name, pa.type_for_alias(alias[str(field.type)])) for field in fields(Span)]
     lists = {

@@ -19,7 +19,7 @@ from support.conversations import DOCUMENT, write_run
 from support.programs import Program
 
 from memagent_graph.cli.run_choice import parse_time
-from memagent_graph.cli.runs import _table
+from memagent_graph.cli.runs import _make_table
 from memagent_graph.run_log import RunLog, RunTotals, StrategyId
 from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.private_files import default_checkpoints, default_run_log
@@ -299,7 +299,7 @@ def test_a_narrow_terminal_shows_fewer_columns_whole(log) -> None:
         run_id="r", began=0.0, document=document, question="Why?", strategy="gated", stop_reason="answered"
     )
     totals = {"r": RunTotals(conversations=2)}
-    names = [[column.header for column in _table([record], totals, width).columns] for width in (200, 100, 40)]
+    names = [[column.header for column in _make_table([record], totals, width).columns] for width in (200, 100, 40)]
     assert names[0] == [*names[1][:6], "turns", "tokens in", "out", "ids", "rewards"]
     assert names[1] == ["run", "begun", "document", "question", "strategy", "ended", "rewards"]
     assert names[2] == ["run", "ended", "question"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from memagent_evaluation.demo_document import DemoQuestion, _texts, demo_texts, make_demo_document
+from memagent_evaluation.demo_document import DemoQuestion, _load_texts, demo_texts, make_demo_document
 
 
 def sentences_of(text):
@@ -33,9 +33,9 @@ def test_each_question_has_one_answer_in_one_sentence(seed) -> None:
 
 
 def test_a_subject_is_in_no_text_of_another() -> None:
-    for fact in _texts()["facts"]:
-        others = [other for other in _texts()["facts"] if other is not fact]
-        assert fact["subject"] not in json.dumps([_texts()["items"], others])
+    for fact in _load_texts()["facts"]:
+        others = [other for other in _load_texts()["facts"] if other is not fact]
+        assert fact["subject"] not in json.dumps([_load_texts()["items"], others])
         assert all(fact["subject"] in text for text in [*fact["statements"], *fact.get("earlier", ())])
 
 

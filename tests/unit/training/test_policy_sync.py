@@ -577,12 +577,12 @@ def test_a_server_of_our_own_in_another_number_format_may_differ_by_more(base, t
 
 def test_the_maximum_lora_rank_is_rounded_up_and_checked(base, tmp_path) -> None:
     plain = VLLMServer(base, log_file=tmp_path / "log")
-    assert "--enable-lora" not in plain._arguments()
-    arguments = VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=9)._arguments()
+    assert "--enable-lora" not in plain._build_arguments()
+    arguments = VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=9)._build_arguments()
     assert arguments[arguments.index("--max-lora-rank") + 1] == "16"
     for rank in (0, 1000):
         with pytest.raises(VLLMServerError, match=f"must be 1 to 512, got {rank}"):
-            VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=rank)._arguments()
+            VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=rank)._build_arguments()
 
 
 def test_a_restart_that_fails_keeps_the_old_folder(base, tmp_path, monkeypatch) -> None:

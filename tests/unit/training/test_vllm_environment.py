@@ -32,10 +32,10 @@ def test_a_server_computes_as_its_machine_does_best_unless_told_otherwise(tmp_pa
     monkeypatch.setattr(vllm_server, "has_accelerator", lambda: on_gpu)
     server = VLLMServer(tmp_path, log_file=tmp_path / "log")
     assert server.number_format == ("bfloat16" if on_gpu else "float32")
-    assert ("--enforce-eager" in server._arguments()) == (not on_gpu)
+    assert ("--enforce-eager" in server._build_arguments()) == (not on_gpu)
     server.options = ("--max-model-len", "4096", "--dtype=float16")
     assert server.number_format == "float16"
-    assert server._arguments()[-3:] == list(server.options)
+    assert server._build_arguments()[-3:] == list(server.options)
 
 
 def test_a_server_that_takes_too_long_is_stopped_and_told_how_to_be_given_longer(tmp_path, monkeypatch) -> None:

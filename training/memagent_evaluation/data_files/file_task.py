@@ -132,7 +132,7 @@ class FileTask:
             )
         number = numbers[index]
         example = self.examples[number]
-        pieces = partial(_pieces, self.examples, number)
+        pieces = partial(_read_pieces, self.examples, number)
         return Sample(
             self, length, index, example.question, example.gold, pieces, example.needles, self.own_lengths[number]
         )
@@ -218,7 +218,7 @@ def _describe(row: TableRow, name: str) -> str:
     return repr(value)[:40] if isinstance(value, str | int | float) else type(value).__name__
 
 
-def _pieces(examples: FileExamples, index: int) -> Iterator[str]:
+def _read_pieces(examples: FileExamples, index: int) -> Iterator[str]:
     document = examples[index].document
     for at in range(0, len(document), _PIECE_CHARACTERS):
         yield document[at : at + _PIECE_CHARACTERS]

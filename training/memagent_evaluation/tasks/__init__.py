@@ -90,7 +90,7 @@ def _load(name: str, settings: TaskSettings) -> Task:
     except StrategyError as error:
         raise EvaluationError(error.message, hint=error.hint) from error
     if names_own_code(name):
-        return _own_task(name, settings)
+        return _load_own_task(name, settings)
     if name in list_data_tasks():
         return load_data_task(name, settings.data, settings)
     choices = f"Tasks are: {', '.join(list_tasks())}; your own: path/to/file.py:Name."
@@ -120,7 +120,7 @@ def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) ->
     return replace(task, name=name, **convert_options(type(task), task.name, options))
 
 
-def _own_task(name: str, settings: TaskSettings) -> Task:
+def _load_own_task(name: str, settings: TaskSettings) -> Task:
     loaded = load_own(name, what="a task", error=EvaluationError, hint="Name the task's class after the colon.")
     task = _instantiate(loaded, settings, name) if isinstance(loaded, type) else loaded
     missing = [part for part in _PARTS if not hasattr(task, part)]

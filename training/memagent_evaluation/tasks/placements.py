@@ -55,7 +55,7 @@ class DocumentLayout:
     def pieces(self) -> Iterator[str]:
         """Yield the document's text in parts, without white space at its end."""
         previous = ""
-        for part, _ in self._parts():
+        for part, _ in self._iter_parts():
             if previous:
                 yield previous
             previous = part
@@ -66,7 +66,7 @@ class DocumentLayout:
         """Return the insertions that have gold strings as needles."""
         starts: list[tuple[Insertion, str, int]] = []
         characters = end = 0
-        for part, insertion in self._parts():
+        for part, insertion in self._iter_parts():
             if insertion is not None and insertion.gold is not None:
                 starts.append((insertion, insertion.gold, characters + max(part.find(insertion.text), 0)))
             characters += len(part)
@@ -74,7 +74,7 @@ class DocumentLayout:
         total = characters + end
         return tuple(Needle(insertion.text, gold, start / total) for insertion, gold, start in starts)
 
-    def _parts(self) -> Iterator[tuple[str, Insertion | None]]:
+    def _iter_parts(self) -> Iterator[tuple[str, Insertion | None]]:
         """Yield the document's parts, each with its insertion, or None for a unit of the haystack."""
         position = inserted = 0
         for index, unit in enumerate(itertools.chain(itertools.islice(self.haystack.units(), self.units), [None])):

@@ -161,7 +161,7 @@ def compute_advantages(rewards_G: Sequence[float], settings: AdvantageSettings) 
     The sums are correctly rounded (`fsum`), so that the order of the rollouts changes no bit.
     """
     size = len(rewards_G)
-    if _all_equal(rewards_G):
+    if _are_equal(rewards_G):
         return [0.0] * size
     mean = fmean(rewards_G)
     scale = size / (size - 1) if settings.baseline is Baseline.LEAVE_ONE_OUT else 1.0
@@ -174,11 +174,11 @@ def find_drop_reason(group: RolloutGroup, settings: AdvantageSettings) -> DropRe
     """Return why a group has no training signal; None if it has one."""
     if len(group.rollouts_G) < 2:
         return DropReason.ALONE
-    if not any(_learned_tokens(c, settings) for rollout in group.rollouts_G for c in rollout.conversations_K):
+    if not any(_count_learned_tokens(c, settings) for rollout in group.rollouts_G for c in rollout.conversations_K):
         return DropReason.NOTHING_LEARNED
     if settings.drop_zero_variance:
         sets = (peers for term in settings.terms for peers in term.comparison_sets(group))
-        if all(_all_equal([credited.reward for credited in peers]) for peers in sets):
+        if all(_are_equal([credited.reward for credited in peers]) for peers in sets):
             return DropReason.EQUAL_REWARDS
     return None
 
@@ -201,11 +201,11 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
         if reason is not None:
             dropped[group.group_id] = reason
             continue
-        advantages_GK = _conversation_advantages(group, settings)
+        advantages_GK = _compute_conversation_advantages(group, settings)
         for rollout_index, (rollout, advantages_K) in enumerate(zip(group.rollouts_G, advantages_GK, strict=True)):
             pairs = zip(rollout.conversations_K, advantages_K, strict=True)
             for conversation_index, (conversation, advantage) in enumerate(pairs):
-                tokens = _learned_tokens(conversation, settings)
+                tokens = _count_learned_tokens(conversation, settings)
                 indices = (group_index, rollout_index, conversation_index)
                 if tokens:
                     learned.append((TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens))
@@ -219,7 +219,7 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
     )
 
 
-def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -> list[list[float]]:
+def _compute_conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -> list[list[float]]:
     """Return A_ik, for the G rollouts and the K conversations of each."""
     advantages_GK = [[0.0] * len(rollout.conversations_K) for rollout in group.rollouts_G]
     for term in settings.terms:
@@ -240,7 +240,7 @@ def _weigh(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -
     """Return the rows with the weights of the chosen mean, from each row's number of learned tokens."""
     rollout_tokens: Counter[tuple[int, int]] = Counter()
     for row, tokens in learned:
-        rollout_tokens[_rollout_key(row)] += tokens
+        rollout_tokens[_make_rollout_key(row)] += tokens
     step_tokens = rollout_tokens.total()
 
     def weight(row: TrainingRow, tokens: int) -> float:
@@ -248,22 +248,22 @@ def _weigh(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -
             case LossWeights.TOKEN_MEAN:
                 return 1 / step_tokens
             case LossWeights.ROLLOUT_MEAN:
-                return 1 / (len(rollout_tokens) * rollout_tokens[_rollout_key(row)])
+                return 1 / (len(rollout_tokens) * rollout_tokens[_make_rollout_key(row)])
             case LossWeights.CONVERSATION_MEAN:
                 return 1 / (len(learned) * tokens)
 
     return tuple(replace(row, weight=weight(row, tokens)) for row, tokens in learned)
 
 
-def _rollout_key(row: TrainingRow) -> tuple[int, int]:
+def _make_rollout_key(row: TrainingRow) -> tuple[int, int]:
     return row.group_index, row.rollout_index
 
 
-def _learned_tokens(conversation: TrainingConversation, settings: AdvantageSettings) -> int:
+def _count_learned_tokens(conversation: TrainingConversation, settings: AdvantageSettings) -> int:
     return 0 if settings.mask_truncated and conversation.truncated else conversation.learned_tokens
 
 
-def _all_equal(rewards: Sequence[float]) -> bool:
+def _are_equal(rewards: Sequence[float]) -> bool:
     """Return whether rewards are the same except for rounding, such as 0.1 + 0.2 and 0.3."""
     return len(rewards) < 2 or math.isclose(min(rewards), max(rewards), rel_tol=1e-9, abs_tol=1e-12)
 

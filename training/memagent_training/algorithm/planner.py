@@ -103,11 +103,11 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
     order = sorted(range(len(rows)), key=lambda index: _sort_key(rows[index], layout))
     step = _Step([rows[index] for index in order], layout)
     if layout is Layout.PADDED:
-        candidates = [_padded_positions(step, ranks, token_budget)]
+        candidates = [_plan_padded_positions(step, ranks, token_budget)]
     else:
-        split = _packed_batches if layout is Layout.PACKED else _tree_batches
-        capacities = _capacities(step, split, ranks, token_budget)
-        candidates = [_positions(step, split(step, capacity), ranks, token_budget) for capacity in capacities]
+        split = _plan_packed_batches if layout is Layout.PACKED else _plan_tree_batches
+        capacities = _compute_capacities(step, split, ranks, token_budget)
+        candidates = [_plan_positions(step, split(step, capacity), ranks, token_budget) for capacity in capacities]
     costs = [sum(map(step.critical_tokens, positions)) for positions in candidates]
     near_best = [pair for pair in zip(candidates, costs, strict=True) if pair[1] <= _NEAR * min(costs)]
     best, _ = min(near_best, key=lambda pair: (len(pair[0]), pair[1]))
@@ -159,9 +159,9 @@ class _Step:
         self.shared = [0] * len(rows)
         """Tokens that each row shares with the previous row; in sorted order, everything that a trie shares."""
         if layout is Layout.PREFIX_TREE and rows:
-            previous = _ids(rows[0])
+            previous = _join_ids(rows[0])
             for index, row in enumerate(rows[1:], start=1):
-                current = _ids(row)
+                current = _join_ids(row)
                 self.shared[index] = count_shared_tokens(previous, current)
                 previous = current
 
@@ -184,7 +184,7 @@ def _count_padding(layout: Layout, padding_rows: int) -> int:
     return PADDING_ROW_TOKENS * (min(padding_rows, 1) if layout is Layout.PREFIX_TREE else padding_rows)
 
 
-def _ids(row: TrainingRow) -> array[int]:
+def _join_ids(row: TrainingRow) -> array[int]:
     return row.conversation.prompt_ids_P + row.conversation.completion_ids_T
 
 
@@ -194,7 +194,7 @@ def _sort_key(row: TrainingRow, layout: Layout) -> tuple[object, ...]:
     """
     prompt, completion = len(row.conversation.prompt_ids_P), len(row.conversation.completion_ids_T)
     identity = (row.run_id, row.conversation_index, row.advantage, row.weight)
-    return (_ids(row), *identity) if layout is Layout.PREFIX_TREE else (-prompt - completion, -prompt, *identity)
+    return (_join_ids(row), *identity) if layout is Layout.PREFIX_TREE else (-prompt - completion, -prompt, *identity)
 
 
 def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
@@ -214,7 +214,7 @@ def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
             )
 
 
-def _padded_positions(step: _Step, ranks: int, budget: int) -> list[list[_Batch]]:
+def _plan_padded_positions(step: _Step, ranks: int, budget: int) -> list[list[_Batch]]:
     """Return neighbours in the order of length, as many at once as the budget allows on every rank."""
     positions: list[list[_Batch]] = []
     start = 0
@@ -224,21 +224,21 @@ def _padded_positions(step: _Step, ranks: int, budget: int) -> list[list[_Batch]
         count, too_many = 1, -(-len(remaining) // ranks) + 1
         while count + 1 < too_many:
             middle = (count + too_many) // 2
-            if step.critical_tokens(_shares(remaining[: middle * ranks], ranks)) <= budget:
+            if step.critical_tokens(_split_evenly(remaining[: middle * ranks], ranks)) <= budget:
                 count = middle
             else:
                 too_many = middle
-        positions.append(_shares(remaining[: count * ranks], ranks))
+        positions.append(_split_evenly(remaining[: count * ranks], ranks))
         start += count * ranks
     return positions
 
 
-def _shares(rows: range, ranks: int) -> list[_Batch]:
+def _split_evenly(rows: range, ranks: int) -> list[_Batch]:
     """Return neighbours in equal parts, one per rank."""
     return [list(rows[len(rows) * rank // ranks : len(rows) * (rank + 1) // ranks]) for rank in range(ranks)]
 
 
-def _packed_batches(step: _Step, capacity: int) -> list[_Batch]:
+def _plan_packed_batches(step: _Step, capacity: int) -> list[_Batch]:
     """Put each row, the longest first, where it leaves the least space (best fit decreasing)."""
     batches: list[_Batch] = []
     free_space: list[tuple[int, int]] = []
@@ -255,7 +255,7 @@ def _packed_batches(step: _Step, capacity: int) -> list[_Batch]:
     return batches
 
 
-def _tree_batches(step: _Step, capacity: int) -> list[_Batch]:
+def _plan_tree_batches(step: _Step, capacity: int) -> list[_Batch]:
     """Return sequences of neighbours in the trie's order, as few as possible, cut where the fewest tokens are shared.
 
     With a cut before a row, the tokens that it shares with the previous row are forwarded again. With `added[p]` tokens
@@ -292,7 +292,7 @@ def _tree_batches(step: _Step, capacity: int) -> list[_Batch]:
 _Split = Callable[[_Step, int], list[_Batch]]
 
 
-def _capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int]:
+def _compute_capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int]:
     """Return how full micro-batches may be: the budget, or less if that gives the ranks more equal shares."""
     if ranks == 1 or not step.lengths:
         return [budget]
@@ -304,7 +304,7 @@ def _capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int
     return sorted({min(budget, max(longest, int(ideal * (1 + slack)) + 1)) for ideal in ideals for slack in _SLACK})
 
 
-def _positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> list[list[_Batch]]:
+def _plan_positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> list[list[_Batch]]:
     """Return micro-batches with similar numbers of rows at the same position, one per rank.
 
     If padding rows would exceed the budget, the batches with the most rows are halved until they do not.

@@ -114,13 +114,13 @@ class RL(LoopOptions, WordingSettings):
             require_extra()
             # Libraries print what they do, and standard output is for results alone.
             with contextlib.redirect_stdout(sys.stderr), _quiet_libraries():
-                result = _run_loop(_job(self), quiet=self.quiet)
+                result = _run_loop(_make_job(self), quiet=self.quiet)
             leave_process_group()
             if is_main_process():
                 _show(result, as_json=self.as_json)
 
 
-def _job(request: RL) -> RLJob:
+def _make_job(request: RL) -> RLJob:
     """Return the loop with the given options.
 
     Raises:

@@ -85,7 +85,7 @@ class Train(TrainingOptions):
                 _train(prepared, as_json=self.as_json)
 
 
-def _job(request: Train) -> TrainingJob:
+def _make_job(request: Train) -> TrainingJob:
     from memagent_training.job.job_settings import parse_settings, read_preset  # noqa: PLC0415
     from memagent_training.job.training_job import TrainingJob, read_groups  # noqa: PLC0415
     from memagent_training.rewards.gold_answers import GoldAnswers  # noqa: PLC0415
@@ -116,7 +116,7 @@ def _job(request: Train) -> TrainingJob:
 def _prepare(request: Train) -> PreparedJob:
     from memagent_training.job.training_job import prepare  # noqa: PLC0415
 
-    prepared = prepare(_job(request))
+    prepared = prepare(_make_job(request))
     if not is_main_process():
         return prepared
     if not request.dry_run:

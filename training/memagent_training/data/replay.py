@@ -133,7 +133,7 @@ def load_groups(
     for logged_run in read_runs(source, chosen):
         run = logged_run if find_gold is None else replace(logged_run, gold=find_gold(logged_run))
         scored = run.without_discarded()
-        refusals = _refusals(
+        refusals = _find_refusals(
             run, scored.sampled_conversations,
             versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
@@ -143,15 +143,15 @@ def load_groups(
         ledger.enter(scored, group, next(refusals, None))
     missing = {run_id: group for run_id, group in (groups or {}).items() if run_id not in ledger.group_of}
     ledger.broken |= set(missing.values())
-    tokenizer = _only_fingerprint("tokenizer", ledger.candidates.values())
-    template = _only_fingerprint("template", ledger.candidates.values())
+    tokenizer = _find_only_fingerprint("tokenizer", ledger.candidates.values())
+    template = _find_only_fingerprint("template", ledger.candidates.values())
     functions: dict[str, RewardFunction | StepRewardFunction] = {
         OUTCOME: LoggedReward(reward) if isinstance(reward, str) else reward
     }
     functions |= term_rewards or {}
     rollouts: dict[str, Rollout] = {}
     for run in list(ledger.candidates.values()):
-        rollout = _rollout(run, functions, ledger.details)
+        rollout = _make_rollout(run, functions, ledger.details)
         if isinstance(rollout, Refusal):
             ledger.refuse(run.run_id, rollout)
         else:
@@ -162,7 +162,7 @@ def load_groups(
     sizes = Counter(ledger.group_of[run_id] for run_id in ledger.candidates)
     small = {run_id for run_id in ledger.candidates if sizes[ledger.group_of[run_id]] < min_group}
     if groups is None and small:
-        ledger.details += _why_apart(small, ledger.candidates.values())
+        ledger.details += _explain_small_groups(small, ledger.candidates.values())
     for run_id in small:
         ledger.refuse(run_id, Refusal.GROUP_TOO_SMALL)
     members = group_values((ledger.group_of[run_id] or "", rollouts[run_id]) for run_id in ledger.candidates)
@@ -213,7 +213,7 @@ class _Ledger:
         return {reason: run_ids for reason, run_ids in runs.items() if run_ids}
 
 
-def _refusals(
+def _find_refusals(
     run: TrainingRun,
     kept: Sequence[Conversation],
     *,
@@ -261,9 +261,9 @@ def _find_group(run: TrainingRun, groups: Mapping[str, str] | None) -> str | Non
         record.question,
         record.document["key"],
         first.role,
-        *_span(first),
-        _settings(run),
-        _sampling(first),
+        *_get_first_span(first),
+        _select_settings(run),
+        _select_sampling(first),
     ]
     if record.strategy_fingerprint:  # a program that logs runs of its own need not have one
         same += [record.strategy, record.strategy_fingerprint]
@@ -274,22 +274,22 @@ def _find_group(run: TrainingRun, groups: Mapping[str, str] | None) -> str | Non
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _settings(run: TrainingRun) -> dict[str, Any]:
+def _select_settings(run: TrainingRun) -> dict[str, Any]:
     """Return the settings that runs of a group share."""
     settings = {name: value for name, value in run.record.settings.items() if name not in _IMMATERIAL_SETTINGS}
     objects = [name for name in settings.pop("objects", ()) if name not in _IMMATERIAL_SETTINGS]
     return {**settings, "objects": objects} if objects else settings
 
 
-def _sampling(first: Conversation) -> dict[str, Any]:
+def _select_sampling(first: Conversation) -> dict[str, Any]:
     return {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
 
 
-def _span(first: Conversation) -> tuple[int | None, int | None]:
+def _get_first_span(first: Conversation) -> tuple[int | None, int | None]:
     return (None, None) if first.span is None else (first.span.start_byte, first.span.end_byte)
 
 
-def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
+def _explain_small_groups(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
     """Count runs of small groups by what separates them from others of the same question and document."""
     of_question = group_values(((run.question, str(run.record.document["key"])), run) for run in runs)
     reasons: Counter[str] = Counter()
@@ -297,10 +297,10 @@ def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
         conditions = [
             {
                 "policy_version": run.conversations_K[0].policy_version,
-                "first chunk": _span(run.conversations_K[0]),
+                "first chunk": _get_first_span(run.conversations_K[0]),
                 "strategy": run.record.strategy,
-                **_settings(run),
-                **_sampling(run.conversations_K[0]),
+                **_select_settings(run),
+                **_select_sampling(run.conversations_K[0]),
             }
             for run in alike
         ]
@@ -338,7 +338,7 @@ def _is_sound(conversation: Conversation) -> bool:
     )
 
 
-def _only_fingerprint(kind: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
+def _find_only_fingerprint(kind: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
     """Return the only fingerprint of the runs; None if there are no runs."""
     run_ids = group_values(
         (name, run.run_id)
@@ -355,7 +355,7 @@ def _only_fingerprint(kind: Literal["tokenizer", "template"], runs: Iterable[Tra
     return next(iter(run_ids), None)
 
 
-def _rollout(
+def _make_rollout(
     run: TrainingRun, functions: Mapping[str, RewardFunction | StepRewardFunction], details: Counter[str]
 ) -> Rollout | Refusal:
     rewards: dict[str, RewardValue] = {}
@@ -384,7 +384,7 @@ def _rollout(
             hint="Return one number; rewards of conversations are terms of the advantage (credit).",
             run_id=run.run_id,
         )
-    return Rollout(run.run_id, tuple(map(_conversation, run.sampled_conversations)), outcome, rewards)
+    return Rollout(run.run_id, tuple(map(_make_training_conversation, run.sampled_conversations)), outcome, rewards)
 
 
 def _is_replaced(logged: Conversation) -> bool:
@@ -393,7 +393,7 @@ def _is_replaced(logged: Conversation) -> bool:
     return logged.outcome is Outcome.KEPT_PREVIOUS and not kinds.isdisjoint(_GUARDED)
 
 
-def _conversation(logged: Conversation) -> TrainingConversation:
+def _make_training_conversation(logged: Conversation) -> TrainingConversation:
     return TrainingConversation(
         array("I", logged.prompt_token_ids or ()),
         array("I", logged.token_ids or ()),

@@ -141,13 +141,14 @@ class ReplayReport:
             equal = quantity(len(self.equal_rewards), "group")
             lines.append(f"{equal} with all rewards equal: {list_names(self.equal_rewards, MAX_LISTED)}")
         if self.missing:
-            lines.append(f"named in the groups, but missing: {_runs(self.missing)}")
+            lines.append(f"named in the groups, but missing: {_list_runs(self.missing)}")
         if self.replaced:
             lines.append(f"masked, because a guard kept another memory: {quantity(self.replaced, 'conversation')}")
         if self.non_default_sampling:
-            lines.append(f"{_runs(self.non_default_sampling)} sampled with a temperature or top_p other than 1")
+            lines.append(f"{_list_runs(self.non_default_sampling)} sampled with a temperature or top_p other than 1")
         lines += [
-            f"refused, {reason.value}: {_runs(run_ids)}; {reason.remedy}" for reason, run_ids in self.refused.items()
+            f"refused, {reason.value}: {_list_runs(run_ids)}; {reason.remedy}"
+            for reason, run_ids in self.refused.items()
         ]
         lines += [f"{detail}: {quantity(number, 'run')}" for detail, number in self.details.items()]
         return lines
@@ -164,5 +165,5 @@ class ReplayReport:
         return " ".join(f"For {reason.value}: {reason.remedy}." for reason in self.refused)
 
 
-def _runs(run_ids: Sequence[str]) -> str:
+def _list_runs(run_ids: Sequence[str]) -> str:
     return f"{quantity(len(run_ids), 'run')} ({list_names(run_ids, MAX_LISTED)})"

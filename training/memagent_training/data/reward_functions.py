@@ -56,7 +56,7 @@ class LoggedReward:
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """Return the logged value; None if there is none."""
-        return _newest(run, self.name, self.source).get(None)
+        return _find_newest(run, self.name, self.source).get(None)
 
     def why_unknown(self, _run: TrainingRun, /) -> str:
         """Return the reason."""
@@ -71,7 +71,7 @@ class LoggedStepReward:
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """Return the logged values; None if a conversation that can be trained on has none."""
-        newest = _newest(run, self.name)
+        newest = _find_newest(run, self.name)
         if any(conversation.id not in newest for conversation in run.sampled_conversations):
             return None
         return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
@@ -81,7 +81,7 @@ class LoggedStepReward:
         return "the log holds no such reward for each conversation"
 
 
-def _newest(run: TrainingRun, name: str | None, source: str | None = None) -> dict[int | None, float]:
+def _find_newest(run: TrainingRun, name: str | None, source: str | None = None) -> dict[int | None, float]:
     """Return the newest logged value by conversation; None is the run itself."""
     rewards = (reward for reward in run.rewards if name in {None, reward.name} and source in {None, reward.source})
     return {reward.conversation: reward.value for reward in rewards}

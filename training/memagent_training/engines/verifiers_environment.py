@@ -42,7 +42,7 @@ class ReaderData(vf.TaskData):  # type: ignore[misc]  # verifiers is not where t
     @property
     def sample(self) -> Sample:
         """Return the question with its document and gold answers, from the file."""
-        return _task(self.data, self.tokenizer).sample(self.length, self.index)
+        return _load_task(self.data, self.tokenizer).sample(self.length, self.index)
 
 
 class ReaderTask(vf.Task[ReaderData]):  # type: ignore[misc]
@@ -71,7 +71,7 @@ class ReaderTaskset(vf.Taskset[ReaderTask, ReaderTasksetConfig]):  # type: ignor
     def load(self) -> Iterator[ReaderTask]:
         """Yield a task for each question."""
         path, tokenizer = self.config.data.resolve(), self.config.tokenizer
-        task = _task(path, tokenizer)
+        task = _load_task(path, tokenizer)
         for length in task.lengths:
             for index in range(task.count(length)):
                 sample = task.sample(length, index)
@@ -115,5 +115,5 @@ class ReaderHarness(vf.Harness[ReaderHarnessConfig]):  # type: ignore[misc]
 
 
 @cache
-def _task(path: Path, tokenizer: str) -> FileTask:
+def _load_task(path: Path, tokenizer: str) -> FileTask:
     return load_data_task(detect_data_task(path), path, TaskSettings(load_tokenizer(tokenizer), data=path))

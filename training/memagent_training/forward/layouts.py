@@ -139,8 +139,8 @@ def pad_rows(
 
     Masks are 1 where there is a token.
     """
-    prompts = _rectangle([row.prompt_ids_P for row in rows], pad_id, "left", device)
-    return *prompts, *_rectangle([row.completion_ids_T for row in rows], pad_id, "right", device)
+    prompts = _pad_rectangle([row.prompt_ids_P for row in rows], pad_id, "left", device)
+    return *prompts, *_pad_rectangle([row.completion_ids_T for row in rows], pad_id, "right", device)
 
 
 def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch.device | str = "cpu") -> MicroBatch:
@@ -155,10 +155,10 @@ def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch
     if layout == "padded":
         return _pad(rows, pad_id, device)
     ids = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
-    return _in_one_sequence(rows, (lay_out_in_sequence if layout == "packed" else lay_out_as_tree)(ids), layout, device)
+    return _lay_out_trie(rows, (lay_out_in_sequence if layout == "packed" else lay_out_as_tree)(ids), layout, device)
 
 
-def _rectangle(
+def _pad_rectangle(
     rows: Sequence[Sequence[int]], pad_id: int, side: str, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
     """Return rows as ids and mask of equal width, padded on one side."""
@@ -191,7 +191,7 @@ def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> M
     )
 
 
-def _in_one_sequence(rows: Sequence[TokenRow], trie: Trie, layout: str, device: torch.device | str) -> MicroBatch:
+def _lay_out_trie(rows: Sequence[TokenRow], trie: Trie, layout: str, device: torch.device | str) -> MicroBatch:
     score_indices = [[-1] * max(len(row.completion_ids_T) for row in rows) for _ in rows]
     scored: dict[int, int] = {}
     indices: list[int] = []

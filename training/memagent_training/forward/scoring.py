@@ -68,7 +68,7 @@ def score_completions(
     inputs = {
         "input_ids": micro_batch.input_ids_SN,
         "position_ids": micro_batch.position_ids_SN,
-        "attention_mask": _attention_mask(core, micro_batch),
+        "attention_mask": _make_attention_mask(core, micro_batch),
         "use_cache": False,
     }
     scoring = _Scoring(micro_batch, temperature, with_entropy, entropy_gradient)
@@ -163,7 +163,7 @@ def _replace_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def _attention_mask(core: Any, micro_batch: MicroBatch) -> Tensor | None:
+def _make_attention_mask(core: Any, micro_batch: MicroBatch) -> Tensor | None:
     """Return the mask in a form that the model's attention applies exactly; it is the same for every layer."""
     if not micro_batch.nodes:
         return micro_batch.padding_mask_SN

@@ -103,7 +103,7 @@ def attend(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if query.device.type != "cpu":
-        return _compiled_flex()(query, key, value, block_mask=attn_mask.blocks, scale=scale, enable_gqa=enable_gqa)
+        return _compile_flex()(query, key, value, block_mask=attn_mask.blocks, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -119,7 +119,7 @@ def attend(
 
 
 @cache
-def _compiled_flex() -> Callable[..., Tensor]:
+def _compile_flex() -> Callable[..., Tensor]:
     """Return FlexAttention, whose GPU kernels leave out blocks in which no token sees another. Never run on a GPU."""
     return torch.compile(flex_attention, dynamic=True)
 
@@ -142,9 +142,9 @@ class _BlockwiseAttention(torch.autograd.Function):
     ) -> Tensor:
         """Compute the attention block by block, and combine each block with those before it."""
         query, key, value = (_with_contiguous_heads(tensor) for tensor in (query, key, value))
-        output = _zeros(query)
+        output = _make_zeros(query)
         logsumexp = output.new_full(query.shape[:3], -torch.inf)
-        for queries, keys, is_causal in _blocks(nodes):
+        for queries, keys, is_causal in _iter_blocks(nodes):
             block_output, block_logsumexp = _attention(
                 query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, is_causal, scale=scale
             )
@@ -160,8 +160,8 @@ class _BlockwiseAttention(torch.autograd.Function):
         """Compute the gradients block by block, and sum them."""
         query, key, value, output, logsumexp = ctx.saved_tensors
         gradient = _with_contiguous_heads(gradient)
-        query_gradient, key_gradient, value_gradient = (_zeros(tensor) for tensor in (query, key, value))
-        for queries, keys, is_causal in _blocks(ctx.nodes):
+        query_gradient, key_gradient, value_gradient = (_make_zeros(tensor) for tensor in (query, key, value))
+        for queries, keys, is_causal in _iter_blocks(ctx.nodes):
             parts = _attention_backward(
                 gradient[:, :, queries],
                 query[:, :, queries],
@@ -180,7 +180,7 @@ class _BlockwiseAttention(torch.autograd.Function):
         return *gradients, None, None
 
 
-def _blocks(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice, bool]]:
+def _iter_blocks(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice, bool]]:
     """Yield queries, the keys that they see, and whether the block is causal: the tokens of one node."""
     for node in nodes:
         tokens, descendants = slice(node.start, node.end), slice(node.end, node.subtree_end)
@@ -202,7 +202,7 @@ def _with_contiguous_heads(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _zeros(like: Tensor) -> Tensor:
+def _make_zeros(like: Tensor) -> Tensor:
     """Return a buffer for sums, in the order (batch, tokens, heads, dimension), which models need next."""
     batch, heads, tokens, dimension = like.shape
     dtype = torch.promote_types(like.dtype, torch.float32)

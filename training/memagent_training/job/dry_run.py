@@ -140,7 +140,7 @@ def estimate_memory(
         gradients=(sizes.trained + sizes.largest) * weight_bytes // shards,
         optimizer=sizes.trained * _state_bytes(optimizer, weight_bytes) // shards,
         reference=(weights if with_reference else 0) // shards,
-        activations=_activations(
+        activations=_estimate_activations(
             sizes,
             micro_batch,
             residual=4 if mixed_precision else weight_bytes,
@@ -151,7 +151,7 @@ def estimate_memory(
     )
 
 
-def _activations(
+def _estimate_activations(
     sizes: ModelSizes, micro_batch: MicroBatch, *, residual: int, product: int, checkpointing: bool
 ) -> int:
     """Return bytes; `residual` and `product` are the bytes of one number."""
@@ -194,7 +194,7 @@ def plan_training(prepared: PreparedJob) -> dict[str, Any]:
     """
     report, schedule = prepared.replay.report, prepared.schedule
     newest = prepared.checkpoints.newest
-    steps = list(_first_steps(prepared))
+    steps = list(_iter_first_steps(prepared))
     plans = [step.plan for step in steps]
     forwarded = sum(plan.forwarded_tokens for plan in plans)
     memory = _estimate(prepared, steps)
@@ -222,7 +222,7 @@ def plan_training(prepared: PreparedJob) -> dict[str, Any]:
             "micro_batches_per_rank": sum(len(plan.micro_batches[0]) for plan in plans),
             "largest_micro_batch": max(batch.tokens for plan in plans for rank in plan.micro_batches for batch in rank),
         },
-        "memory": None if memory is None else _bytes(memory),
+        "memory": None if memory is None else _list_bytes(memory),
     }
 
 
@@ -245,7 +245,7 @@ def plan_lines(prepared: PreparedJob, plan: dict[str, Any]) -> Iterator[str]:
         yield f"memory of a rank, estimated: {', '.join(sizes)}"
 
 
-def _first_steps(prepared: PreparedJob) -> Iterator[ScheduledStep]:
+def _iter_first_steps(prepared: PreparedJob) -> Iterator[ScheduledStep]:
     tokens = 0
     for index in range(min(prepared.schedule.steps_per_pass, prepared.total_steps)):
         step = prepared.schedule.step(index)
@@ -255,7 +255,7 @@ def _first_steps(prepared: PreparedJob) -> Iterator[ScheduledStep]:
         yield step
 
 
-def _bytes(memory: MemoryEstimate) -> dict[str, int]:
+def _list_bytes(memory: MemoryEstimate) -> dict[str, int]:
     parts = ("weights", "gradients", "optimizer", "reference", "activations", "total")
     sharded = {f"total_sharded_over_{ranks}": memory.total_on(ranks) for ranks in GPU_COUNTS}
     return {part: getattr(memory, part) for part in parts} | sharded
@@ -280,11 +280,11 @@ def _estimate(prepared: PreparedJob, steps: list[ScheduledStep]) -> MemoryEstima
         checkpointing=bool(config.gradient_checkpointing),
         optimizer=str(getattr(config.optim, "value", config.optim)),
         with_reference=config.beta != 0 and job.lora_rank is None,
-        shards=_shards(prepared),
+        shards=_count_shards(prepared),
     )
 
 
-def _shards(prepared: PreparedJob) -> int:
+def _count_shards(prepared: PreparedJob) -> int:
     """Return how many ranks share the model's weights and states: with FSDP and ZeRO's stage 3; never on CPUs.
 
     ZeRO's lower stages share a part; they are counted as sharing nothing, so the estimate is too high, not too low.

@@ -91,7 +91,7 @@ def parse_value(setting: str, text: str) -> Any:
     Raises:
         TrainingError: the text is not a value of that type.
     """
-    types = _plain_types(_type_hints().get(setting, str))
+    types = _find_plain_types(_load_type_hints().get(setting, str))
     if NoneType in types and text.lower() in {"none", "null", ""} and setting not in _NONE_IS_A_VALUE:
         return None
     try:
@@ -112,15 +112,15 @@ def parse_value(setting: str, text: str) -> Any:
 
 
 @cache
-def _type_hints() -> dict[str, Any]:
+def _load_type_hints() -> dict[str, Any]:
     return typing.get_type_hints(MultiConvDAPOConfig)
 
 
-def _plain_types(hint: Any) -> frozenset[Any]:
+def _find_plain_types(hint: Any) -> frozenset[Any]:
     """Return the plain types that a declared type allows."""
     origin = typing.get_origin(hint)
     if origin in {typing.Union, UnionType}:
-        return frozenset().union(*map(_plain_types, typing.get_args(hint)))
+        return frozenset().union(*map(_find_plain_types, typing.get_args(hint)))
     return frozenset({origin or hint})
 
 
@@ -217,9 +217,9 @@ def _require_tracker(name: str) -> None:
 
 def select_decisive(config: MultiConvDAPOConfig) -> dict[str, Any]:
     """Return the settings that determine the resulting weights, JSON-ready."""
-    return {name: _plain(getattr(config, name)) for name in DECISIVE}
+    return {name: _make_plain(getattr(config, name)) for name in DECISIVE}
 
 
-def _plain(value: Any) -> Any:
+def _make_plain(value: Any) -> Any:
     value = getattr(value, "value", value)  # an enum of transformers'
     return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)

@@ -47,14 +47,14 @@ def write_rows(schedule: Schedule, path: Path) -> int:
     written = 0
     with pq.ParquetWriter(unfinished, schema) as writer:
         for step in range(schedule.steps_per_pass):
-            rows = list(_rows(schedule, step))
+            rows = list(_iter_rows(schedule, step))
             written += len(rows)
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     unfinished.replace(path)
     return written
 
 
-def _rows(schedule: Schedule, step: int) -> Iterator[dict[str, Any]]:
+def _iter_rows(schedule: Schedule, step: int) -> Iterator[dict[str, Any]]:
     scheduled = schedule.step(step)
     for row in scheduled.batch.rows:
         conversation, group = row.conversation, scheduled.groups[row.group_index]

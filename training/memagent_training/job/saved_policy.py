@@ -109,7 +109,7 @@ def write_card(out: Path, base: BaseModel, facts: Mapping[str, str], history: Se
     header: dict[str, Any] = {"library_name": "transformers", "tags": ["memagent", "multi-conv-dapo"]}
     if base.source == base.name and "/" in base.name and not Path(base.name).exists():
         header["base_model"] = base.name
-    if (license_name := _license(base.folder / README)) is not None:
+    if (license_name := _find_license(base.folder / README)) is not None:
         header["license"] = license_name
     rewards = [entry["reward"] for entry in history if "reward" in entry]
     rows = {"base": f"{base.name} ({base.version or 'weights on the hub'})", **facts}
@@ -126,7 +126,7 @@ def write_card(out: Path, base: BaseModel, facts: Mapping[str, str], history: Se
     )
 
 
-def _license(card: Path) -> str | None:
+def _find_license(card: Path) -> str | None:
     """Return the license that a card's header names; None without a card, or if it names none."""
     try:
         license_name = (metadata_load(card) or {}).get("license")

@@ -31,7 +31,7 @@ class StepLines(PrinterCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Print a step's line."""
         if state.is_world_process_zero and logs and "loss" in logs:
-            print(_line(state, logs), flush=True)
+            print(_format_line(state, logs), flush=True)
 
 
 class StepBar(ProgressCallback):
@@ -40,7 +40,7 @@ class StepBar(ProgressCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Print a step's line."""
         if self.training_bar is not None and logs and "loss" in logs:
-            self.training_bar.write(_line(state, logs))
+            self.training_bar.write(_format_line(state, logs))
 
 
 def show_step_lines(trainer: Trainer) -> None:
@@ -50,5 +50,5 @@ def show_step_lines(trainer: Trainer) -> None:
             trainer.add_callback(ours)
 
 
-def _line(state: Any, metrics: Mapping[str, float]) -> str:
+def _format_line(state: Any, metrics: Mapping[str, float]) -> str:
     return f"step {state.global_step} of {state.max_steps}: {choose_metrics(metrics)}"

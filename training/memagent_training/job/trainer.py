@@ -125,7 +125,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         self._recomputed: Mapping[RowKey, Tensor] = {}
         self._has_begun = False
 
-    def _scheduled_step(self) -> ScheduledStep:
+    def _get_scheduled_step(self) -> ScheduledStep:
         """Return the next optimizer step."""
         return self.schedule.step(self.state.global_step)
 
@@ -168,7 +168,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             This rank's part of the loss times the number of ranks, so that their mean is the step's loss.
         """
         model.train()
-        step = self._scheduled_step()
+        step = self._get_scheduled_step()
         if not self._has_begun:
             self._begin(model)
         began = time.perf_counter()
@@ -194,7 +194,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         parts = [loss.detach().float()]
         if not self.is_deepspeed_enabled:  # it keeps gradients internally, and checks them when it scales the loss
             parts += [
-                _local(parameter.grad.detach()).float().abs().sum().to(loss.device)
+                _get_local(parameter.grad.detach()).float().abs().sum().to(loss.device)
                 for parameter in model.parameters()
                 if parameter.grad is not None
             ]
@@ -222,7 +222,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Return FLOPs for the log: 6 per weight and forwarded token, without attention."""
-        step = self._scheduled_step()
+        step = self._get_scheduled_step()
         return int(6 * self._weights * step.plan.forwarded_tokens / self.accelerator.num_processes)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -259,7 +259,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     ) -> Tensor:
         micro_batch, (weights_BT, advantages_BT, logged_BT, old_BT) = self._lay_out(rows, planned)
         learned_BT = weights_BT > 0
-        reference_BT = self._reference_logprobs(model, micro_batch)
+        reference_BT = self._compute_reference_logprobs(model, micro_batch)
         entropy_coef = self.args.entropy_coef
         with self.compute_loss_context_manager():
             scored = self._score(model, micro_batch, with_entropy=True, entropy_gradient=entropy_coef != 0)
@@ -295,7 +295,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 of_row_4T[0] *= torch.tensor(conversation.loss_mask_T)
             of_row_4T[1] = row.advantage
             of_row_4T[2] = torch.tensor(conversation.logprobs_T)
-            of_row_4T[3] = self._old(row)
+            of_row_4T[3] = self._get_old_logprobs(row)
         return micro_batch, targets_4BT.to(self.accelerator.device)
 
     def _lay_out_rows(self, rows: Sequence[TrainingRow], padding_rows: int) -> MicroBatch:
@@ -307,7 +307,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             device=self.accelerator.device,
         )
 
-    def _old(self, row: TrainingRow) -> Tensor:
+    def _get_old_logprobs(self, row: TrainingRow) -> Tensor:
         if self.args.old_logprobs == OldLogProbs.LOGGED:
             return torch.tensor(row.conversation.logprobs_T)
         # A row without a gradient, forwarded because its step has no other, was not recomputed.
@@ -316,7 +316,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def _score(self, model: nn.Module, micro_batch: MicroBatch, **options: Any) -> LogProbs:
         return score_completions(model, micro_batch, temperature=self.args.temperature, **options)
 
-    def _reference_logprobs(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor | None:
+    def _compute_reference_logprobs(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor | None:
         """Return the log-probs under the reference model, or under the model without its trained adapters."""
         if self.args.beta == 0:
             return None
@@ -324,10 +324,10 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if self.ref_model is None:
             core = self.accelerator.unwrap_model(model)
             adapters = use_adapter(core, adapter_name="ref" if "ref" in core.peft_config else None)
-        with torch.no_grad(), adapters, self._without_checkpointing(model):
+        with torch.no_grad(), adapters, self._disable_checkpointing(model):
             return self._score(self.ref_model or model, micro_batch).logprobs_BT
 
-    def _without_checkpointing(self, model: nn.Module) -> AbstractContextManager[Any]:
+    def _disable_checkpointing(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Turn checkpointing off, which would warn that there is no gradient to checkpoint for."""
         options: Any = self.args.gradient_checkpointing_kwargs
         context: AbstractContextManager[Any] = disable_gradient_checkpointing(
@@ -363,7 +363,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """Return log-probs of a step's rows, from all ranks; optionally only of each rank's heaviest micro-batch."""
         planned = step.plan.micro_batches[self.accelerator.process_index]
         logprobs: list[tuple[RowKey, Tensor]] = []
-        with torch.no_grad(), self._without_checkpointing(model):
+        with torch.no_grad(), self._disable_checkpointing(model):
             for planned_batch in planned[:1] if heaviest_only else planned:
                 rows = [step.rows[index] for index in planned_batch.rows]
                 micro_batch = self._lay_out_rows(rows, planned_batch.padding_rows)
@@ -440,7 +440,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 sample["extra"]["role"].append(conversation.role)
 
 
-def _local(value: Tensor) -> Tensor:
+def _get_local(value: Tensor) -> Tensor:
     """Return a sharded tensor's part on this rank, or the tensor."""
     local: Tensor = value.to_local() if hasattr(value, "to_local") else value
     return local

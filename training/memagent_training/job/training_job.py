@@ -132,7 +132,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
         template=job.template,
     )
     groups = replay.require_groups()
-    config = _at_temperature(job, config, replay.report.temperatures)
+    config = _fit_temperature(job, config, replay.report.temperatures)
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     check_roles(terms, {conversation.role for rollout in rollouts for conversation in rollout.conversations_K})
     _check_tokenizer(job, base, replay)
@@ -199,7 +199,9 @@ def read_groups(path: Path) -> dict[str, str]:
         ) from error
 
 
-def _at_temperature(job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapping[float, int]) -> MultiConvDAPOConfig:
+def _fit_temperature(
+    job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapping[float, int]
+) -> MultiConvDAPOConfig:
     """Return the settings with the temperature that the runs were sampled at: the loss is about that distribution."""
     if set(sampled) == {config.temperature}:
         return config

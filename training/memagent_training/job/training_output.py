@@ -50,7 +50,7 @@ def find_checkpoints(out: Path) -> Checkpoints:
     A checkpoint is complete if it has the trainer's state and the file that `MultiConvDAPOTrainer` writes last.
     """
     incomplete: list[Path] = []
-    for folder in _checkpoints(out):
+    for folder in _find_checkpoint_folders(out):
         if (folder / recomputed.FILE_NAME).is_file() and (folder / _STATE).is_file():
             return Checkpoints(folder, tuple(incomplete))
         incomplete.append(folder)
@@ -63,7 +63,7 @@ def require_unused(out: Path) -> None:
     Raises:
         TrainingError: the folder has checkpoints or weights.
     """
-    files = [*_checkpoints(out), *(sorted(out.glob("*.safetensors")) if out.is_dir() else [])]
+    files = [*_find_checkpoint_folders(out), *(sorted(out.glob("*.safetensors")) if out.is_dir() else [])]
     if files:
         raise TrainingError(
             f"{out} already holds {files[0].name}, which would be overwritten",
@@ -154,7 +154,7 @@ def parse_checkpoint_step(checkpoint: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _checkpoints(out: Path) -> list[Path]:
+def _find_checkpoint_folders(out: Path) -> list[Path]:
     """Return checkpoint folders, complete or not, the newest first."""
     numbered = [
         (parse_checkpoint_step(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()

@@ -46,7 +46,7 @@ def compute_f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
 class _EvidenceReward:
     def why_unknown(self, run: TrainingRun, /) -> str:
         """Return the reason."""
-        evidence = _gold_spans(run)
+        evidence = _find_gold_spans(run)
         return evidence if isinstance(evidence, str) else "a text was redacted away"
 
 
@@ -55,7 +55,7 @@ class EvidenceF2(_EvidenceReward):
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """Return 0 to 1; None if unknown."""
-        gold, sources = _gold_chunks(run), _source_chunks(run)
+        gold, sources = _find_gold_chunks(run), _find_source_chunks(run)
         if gold is None or sources is None:
             return None
         return compute_f2(frozenset().union(*(sources[update] for update in run.trace.final_sources)), *gold)
@@ -69,7 +69,7 @@ class EvidenceF2Gain(_EvidenceReward):
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """Return -1 to 1 for each conversation; None if unknown."""
-        gold, sources = _gold_chunks(run), _source_chunks(run)
+        gold, sources = _find_gold_chunks(run), _find_source_chunks(run)
         if gold is None or sources is None:
             return None
         trace, gains = run.trace, dict[str, float]()
@@ -93,7 +93,7 @@ class GateRight(_EvidenceReward):
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """Return 1 or 0 for each conversation; None if unknown."""
-        evidence = _gold_spans(run)
+        evidence = _find_gold_spans(run)
         if isinstance(evidence, str):
             return None
         spans = list(chain.from_iterable(evidence))
@@ -119,8 +119,8 @@ class ExitInTime(_EvidenceReward):
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """Return -1 to 1; None if unknown."""
-        evidence = _gold_spans(run)
-        if isinstance(evidence, str) or self._why_endless(run):
+        evidence = _find_gold_spans(run)
+        if isinstance(evidence, str) or self._explain_endless(run):
             return None
         ends = [span.end_byte for conversation in run.conversations_K for span in conversation.reads]
         complete, read = max(min(spans)[1] for spans in evidence), max(ends, default=0)
@@ -132,11 +132,11 @@ class ExitInTime(_EvidenceReward):
 
     def why_unknown(self, run: TrainingRun, /) -> str:
         """Return the reason."""
-        evidence = _gold_spans(run)
-        return evidence if isinstance(evidence, str) else self._why_endless(run)
+        evidence = _find_gold_spans(run)
+        return evidence if isinstance(evidence, str) else self._explain_endless(run)
 
     @staticmethod
-    def _why_endless(run: TrainingRun) -> str:
+    def _explain_endless(run: TrainingRun) -> str:
         """Return why a read has no single end of its own; empty if it has one."""
         if all(conversation.writes is not Writes.ANSWER for conversation in run.conversations_K):
             return "it has no answer"
@@ -161,7 +161,7 @@ class LongRLVR(_EvidenceReward):
         return "it has no answer" if run.answer is None or run.raw_answer is None else "no gold answer is known"
 
 
-def _gold_spans(run: TrainingRun) -> tuple[_ByteSpans, ...] | str:
+def _find_gold_spans(run: TrainingRun) -> tuple[_ByteSpans, ...] | str:
     """Return where each gold text is in the document, or why that is unknown."""
     if run.gold is None or not run.gold.evidence:
         return "no gold evidence is known"
@@ -174,12 +174,12 @@ def _gold_spans(run: TrainingRun) -> tuple[_ByteSpans, ...] | str:
         return "its document is not kept"
 
 
-def _gold_chunks(run: TrainingRun) -> tuple[frozenset[int], int] | None:
+def _find_gold_chunks(run: TrainingRun) -> tuple[frozenset[int], int] | None:
     """Return the chunks that were read and contain evidence, and how many texts begin after the part that was read.
 
     How the rest would have been cut is unknown, so each text there counts as one chunk.
     """
-    evidence = _gold_spans(run)
+    evidence = _find_gold_spans(run)
     if isinstance(evidence, str):
         return None
     # A passage that was looked up has its chunk's index; both count.
@@ -189,7 +189,7 @@ def _gold_chunks(run: TrainingRun) -> tuple[frozenset[int], int] | None:
     return frozenset(span.index for span in read if _overlaps(span, gold)), unread
 
 
-def _source_chunks(run: TrainingRun) -> list[frozenset[int]] | None:
+def _find_source_chunks(run: TrainingRun) -> list[frozenset[int]] | None:
     """Return the chunks that each memory is based on, by update; None if one was redacted."""
     if run.store is None or any(after is None for _, after in run.memories_before_and_after):
         return None

@@ -48,7 +48,7 @@ class GoldAnswers:
                         key, gold = _parse_entry(line, f"{path}, line {number}")
                         first_number, first = entries.setdefault(key, (number, gold))
                         if first != gold:
-                            raise _ambiguity(f"{path}, line {number}", first_number)
+                            raise _make_ambiguity_error(f"{path}, line {number}", first_number)
         except (OSError, UnicodeDecodeError) as error:
             raise RewardError(f"{path} cannot be read: {error}", hint="Name a UTF-8 file of JSON lines.") from error
         return cls({key: gold for key, (_, gold) in entries.items()})
@@ -67,11 +67,11 @@ def _parse_entry(line: str, source: str) -> tuple[str | tuple[str, str], Gold]:
     try:
         entry = msgspec.json.decode(line, type=_GoldLine)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _incomplete_entry(source) from error
+        raise _make_incomplete_entry_error(source) from error
     value = entry.answer if entry.answers is None else entry.answers
     key = entry.question if entry.run_id is None else entry.run_id
     if key is None or value is None:
-        raise _incomplete_entry(source)
+        raise _make_incomplete_entry_error(source)
     if entry.evidence is not None and not (entry.evidence and all(text.strip() for text in entry.evidence)):
         raise RewardError(
             f"{source}: evidence without text",
@@ -82,14 +82,14 @@ def _parse_entry(line: str, source: str) -> tuple[str | tuple[str, str], Gold]:
     return document_key or key, Gold(answers, evidence=None if entry.evidence is None else tuple(entry.evidence))
 
 
-def _incomplete_entry(source: str) -> RewardError:
+def _make_incomplete_entry_error(source: str) -> RewardError:
     return RewardError(
         f"{source}: no question with its answers",
         hint='Write {"question": "...", "answers": ["...", ...]} in each line, with "document" if it is about one.',
     )
 
 
-def _ambiguity(source: str, first_number: int) -> RewardError:
+def _make_ambiguity_error(source: str, first_number: int) -> RewardError:
     return RewardError(
         f"{source}: the question of line {first_number} again, with other answers",
         hint='Name the document of each ("document": its name or key), or join wordings of one answer in one line.',

@@ -75,9 +75,9 @@ class MemAgentReleased(_GoldReward):
         gold = self.gold_for(run)
         if gold is None or run.raw_answer is None:
             return None
-        boxed = _released_box(run.raw_answer[-300:].lower())
-        forms = {_released_form(answer.lower()) for answer in gold.answers}
-        return float(boxed is not None and _released_form(boxed) in forms)
+        boxed = _find_box_as_released(run.raw_answer[-300:].lower())
+        forms = {_normalise_as_released(answer.lower()) for answer in gold.answers}
+        return float(boxed is not None and _normalise_as_released(boxed) in forms)
 
 
 _REPLACEMENTS: Final = (
@@ -87,13 +87,13 @@ _REPLACEMENTS: Final = (
 """The replacements of the released reward, in order."""
 
 
-def _released_form(text: str) -> str:
+def _normalise_as_released(text: str) -> str:
     for old, new in _REPLACEMENTS:
         text = text.replace(old, new)
     return text
 
 
-def _released_box(text: str) -> str | None:
+def _find_box_as_released(text: str) -> str | None:
     """Return the content of the last box; None if there is none, or it is not closed."""
     if "\\boxed " in text:
         return text.rpartition("\\boxed ")[2].partition("$")[0]

@@ -138,7 +138,7 @@ def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
     """
     if not isinstance(reward, str):
         return name_function(reward), reward
-    return REWARD_NAMES.get(reward, reward), _outcome_reward(reward)
+    return REWARD_NAMES.get(reward, reward), _load_outcome_reward(reward)
 
 
 def choose_reward(text: str, *, has_gold: bool = False) -> str | RewardFunction:
@@ -154,7 +154,7 @@ def choose_reward(text: str, *, has_gold: bool = False) -> str | RewardFunction:
     own: RewardFunction | None = _load_own(text)
     if own is not None:
         return own
-    return _outcome_reward(text) if has_gold else text
+    return _load_outcome_reward(text) if has_gold else text
 
 
 def find_built_in(name: str) -> RewardFunction | StepRewardFunction:
@@ -163,7 +163,7 @@ def find_built_in(name: str) -> RewardFunction | StepRewardFunction:
     Raises:
         RewardError: there is none.
     """
-    return STEP_REWARDS.get(name) or _outcome_reward(name, [*OUTCOME_REWARDS, *STEP_REWARDS])
+    return STEP_REWARDS.get(name) or _load_outcome_reward(name, [*OUTCOME_REWARDS, *STEP_REWARDS])
 
 
 def choose_term_rewards(
@@ -196,7 +196,7 @@ def choose_term_rewards(
     return functions
 
 
-def _outcome_reward(name: str, choices: Collection[str] = tuple(OUTCOME_REWARDS)) -> RewardFunction:
+def _load_outcome_reward(name: str, choices: Collection[str] = tuple(OUTCOME_REWARDS)) -> RewardFunction:
     """Return a reward of whole runs; `choices` are the names for the message if there is none."""
     reward = OUTCOME_REWARDS.get(REWARD_NAMES.get(name, name))
     if reward is None:

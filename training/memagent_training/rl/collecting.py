@@ -86,12 +86,12 @@ class Collector:
                 number=number,
                 iteration=iteration,
                 is_enough=useful_groups >= self._prepared.steps_per_iteration,
-                version=_oldest_version(groups, version),
+                version=_find_oldest_version(groups, version),
                 stage=stage,
                 questions=collection.questions,
                 group_of=collection.group_of,
-                by_length=_mean_rewards(collection, attrgetter("length")),
-                by_task=_mean_rewards(collection, attrgetter("task")),
+                by_length=_compute_mean_rewards(collection, attrgetter("length")),
+                by_task=_compute_mean_rewards(collection, attrgetter("task")),
                 solved_groups=sum(reward >= 1 for reward in same_rewards),
                 uniform_groups=sum(reward < 1 for reward in same_rewards),
                 failed_groups=len(collection.failures),
@@ -114,14 +114,14 @@ class Collector:
         has_step_rewards = any(term.reward != OUTCOME for term in self._terms)
         return await collect(
             self._serving.rollout_reader,
-            self._questions(number, stage),
+            self._yield_questions(number, stage),
             self._prepared.job.collect,
             name=_name(number),
             reward=self._prepared.job.reward,
             keep_uniform=has_step_rewards or not self._prepared.config.drop_zero_variance,
         )
 
-    def _questions(self, number: int, stage: int) -> Iterator[Sample]:
+    def _yield_questions(self, number: int, stage: int) -> Iterator[Sample]:
         return self._prepared.curriculum.draw_questions(number, stage, self._journal.records)
 
     def _check_supply(self, record: CollectionRecord) -> None:
@@ -149,7 +149,7 @@ class Collector:
             self._serving.run_log,
             reward=LoggedReward(None, SOURCE),
             term_rewards=self._term_rewards,
-            find_gold=self._gold_answers(number, stage, group_of).of if self._term_rewards else None,
+            find_gold=self._make_gold_answers(number, stage, group_of).of if self._term_rewards else None,
             chosen=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,
             max_tokens=self._prepared.base.window,
@@ -158,9 +158,9 @@ class Collector:
             log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.summary()))
         return replay.require_groups()
 
-    def _gold_answers(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
+    def _make_gold_answers(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
         """Return the gold answers of a collection's runs, with their evidence."""
-        questions = islice(self._questions(number, stage), self._prepared.job.collect.max_questions)
+        questions = islice(self._yield_questions(number, stage), self._prepared.job.collect.max_questions)
         gold_of_group = {f"{_name(number)}-{index}": find_gold(sample) for index, sample in enumerate(questions)}
         return GoldAnswers({run: gold_of_group[group] for run, group in group_of.items()})
 
@@ -192,7 +192,7 @@ def _name(number: int) -> str:
     return f"collection-{number}"
 
 
-def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
+def _find_oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
     """Return the iteration of the oldest weights that read: an interrupted collection may continue with newer ones."""
     versions = {
         conversation.policy_version
@@ -203,7 +203,7 @@ def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
     return min(map(PolicyBackend.parse_version, versions), default=version)
 
 
-def _mean_rewards(collection: Collection, key: Callable[[CollectedGroup], T]) -> dict[T, MeanReward]:
+def _compute_mean_rewards(collection: Collection, key: Callable[[CollectedGroup], T]) -> dict[T, MeanReward]:
     """Return the mean reward of the reads, by a key of their group."""
     groups = sorted(collection.all_groups, key=key)
     rewards = group_values((key(group), reward) for group in groups for reward in group.rewards)

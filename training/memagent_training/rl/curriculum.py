@@ -73,17 +73,17 @@ class QuestionSplit:
             TrainingError: a length has no question, or none is left for training or for measuring.
             EvaluationError: a question cannot be read.
         """
-        indices_of = {length: _keys(task, length, dropped) for length in dict.fromkeys((*lengths, *measured))}
+        indices_of = {length: _make_keys(task, length, dropped) for length in dict.fromkeys((*lengths, *measured))}
         all_keys: set[bytes] = set()
         held_keys: set[bytes] = set()
         for length in lengths:
-            ordered = sorted(indices_of[length], key=partial(_random_rank, f"{seed}".encode()))
+            ordered = sorted(indices_of[length], key=partial(_draw_rank, f"{seed}".encode()))
             held_count = max(len(ordered) > 1, round(fraction * len(ordered))) if fraction else 0
             missing = max(0, held_count - sum(key in held_keys for key in ordered))
             held_keys.update([key for key in ordered if key not in all_keys][:missing])
             all_keys.update(ordered)
             if held_keys.issuperset(ordered):
-                raise _supply_error(task, length, len(ordered), fraction, some_dropped=bool(dropped))
+                raise _make_supply_error(task, length, len(ordered), fraction, some_dropped=bool(dropped))
         training_keys = all_keys - held_keys
         training, held_out = (
             {
@@ -143,7 +143,7 @@ def find_answered_without_document(results: Path) -> frozenset[str]:
     return frozenset(row.question for row in rows if row.strict == 1)
 
 
-def _keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[bytes, int]:
+def _make_keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[bytes, int]:
     """Return the index of each question by its key; keys of questions on one document of a file begin with its digest.
 
     Raises:
@@ -167,7 +167,7 @@ def _keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[
     return keys
 
 
-def _random_rank(seed: bytes, key: bytes) -> tuple[bytes, bytes]:
+def _draw_rank(seed: bytes, key: bytes) -> tuple[bytes, bytes]:
     """Return a key for a random order; questions on one document follow each other."""
     return hashlib.sha256(seed + key[:_DOCUMENT_BYTES]).digest(), hashlib.sha256(seed + key).digest()
 
@@ -176,7 +176,7 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _supply_error(
+def _make_supply_error(
     task: CountedQuestions, length: int, count: int, fraction: float, *, some_dropped: bool
 ) -> TrainingError:
     choices = ", ".join(f"{length} ({task.count(length)})" for length in getattr(task, "lengths", ()))

@@ -104,7 +104,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
         save_policy(trainer, prepared.base, job.out, lora_rank=job.lora_rank)
         if is_main:
             write_card(
-                job.out, prepared.base, _card_facts(prepared, source.journal, reached), trainer.state.log_history
+                job.out, prepared.base, _list_card_facts(prepared, source.journal, reached), trainer.state.log_history
             )
     finally:
         source.close()
@@ -114,7 +114,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     )
 
 
-def _card_facts(prepared: PreparedLoop, journal: LoopJournal, reached: int) -> dict[str, str]:
+def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, reached: int) -> dict[str, str]:
     """Return the facts for the policy's card, after that many iterations."""
     job = prepared.job
     facts = {
@@ -216,7 +216,7 @@ class _IterationSource:
         if is_next_missing:
             run_sync(self._start_collection(iteration + 1, iteration))
         measurements = self.journal.find_measurements(iteration)
-        metrics = _iteration_metrics(record, measurements, self._status.clock.times(iteration))
+        metrics = _compute_iteration_metrics(record, measurements, self._status.clock.times(iteration))
         records = self.journal.records[: record.number + 1]
         if (epochs := self._prepared.curriculum.epochs(records, record.stage)) is not None:
             metrics["collect/epoch"] = epochs
@@ -352,7 +352,7 @@ class _StepReporter(TrainerCallback):
             self._status.on_step(state.global_step, logs)
 
 
-def _iteration_metrics(
+def _compute_iteration_metrics(
     record: CollectionRecord, measurements: list[Measurement], times: Mapping[Phase, float]
 ) -> dict[str, float]:
     """Return the metrics of an iteration for the training log."""

@@ -113,7 +113,7 @@ class LoopStatus:
         before = self.clock.iteration if self.clock.phase is Phase.TRAIN else None
         self.clock.begin(iteration, phase)
         if before is not None and before != iteration:
-            self._print(self._line(before))
+            self._print(self._format_line(before))
         description = f"iteration {min(iteration + 1, self._iterations)} of {self._iterations}: {phase}"
         self._progress.update(self._task, completed=iteration, description=description)
 
@@ -127,7 +127,7 @@ class LoopStatus:
         self._print(
             f"accuracy {after}, at temperature {measurement.temperature:g}"
             f"{', as it will be deployed' if measurement.as_deployed else ''}: {lengths}{failed}; "
-            f"took {_duration(measurement.seconds)}"
+            f"took {_format_duration(measurement.seconds)}"
         )
 
     def on_collection(self, record: CollectionRecord) -> None:
@@ -142,9 +142,9 @@ class LoopStatus:
         """Print the last iteration's line."""
         if self.clock.phase is Phase.TRAIN:
             self.clock.end()
-            self._print(self._line(self.clock.iteration))
+            self._print(self._format_line(self.clock.iteration))
 
-    def _line(self, iteration: int) -> str:
+    def _format_line(self, iteration: int) -> str:
         """Return the result of an iteration."""
         parts = []
         if (record := self._record) is not None and record.iteration == iteration:
@@ -156,12 +156,12 @@ class LoopStatus:
             ]
         parts.append(choose_metrics(self._metrics))
         times = self.clock.times(iteration)
-        parts.append(", ".join(f"{phase} {_duration(times[phase])}" for phase in Phase if times.get(phase)))
+        parts.append(", ".join(f"{phase} {_format_duration(times[phase])}" for phase in Phase if times.get(phase)))
         return f"iteration {iteration + 1} of {self._iterations}: {'; '.join(filter(None, parts))}"
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))

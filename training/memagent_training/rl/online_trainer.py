@@ -85,7 +85,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         self._begin_iteration(self.state.global_step // self._steps_per_iteration)
         return super().training_step(model, inputs, num_items_in_batch)
 
-    def _scheduled_step(self) -> ScheduledStep:
+    def _get_scheduled_step(self) -> ScheduledStep:
         return self.schedule.step(self.state.global_step - self._iteration * self._steps_per_iteration)
 
     def _begin_iteration(self, iteration: int) -> None:

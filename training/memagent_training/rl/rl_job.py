@@ -225,13 +225,13 @@ def prepare(job: RLJob) -> PreparedLoop:
             f"{job.model} has tied embeddings, and {job.base_url} would keep its old output head on a reload",
             hint="Train adapters (--lora), untie them, or leave --base-url out: the loop can restart its own server.",
         )
-    config = _config(job)
+    config = _make_config(job)
     terms = config.advantage_settings.terms
     roles = reading_strategy(job.strategy, _find_profile(job.reading, base)).roles
     choose_term_rewards(terms, has_gold=True, has_logged=False)
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
-    base = replace(base, profile=_reading_profile(job.reading, base, tokenizer, roles))
+    base = replace(base, profile=_load_reading_profile(job.reading, base, tokenizer, roles))
     profile = base.profile or load_profile(base.folder)
     if profile is not None:
         prompts_for(roles, profile.prompts, trained_prompts_only=True)  # otherwise the first read would fail
@@ -265,7 +265,7 @@ def _find_profile(reading: WordingSettings, base: BaseModel) -> Profile | None:
     return load_profile(base.folder) if reading.profile is None else require_profile(reading.profile)
 
 
-def _reading_profile(
+def _load_reading_profile(
     reading: WordingSettings, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role]
 ) -> Profile | None:
     """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
@@ -377,7 +377,7 @@ def _holds_loop(out: Path) -> bool:
         return log.counts()[0] > 0
 
 
-def _config(job: RLJob) -> MultiConvDAPOConfig:
+def _make_config(job: RLJob) -> MultiConvDAPOConfig:
     loop_settings = {"temperature": job.temperature, "seed": job.seed}
     for name in (*loop_settings, *_LOOP_MANAGED_SETTINGS):
         if name in job.settings:

@@ -32,7 +32,7 @@ def kill_session(session_id: int) -> None:
         TimeoutError: a process survives.
     """
     begin = time.monotonic()
-    while members := _session_members(session_id):
+    while members := _list_session_members(session_id):
         waited = time.monotonic() - begin
         if waited > _TIMEOUT_SECONDS:
             raise TimeoutError(f"processes {sorted(members)} of session {session_id} survive SIGKILL")
@@ -43,7 +43,7 @@ def kill_session(session_id: int) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _session_members(session: int) -> dict[int, str]:
+def _list_session_members(session: int) -> dict[int, str]:
     """Return command lines of a session's live processes, by process id, without the caller's own."""
     members = {}
     for entry in Path("/proc").iterdir():

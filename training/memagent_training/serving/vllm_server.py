@@ -173,7 +173,7 @@ class VLLMServer:
             _WATCHDOG,
             str(os.getpid()),
             find_vllm_python(),
-            *self._arguments(),
+            *self._build_arguments(),
         ]
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
         environment = make_server_environment(os.environ) | {
@@ -250,7 +250,7 @@ class VLLMServer:
                 totals[name] = totals.get(name, 0.0) + float(value)
         return totals
 
-    def _arguments(self) -> list[str]:
+    def _build_arguments(self) -> list[str]:
         arguments = ["-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(self.port)]
         arguments += ["--model", str(self.model), "--served-model-name", self.model_name]
         arguments += ["--dtype", self.number_format, "--seed", "0", "--enable-prompt-tokens-details"]
@@ -259,7 +259,7 @@ class VLLMServer:
         if self.max_lora_rank is not None:
             # Two at once: readers of one version continue while readers of the next one begin.
             arguments += ["--enable-lora", "--max-loras", "2"]
-            arguments += ["--max-lora-rank", str(_admitted_rank(self.max_lora_rank))]
+            arguments += ["--max-lora-rank", str(_find_admitted_rank(self.max_lora_rank))]
         return [*arguments, *self.options]
 
     def _wait_until_healthy(self, deadline: float) -> None:
@@ -277,7 +277,7 @@ class VLLMServer:
         return "\n".join([f"; the last lines of {self.log_file}:", *lines[-_LOG_TAIL_LINES:]])
 
 
-def _admitted_rank(rank: int) -> int:
+def _find_admitted_rank(rank: int) -> int:
     """Return the smallest rank that vLLM accepts that admits adapters of `rank`."""
     if not 1 <= rank <= _LORA_RANKS[-1]:
         raise VLLMServerError(f"the rank of adapters must be 1 to {_LORA_RANKS[-1]}, got {rank}", hint="Change --lora.")

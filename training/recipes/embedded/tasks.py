@@ -70,7 +70,7 @@ class _PlantedFact(GeneratedTask):
         if is_there:
             insertions.append(Insertion(fact.statement, rng.random() ** 2, fact.value))
         gold = fact.value if is_there else EMPTY
-        return self.lay_out_sample(length, index, fact.question, (gold,), self._haystack(rng), insertions)
+        return self.lay_out_sample(length, index, fact.question, (gold,), self._make_haystack(rng), insertions)
 
     def foreign(self, facts: PlantedFacts, target: Fact, length: int) -> Iterator[Fact]:
         """Yield other stated facts, which are not answers; none, unless a task has some."""
@@ -86,12 +86,12 @@ class _PlantedFact(GeneratedTask):
             draw -= share
         return fact
 
-    def _haystack(self, rng: random.Random) -> Haystack:
-        text = _text(self.settings.haystack)
+    def _make_haystack(self, rng: random.Random) -> Haystack:
+        text = _draw_text(self.settings.haystack)
         start = max(text.find(" ", rng.randrange(len(text))), 0)
         if rng.random() < _BETWEEN_SENTENCES:
-            return make_sentence_haystack(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
-        words = partial(_endless, _WORD, text, start)
+            return make_sentence_haystack(lambda: (match[0].rstrip() for match in _cycle(_PARAGRAPH, text, start)))
+        words = partial(_cycle, _WORD, text, start)
         return Haystack(
             lambda: (match[0] for match in words()), lambda _, word: word if word[-1].isspace() else word + " "
         )
@@ -122,7 +122,7 @@ class AmongForeign(_PlantedFact):
                 yield fact
 
 
-def _endless(pattern: re.Pattern[str], text: str, start: int) -> Iterator[re.Match[str]]:
+def _cycle(pattern: re.Pattern[str], text: str, start: int) -> Iterator[re.Match[str]]:
     """Yield matches from `start` on, then from the beginning, and so on without end."""
     yield from pattern.finditer(text, start)
     while True:
@@ -130,7 +130,7 @@ def _endless(pattern: re.Pattern[str], text: str, start: int) -> Iterator[re.Mat
 
 
 @functools.lru_cache(maxsize=1)
-def _text(path: Path | None) -> str:
+def _draw_text(path: Path | None) -> str:
     """Return the whole text: the documents of a file, or docstrings.
 
     Raises:

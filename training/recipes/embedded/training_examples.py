@@ -50,13 +50,13 @@ class PromptFormat:
 
     def encode_trunk(self, chunk: str) -> list[int]:
         """Return the tokens that the update prompts of all questions on a section begin with."""
-        return self._special("<|user|>") + self.encoding.encode_ordinary(self.shared.replace("{chunk}", chunk))
+        return self._encode_special("<|user|>") + self.encoding.encode_ordinary(self.shared.replace("{chunk}", chunk))
 
     def encode_question(self, memory: str, problem: str) -> list[int]:
         """Return the tokens of an update prompt after the trunk."""
         fields = {"{memory}": memory, "{prompt}": problem}
         text = _FIELD.sub(lambda match: fields[match[0]], self.own)
-        return self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
+        return self.encoding.encode_ordinary(text) + self._encode_special("<|end|>", "<|assistant|>")
 
     def find_question_tags(self) -> set[int]:
         """Return the tokens that are in every question part and rarely elsewhere."""
@@ -66,17 +66,17 @@ class PromptFormat:
         """Return the tokens of a whole answer prompt."""
         text = self.answer.replace("{memory}", memory).replace("{prompt}", problem)
         ids = self.encoding.encode_ordinary(text)
-        return self._special("<|user|>") + ids + self._special("<|end|>", "<|assistant|>")
+        return self._encode_special("<|user|>") + ids + self._encode_special("<|end|>", "<|assistant|>")
 
     def encode_reply(self, text: str) -> list[int]:
         """Return the tokens of a completion, with its end."""
-        return self.encoding.encode_ordinary(" " + text) + self._special("<|end|>")
+        return self.encoding.encode_ordinary(" " + text) + self._encode_special("<|end|>")
 
     def encode_boxed(self, memory: str) -> list[int]:
         """Return the tokens of the final answer."""
         return self.encode_reply("\\boxed{ " + memory + "}")
 
-    def _special(self, *tokens: str) -> list[int]:
+    def _encode_special(self, *tokens: str) -> list[int]:
         return [self.encoding.encode_single_token(token) for token in tokens]
 
 

@@ -49,7 +49,7 @@ def encode(tokenizer: Any, readings: Sequence[Sequence[Lesson]]) -> EncodedTrees
     number, by_role = 0, attrgetter("role")
     for reading in readings:
         for _, lessons in groupby(sorted(reading, key=by_role), key=by_role):
-            rows = [(lesson, *_ids_of(tokenizer, lesson)) for lesson in lessons]
+            rows = [(lesson, *_encode_lesson(tokenizer, lesson)) for lesson in lessons]
             prompts = [prompt for _, prompt, _ in rows]
             alike = sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, zip(*prompts, strict=False)))
             shared = min(alike, *(len(prompt) - 1 for prompt in prompts))
@@ -63,7 +63,7 @@ def encode(tokenizer: Any, readings: Sequence[Sequence[Lesson]]) -> EncodedTrees
     return EncodedTrees(numpy.array(ids, numpy.uint32), numpy.array(segments, numpy.int32))
 
 
-def _ids_of(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[int]]:
+def _encode_lesson(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[int]]:
     prompt, reply = (
         tokenizer(text, add_special_tokens=False)["input_ids"] for text in (lesson.text, lesson.reply + END)
     )
@@ -71,14 +71,14 @@ def _ids_of(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[int]]:
 
 
 @cache
-def _tools(base: Path, held_out: bool, change_weight: int) -> tuple[LessonMaker, Any]:
+def _load_tools(base: Path, held_out: bool, change_weight: int) -> tuple[LessonMaker, Any]:
     from transformers import AutoTokenizer  # noqa: PLC0415  slow to import
 
     return make_lessons(held_out=held_out, change_weight=change_weight), AutoTokenizer.from_pretrained(base)
 
 
 def _encode_some(base: Path, held_out: bool, change_weight: int, seed: int, numbers: range) -> EncodedTrees:
-    maker, tokenizer = _tools(base, held_out, change_weight)
+    maker, tokenizer = _load_tools(base, held_out, change_weight)
     return encode(tokenizer, [maker.reading(random.Random(f"{seed}/{number}")) for number in numbers])
 
 

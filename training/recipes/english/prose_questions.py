@@ -42,15 +42,15 @@ class ProseQuestion:
 
 def read_rows(path: Path, sections: Iterable[ProseSection]) -> list[ProseQuestion]:
     """Return the questions of a file that are on these sections, with their sentences."""
-    texts = {(section.source, section.start, section.end): _spaced(section.text) for section in sections}
+    texts = {(section.source, section.start, section.end): _normalise_spaces(section.text) for section in sections}
     return [
-        ProseQuestion(**row | {"sentence": _sentence(texts[place], row)})
+        ProseQuestion(**row | {"sentence": _choose_sentence(texts[place], row)})
         for row in question_rows(path)
         if (place := (row["source"], row["start"], row["end"])) in texts
     ]
 
 
-def _sentence(text: str, row: dict[str, Any]) -> str:
+def _choose_sentence(text: str, row: dict[str, Any]) -> str:
     """Return the sentence of a row, which begins and ends with whole words.
 
     Raises:
@@ -69,5 +69,5 @@ def question_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def _spaced(text: str) -> str:
+def _normalise_spaces(text: str) -> str:
     return " ".join(text.split())

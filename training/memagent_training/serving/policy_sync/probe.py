@@ -104,8 +104,10 @@ class Probe:
         cached = 0
         for prompt in self.prompts:
             # First the request that reads the cache: the other one would fill it.
-            reply = await api.complete(self._body(model, prompt, _COMPLETION_TOKENS) | {"logprobs": 0, "seed": _SEED})
-            scored = await api.complete(self._body(model, prompt, 1) | {"prompt_logprobs": 0})
+            reply = await api.complete(
+                self._make_body(model, prompt, _COMPLETION_TOKENS) | {"logprobs": 0, "seed": _SEED}
+            )
+            scored = await api.complete(self._make_body(model, prompt, 1) | {"prompt_logprobs": 0})
             try:
                 choice = reply["choices"][0]
                 ids = tuple(int(token) for token in choice["token_ids"])
@@ -126,7 +128,7 @@ class Probe:
         return ProbeReading(tuple(rows), ProbeLogProbs(tuple(prompt_logprobs), tuple(score_completions)), cached)
 
     @staticmethod
-    def _body(model: str, prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
+    def _make_body(model: str, prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
         # At temperature 1, and with nothing else, raw and processed log-probs are the same.
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
         return {
@@ -142,7 +144,7 @@ class Probe:
 def find_largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
     """Return the largest difference; infinite if something is not a number."""
     pairs = [*zip(one.prompt, other.prompt, strict=True), *zip(one.completion, other.completion, strict=True)]
-    return max(_distance(*pair) for pair in pairs)
+    return max(_compute_distance(*pair) for pair in pairs)
 
 
 def find_fault(
@@ -158,35 +160,35 @@ def find_fault(
         (server.prompt, trainer.prompt, "of the probe's prompts"),
         (server.completion, trainer.completion, "through its prefix cache, but not without it"),
     ):
-        worst = max(zip(server_values, trainer_values, strict=True), key=lambda pair: _distance(*pair))
-        if not _distance(*worst) <= tolerance:
+        worst = max(zip(server_values, trainer_values, strict=True), key=lambda pair: _compute_distance(*pair))
+        if not _compute_distance(*worst) <= tolerance:
             return (
                 f"its log-probs {part} are not the trainer's: {worst[0]:.5f} against {worst[1]:.5f}, with a"
                 f" tolerance of {tolerance:g}"
             )
     if before is None:
         return None
-    noise = _rms(before.server, before.trainer)
-    signal = _rms(trainer.prompt, before.trainer)
+    noise = _compute_rms(before.server, before.trainer)
+    signal = _compute_rms(trainer.prompt, before.trainer)
     server_moves = [new - old for new, old in zip(server.prompt, before.server, strict=True)]
     trainer_moves = [new - old for new, old in zip(trainer.prompt, before.trainer, strict=True)]
     if (
         signal > _MIN_SIGNAL_TO_NOISE * max(noise, _FLOAT32_RESOLUTION)
-        and _rms(server_moves, trainer_moves) > _MAX_UNEXPLAINED_FRACTION * signal
+        and _compute_rms(server_moves, trainer_moves) > _MAX_UNEXPLAINED_FRACTION * signal
     ):
         return (
-            f"its log-probs did not move with the trainer's, which moved by {signal:.2g} (root mean square), while the"
-            f" server's moved by {_rms(server.prompt, before.server):.2g}: it still has old weights, or some of them"
+            f"its log-probs did not move with the trainer's, which moved by {signal:.2g} (root mean square), while"
+            f" the server's moved by {_compute_rms(server.prompt, before.server):.2g}: it still has some old weights"
         )
     return None
 
 
-def _distance(one: float, other: float) -> float:
+def _compute_distance(one: float, other: float) -> float:
     difference = abs(one - other)
     return difference if math.isfinite(difference) else math.inf
 
 
-def _rms(one: Sequence[float], other: Sequence[float]) -> float:
+def _compute_rms(one: Sequence[float], other: Sequence[float]) -> float:
     return math.sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / max(len(one), 1))
 
 

@@ -60,7 +60,7 @@ class ServerAPI:
         Raises:
             NotServedError: the server has no such model; the message lists the served ones.
         """
-        entries = await self._models()
+        entries = await self._list_models()
         for entry in entries:
             if entry.get("id") == model:
                 window = entry.get("max_model_len")
@@ -70,9 +70,9 @@ class ServerAPI:
 
     async def adapters(self, model: str) -> list[str]:
         """Return the names of a model's loaded adapters, oldest first."""
-        return [str(entry.get("id")) for entry in await self._models() if entry.get("parent") == model]
+        return [str(entry.get("id")) for entry in await self._list_models() if entry.get("parent") == model]
 
-    async def _models(self) -> list[dict[str, Any]]:
+    async def _list_models(self) -> list[dict[str, Any]]:
         reply = await self._request("GET", "/v1/models", remedy="Does the address end in /v1, and is it vLLM's?")
         return [entry for entry in reply.get("data") or () if isinstance(entry, dict)]
 
@@ -149,9 +149,9 @@ class ServerAPI:
             ) from error
         if status < 300:
             return _decode(content)
-        raise self._refusal(path.partition("?")[0], status, _error_text(content), remedy)
+        raise self._make_refusal(path.partition("?")[0], status, _extract_error_text(content), remedy)
 
-    def _refusal(self, path: str, status: int, text: str | None, remedy: str) -> SyncError:
+    def _make_refusal(self, path: str, status: int, text: str | None, remedy: str) -> SyncError:
         if status in {401, 403}:
             return SyncError(f"{self.root_url} refused the key ({status})", hint="Pass the server's key (api_key).")
         if status in {404, 405} and text is None:  # from the router: a server's own 404 has a message
@@ -171,7 +171,7 @@ def _decode(content: bytes) -> dict[str, Any]:
     return reply if isinstance(reply, dict) else {}
 
 
-def _error_text(content: bytes) -> str | None:
+def _extract_error_text(content: bytes) -> str | None:
     """Return the server's own message; None if only its router answered."""
     reply = _decode(content)
     error = reply.get("error")

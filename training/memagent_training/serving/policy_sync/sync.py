@@ -155,10 +155,10 @@ class PolicySync:
         """
         async with self._lock:
             folder = await asyncio.to_thread(PolicyFolder.find, policy)
-            before = await self._before(folder)
+            before = await self._measure_before(folder)
             reasons: list[str] = []
             hint = None
-            for method in self._possible_methods(folder):
+            for method in self._list_possible_methods(folder):
                 self._refuse_readers(method)
                 try:
                     model = await self._swap(method, folder, version)
@@ -186,7 +186,7 @@ class PolicySync:
         """The server's whole weights, if known."""
         return self._own_server.model if self._own_server is not None else self._remote_base
 
-    def _possible_methods(self, folder: PolicyFolder) -> list[SyncMethod]:
+    def _list_possible_methods(self, folder: PolicyFolder) -> list[SyncMethod]:
         possible = {
             SyncMethod.ADAPTER: folder.adapter is not None,
             SyncMethod.RELOAD: folder.has_weights,
@@ -201,14 +201,14 @@ class PolicySync:
                 hint="Let them finish first, or sync adapters, which do not change them.",
             )
 
-    async def _before(self, folder: PolicyFolder) -> PreviousLogProbs | None:
+    async def _measure_before(self, folder: PolicyFolder) -> PreviousLogProbs | None:
         """Return the probe's log-probs before the swap; this also puts its prompts into the server's cache.
 
         None if they are not known: the server does not answer, which a restart may mend, or the files of its weights
         are gone or have an older format.
         """
         try:
-            reading = await self._read_current(await self._chosen_probe(folder))
+            reading = await self._read_current(await self._choose_probe(folder))
         except SyncError as error:
             if self._own_server is None and isinstance(error, UnreachableError | NotServedError):
                 raise
@@ -221,7 +221,7 @@ class PolicySync:
             return None
         return PreviousLogProbs(reading.logprobs.prompt, (await self._expect(base, reading)).prompt)
 
-    async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
+    async def _choose_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
             weights = folder.path if folder.has_weights else self._base or Path(folder.adapter_base)
             config = await asyncio.to_thread(read_text_config, weights)
@@ -309,7 +309,7 @@ class PolicySync:
             SyncError: the server does not answer with these weights.
         """
         try:
-            reading = await (await self._chosen_probe(folder)).read(self._api, model)
+            reading = await (await self._choose_probe(folder)).read(self._api, model)
             expected = await self._expect(folder.path, reading, logprobs)
             fault = find_fault(reading.logprobs, expected, tolerance=self._tolerance, before=before)
             if fault is not None:
