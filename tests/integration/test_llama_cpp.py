@@ -48,7 +48,7 @@ def server(home) -> Iterator[str]:
         process.kill()  # it would wait for clients that keep their connections
 
 
-async def test_its_greedy_answers_are_those_of_this_process(server, home) -> None:
+async def test_greedy_answers_of_llama_cpp_and_of_this_process_are_equal(server, home) -> None:
     sampling = SamplingParams(max_tokens=16, logprobs=True)
     remote, local = OpenAICompatiblePolicy(base_url=server), LocalPolicy(home, dtype="float32")
     there = [await remote.complete(prompt, sampling) for prompt in PROMPTS]

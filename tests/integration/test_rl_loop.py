@@ -69,7 +69,7 @@ def assert_whole(out: Path, iterations: int = 3, gap: float = 1e-2) -> None:
     assert all(entry["sampling/sampling_logp_difference/mean"] < gap for entry in history if "loss" in entry)
 
 
-def test_it_runs_through(server, tmp_path) -> None:
+def test_a_loop_finishes_all_iterations(server, tmp_path) -> None:
     watcher = Recorder()
     loop = run(
         make_job(tmp_path / "rl", base_url=server.base_url, measure_every=2, measure_lengths=(500,), measure_count=4),

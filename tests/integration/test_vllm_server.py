@@ -47,7 +47,7 @@ def complete(server: VLLMServer, max_tokens: int = 8, **options: Any) -> Any:
     )
 
 
-def test_names_its_model_and_window(server: VLLMServer) -> None:
+def test_the_server_names_its_model_and_window(server: VLLMServer) -> None:
     (model,) = client(server).models.list().data
     assert model.id == server.model_name
     assert model.model_dump()["max_model_len"] == WINDOW
@@ -87,13 +87,13 @@ def test_reports_cached_prompt_tokens(server: VLLMServer) -> None:
     assert [cached(), cached()] == [0, 192]  # whole blocks of 32
 
 
-def test_counts_what_it_read(server: VLLMServer) -> None:
+def test_the_server_counts_prompt_tokens(server: VLLMServer) -> None:
     before = server.metrics()["vllm:prompt_tokens_total"]
     read = complete(server).usage.prompt_tokens
     assert server.metrics()["vllm:prompt_tokens_total"] == before + read
 
 
-def test_killed_in_the_middle_of_a_request_it_comes_back_under_the_same_url(server: VLLMServer) -> None:
+def test_a_server_killed_during_a_request_restarts_under_the_same_url(server: VLLMServer) -> None:
     expected = complete(server).choices[0].token_ids
     outcome: list[openai.OpenAIError] = []
 

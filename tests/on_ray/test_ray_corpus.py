@@ -115,7 +115,9 @@ def test_an_interrupt_ends_a_read_and_the_same_command_continues_at_its_chunks(
     }
 
 
-def test_what_every_document_would_meet_ends_the_run_with_its_remedy(cluster: RayWorld, tmp_path: Path) -> None:
+def test_an_error_that_every_document_would_meet_ends_the_run_with_its_remedy(
+    cluster: RayWorld, tmp_path: Path
+) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "d.txt").write_text(make_text(1, 100))
     options = ("--ray", cluster.address, "--checkpoints", "postgresql://nobody:a-secret@127.0.0.1:9/none")

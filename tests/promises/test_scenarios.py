@@ -11,7 +11,7 @@ from promises.scenarios import SCENARIOS, TOLERANCES
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_scenario_comes_to_what_was_recorded(name, tmp_path) -> None:
+def test_a_scenario_gives_the_recorded_outcome(name, tmp_path) -> None:
     recorded = json.loads((RECORDED / f"{name}.json").read_text())
     assert differences(recorded, run_scenario(name, tmp_path), TOLERANCES.get(name, 0.0)) == []
 

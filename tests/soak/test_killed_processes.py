@@ -67,7 +67,7 @@ def ask_until_answered(
         time.sleep(0.1)
 
 
-def test_whatever_is_killed_each_read_is_done_once_and_for_its_own_key(
+def test_after_any_kill_each_read_is_done_once_for_its_own_key(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
     kills, moments = size(2, 40), random.Random(5)

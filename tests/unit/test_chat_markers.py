@@ -106,14 +106,14 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_served_model_s_own_tokens_count_and_not_those_of_the_tokenizer_that_is_named(model) -> None:
+async def test_the_served_models_tokens_count_instead_of_the_named_tokenizers(model) -> None:
     with FakeServer(lambda body, number: "x", root=str(model)) as server:
         prompts = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
     text = "{{stop}} @@end@@ %%turn%% [INST] <|role|> word <|im_end|>"
     assert prompts.neutralise(text) == "{\\{stop}} @\\@end@@ %\\%turn%% [\\INST] <\\|role|> word <|im_end|>"
 
 
-async def test_where_the_model_s_own_tokens_are_not_known_those_of_all_families_are_guarded() -> None:
+async def test_markers_of_all_families_are_guarded_if_the_models_own_are_unknown() -> None:
     with FakeServer(lambda body, number: "x") as server:
         of_server = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
     unreachable = OpenAICompatiblePolicy("fake", base_url="http://127.0.0.1:9/v1", max_retries=0)
@@ -127,7 +127,7 @@ async def test_where_the_model_s_own_tokens_are_not_known_those_of_all_families_
             assert marker not in prompts.neutralise(f"a {marker} b")
 
 
-async def test_what_vllm_says_of_its_tokenizer_is_guarded_beside_the_families() -> None:
+async def test_markers_that_vllm_reports_are_guarded_too() -> None:
     info = {"eos_token": "@@end@@", "added_tokens_decoder": {"7": "%%turn%%"}, "chat_template": "x", "bos_token": None}
     with FakeServer(lambda body, number: "x", vllm=True, tokenizer_info=info) as server:
         prompts = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))

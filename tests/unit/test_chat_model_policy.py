@@ -91,7 +91,7 @@ def anthropic(url: str) -> BaseChatModel:
         (anthropic, lambda body: body),
     ],
 )
-async def test_what_a_reader_asks_for_arrives(
+async def test_sampling_parameters_reach_the_server(
     make: Callable[[str], BaseChatModel], options_in: Callable[[dict[str, Any]], dict[str, Any]], server: ChatServer
 ) -> None:
     policy = ChatModelPolicy(make(server.base_url))
@@ -120,7 +120,7 @@ def raise_or_return(reply: AIMessage | Exception) -> AIMessage:
     return reply
 
 
-async def test_what_a_model_does_not_take_is_left_out_and_said(server: ChatServer) -> None:
+async def test_unsupported_sampling_parameters_are_left_out_and_reported(server: ChatServer) -> None:
     sampling = SamplingParams(max_tokens=7, seed=3)
     for policy in (
         ChatModelPolicy(anthropic(server.base_url)),

@@ -45,7 +45,7 @@ def test_every_request_is_served_once_and_no_replica_works_more_than_all_the_tim
     assert outcome.seconds >= least
 
 
-def test_one_document_alone_takes_what_it_takes_on_paper() -> None:
+def test_the_time_of_one_document_equals_the_calculated_time() -> None:
     workload = Workload(1, mean_tokens=50_000, spread=0.0)
     outcome = simulate(REPLICA, workload, Operation(1, 1))
     reading = PREFILL_STEP / REPLICA.tokens_per_second / PREFILL_STEP

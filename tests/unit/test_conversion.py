@@ -37,7 +37,7 @@ def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, st
 
 
 @pytest.mark.parametrize("tags", ["<table><tr><td>", "<blockquote>", "<ul><li>", "<pre>", "<b>"])
-def test_what_is_nested_without_end_keeps_its_text_and_grows_no_further(tags: str) -> None:
+def test_deeply_nested_pages_keep_their_text_without_growing(tags: str) -> None:
     words = [f"w{number}" for number in range(1000)]
     text = render_markdown("".join(tags + word for word in words))
     assert not [word for word in words if word not in text]
@@ -116,7 +116,7 @@ def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
     assert [process.wait(60) for process in processes] == [-9 if os.name == "posix" else 1]
 
 
-def test_what_was_cancelled_before_its_conversion_began_is_not_converted(store):
+def test_a_conversion_cancelled_before_its_start_does_not_run(store):
     cancellation = Cancellation()
     cancellation.cancel()
     with pytest.raises(DocumentError, match=r"conversion of a\.html was cancelled"):
@@ -177,7 +177,7 @@ def test_files_in_files_are_read_to_a_depth_and_the_rest_is_told(store):
     assert "inmost" in store.read(shallow, 0, shallow["size"])
 
 
-async def test_what_is_short_does_not_wait_for_conversions() -> None:
+async def test_conversions_do_not_occupy_the_default_threads() -> None:
     end = threading.Event()
     conversions = [asyncio.create_task(conversion.run_in_thread(lambda _: end.wait())) for _ in range(64)]
     await asyncio.sleep(0)

@@ -117,11 +117,11 @@ def test_source_that_a_page_shows_is_there(page: Path) -> None:
 # Commands
 
 
-def test_the_page_of_commands_is_what_the_command_line_says() -> None:
+def test_the_command_reference_is_up_to_date() -> None:
     assert reference.PAGE.read_text("utf-8") == reference.render_page(), "run python scripts/write_command_reference.py"
 
 
-def test_the_page_of_tables_is_what_the_code_says() -> None:
+def test_the_page_of_tables_is_up_to_date() -> None:
     assert (write_tables.REFERENCE / "tables.md").read_text("utf-8") == write_tables.render_tables_page(), (
         "run python scripts/write_tables.py"
     )

@@ -67,7 +67,7 @@ async def pieces():
         (pieces(), r"asynchronous stream.*Collect its text"),
     ],
 )
-def test_what_is_no_document_is_refused(source, words):
+def test_invalid_documents_are_refused(source, words):
     with pytest.raises(DocumentError, match=words):
         Document.of(source)
 
@@ -100,7 +100,7 @@ def test_a_binary_file_is_named_and_refused(data, looks, store, tmp_path):
             store.add(document)
 
 
-def test_what_cannot_be_opened_says_why(store, tmp_path):
+def test_files_that_cannot_be_opened_say_why(store, tmp_path):
     with pytest.raises(DocumentError, match="does not exist"):
         store.add(Document.from_path(tmp_path / "none.txt"))
     with pytest.raises(DocumentError, match="is a directory"):

@@ -109,7 +109,7 @@ def test_of_the_same_words_in_two_orders_the_lines_own_is_quoted(before: str, li
         pytest.param("灯塔是", "他说东京的灯塔是安娜建造的。", [], id="three characters without spaces"),
     ],
 )
-def test_what_a_text_has_of_a_line_is_quoted_in_the_texts_own_words(line: str, text: str, quotes: list[str]) -> None:
+def test_quotes_have_the_wording_of_the_text(line: str, text: str, quotes: list[str]) -> None:
     assert [text[start:end] for start, end in find_quotes(line, text)] == quotes
 
 
@@ -158,7 +158,7 @@ def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
     assert result.evidence == ()
 
 
-def test_what_a_person_wrote_is_said_to_be_so_unless_the_chunk_has_it() -> None:
+def test_lines_that_a_person_wrote_are_marked_unless_the_chunk_has_them() -> None:
     memories = ["Ilse built it", "Ilse built it\nPer Lindqvist is the keeper"]
     assert [line.edited for line in traced(memories, ["a", "b"], edited=[1]).lines] == [False, True]
     supported = traced(memories, ["a", "Now Per Lindqvist is the keeper here."], edited=[1])
@@ -215,7 +215,7 @@ def test_a_merges_lines_come_from_the_branches_that_read_them() -> None:
     assert [(lost.line, lost.update, lost.gone) for lost in result.lost] == [("Per ran the ferry", 2, 3)]
 
 
-def test_what_one_branch_dropped_and_another_carried_on_is_not_lost() -> None:
+def test_a_line_dropped_by_one_branch_and_kept_by_another_is_not_lost() -> None:
     first, second, third = make_spans(["a", "b", "c"])
     trunk = make_call("t", "Marta sold the granary\nPer ran the ferry", reads=first)
     dropped = make_call("l", "Jonas keeps bees", "t", reads=second, branch="l")

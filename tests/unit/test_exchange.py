@@ -152,7 +152,7 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
 
 @given(runs=logs())
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_a_log_holds_survives_the_round_trip(runs) -> None:
+def test_any_log_survives_export_and_import(runs) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, second = RunLog(Path(folder, "a.sqlite")), RunLog(Path(folder, "b.sqlite"))
         try:
@@ -251,7 +251,7 @@ def test_runs_without_ids_are_refused_for_training_by_name(tmp_path, log) -> Non
     assert export_runs(log, path, selection=RunFilter(run_ids=["good"]), for_training=True).conversations == 2
 
 
-def test_what_is_superseded_needs_no_ids_for_training(tmp_path, log) -> None:
+def test_superseded_conversations_need_no_token_ids(tmp_path, log) -> None:
     write_run(log, count=1, logprobs=None)
     log.wait(log.record(make_attempt(0, call_id="resumed")))
     assert export_runs(log, tmp_path / "a.parquet", for_training=True).runs == 1
@@ -260,7 +260,7 @@ def test_what_is_superseded_needs_no_ids_for_training(tmp_path, log) -> None:
 # Destinations
 
 
-def test_a_file_that_is_there_is_replaced_only_on_demand_and_only_by_a_whole_export(tmp_path, log, monkeypatch) -> None:
+def test_an_existing_file_is_replaced_only_on_demand_and_by_a_complete_export(tmp_path, log, monkeypatch) -> None:
     write_run(log, "a")
     folder = tmp_path / "exports"
     folder.mkdir()

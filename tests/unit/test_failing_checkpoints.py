@@ -42,7 +42,7 @@ def test_a_locked_file_ends_the_read_and_once_it_is_free_the_run_continues(make_
     assert [update.chunk_index for update in result.updates] == list(range(result.chunks_read))
 
 
-def test_on_the_command_line_a_full_disk_is_one_json_object_and_an_exit_code_of_its_own(tmp_path) -> None:
+def test_a_full_disk_is_one_json_object_with_its_own_exit_code(tmp_path) -> None:
     document = tmp_path / "tower.txt"
     document.write_text(TEXT * 4, "utf-8")
 

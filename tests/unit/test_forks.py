@@ -70,7 +70,7 @@ def test_a_forked_process_reads_though_its_parent_has_read(new_reader, log) -> N
     assert all(record.stop_reason == "answered" for record in log.runs())
 
 
-def test_what_holds_a_reader_says_how_to_use_it_in_another_process_instead_of_being_pickled(new_reader) -> None:
+def test_objects_with_a_reader_refuse_pickling_with_a_remedy(new_reader) -> None:
     reader = new_reader()
     for item in (reader, ReadLongDocument(agent=reader), MemAgentMiddleware(reader)):
         for attempt in (pickle.dumps, copy.deepcopy):

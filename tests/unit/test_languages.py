@@ -29,7 +29,7 @@ def test_a_fact_is_found_kept_and_located(language: str, make_reader: Callable[.
 
 
 @pytest.mark.parametrize("language", FACTS)
-def test_what_the_text_does_not_say_is_not_kept(language: str, make_reader: Callable[..., MemAgent]) -> None:
+def test_invented_memories_are_not_kept(language: str, make_reader: Callable[..., MemAgent]) -> None:
     others = [other.memory for name, other in FACTS.items() if other.script != FACTS[language].script]
     reader = make_reader(
         ScriptedPolicy(lambda prompt: others[len(prompt) % len(others)]), on_invented="keep_previous", budget=BUDGET

@@ -64,7 +64,7 @@ async def until_listed(session: ClientSession) -> dict[str, Any]:
             await asyncio.sleep(0.005)
 
 
-async def test_a_read_in_the_background_gives_its_run_id_at_once_and_its_answer_to_whoever_waits(tmp_path) -> None:
+async def test_a_background_read_returns_its_run_id_at_once_and_its_answer_on_waiting(tmp_path) -> None:
     policy = ScriptedPolicy(read_perfectly, delay=0.01)
     async with keeping(tmp_path, policy) as session:
         both = {**ASK, "questions": [QUESTION, "What is the key of castle?"], "background": True}

@@ -179,7 +179,7 @@ async def test_a_reward_that_is_given_after_a_merge_arrives_at_the_next(
     assert whole.latest_rewards("r") == {"reward": 1.0, "own": 0.25}
 
 
-async def test_an_edit_after_a_merge_arrives_at_the_next_and_ends_what_it_ended(
+async def test_an_edit_after_a_merge_reaches_the_next_merge(
     make_reader: Any, reader_of: Any, tmp_path: Path, whole: RunLog
 ) -> None:
     (part,) = await read_in_parts(make_reader, tmp_path, [])

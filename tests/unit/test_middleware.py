@@ -493,7 +493,7 @@ class TestQuestions:
         question = make_result_question(request, "search", arguments, tokens, self.tokenizer)
         assert 0 < self.tokenizer.count(question) <= tokens
 
-    def test_what_a_middleware_says_in_the_users_place_is_no_request(self) -> None:
+    def test_messages_that_a_middleware_adds_are_not_the_users_request(self) -> None:
         summary = HumanMessage("a summary", additional_kwargs={"lc_source": "summarization"})
         assert find_latest_request([HumanMessage("Who won?"), summary, AIMessage("hm")]) == (0, "Who won?")
         assert find_latest_request([summary]) is None

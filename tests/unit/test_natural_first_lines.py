@@ -104,7 +104,7 @@ def client_of(library: str) -> object:
         (client_of("litellm"), "LiteLLM's proxy"),
     ],
 )  # fmt: skip
-def test_what_is_no_policy_is_refused_with_what_can_be_passed(value: object, remedy: str) -> None:
+def test_objects_that_are_no_policy_are_refused_with_a_remedy(value: object, remedy: str) -> None:
     with pytest.raises(PolicyError, match="is not a policy") as error:
         MemAgent(value, **CHOICES)
     assert remedy in str(error.value)
@@ -147,6 +147,6 @@ def test_organisation_and_project_go_only_where_a_key_goes(monkeypatch: pytest.M
         *({"session_header": name} for name in ("", "two words", "Authorization", "content-type", "X:Y", "Host")),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_anything_is_sent(wrong: dict) -> None:
+def test_unusable_server_options_are_refused_before_a_request(wrong: dict) -> None:
     with pytest.raises(PolicyRequestError):
         OpenAICompatiblePolicy("m", base_url="https://x/v1", **wrong)

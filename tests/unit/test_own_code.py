@@ -69,7 +69,7 @@ def test_a_file_is_run_once_until_it_changes_and_what_it_defines_can_be_pickled(
         ("own_judges.py:", "does not name a judge", "module:Name"),
     ],
 )
-def test_what_is_not_there_is_refused_with_what_to_do(folder, text, message, hint) -> None:
+def test_missing_code_is_refused_with_a_remedy(folder, text, message, hint) -> None:
     with pytest.raises(EvaluationError) as caught:
         load(text)
     assert message in caught.value.message and hint in str(caught.value.hint)
@@ -92,7 +92,7 @@ def test_the_caller_s_error_and_hint_are_used(folder) -> None:
     ],
 )
 @pytest.mark.parametrize("place", ["own_broken.py", "own_broken"])
-def test_code_that_fails_when_it_is_imported_is_named_with_its_error_and_can_be_mended(
+def test_code_that_fails_on_import_is_named_with_its_error_and_can_be_corrected(
     folder, monkeypatch, code, message, place
 ) -> None:
     (folder / "own_broken.py").write_text(code)

@@ -102,7 +102,7 @@ def test_many_questions_are_read_for_in_passes(make_reader) -> None:
         (3, MemAgentError, "of type int"),
     ],
 )
-def test_what_is_no_question_is_refused_before_a_run_begins(make_reader, log, question, kind, words) -> None:
+def test_invalid_questions_are_refused_before_a_run_begins(make_reader, log, question, kind, words) -> None:
     policy = ScriptedPolicy(read_perfectly)
     reader = make_reader(policy, run_log=log)
     for request in ({"question": question}, {"questions": [HARBOR, question]}):
@@ -148,7 +148,7 @@ async def test_a_reader_that_leaves_or_is_cancelled_is_not_waited_for() -> None:
     await going
 
 
-def test_what_does_not_go_together_is_refused(make_reader) -> None:
+def test_question_arguments_that_conflict_are_refused(make_reader) -> None:
     reader: Any = make_reader()
     for arguments, words in (
         ({}, "there is no question"),

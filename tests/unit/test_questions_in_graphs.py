@@ -162,7 +162,7 @@ class TestTheNode:
         assert out["run"][0] == out["run"][2] != out["run"][1]
         assert policy.shared_one_pass(2)
 
-    async def test_what_is_no_question_is_refused_before_anything_is_read(self, make_reader) -> None:
+    async def test_invalid_questions_are_refused_before_a_read(self, make_reader) -> None:
         policy = Uneven()
         graph = build_parent(memagent_node(make_reader(policy)), AskState).compile()
         for question in ({"q": QUESTIONS[0]}, [QUESTIONS[0], " "]):

@@ -16,7 +16,7 @@ from memagent_graph.errors import install_command
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_is_installed_runs_on_the_oldest_python_that_is_promised() -> None:
+def test_dependencies_support_the_oldest_promised_python() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     oldest = project["requires-python"].removeprefix(">=") + ".0"
     needs = {

@@ -74,7 +74,7 @@ def test_the_last_value_that_fits_is_found_among_other_words(reply) -> None:
         ("", "not JSON"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(reply, words) -> None:
+def test_the_error_names_the_mismatch_with_the_format(reply, words) -> None:
     complaint = ResponseFormat.of(Filing).parse(reply)
     assert isinstance(complaint, str)
     assert words in complaint
@@ -169,7 +169,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"properties": {"a": {"pattern": "(?=a)b"}}}, "pattern .* is not supported"),
     ],
 )
-def test_what_cannot_be_checked_is_refused_with_the_remedy(source, words) -> None:
+def test_invalid_response_formats_are_refused_with_a_remedy(source, words) -> None:
     with pytest.raises(ResponseFormatError, match=words) as raised:
         ResponseFormat.of(source)
     assert raised.value.hint

@@ -99,7 +99,7 @@ def test_a_run_under_the_id_of_another_replaces_it(make_reader, log, tmp_path) -
     assert result.chunks_read == 2
 
 
-def test_what_a_resume_reads_again_supersedes_what_was_logged_before(log) -> None:
+def test_calls_repeated_after_a_resume_supersede_the_logged_ones(log) -> None:
     log.begin("r", QUESTION, DOCUMENT, {})
     for position in range(4):
         log.record(make_attempt(position, f"first {position}", parents=(f"first {position - 1}",)))
@@ -234,7 +234,7 @@ def test_a_row_that_fails_takes_no_other_with_it_and_one_counts_at_each_position
     assert [row.position for row in log.conversations("r")] == [0, 2]
 
 
-def test_what_a_checkpoint_has_is_in_the_log_before_it(make_reader, log, monkeypatch) -> None:
+def test_calls_are_logged_before_their_checkpoint(make_reader, log, monkeypatch) -> None:
     """So a reader that is killed at any moment leaves no gap in the log."""
     write, other = database_writer._run, RunLog(log.path)  # a log waits for its own entries
     monkeypatch.setattr(database_writer, "_run", lambda *batch: time.sleep(0.05) or write(*batch))

@@ -147,7 +147,7 @@ async def test_credentials_in_an_address_go_before_a_key_and_a_wrong_one_is_refu
         *("localhost:8000/v1", "http://", "http://[::1", "http://host:port/v1", "ftp://host/v1"),
     ],
 )
-def test_a_wrong_address_is_refused_with_the_way_to_write_it_and_without_the_password_in_it(address) -> None:
+def test_a_wrong_address_is_refused_with_its_form_and_without_its_password(address) -> None:
     with pytest.raises(PolicyRequestError, match=r"not the address of a server.*http://HOST:PORT/v1") as caught:
         OpenAICompatiblePolicy(base_url=address)
     assert PASSWORD not in str(caught.value)

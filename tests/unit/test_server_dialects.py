@@ -120,7 +120,7 @@ async def test_a_prompt_that_the_server_cut_is_an_event_with_both_counts_in_ever
 SHORT_BUDGET = Budget(context_window=1024, question_tokens=32, memory_tokens=60, chunk_tokens=500, answer_tokens=40)
 
 
-async def test_a_short_prompt_that_a_small_window_cut_is_an_event_and_what_found_it_out_is_counted() -> None:
+async def test_a_prompt_cut_by_a_small_window_is_an_event_and_the_probe_is_counted() -> None:
     with counting_server(OWN_COUNT, window=400) as server:
         result = await read(server, "and then some words " * 300, SHORT_BUDGET)
     assert {event.kind for event in result.events} == {EventKind.PROMPT_CUT}

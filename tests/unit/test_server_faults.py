@@ -29,7 +29,7 @@ RETRIES = 2
 
 
 @pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
-async def test_what_a_repetition_can_help_is_repeated_and_what_none_helped_is_an_error_that_says_so(name) -> None:
+async def test_temporary_faults_are_retried_and_then_become_an_error(name) -> None:
     fault, faults = (MALFORMED | TOO_LONG | BUSY)[name], 2 * RETRIES + 1
     with FakeServer(lambda body, number: fault() if number < faults else "at last") as server:
         with pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as caught:
@@ -48,7 +48,7 @@ async def test_what_a_repetition_can_help_is_repeated_and_what_none_helped_is_an
 
 
 @pytest.mark.parametrize("name", FINAL)
-async def test_what_stays_as_it_is_is_asked_for_once(name) -> None:
+async def test_permanent_faults_are_not_retried(name) -> None:
     with (
         FakeServer(lambda body, number: FINAL[name]()) as server,
         pytest.raises((PolicyRequestError, PolicyResponseError, PolicyAuthenticationError)) as caught,
@@ -118,7 +118,7 @@ def test_a_completion_without_a_text_keeps_the_memory_and_says_by_which_rule(nam
 
 
 @pytest.mark.parametrize("packed", [False, True])
-async def test_of_a_reply_of_50_mb_no_more_is_taken_in_than_it_may_have(packed) -> None:
+async def test_a_reply_of_50_mb_is_read_only_up_to_the_limit(packed) -> None:
     sent = 0
 
     async def serve(incoming: asyncio.StreamReader, outgoing: asyncio.StreamWriter) -> None:

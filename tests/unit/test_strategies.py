@@ -139,7 +139,7 @@ def test_a_change_of_what_the_state_does_not_have_is_refused_and_not_dropped(mak
     assert make_reader(strategy=right).read(TEXT, QUESTION).answer == "4711"
 
 
-def test_asking_as_what_is_no_role_of_the_strategy_is_refused(make_reader) -> None:
+def test_calls_in_a_role_that_the_strategy_does_not_list_are_refused(make_reader) -> None:
     async def ask(state, step):
         await step.ask(Role("riddle"))
 
@@ -189,7 +189,7 @@ def test_a_document_in_which_nothing_is_noted_or_of_one_chunk_is_read_once(make_
         load_strategy("overwrite:passes=0")
 
 
-def test_what_a_role_asks_is_guarded_like_everything_else(make_reader) -> None:
+def test_templates_of_a_strategys_role_are_guarded(make_reader) -> None:
     """A document cannot close a field of a role's own template."""
     gate = Role(
         "gate", Writes.DECISION, template="<page>{chunk}</page><kept>{memory}</kept><ask>{prompt}</ask>", max_tokens=4
@@ -207,7 +207,7 @@ def test_what_a_role_asks_is_guarded_like_everything_else(make_reader) -> None:
     assert "<\\/page>" in policy.prompts[0]
 
 
-def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for_ever(make_reader) -> None:
+def test_a_step_that_does_not_call_mark_read_is_refused(make_reader) -> None:
     async def forgetful(state, step):
         span = chosen_chunk(state)
         reply = await step.ask(UPDATE, memory="", chunk=step.read_text(span), reads=[span], slot=next(slots))

@@ -225,7 +225,7 @@ class TestResuming:
         assert (await reader.aresume("r", response_format=Key)).value == Key(place="harbor", key=4711)
 
 
-def test_what_cannot_be_used_is_refused_before_anything_is_read(structured_reader) -> None:
+def test_unusable_response_formats_are_refused_before_a_read(structured_reader) -> None:
     reader = structured_reader()
     with pytest.raises(ResponseFormatError, match="not a JSON schema"):
         reader.read(TEXT, QUESTION, response_format={"type": "objekt"})

@@ -194,7 +194,7 @@ BRANCHED = run(
 )
 
 
-def test_branches_that_ran_side_by_side_are_told_one_after_the_other_and_then_their_merge() -> None:
+def test_parallel_branches_are_shown_in_turn_and_then_their_merge() -> None:
     timeline = build_timeline(BRANCHED)
     assert [step.name for step in timeline.steps] == [
         *(f"chunk {chunk + 1}, branch {chunk // 2}" for chunk in range(6)),
@@ -260,7 +260,7 @@ def gated() -> Trace:
     )
 
 
-def test_a_gates_decision_and_its_update_are_one_step_and_a_memory_that_it_kept_is_dull() -> None:
+def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
     timeline = build_timeline(run(trace=gated(), chunk_text=lambda _: None, sections=()))
     assert [(step.name, step.kept, step.previous) for step in timeline.steps] == [
         ("chunk 1", False, ""),

@@ -185,7 +185,7 @@ class TestWhatTheModelMayRead:
         assert urls == []
 
     @pytest.mark.parametrize("kind", ["sync", "async", "bytes"])
-    def test_what_a_fetcher_gets_is_read(self, make_tool, kind) -> None:
+    def test_the_tool_reads_fetched_texts(self, make_tool, kind) -> None:
         async def fetch(url: str) -> str:
             await asyncio.sleep(0)
             return TEXT
@@ -211,7 +211,7 @@ class TestWhatTheModelMayRead:
             ({"on_failure": "raise"}, {"questions": ["why? " * 100], "text": TEXT}, "Ask a shorter question."),
         ],
     )
-    def test_what_cannot_be_read_is_refused_with_the_reason(self, make_tool, options, arguments, words) -> None:
+    def test_unreadable_tool_arguments_are_refused_with_the_reason(self, make_tool, options, arguments, words) -> None:
         assert words in refusal(make_tool(**options), **arguments)
 
     def test_only_what_can_be_read_is_offered(self, make_tool, tmp_path) -> None:

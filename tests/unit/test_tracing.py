@@ -121,7 +121,7 @@ async def test_no_text_of_the_document_is_in_any_run(make_reader, kind, sync) ->
     assert "characters, kept out of traces" in recorder.words
 
 
-async def test_the_facade_takes_the_wish_from_the_chain_around_it(make_reader) -> None:
+async def test_the_facade_inherits_the_option_from_its_chain(make_reader) -> None:
     agent, recorder = make_reader(), Recorder()
     chain = RunnableLambda(lambda question: agent.read(TEXT, question).answer)
     config: Any = {"callbacks": [recorder], "metadata": {TRACE_TEXTS: True}}
@@ -179,7 +179,7 @@ async def test_the_messages_of_a_conversation_are_not_mixed_with_memories(make_r
     assert [part_of_stream async for part_of_stream in graph.astream(INPUT, stream_mode="messages")] == []
 
 
-async def test_what_a_policy_calls_keeps_its_configurable_settings(make_reader) -> None:
+async def test_calls_inside_a_policy_keep_the_configurable_settings(make_reader) -> None:
     configs: list[Any] = []
 
     def script(prompt: str) -> str:

@@ -233,7 +233,7 @@ def test_a_reread_is_a_line_of_its_own_with_its_own_question(make_reader) -> Non
 
 
 @pytest.mark.parametrize("reply", ["ASK\nwhere does  Anna keep what she owns", "ASK", "Perhaps", "ANSWER\nwhat?"])
-def test_a_sub_question_that_helps_nobody_is_answered_without(make_reader, reply) -> None:
+def test_unusable_sub_questions_are_asked_again_and_then_end_the_reread(make_reader, reply) -> None:
     policy = ScriptedPolicy(lambda prompt: reply if prompt.rstrip().endswith("ANSWER or ASK:") else two_hops(prompt))
     result = make_reader(policy, strategy="reread").read(HOPS, HOPS_QUESTION)
     assert (result.answer, result.stop_reason) == ("unknown", StopReason.ANSWERED)
@@ -253,7 +253,7 @@ def test_rereads_end_after_so_many(make_reader) -> None:
     assert next(numbers) == 3
 
 
-def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, log) -> None:
+def test_recalled_chunks_are_logged_as_reads_and_parents(make_reader, log) -> None:
 
     def forgets(prompt: str) -> str:
         section = part(prompt, "section")

@@ -130,7 +130,7 @@ def test_an_interrupted_resume_of_several_questions_names_those_that_are_left(re
         (os.fsdecode(b"nope\xe9.txt"), "does not exist"),
     ],
 )
-def test_what_is_no_document_is_refused_with_a_remedy(tmp_path, document, words) -> None:
+def test_invalid_documents_are_refused_with_a_remedy(tmp_path, document, words) -> None:
     (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 40)
     read = ["read", document.format(folder=tmp_path), "-q", "x", "--model", "embedded"]
     result = memagent(*read, code=3)
@@ -223,9 +223,7 @@ def test_without_the_local_extra_the_remedy_is_named(book, monkeypatch) -> None:
     assert install_command("local") in result.stderr
 
 
-def test_an_answer_has_the_form_of_a_model_or_a_schema_or_the_exit_code_says_that_it_does_not(
-    read, server, tmp_path
-) -> None:
+def test_the_exit_code_says_whether_an_answer_has_its_form(read, server, tmp_path) -> None:
     def respond(body: dict[str, Any], number: int) -> str:
         prompt = body["messages"][-1]["content"]
         return '{"place": "harbor", "key": 4711}' if "<schema>" in prompt else read_perfectly(prompt)
@@ -257,9 +255,7 @@ def test_pages_are_chosen_of_a_pdf_and_named_in_the_evidence(options, tmp_path) 
     assert "page 3, 4.2 Keys" in " ".join(memagent("show", "latest").stdout.split())
 
 
-def test_where_the_home_folder_cannot_be_written_a_read_says_so_and_one_that_keeps_nothing_works(
-    book, read, monkeypatch
-) -> None:
+def test_without_a_writable_home_folder_only_reads_that_keep_nothing_work(book, read, monkeypatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(book / "home"))  # below a file
     assert "what to do:" in read(code=10).stderr
     assert answers(read("--no-log").stdout) == ["4711"]

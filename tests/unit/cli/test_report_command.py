@@ -63,7 +63,7 @@ def test_files_are_written_to_a_folder(books, report, tmp_path) -> None:
     assert str(tmp_path) not in (tmp_path / "out/report.html").read_text()
 
 
-def test_what_cannot_be_is_refused_with_a_remedy(books, report, tmp_path) -> None:
+def test_impossible_report_options_are_refused_with_a_remedy(books, report, tmp_path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/report.md").write_text("mine")
     for more, code, words in (

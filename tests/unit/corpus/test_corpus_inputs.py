@@ -78,7 +78,7 @@ def test_one_file_is_a_corpus_of_one(files: Path, tmp_path: Path) -> None:
     assert texts(open_inputs(str(tmp_path / "link.txt")), tmp_path) == {"link.txt": "one"}
 
 
-def test_a_link_that_is_put_in_a_files_place_after_it_was_listed_is_not_read(files: Path, tmp_path: Path) -> None:
+def test_a_link_that_replaces_a_listed_file_is_not_read(files: Path, tmp_path: Path) -> None:
     inputs = open_inputs(str(files))
     document_before = next(document for document in inputs.documents() if document.name == "a.txt")
     (files / "a.txt").rename(tmp_path / "outside.txt")
@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error_at_any_depth(files: Path, mo
         list(open_inputs(str(files)).documents())
 
 
-def test_what_is_not_there_or_no_regular_file_is_refused(tmp_path: Path) -> None:
+def test_missing_and_special_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="there is no file or folder"):
         open_inputs(str(tmp_path / "missing"))
     os.mkfifo(tmp_path / "pipe.txt")
@@ -347,7 +347,7 @@ def test_chained_urls_and_other_schemes_are_refused(url: str) -> None:
         open_inputs(url)
 
 
-def test_a_store_is_its_objects(tmp_path: Path) -> None:
+def test_the_objects_of_a_store_are_its_files(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     store.pipe({"/bucket/in/a.txt": b"one", "/bucket/in/sub/b.txt": b"two", "/bucket/in/c.md": b"three"})
     assert texts(open_inputs("memory://bucket/in"), tmp_path) == {"a.txt": "one", "sub/b.txt": "two", "c.md": "three"}
@@ -363,7 +363,7 @@ def test_a_table_in_a_store(tmp_path: Path) -> None:
     assert rows["x.jsonl#0"] == "one" and "is outside" in rows["x.jsonl#1"]
 
 
-def test_what_a_store_s_client_raises_is_an_error_without_keys() -> None:
+def test_errors_of_a_stores_client_do_not_show_its_keys() -> None:
     with pytest.raises(DocumentError) as caught:
         open_inputs("s3://key:secret@bucket/x")
     assert "secret" not in str(caught.value)

@@ -287,7 +287,7 @@ def test_a_policy_that_fails_for_one_document_alone_is_a_row_with_an_error(world
     }  # fmt: skip
 
 
-def test_a_policy_that_is_gone_stops_the_run_and_no_document_gets_an_error_for_it(world: World) -> None:
+def test_an_unreachable_policy_stops_the_run_without_errors_of_documents(world: World) -> None:
     world.write_many(20)
 
     def gone(prompt: str) -> None:
@@ -310,7 +310,7 @@ def test_a_refused_key_stops_the_run_at_once(world: World) -> None:
     assert world.calls < 10 and read_rows(world.out) == []
 
 
-def test_a_limit_of_time_breaks_off_what_is_in_flight_which_then_continues_at_its_chunk(world: World) -> None:
+def test_a_time_limit_cancels_calls_in_flight_and_the_read_continues_at_its_chunk(world: World) -> None:
     world.write("long.txt", 4, words=1500)
     sections, seconds = Counter[str](), 0.04
 

@@ -74,7 +74,7 @@ def test_a_part_that_others_wrote_is_refused(table: TableFolder) -> None:
             list(table.rows(["id", "error"]))
 
 
-def test_what_fails_while_it_is_written_leaves_nothing(table: TableFolder) -> None:
+def test_a_part_that_fails_during_writing_leaves_no_file(table: TableFolder) -> None:
     def broken() -> Iterator[dict[str, Any]]:
         yield from rows()
         raise ValueError("no more rows")

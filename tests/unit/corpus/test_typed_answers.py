@@ -140,7 +140,7 @@ def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, v
     assert len(problems) == 1 and problems[0].startswith("x: ") and words in problems[0]
 
 
-def test_names_that_the_table_has_already_get_a_prefix_and_two_of_one_name_are_refused() -> None:
+def test_columns_with_a_reserved_name_get_a_prefix_and_duplicates_are_refused() -> None:
     form = ResponseFormat.of({"type": "object", "properties": {"Document": {"type": "string"}, "key": {}}})
     assert [column.name for column in make_typed_columns(form, ("document", "id"))] == ["value_Document", "key"]
     form = ResponseFormat.of({"type": "object", "properties": {"Key": {}, "key": {}}})

@@ -142,7 +142,7 @@ def test_questions_come_from_a_named_file_or_from_the_published_names_in_a_folde
 # As tasks
 
 
-def test_hotpotqa_is_a_task_of_shuffled_paragraphs_with_its_needles_where_they_are_said_to_be(tmp_path) -> None:
+def test_hotpotqa_has_shuffled_paragraphs_and_correct_needle_positions(tmp_path) -> None:
     task = load_data_task("hotpotqa", write_json(tmp_path / "h.json", [hotpot_row(at) for at in range(5)]), SETTINGS)
     (length,) = task.lengths
     assert task.count(length) == 5

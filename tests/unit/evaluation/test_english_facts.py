@@ -64,7 +64,7 @@ def test_near_misses_answer_no_question_about_the_fact_and_say_nothing_twice_in_
         assert not (same and (miss.subject == fact.subject or miss.value == fact.value))
 
 
-def test_nobody_is_drawn_twice_for_a_relation_that_two_persons_have_to_each_other() -> None:
+def test_symmetric_relations_draw_each_person_once() -> None:
     neighbours = next(relation for relation in relations() if relation.name == "neighbour_of")
     for seed in range(20):
         facts = EnglishFacts(seed, held_out=True)
@@ -81,7 +81,7 @@ def test_a_change_leaves_one_side_as_it_was_and_replaces_the_other() -> None:
 
 
 @pytest.mark.parametrize("hops", [2, 3])
-def test_a_chain_leads_from_one_fact_to_the_next_and_its_question_names_nobody_on_the_way(hops: int) -> None:
+def test_the_question_of_a_chain_does_not_name_its_intermediate_people(hops: int) -> None:
     for seed in SEEDS:
         chain, question = EnglishFacts(seed).chain(hops)
         assert len(chain) == hops

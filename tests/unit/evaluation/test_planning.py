@@ -51,7 +51,7 @@ def test_named_lengths_are_the_same_for_all_tasks() -> None:
     )
 
 
-def test_without_lengths_a_data_file_has_all_of_its_own_with_what_it_has_of_each() -> None:
+def test_without_lengths_a_data_file_offers_all_its_lengths_and_counts() -> None:
     passages = SimpleNamespace(unit=LengthUnit.PASSAGES)
     tasks = {"keys": Keys(), "passages": passages, "file": from_file({100: 3, 4000: 700})}
     plan = build_plan(("memagent",), tasks, None, 5)

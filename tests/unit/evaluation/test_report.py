@@ -120,7 +120,7 @@ def test_an_unfinished_evaluation_is_marked() -> None:
     [(1024, "1K"), (8192, "8K"), (1536, "1.5K"), (1000, "1,000"), (50, "50"), (1 << 20, "1M"), (3_670_016, "3.5M"),
      (131072, "128K"), (25_600, "25K"), (3_500_000, "3,500,000")],
 )  # fmt: skip
-def test_lengths_are_labelled_as_people_say_them(length, label) -> None:
+def test_lengths_are_labelled_in_thousands(length, label) -> None:
     assert format_length(length) == label
 
 

@@ -169,7 +169,7 @@ def test_a_task_may_put_its_own_metric_in_the_place_of_string_match() -> None:
 # Failed reads
 
 
-def test_a_read_that_did_not_end_in_an_answer_and_no_answer_at_all_are_wrong_in_every_score() -> None:
+def test_reads_without_an_answer_are_wrong_in_every_score() -> None:
     for outcome in set(QuestionOutcome) - {QuestionOutcome.ANSWERED}:
         assert score(make_sample("7"), "7", "\\boxed{7}", outcome=outcome) == WRONG
     assert score(make_sample("7"), None, None) == score(make_sample("7"), None, "\\boxed{7}") == WRONG
@@ -201,7 +201,7 @@ def test_every_score_of_any_text_lies_between_0_and_1(text, gold, metric) -> Non
         ("C#", "C"), (".5", "5"), ("A+", "A"),
     ],
 )  # fmt: skip
-def test_what_differs_in_sign_point_slash_colon_or_the_marks_of_a_name_is_not_the_same(one, other) -> None:
+def test_answers_that_differ_in_a_sign_or_mark_are_not_equal(one, other) -> None:
     for reply, gold in ((one, other), (other, one)):
         scores = score(make_sample(gold), reply, f"\\boxed{{{reply}}}")
         assert (scores.strict, scores.lenient) == (0, 0), (reply, gold)

@@ -35,7 +35,7 @@ def test_of_a_fact_that_changes_the_later_statement_is_the_answer():
 
 
 @pytest.mark.parametrize(("name", "answer_at"), [("english_hop_3", -1), ("english_hop_3_backward", 0)])
-def test_the_facts_of_a_chain_stand_in_the_order_in_which_they_are_followed_or_in_the_opposite_one(name, answer_at):
+def test_facts_of_a_chain_are_in_forward_or_reverse_order(name, answer_at):
     for sample in samples_of(name):
         in_order = sorted(sample.needles, key=lambda needle: needle.depth)
         assert in_order[answer_at].gold == sample.gold[0]
@@ -98,12 +98,12 @@ def test_nothing_but_the_evidence_says_anything_of_its_subjects_in_its_relations
             assert count == int(name.split("_")[2]), "no relation stands in a chain twice"
 
 
-def test_what_is_to_be_listed_is_listed_once_however_many_ask():
+def test_list_items_are_stated_once_for_several_questions():
     for sample in samples_of("english_list", count=8, length=2500, questions_per_document=8):
         assert len({*sample.gold}) == len(sample.gold) == 3
 
 
-def test_the_split_for_training_has_none_of_the_people_that_are_held_out_and_the_other_no_others():
+def test_the_training_split_and_the_held_out_split_share_no_people():
     for split, held_out in ((":held_out=no", False), ("", True)):
         samples = samples_of(f"english_fact{split}", 24, length=300)
         vocabulary = {

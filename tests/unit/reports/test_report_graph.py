@@ -92,9 +92,7 @@ def test_a_report_over_ten_real_documents_has_only_quotes_that_are_in_them(reade
     assert set(once.values()) == {1}
 
 
-def test_a_failed_call_is_continued_a_finished_report_costs_nothing_and_a_new_document_its_own_read(
-    reader, tmp_path
-) -> None:
+def test_a_report_continues_after_a_failure_and_reads_only_new_documents(reader, tmp_path) -> None:
     failures = [PolicyError("the server is gone")]
     paths = real_documents(tmp_path / "files")
 
@@ -182,7 +180,7 @@ def test_a_policy_whose_profile_has_templates_for_the_roles_writes(reader, tmp_p
     assert sum(prompt.startswith("My own") for prompt in policy.prompts) >= 3
 
 
-def test_what_a_server_sends_that_is_no_text_stops_no_report(reader, tmp_path) -> None:
+def test_replies_without_text_do_not_stop_a_report(reader, tmp_path) -> None:
     def script(prompt: str) -> str:
         if "<section>" in prompt or "<quotes>" in prompt or "<answers>" in prompt:
             return reads_keys_and_writes(prompt)
@@ -208,9 +206,7 @@ def test_replies_in_another_form_fall_back_to_the_question_and_to_the_answers(re
     assert {EventKind.NOT_PLANNED, EventKind.MALFORMED} <= kinds
 
 
-def test_a_sentence_that_names_wrong_quotes_gets_those_of_its_section_that_have_what_it_states(
-    reader, tmp_path
-) -> None:
+def test_wrong_quotes_of_a_sentence_are_replaced_by_supporting_quotes_of_its_section(reader, tmp_path) -> None:
     def script(prompt: str) -> str:
         if prompt.rstrip().endswith("Sentences:"):
             return "The key of harbor is 12. [q1] [99]\nThe key of harbor is 4711.\nThe key of harbor is 5. [q1, q2]"

@@ -50,7 +50,7 @@ def test_a_faithful_sentence_is_quoted(sentence: str) -> None:
         ("The purple elephants dance quietly tonight.", ProblemKind.WORDS),
     ],
 )
-def test_what_no_quote_has_is_named(sentence: str, kind: ProblemKind) -> None:
+def test_the_kind_of_an_unsupported_statement_is_named(sentence: str, kind: ProblemKind) -> None:
     assert kind in kinds(sentence)
 
 
@@ -81,7 +81,7 @@ def test_without_quotes_nothing_is_quoted() -> None:
     assert [problem.kind for problem in check_sentence("Anything.", ())] == [ProblemKind.NO_QUOTE]
 
 
-def test_the_name_of_its_document_may_be_in_a_sentence_and_that_of_another_may_not() -> None:
+def test_a_sentence_may_name_its_own_document_only() -> None:
     sentence = "Deed-7.txt says that Clara Weiss signed version 2.1.0."
     assert kinds(sentence, names=("Deed-7.txt",)) == set()
     assert ProblemKind.NAME in kinds(sentence, names=("Will-8.txt",))

@@ -182,7 +182,7 @@ def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog:
     assert not [record for record in caplog.records if "\x1b" in record.getMessage() or "\n" in record.getMessage()]
 
 
-def test_what_a_policy_server_writes_in_its_errors_is_one_line_in_the_log(
+def test_error_texts_of_a_policy_server_are_one_line_in_the_log(
     server: Served, upstream: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(body: dict[str, Any], number: int) -> web.Response:

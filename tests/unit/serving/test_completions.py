@@ -298,7 +298,7 @@ _EVENTS = {
     ("name", "is_stream"),
     [*((name, True) for name in [*MALFORMED, *BUSY, *FINAL, *_EVENTS]), *((name, False) for name in MALFORMED)],
 )
-def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply_of_the_api(
+def test_faulty_replies_after_a_read_become_replies_of_the_api(
     name: str, is_stream: bool, server: Served, upstream: FakeServer
 ) -> None:
     def respond(body: dict[str, Any], number: int) -> Any:
@@ -406,7 +406,7 @@ def test_a_stop_text_ends_the_answer(client: openai.OpenAI) -> None:
          "a"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_had_is_said_in_the_apis_own_form(
+def test_unsupported_options_are_errors_in_the_form_of_the_api(
     server: Served, upstream: FakeServer, options: dict[str, Any], status: int, words: str
 ) -> None:
     reply = post(server, user(LONG), user(QUESTION), **options)
@@ -425,7 +425,7 @@ def test_malformed_json_is_refused(server: Served, body: bytes) -> None:
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_what_is_not_served_says_so(server: Served) -> None:
+def test_endpoints_that_are_not_served_say_so(server: Served) -> None:
     for method, path in (("POST", "responses"), ("GET", "responses/resp_1"), ("POST", "responses/resp_1/cancel")):
         reply = httpx2.request(method, f"{server.api}/{path}")
         assert reply.status_code == 404

@@ -439,7 +439,7 @@ def test_sessions_are_those_of_their_key_and_end_with_signing_out(upstream: Fake
         assert bob.client.get("/page/reads").status_code == 401
 
 
-def test_what_cannot_be_understood_is_told_and_keeps_nothing(browser: Browser) -> None:
+def test_invalid_requests_of_the_page_are_refused_and_store_nothing(browser: Browser) -> None:
     for body in ({}, {"files": [], "questions": ["?"]}, {"files": ["file-" + "0" * 32], "questions": ["?"]},
                  {"files": 1, "questions": []}, {"files": ["../x"], "questions": ["?"]}):  # fmt: skip
         reply = browser.post("reads", **body)

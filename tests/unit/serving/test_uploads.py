@@ -51,7 +51,7 @@ def test_an_upload_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, 
     assert files_in(tmp_path / "files") == 1
 
 
-def test_what_a_killed_upload_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+def test_remains_of_a_killed_upload_are_removed_at_the_next_start(tmp_path: Path) -> None:
     first = uploads(tmp_path).add(ALICE, "kept.txt", "user_data", io.BytesIO(b"a text"))
     (tmp_path / "files" / "alice" / f"file-{'0' * 32}.bin").write_bytes(b"half")
     assert uploads(tmp_path).list_files(ALICE) == [first]

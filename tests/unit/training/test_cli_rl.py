@@ -66,7 +66,7 @@ def memagent(*arguments: str, code: int = 0, least: bool = True) -> Any:
 # What arrives
 
 
-def test_what_is_not_given_is_as_the_job_has_it(loop) -> None:
+def test_options_default_to_those_of_the_job(loop) -> None:
     memagent()
     assert loop.job == RLJob(tasks=("niah_single_1",), lengths=(500,), out=Path("rl-policy"))
 
@@ -142,7 +142,7 @@ def test_only_the_main_process_shows_and_prints(loop, monkeypatch) -> None:
     assert result.stdout == "" and "policy" not in result.stderr
 
 
-def test_what_libraries_say_does_not_reach_standard_output_or_the_screen(loop) -> None:
+def test_output_of_libraries_does_not_reach_standard_output_or_the_screen(loop) -> None:
     with contextlib.ExitStack() as stack:
         handler = logging.StreamHandler(sys.stderr)
         logging.getLogger().addHandler(handler)

@@ -268,7 +268,7 @@ def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:
     assert result.stdout == "" and "error" not in result.stderr
 
 
-def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(monkeypatch) -> None:
+def test_other_processes_report_a_failure_after_a_delay(monkeypatch) -> None:
     delays: list[float] = []
     monkeypatch.setattr(time, "sleep", delays.append)
     failing = ["train", "runs.sqlite", "--model", "model", "--gold", "nowhere.jsonl"]

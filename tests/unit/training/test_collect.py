@@ -178,7 +178,7 @@ async def test_an_unknown_reward_is_an_error_with_its_run(reward: Any, message: 
     assert refusal.value.run_id == "x-1-0"
 
 
-async def test_a_reward_of_one_s_own_is_logged_under_its_name_and_sees_what_the_answer_should_be(tmp_path) -> None:
+async def test_a_users_reward_is_logged_by_name_and_sees_the_gold_answer(tmp_path) -> None:
     def nearness(run: TrainingRun) -> float | None:
         assert run.gold is not None
         return float(run.answer in run.gold.answers) / 2
@@ -201,7 +201,7 @@ async def test_a_reader_without_a_log_is_refused(tmp_path: Path) -> None:
         await gather(agent, 1)
 
 
-async def test_what_the_reads_of_this_call_cost_is_counted(tmp_path: Path) -> None:
+async def test_a_collection_counts_the_cost_of_its_own_reads(tmp_path: Path) -> None:
     def reply(number: int, read: int) -> str | Exception:
         return PolicyError("broken") if number == 2 else half(number, read)
 

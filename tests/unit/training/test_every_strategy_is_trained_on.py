@@ -71,7 +71,7 @@ PRESETS = [
 
 
 @pytest.mark.parametrize(("strategy", "preset"), PRESETS)
-def test_each_preset_on_its_runs_is_the_plain_files(
+def test_each_preset_equals_the_example_on_its_runs(
     make_reader, log, tmp_path: Path, strategy: str, preset: str
 ) -> None:
     noise = random.Random(4)

@@ -107,7 +107,7 @@ def test_kl_is_bounded_only_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("per_conversation", [False, True])
-def test_what_is_not_learned_from_passes_nothing_on(per_conversation: bool) -> None:
+def test_masked_tokens_pass_no_gradient(per_conversation: bool) -> None:
     """Not even a not-a-number, which a weight of 0 would leave one."""
     logprobs_BT = make_row(-1.0, 900.0).requires_grad_()
     loss = TokenLoss(kl_coef=0.0, dual_clip=None, per_conversation=per_conversation)

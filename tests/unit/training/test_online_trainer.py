@@ -137,7 +137,7 @@ def test_ratios_compare_with_the_weights_that_an_iteration_began_with(world, tra
     assert all(abs(ratio - 1) > 1e-5 for ratio in ratios[1::3])
 
 
-def test_what_was_collected_is_logged_with_an_iterations_first_step(trainings) -> None:
+def test_collection_metrics_are_logged_with_the_first_step_of_an_iteration(trainings) -> None:
     for steps, (training, _) in trainings.items():
         logs = read_logs(training.trainer)
         assert [entry.get("collect/reward") for entry in logs[::steps]] == [0.0, 1.0, 2.0]

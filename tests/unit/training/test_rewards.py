@@ -266,7 +266,7 @@ def test_the_released_reward_has_rules_of_its_own(said_text, gold, value) -> Non
     assert choose_reward("memagent_released", has_gold=True)(run(said_text, gold=Gold((gold,)))) == value
 
 
-def test_the_example_of_a_reward_of_one_s_own_takes_from_a_right_answer_what_a_long_memory_costs() -> None:
+def test_the_example_reward_subtracts_a_cost_for_long_memories() -> None:
     reward = choose_reward(f"{Path(__file__).parents[3] / 'examples/own_reward.py'}:reward")
     assert callable(reward)
     gold = Gold(("4711",))

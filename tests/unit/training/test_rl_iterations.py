@@ -223,9 +223,7 @@ async def test_the_loop_continues_until_the_last_stage_of_the_curriculum(source,
     assert len(names) == 4
 
 
-async def test_a_collection_of_which_nothing_can_be_trained_on_is_passed_over_when_the_loop_goes_on(
-    source, collect_as, monkeypatch
-) -> None:
+async def test_a_resumed_loop_skips_a_collection_without_trainable_groups(source, collect_as, monkeypatch) -> None:
     """Left out of the journal, it would be taken whole from the log again, and refused again, for ever."""
     names = collect_as((0.0, 1.0), (1.0, 0.0))
     usable = collecting.Collector._load

@@ -218,7 +218,7 @@ def test_going_on_with_other_settings_is_refused_and_says_which(
         prepare(dataclasses.replace(begun_job, resume=True, **changes))
 
 
-def test_what_does_not_decide_the_weights_may_change(tmp_path: Path) -> None:
+def test_settings_that_do_not_affect_the_weights_may_change(tmp_path: Path) -> None:
     job = begin(tmp_path)
     collect = dataclasses.replace(job.collect, concurrency=1)
     changes: dict[str, Any] = {"measure_every": 1, "collect": collect, "base_url": "http://x/v1"}
@@ -242,7 +242,7 @@ def test_a_folder_with_a_loop_is_refused_without_resume(tmp_path: Path) -> None:
     prepare(dataclasses.replace(job, resume=True))
 
 
-def test_so_is_one_that_was_killed_before_its_first_collection_was_whole(tmp_path: Path) -> None:
+def test_a_loop_killed_in_its_first_collection_is_refused_without_resume(tmp_path: Path) -> None:
     """Another loop would take the runs for its own: they have the names that it would give."""
     job = make_job(tmp_path)
     write_record(job.out, prepare(job).record)

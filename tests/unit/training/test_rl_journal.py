@@ -31,7 +31,7 @@ MEASUREMENT = st.builds(Measurement, temperature=FLOAT, accuracy=ESTIMATES, seco
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(entries=st.lists(RECORD | MEASUREMENT, max_size=5))
-def test_what_is_written_is_read_back(entries: list[CollectionRecord | Measurement], tmp_path: Path) -> None:
+def test_journal_records_are_read_back(entries: list[CollectionRecord | Measurement], tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.unlink(missing_ok=True)
     journal = LoopJournal(path)

@@ -100,7 +100,7 @@ async def test_log_probs_are_those_before_temperature_unless_those_after_it_are_
     assert before.logprobs != after.logprobs
 
 
-def test_the_page_of_tables_of_training_is_what_the_code_says() -> None:
+def test_the_page_of_training_tables_is_up_to_date() -> None:
     page = (write_tables.REFERENCE / "training_tables.md").read_text("utf-8")
     assert page == write_tables.render_training_page(), "run python scripts/write_tables.py"
 

@@ -104,7 +104,7 @@ def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> 
     assert Counter(sample.length for sample in of.draw_questions(1, 1, after)) == {short: 6, long: 6}
 
 
-def test_a_length_of_one_question_is_trained_on_and_the_first_stage_has_as_many_as_a_collection_wants(tmp_path) -> None:
+def test_a_length_with_one_question_is_trained_on(tmp_path) -> None:
     of = prepare_loop(tmp_path, [rows(1, words=8)[0], *rows(9, words=200)[1:]]).curriculum
     alone, others = of.lengths
     assert [len(of.held_out_samples(length, 100)) for length in (alone, others)] == [0, 1]

@@ -39,7 +39,7 @@ def test_without_choices_the_models_own_profile_holds(tmp_path: Path) -> None:
     assert "read_with" not in prepared.record["loop"]
 
 
-async def test_a_loop_samples_the_whole_distribution_and_keeps_every_memory_but_its_policy_reads_by_its_profile(
+async def test_a_loop_samples_without_the_profiles_top_p_and_rules(
     tmp_path: Path,
 ) -> None:
     """Its rewards are for what the policy wrote, not for what was kept from it."""

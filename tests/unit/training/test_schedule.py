@@ -91,7 +91,7 @@ def test_certain_rows_and_rows_without_an_advantage_are_not_forwarded_but_count_
     assert len(step.batch.rows) == 5
 
 
-def test_one_row_is_forwarded_where_all_are_certain_and_all_are_where_the_loss_has_kl_or_entropy() -> None:
+def test_certain_rows_are_skipped_except_one_and_unless_the_loss_has_kl_or_entropy() -> None:
     groups = [RolloutGroup("g", (make_rollout(0, 0.9999, 1.0), make_rollout(1, 0.9998, 0.0)))]
     steps = [make_schedule(groups, all_rows=all_rows, skip_certain=0.01).step(0) for all_rows in (False, True)]
     assert [len(step.rows) for step in steps] == [1, 2]

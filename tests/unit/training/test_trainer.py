@@ -81,7 +81,7 @@ def test_a_resumed_run_ends_with_the_same_bits(two_passes, make_trainer, tmp_pat
 
 
 # Once: a training of one step kept no log-probs of the first weights: what went on from it had a ratio of 1.
-def test_a_training_of_one_step_keeps_what_a_longer_one_goes_on_with(two_passes, make_trainer, tmp_path) -> None:
+def test_a_short_training_saves_the_same_log_probs_as_a_longer_one(two_passes, make_trainer, tmp_path) -> None:
     make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     short, long = (load_file(folder / "checkpoint-1" / recomputed.FILE_NAME) for folder in (tmp_path, two_passes[1]))
     assert short and not find_changes(short, long)
