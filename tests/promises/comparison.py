@@ -1,4 +1,4 @@
-"""What of an outcome is promised, and how a later version's outcome is held against a recorded one.
+"""The promised part of an outcome, and its comparison with that of a later version.
 
 Not promised, and so replaced before anything is recorded or compared: times (by "<time>"), folders ("<folder>"), the
 fake server's address ("<server>"), sizes in bytes of files ("<size>"), and ids that are drawn or counted by a database,
@@ -27,7 +27,7 @@ SERVER = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
 def jsonable(value: Any) -> Any:
-    """A value of the package's as JSON would have it; arrays as lists."""
+    """Return a value of the package in the types of JSON; arrays as lists."""
     if is_dataclass(value) and not isinstance(value, type):
         return jsonable(asdict(value))
     if isinstance(value, dict):
@@ -75,7 +75,7 @@ def normalised(value: Any, *folders: Any) -> Any:
 
 
 def simplify(output: str) -> str:
-    """What a command prints for people, without times and without blanks at the ends of lines."""
+    """Return the output of a command for people, without times and without blanks at the ends of lines."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", output)
     lines = SHOWN_SIZES.sub("<size>", SHOWN_TIMES.sub("<time>", plain)).splitlines()
     narrow = (re.sub(r" {2,}", "  ", line).rstrip() for line in lines)
@@ -83,7 +83,7 @@ def simplify(output: str) -> str:
 
 
 def differences(recorded: Any, actual: Any, tolerance: float = 0.0) -> list[str]:
-    """Where `actual` breaks what was recorded. It may have keys that the recorded one lacks; nothing else may differ.
+    """Return the places where `actual` differs from the record. It may only have further keys.
 
     Args:
         recorded: the JSON of the version that made the promise.

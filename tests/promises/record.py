@@ -18,13 +18,13 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 def run_scenario(name: str, folder: Path) -> Any:
-    """What a scenario comes to in this version, without what is not promised."""
+    """Return the promised part of a scenario's outcome in this version."""
     with home(folder):
         return normalised(SCENARIOS[name](Place(folder)), folder.resolve(), folder)
 
 
 def write(path: Path, value: Any) -> None:
-    """One file of JSON."""
+    """Write one file of JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, ensure_ascii=True, indent=1) + "\n")
 

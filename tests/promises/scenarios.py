@@ -75,7 +75,7 @@ class Place:
 
 
 def log_lines(path: Path) -> list[Any]:
-    """All that a log holds, oldest run first, as plain objects with a type: what was recorded of it."""
+    """Return all contents of a log, oldest run first, as plain objects with a type."""
     log = RunLog(path)
     lines: list[Any] = []
     fingerprints: set[str] = set()
@@ -110,7 +110,7 @@ def log_of_lines(source: Path, path: Path) -> Path:
 
 
 def outcome(result: Any) -> Any:
-    """All that a result says."""
+    """Return all values of a result."""
     attributes = {
         name: jsonable(getattr(result, name))
         for name in ("answer", "raw_answer", "memory", "stop_reason", "chunks_read", "model", "events", "evidence")
@@ -119,7 +119,7 @@ def outcome(result: Any) -> Any:
 
 
 def refusal(call: Callable[[], Any]) -> Any:
-    """What kind of error a call raises, and in which words."""
+    """Return the kind and the words of the error that a call raises."""
     try:
         call()
     except MemAgentError as error:
@@ -128,7 +128,7 @@ def refusal(call: Callable[[], Any]) -> Any:
 
 
 def words(text: str) -> int:
-    """How the servers of these recordings count."""
+    """Count tokens as the servers of these recordings do."""
     return len(text.split())
 
 
@@ -163,7 +163,7 @@ def user_templates(place: Place) -> Any:
 
 
 def trained_policy(place: Place) -> Any:
-    """What the policy was trained with comes from its profile, changed in single values."""
+    """Read with the settings of the policy's profile, changed in single values."""
     with FakeServer(window=4096, vllm=True, count=words) as fake:
         policy = OpenAICompatiblePolicy(base_url=fake.base_url)
         with MemAgent(
@@ -375,7 +375,7 @@ def in_a_graph(place: Place) -> Any:
 
 
 def in_agents(place: Place) -> Any:
-    """What agents and clients get: a node, a tool, a reader of retrieved documents, and an MCP server's tools."""
+    """Read through a node, a tool, a reader of retrieved documents, and an MCP server's tools."""
     import asyncio
 
     from langchain_core.documents import Document

@@ -1,4 +1,4 @@
-"""What reads came to when they were recorded, they come to now."""
+"""Reads have the outcomes that were recorded."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class ScriptedChatModel(BaseChatModel):
 
 
 def calls(*requests: tuple[str, dict[str, Any]], prefix: str = "call") -> AIMessage:
-    """A message that calls tools, with the ids `call-0`, `call-1` and so on."""
+    """Return a message that calls tools, with the ids `call-0`, `call-1` and so on."""
     return AIMessage(
         "",
         tool_calls=[
@@ -48,7 +48,7 @@ def calls(*requests: tuple[str, dict[str, Any]], prefix: str = "call") -> AIMess
 
 
 def in_turn(*replies: AIMessage | str) -> ScriptedChatModel:
-    """A model that gives these replies one after the other, and the last one from then on."""
+    """Return a model that gives these replies in order, and then repeats the last one."""
     queue = [AIMessage(reply) if isinstance(reply, str) else reply for reply in replies]
 
     def script(messages: list[BaseMessage]) -> AIMessage:

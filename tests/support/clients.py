@@ -30,7 +30,7 @@ def _environment(name: str) -> Path:
 
 
 def _run(command: Sequence[str | Path], text: str, folder: Path, **variables: str) -> str:
-    """What a client prints. Nothing of this machine's settings reaches it, nor this package."""
+    """Return the output of a client, which sees neither this machine's settings nor this package."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
     process = subprocess.run(
         command, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=SECONDS, check=False

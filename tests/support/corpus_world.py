@@ -22,7 +22,7 @@ QUESTIONS = tuple(f"What is the key of {name}?" for name in NAMES)
 
 
 def make_text(number: int, words: int) -> str:
-    """A text with a key for each name; no two texts have a sentence in common."""
+    """Return a text with a key for each name; no two texts share a sentence."""
     filler = [f"d{number}w{index} and then" for index in range(words // 3)]
     for place, name in enumerate(NAMES):
         sentence = f"The key of {name} is {make_key(number, name)}."
@@ -31,12 +31,12 @@ def make_text(number: int, words: int) -> str:
 
 
 def make_key(number: int, name: str) -> str:
-    """The right answer."""
+    """Return the right answer."""
     return str(1000 + 10 * number + NAMES.index(name))
 
 
 def write_corpus(folder: Path, documents: int, *, most_words: int) -> dict[str, int | None]:
-    """Text and DOCX files of differing lengths, one in twenty of them broken; each one's number, None for broken."""
+    """Write text and DOCX files of differing lengths, one in twenty broken; return their numbers, None for broken."""
     lengths, numbers = random.Random(3), dict[str, int | None]()
     for number in range(documents):
         text = make_text(number, int(40 * (most_words / 40) ** lengths.random()))
@@ -56,7 +56,7 @@ class CountingServer(FakeServer):
         super().__init__(self._respond, delay=delay)
         self._spoil, self._faults = random.Random(1), faults
         self.read: Counter[tuple[str, str]] = Counter()
-        """How often a section was answered for, by section and question."""
+        """The number of answers by section and question."""
 
     def _respond(self, body: dict[str, Any], number: int) -> Any:
         self.requests.clear()  # a long run asks for more than has to be kept
@@ -76,7 +76,7 @@ class CountingServer(FakeServer):
 
 
 def corpus_command(source: Path | str, out: Path | str, server: FakeServer, *options: str) -> list[str]:
-    """The command line that reads a corpus through a server."""
+    """Return the command line that reads a corpus through a server."""
     questions = [word for question in QUESTIONS for word in ("-q", question)]
     return [
         sys.executable, "-m", "memagent_graph", "corpus", str(source), *questions, "--out", str(out), "--base-url",
@@ -100,5 +100,5 @@ def wait_until_it_reads(process: Any, server: CountingServer, chunks: int = 1) -
 
 
 def read_rows(out: Path) -> list[dict[str, Any]]:
-    """All rows of all Parquet files, whatever the manifest says."""
+    """Return all rows of all Parquet files, even those that the manifest does not list."""
     return [row for path in sorted(out.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]

@@ -44,7 +44,7 @@ def make_raw_pdf(
 
 
 def format_pdf_line(text: str) -> str:
-    """What shows a line of text on a page of a PDF."""
+    """Return the operators that show a line of text on a page of a PDF."""
     return f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
 
 

@@ -1,4 +1,4 @@
-"""A task that the scripted perfect reader can do, and rows of results made by hand."""
+"""A task for the scripted perfect reader, and rows of results made by hand."""
 
 from __future__ import annotations
 

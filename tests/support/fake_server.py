@@ -53,7 +53,7 @@ class FakeServer:
         self.root = root
         self.tokenizer_info = tokenizer_info
         self.models: Any = None
-        """What is returned at /models in place of the usual list, as JSON, or as a function that returns a response."""
+        """The reply at /models instead of the usual list, as JSON, or as a function that returns a response."""
         self.adapters: list[str] = []
         """Names that are served beside the model, as vLLM does with adapters."""
         self.requests: list[dict[str, Any]] = []

@@ -42,18 +42,18 @@ class Made:
     """A document, and what has to come of it."""
 
     name: str
-    """Its file name; the part before the dot says what is special about it."""
+    """The file name; the part before the dot names its peculiarity."""
     data: bytes
     facts: Texts
-    """What its text must hold."""
+    """Texts that it must contain."""
     lost: Texts = ()
-    """What must not be in its text."""
+    """Texts that it must not contain."""
     omissions: Texts = ()
     """The beginning of each of its omissions, with their number: "1 pages that are images (page 2)"."""
     headings: Texts = ()
     """The names of its headings, with those that they stand under; nothing is expected if there are none."""
     error: str = ""
-    """What its refusal says, if it must be refused."""
+    """The words of its refusal, if it must be refused."""
 
 
 def word(body: str, **parts: str | bytes) -> bytes:

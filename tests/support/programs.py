@@ -152,7 +152,7 @@ class Program:
 
 
 class KillableProcess:
-    """A program that is started as a context begins, killed as it ends, and may be killed and started in between."""
+    """A program that runs within a context, and may be killed and started again there."""
 
     process: Program | None = None
 
@@ -304,7 +304,7 @@ def _run(words: list[str], environment: dict[str, str], folder: str, streams: li
 
 
 def _end() -> None:
-    """What an interpreter does at its end and multiprocessing leaves out."""
+    """Do what an interpreter does at its end and multiprocessing leaves out."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -22,7 +22,7 @@ def real_documents(folder: Path) -> list[Path]:
 
 
 def sentences_of(text: str) -> list[str]:
-    """What ends with a full stop, in one line each."""
+    """Return the sentences that end with a full stop, each in one line."""
     return [" ".join(part.split()) for part in re.split(r"(?<=[.])\s+(?=[A-Z])|\n\n+", text) if part.strip()]
 
 

@@ -1,4 +1,4 @@
-"""What scripted policies and fake servers say: a perfect reader of sentences like "The key of harbor is 4711."."""
+"""Scripts for policies and fake servers: a perfect reader of sentences like "The key of harbor is 4711."."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_
 SMALL_OPTIONS = tuple(
     word for name, tokens in asdict(SMALL).items() for word in (f"--{name.replace('_', '-')}", str(tokens))
 )
-"""The same on the command line, where of an option that is named again the last value counts."""
+"""The same for the command line, where the last value of a repeated option counts."""
 _FACT = re.compile(r"The key of (\w+) is (\d+)\.")
 
 

@@ -32,7 +32,7 @@ class Dialect:
     status: int = 400
     """Of such a reply."""
     models: Any = None
-    """What it returns at /models, as JSON, or as a function that returns a response."""
+    """Its reply at /models, as JSON, or as a function that returns a response."""
     events: frozenset[str] = frozenset()
     """The kinds of event that must appear, and no others."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def _choice(change: Callable[[Reply], Any]) -> Callable[[Reply, int], Reply]:
 
 
 def _content(change: Callable[[str], Any]) -> Dialect:
-    """A server that gives the content in another form."""
+    """Return a server that sends the content in another form."""
 
     def changed(choice: Reply) -> None:
         choice["message"]["content"] = change(choice["message"]["content"])
@@ -77,7 +77,7 @@ def _with(**fields: Any) -> Dialect:
 
 
 def _finish(word: Any, *events: str, **fields: Any) -> Dialect:
-    """A server that ends every reply with this word."""
+    """Return a server that ends every reply with this finish reason."""
     return Dialect(_choice(lambda choice: choice.update({"finish_reason": word, **fields})), events=frozenset(events))
 
 
@@ -103,7 +103,7 @@ def _failed(**fields: Any) -> Dialect:
 def _refuses(
     field: str, words: Any, *events: str, when: Callable[[Any], bool] = lambda value: True, **more: Any
 ) -> Dialect:
-    """A server that refuses requests with this field."""
+    """Return a server that refuses requests with this field."""
     refusal = {"error": {"message": words}} if isinstance(words, str) else words
     return Dialect(
         refuses=lambda body: refusal if field in body and when(body[field]) else None, events=frozenset(events), **more
@@ -316,7 +316,7 @@ MODEL_LISTS = {
     "the path of one file": Dialect(models={"data": [{"id": "/models/some.gguf", "owned_by": "llamacpp"}]}),
     "an object without names": Dialect(models={"data": [{"object": "model"}]}),
 }
-"""What servers return at /models, where the read names its model."""
+"""Replies of servers at /models, for reads that name their model."""
 
 DIALECTS: dict[str, Dialect] = {
     f"{kind}: {name}": dialect

@@ -49,7 +49,7 @@ def build_reader(
 
 
 class Served:
-    """What `served` gives: where the server is, and what it works with."""
+    """The value of `served`: the server's address, and the objects that it uses."""
 
     def __init__(self, url: str, serving: ServerResources, sessions: PageSessions | None = None) -> None:
         self.url = url

@@ -31,7 +31,7 @@ _FACT = re.compile(r"The key of (\w+) is (\d+)\.|^(\w+) (\d+)$", re.MULTILINE)
 
 
 def answer_perfectly(prompt: str) -> str:
-    """A policy that does in each role what it is asked."""
+    """A policy that replies correctly in each role."""
     problem = part(prompt, "problem")
     if prompt.rstrip().endswith(("KEEP or REWRITE:", "KEEP, REWRITE or STOP:")):
         memory = read_perfectly(prompt)

@@ -22,7 +22,7 @@ def write_log(
     rewards: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> Path:
-    """Write each group's runs, asked one question; `changes` are of every conversation, `of_run` of one run's."""
+    """Write the runs of each group; `changes` apply to every conversation, `of_run` to those of one run."""
     tokenizer = load_tokenizer(model).fingerprint
     log = RunLog(path)
     rollouts = [(group, rollout) for group in groups for rollout in group.rollouts_G]
@@ -38,7 +38,7 @@ def write_log(
 
 
 def comparable(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-    """Those with two rollouts or more that read at least one chunk, as a reader's always do."""
+    """Return the groups with two or more rollouts that read at least one chunk, as a reader's always do."""
     whole = [
         replace(group, rollouts_G=tuple(rollout for rollout in group.rollouts_G if len(rollout.conversations_K) > 1))
         for group in groups

@@ -1,4 +1,4 @@
-"""What tests of this folder learn from, and what they compare of models and logs."""
+"""Rollouts for the tests of this folder, and helpers that compare models and logs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def make_conversation(
     truncated: bool = False,
     version: str = "v1",
 ) -> TrainingConversation:
-    """Token ids, and a log-prob of -1 each if none are given; `at` is role, branch and slot."""
+    """Return a conversation, by default with log-probs of -1; `at` is role, branch and slot."""
     logprobs = [-1.0] * len(completion) if logprobs is None else logprobs
     ids = (array("I", tokens) for tokens in (prompt, completion))
     return TrainingConversation(*ids, array("f", logprobs), *at, truncated, version, mask)
 
 
 def example_settings(of: AdvantageSettings, **others: Any) -> multi_conv_dapo.Settings:
-    """The package's settings of advantages and weights, as the example has them, and others of its own."""
+    """Return the package's settings of advantages and weights in the form of the example, with further ones."""
     penalty = of.overlong_penalty
     return multi_conv_dapo.Settings(
         divide_by_std=of.divide_by_std,
@@ -52,18 +52,18 @@ def example_settings(of: AdvantageSettings, **others: Any) -> multi_conv_dapo.Se
 
 
 def copy_weights(model: Any) -> dict[str, Any]:
-    """A copy of a model's weights, by name."""
+    """Return a copy of a model's weights, by name."""
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
 def find_changes(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
-    """The names of the weights that are not the same to the last bit."""
+    """Return the names of the weights that differ in any bit."""
     assert before.keys() == after.keys()
     return {name for name, weight in before.items() if not torch.equal(weight, after[name])}
 
 
 def read_logs(trainer: Any, *, apart_from: Container[str] = ()) -> list[dict[str, float]]:
-    """What a trainer logged of its steps, but for some metrics."""
+    """Return the metrics that a trainer logged of its steps, without some of them."""
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     return [{name: value for name, value in entry.items() if name not in apart_from} for entry in steps]
 
@@ -73,7 +73,7 @@ OF_THE_MACHINE = {"step_time", "train/tokens_per_second", "memory/peak_gib", "mf
 
 
 def edit(groups: Sequence[RolloutGroup], *, reward: float | None = None, **changes: Any) -> list[RolloutGroup]:
-    """The groups with other values in the first rollout's first conversation, and maybe another reward of it."""
+    """Return the groups with other values in the first conversation of the first rollout, or another reward of it."""
     first = groups[0]
     rollout = first.rollouts_G[0]
     conversation = replace(rollout.conversations_K[0], **changes)
