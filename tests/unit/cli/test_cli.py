@@ -17,7 +17,7 @@ from support.command_line import memagent
 from support.document_files import make_pdf
 from support.programs import Program, answers, kill_after, records
 from support.scripts import part, read_perfectly
-from support.server_faults import error
+from support.server_faults import make_error
 
 from memagent_graph.cli.console import Console
 from memagent_graph.errors import install_command
@@ -73,7 +73,7 @@ def test_several_questions_are_read_for_in_one_pass(book, options, tmp_path) -> 
 
 
 def test_one_question_that_fails_leaves_the_others(read, server) -> None:
-    good, refuse = server.respond, error(400, "no towers")
+    good, refuse = server.respond, make_error(400, "no towers")
     server.respond = lambda body, n: refuse() if "tower" in body["messages"][0]["content"] else good(body, n)
     result = read("-q", "What is the key of tower?", "--json", code=4)
     answered, failed = json.loads(result.stdout)["results"]
@@ -173,7 +173,7 @@ def test_options_that_cannot_be_used_are_refused_and_their_secrets_not_shown(
 
 
 def test_a_failing_server_costs_no_finished_chunk(read, server) -> None:
-    good, fail = server.respond, error(500, "boom")
+    good, fail = server.respond, make_error(500, "boom")
     server.respond = lambda body, number: fail() if number >= 3 else good(body, number)
     result = read("--retries", 0, "--run-id", "r", "--json", code=4)
     failure = json.loads(result.stdout)["error"]

@@ -20,7 +20,7 @@ from support.command_line import memagent
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after
 from support.scripts import part
-from support.server_faults import error
+from support.server_faults import make_error
 
 from memagent_evaluation.plots import draw_all
 from memagent_evaluation.result_journal import JOURNAL, load_results
@@ -167,7 +167,7 @@ def test_bad_input_is_refused_with_a_remedy_before_any_work(options, server, out
 
 
 def test_a_server_that_dies_stops_it_and_nothing_is_lost(evaluate, server, out) -> None:
-    good, fail = server.respond, error(500, "died")
+    good, fail = server.respond, make_error(500, "died")
     server.respond = lambda body, number: good(body, number) if number < 10 else fail()
     result = evaluate("-n", 8, "--retries", 0, "--concurrency", 4, code=4)
     assert "died" in result.stderr
