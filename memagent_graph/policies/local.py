@@ -327,14 +327,14 @@ class _Engine:
         with self._torch.inference_mode():
             # At least one token of the shortest prompt is computed by itself.
             shared = min(_count_common_tokens(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
-            source, reused = self.find_prefix(prompts[0][:shared])
+            match = self.find_prefix(prompts[0][:shared])
             if len(prompts) == 1:
-                shared = reused
+                shared = match.length
             for row, request in enumerate(requests):
-                request.cached_tokens = shared if row else reused
+                request.cached_tokens = shared if row else match.length
                 if request.sampling.seed is not None and request.sampling.temperature > 0:
                     request.generator = self._torch.Generator(self._device).manual_seed(request.sampling.seed)
-            logits, cache, mask = self._prefill(prompts, source, reused, shared)
+            logits, cache, mask = self._prefill(prompts, match, shared)
             lengths = self._torch.tensor([len(prompt) for prompt in prompts], device=self._device)
             for step in range(max(request.sampling.max_tokens for request in requests)):
                 tokens = self._sample_tokens(logits, requests)
@@ -359,9 +359,10 @@ class _Engine:
         matches = [_CommonPrefix(prefix, prefix.count_common_tokens(ids)) for prefix in self._prefixes]
         return max([_CommonPrefix(_Prefix(), 0), *matches], key=lambda match: match.length)
 
-    def _keep_prefix(self, prefix: _Prefix, source: _Prefix) -> None:
-        """Keep a prefix in place of the one it was computed from. The oldest prefixes go if there are too many."""
-        others = [other for other in self._prefixes if other is not source]
+    def _keep_prefix(self, prefix: _Prefix, match: _CommonPrefix) -> None:
+        """Keep a prefix, in place of the one with which it has most in common. The oldest go if there are too many."""
+        is_same_section = match.length > len(match.prefix.ids) / 2
+        others = [other for other in self._prefixes if other is not match.prefix or not is_same_section]
         self._prefixes, size = [], 0
         for kept in [prefix, *others][:_MAX_PREFIXES]:
             size += kept.nbytes
@@ -369,19 +370,19 @@ class _Engine:
                 self._prefixes.append(kept)
 
     def _prefill(
-        self, prompts: Sequence[list[int]], source: _Prefix, reused: int, shared: int
+        self, prompts: Sequence[list[int]], match: _CommonPrefix, shared: int
     ) -> tuple[torch.Tensor, Any, torch.Tensor]:
         """Run the prompts: the new part of their common prefix as one row, then the rest as left-padded rows.
 
-        The first `reused` of the `shared` tokens are in the prefix `source`.
+        The first of the `shared` tokens are in the prefix of the match.
         """
-        torch, rows = self._torch, len(prompts)
-        cache: Any = source.cache(reused) if reused else None
+        torch, rows, reused = self._torch, len(prompts), match.length
+        cache: Any = match.prefix.cache(reused) if reused else None
         if shared > reused:
             head = torch.tensor([prompts[0][reused:shared]], device=self._device)
             cache = self._model(input_ids=head, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
         if rows > 1 and shared:
-            self._keep_prefix(_Prefix.of(prompts[0][:shared], cache), source)
+            self._keep_prefix(_Prefix.of(prompts[0][:shared], cache), match)
             cache.batch_repeat_interleave(rows)
         tails = [prompt[shared:] for prompt in prompts]
         width = max(map(len, tails))
@@ -402,7 +403,7 @@ class _Engine:
             logits_to_keep=1,
         )
         if rows == 1:
-            self._keep_prefix(_Prefix.of(prompts[0], output.past_key_values), source)
+            self._keep_prefix(_Prefix.of(prompts[0], output.past_key_values), match)
         return output.logits[:, -1], output.past_key_values, mask
 
     def _sample_tokens(self, logits: torch.Tensor, requests: Sequence[_Request]) -> torch.Tensor:

@@ -165,7 +165,8 @@ async def test_a_policy_that_was_closed_lets_its_weights_go_and_may_be_asked_aga
 
 async def test_reads_of_several_documents_find_their_prefixes_among_the_last_ones(policy, monkeypatch) -> None:
     fresh = LocalPolicy.embedded()
-    documents = [("The river rose. " * 90), ("The bridge fell. " * 90)]
+    beginning = "It rained all day. " * 60
+    documents = [beginning + "The river rose. " * 70, beginning + "The bridge fell. " * 70]
     cached = []
     for bounds in ({}, {"_MAX_PREFIXES": 1}, {"_MAX_PREFIX_BYTES": 2**20}):
         for name, bound in bounds.items():
@@ -176,7 +177,7 @@ async def test_reads_of_several_documents_find_their_prefixes_among_the_last_one
         assert [reply.token_ids for reply in replies] == [
             (await policy.complete(prompt, GREEDY)).token_ids for prompt in prompts
         ]
-        cached.append([reply.usage.cached_tokens > 320 for reply in replies])
+        cached.append([reply.usage.cached_tokens > 0.8 * reply.usage.prompt_tokens for reply in replies])
     assert cached == [[True, True], [False, False], [False, False]]
     await fresh.aclose()
 
