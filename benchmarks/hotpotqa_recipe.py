@@ -77,29 +77,13 @@ def build_commands(
     train += ["--preset", "memagent-paper", "--out", str(folder / "policy"), "--iterations", str(iterations)]
     train += ["--groups", str(groups), "--max-questions", str(groups), "--rollouts", str(rollouts)]
     train += ["--measure-every", "0", *(word for setting in SETTINGS for word in ("--set", setting))]
-    eval_command = [
-        "eval",
-        "ruler_hqa",
-        "--data",
-        str(folder / HELD_OUT),
-        "--lengths",
-        str(PASSAGES),
-        "--n",
-        str(count),
-    ]
+    measure = ["eval", "ruler_hqa", "--data", str(folder / HELD_OUT), "--lengths", str(PASSAGES), "--n", str(count)]
+    measure += ["--systems", "memagent"]
     return {
         "without": ["eval", "memagent_files", *data, *no_document, "--model", "embedded", "--out", no_document_folder],
         "rl": train,
-        "before": [*eval_command, "--systems", "memagent", "--model", "embedded", "--out", str(folder / "before")],
-        "after": [
-            *eval_command,
-            "--systems",
-            "memagent",
-            "--model",
-            str(folder / "policy"),
-            "--out",
-            str(folder / "after"),
-        ],
+        "before": [*measure, "--model", "embedded", "--out", str(folder / "before")],
+        "after": [*measure, "--model", str(folder / "policy"), "--out", str(folder / "after")],
         "compared": ["eval-report", str(folder / "after"), str(folder / "before")],
     }
 

@@ -68,9 +68,8 @@ def _make_openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> Me
 async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float, float]:
     store = DocumentStore(folder)
     readers = make_reader(url, store, logprobs=logprobs), _make_openai_reader(url, store, logprobs=logprobs)
-    references = [
-        store.add(Document.from_text(text)) for text in generate_documents(CHUNK_TOKENS * CHUNKS // 2, DOCUMENTS)
-    ]
+    texts = generate_documents(CHUNK_TOKENS * CHUNKS // 2, DOCUMENTS)
+    references = [store.add(Document.from_text(text)) for text in texts]
     our_pass, openai_pass = (make_pass(reader, references) for reader in readers)
     await our_pass()
     await openai_pass()

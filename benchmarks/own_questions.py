@@ -76,11 +76,11 @@ def build_commands(folder: Path, iterations: int) -> dict[str, list[str]]:
     train += ["--out", str(folder / "policy"), "--iterations", str(iterations), "--rollouts", "8", "--groups", "16"]
     train += ["--max-questions", "32", "--advance-at", "0", "--measure-every", "0"]
     train += [word for setting in SETTINGS for word in ("--set", setting)]
-    eval_command = ["eval", "qa_files", "--data", str(folder / "held_out.jsonl"), "--n", "200", "--systems", "memagent"]
+    measure = ["eval", "qa_files", "--data", str(folder / "held_out.jsonl"), "--n", "200", "--systems", "memagent"]
     return {
         "rl": train,
-        "before": [*eval_command, "--model", "embedded", "--out", str(folder / "before")],
-        "after": [*eval_command, "--model", str(folder / "policy"), "--out", str(folder / "after")],
+        "before": [*measure, "--model", "embedded", "--out", str(folder / "before")],
+        "after": [*measure, "--model", str(folder / "policy"), "--out", str(folder / "after")],
         "compared": ["eval-report", str(folder / "after"), str(folder / "before")],
     }
 

@@ -92,9 +92,7 @@ class AllowedRoots:
         """
         name = shortened_name(path)
         if _SCHEME.match(path):
-            raise RefusedSourceError(
-                f"{name!r} is an address, and only paths are accepted here", hint=self._get_remedy()
-            )
+            raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted", hint=self._get_remedy())
         if not _is_path(path):
             raise RefusedSourceError(f"{name!r} is not a path", hint=self._get_remedy())
         for root in self.roots:

@@ -37,10 +37,7 @@ def summarize_omissions(omissions: Iterable[Omission]) -> list[StoredOmission]:
     sorts = group_values(((omission.what, omission.remedy), omission) for omission in omissions)
     return [
         StoredOmission(
-            what=what,
-            count=sum(omission.count for omission in several),
-            places=_list_places(several),
-            remedy=remedy,
+            what=what, count=sum(item.count for item in several), places=_list_places(several), remedy=remedy
         )
         for (what, remedy), several in [*sorts.items()][:_MAX_KINDS]
     ]

@@ -159,7 +159,5 @@ def supersede(connection: sqlite3.Connection, run_id: str, call_ids: Sequence[st
 
 def supersede_except(connection: sqlite3.Connection, run_id: str, call_ids: Collection[str]) -> None:
     """Supersede all other calls."""
-    update = (
-        "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND call_id NOT IN (SELECT value FROM json_each(?))"
-    )
-    connection.execute(update, (run_id, json.dumps(list(call_ids))))
+    sql = "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND call_id NOT IN (SELECT value FROM json_each(?))"
+    connection.execute(sql, (run_id, json.dumps(list(call_ids))))

@@ -70,12 +70,8 @@ class SequentialStrategy(Strategy):
         number, memory = state.get("pass_number") or 1, state.get("memory") or ""
         is_last = number >= self.passes or memory == (state.get("earlier_memory") or "")
         chunks = state.get("chunks_read") or 0
-        if (
-            is_last
-            or "stop_reason" in change
-            or change["span"] is not None
-            or chunks - (state.get("earlier_chunks") or 0) < 2
-        ):
+        has_chunk = change.get("span") is not None
+        if is_last or has_chunk or "stop_reason" in change or chunks - (state.get("earlier_chunks") or 0) < 2:
             return change
         begin = {"cursor": None, "pass_number": number + 1, "earlier_chunks": chunks, "earlier_memory": memory}
         at_beginning: Any = {**state, **begin}

@@ -104,11 +104,8 @@ def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str,
     if not any(in_memory.values()):
         return _explain_never_written(needle, run, completions)
     if _holds(trace.final_memory, needle.gold):
-        other_form = [
-            update
-            for update in trace.final_path
-            if in_memory[update.call_id] and not contains(update.memory, needle.gold)
-        ]
+        holding = [update for update in trace.final_path if in_memory[update.call_id]]
+        other_form = [update for update in holding if not contains(update.memory, needle.gold)]
         if other_form and not contains(trace.final_memory, needle.gold):
             return NeedleLoss(needle, Loss.REFORMATTED, other_form[0].chunk_index)
         loss = Loss.REFORMATTED if _has_another_form(reply, needle.gold) else Loss.IN_MEMORY

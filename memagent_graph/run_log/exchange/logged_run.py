@@ -113,9 +113,7 @@ def _merge_conversations(
     ids = {(conversation.call_id, conversation.attempt): number for number, conversation in enumerate(in_order)}
     rewards_by_part = []
     for part in parts:
-        new_ids = {
-            conversation.id: ids[conversation.call_id, conversation.attempt] for conversation in part.conversations
-        }
+        new_ids = {attempt.id: ids[attempt.call_id, attempt.attempt] for attempt in part.conversations}
         rewards_by_part.append(
             [replace(reward, id=None, conversation=new_ids.get(reward.conversation)) for reward in part.rewards]
         )

