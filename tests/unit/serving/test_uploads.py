@@ -94,12 +94,15 @@ async def test_texts_count_for_their_key_and_the_oldest_that_no_read_uses_go(tmp
 
 async def test_nothing_is_converted_for_a_key_without_room_nor_many_files_at_once(tmp_path: Path, monkeypatch) -> None:
     files, running, most = uploads(tmp_path, quota=50), 0, 0
-    add = files.store.add_async
+    add, second = files.store.add_async, asyncio.Event()
 
     async def watched(document: Document) -> DocumentRef:
         nonlocal running, most
         running += 1
         most = max(most, running)
+        if running == 2:
+            second.set()
+        await asyncio.wait_for(second.wait(), 60)
         ref = await add(document)
         running -= 1
         return ref
