@@ -26,7 +26,7 @@ SMALL = Budget(context_window=1024, question_tokens=40, memory_tokens=48, chunk_
 
 
 def read(address: str, folder: Path) -> Any:
-    """One read through a recording server in front of the real one: its result, and what was sent."""
+    """Read through a recording server in front of the real one. Return the result and the requests."""
 
     def forward(body: dict[str, Any], number: int) -> web.Response:
         sent = urllib.request.Request(f"{address}/chat/completions", json.dumps(body).encode())
@@ -44,23 +44,23 @@ def read(address: str, folder: Path) -> Any:
     return result, front.requests
 
 
-def rounded(value: Any) -> Any:
-    """Log-probs to four digits: kernels differ in the last ones."""
+def round_probs(value: Any) -> Any:
+    """Return the value with log-probs to four digits, because kernels differ in the last ones."""
     if isinstance(value, dict):
         return {
             key: [round(number, 4) for number in part]
             if key == "logprobs" and isinstance(part, list)
-            else rounded(part)
+            else round_probs(part)
             for key, part in value.items()
         }
-    return [rounded(item) for item in value] if isinstance(value, list) else value
+    return [round_probs(item) for item in value] if isinstance(value, list) else value
 
 
 def test_a_greedy_read_sends_and_logs_what_was_recorded(embedded_server, tmp_path) -> None:
     result, requests = read(embedded_server.base_url, tmp_path)
     lines = log_lines(tmp_path / "runs.sqlite")
-    outcome_now = rounded(normalised({"result": outcome(result), "requests": exact(requests), "log": lines}, tmp_path))
+    actual = round_probs(normalised({"result": outcome(result), "requests": exact(requests), "log": lines}, tmp_path))
     if os.environ.get("RECORD_PROMISES") and not RECORDED.exists():
         RECORDED.parent.mkdir(parents=True, exist_ok=True)
-        RECORDED.write_text(json.dumps(outcome_now, indent=1) + "\n")
-    assert differences(json.loads(RECORDED.read_text()), outcome_now, 2e-3) == []
+        RECORDED.write_text(json.dumps(actual, indent=1) + "\n")
+    assert differences(json.loads(RECORDED.read_text()), actual, 2e-3) == []

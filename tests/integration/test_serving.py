@@ -57,8 +57,8 @@ def test_a_short_request_is_answered_as_the_model_server_answers_it(
     assert here.status_code == there.status_code == 200
     assert without_id_and_time(here) == without_id_and_time(there)
 
-    def streamed(url: str) -> tuple[Any, ...]:
-        """What a stream says. A busy vLLM joins parts, and its log-probs differ a little from batch to batch."""
+    def read_stream(url: str) -> tuple[Any, ...]:
+        """Return the content of a stream. A busy vLLM joins parts, and its log-probs vary a little by batch."""
         lines = post(url, {**body, "stream": True, "stream_options": {"include_usage": True}}).text.splitlines()
         parts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         choices = [choice for part in parts for choice in part["choices"]]
@@ -66,7 +66,7 @@ def test_a_short_request_is_answered_as_the_model_server_answers_it(
         content = "".join(choice["delta"].get("content") or "" for choice in choices)
         return content, said, choices[-1]["finish_reason"], parts[-1]["usage"], lines[-2], {*parts[0]}, {*choices[0]}
 
-    assert streamed(shared.api) == streamed(embedded_server.base_url)
+    assert read_stream(shared.api) == read_stream(embedded_server.base_url)
     wrong = {**body, "model": "nobody"}
     assert post(shared.api, wrong).json() == post(embedded_server.base_url, wrong).json()
 

@@ -37,8 +37,8 @@ def api(server: VLLMServer) -> ServerAPI:
     return ServerAPI(server.root_url, None, trust_env=False)
 
 
-def perturbed(folder: Path, share: float, seed: int) -> Path:
-    """The embedded policy with some noise on all weights, `share` of each tensor's spread."""
+def perturb_policy(folder: Path, share: float, seed: int) -> Path:
+    """Save the embedded policy with noise on all weights, `share` of each tensor's spread."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -52,8 +52,8 @@ def perturbed(folder: Path, share: float, seed: int) -> Path:
     return folder
 
 
-def adapted(folder: Path, seed: int, rank: int = 8) -> Path:
-    """Random adapters to the embedded policy, and the weights with them merged in, as a training leaves them."""
+def make_adapters(folder: Path, seed: int, rank: int = 8) -> Path:
+    """Save random adapters of the embedded policy, and the merged weights, as a training leaves them."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -83,7 +83,7 @@ async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monke
     """It is small: the log-probs of two versions lie within the tolerance, here a wider one, of each other."""
     tolerance = 1e-2
     await at_first(server)
-    folder = perturbed(tmp_path / "1", 1e-5, seed=1)
+    folder = perturb_policy(tmp_path / "1", 1e-5, seed=1)
     assert (await syncing(server, SyncMethod.RELOAD, tolerance=tolerance).sync(folder, "1")).gap < TOLERANCE
     await at_first(server)
     old = await Probe.of_size(5120, 1024).read(api, server.model_name)
@@ -104,7 +104,7 @@ async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monke
 async def test_without_the_reset_old_keys_and_values_are_served(server, api, tmp_path) -> None:
     await at_first(server)
     probe = Probe.of_size(5120, 1024)
-    folder = perturbed(tmp_path / "1", 0.05, seed=1)
+    folder = perturb_policy(tmp_path / "1", 0.05, seed=1)
     await probe.read(api, server.model_name)
     await api.reload_weights(str(folder))
     stale = await probe.read(api, server.model_name)
@@ -122,7 +122,7 @@ async def test_without_the_reset_old_keys_and_values_are_served(server, api, tmp
 async def test_adapters_of_other_weights_that_the_server_accepts_are_noticed(server, tmp_path) -> None:
     await at_first(server)
     other = write_random_policy(tmp_path / "other")
-    mistaken = adapted(tmp_path / "mistaken", seed=1) / "adapter"
+    mistaken = make_adapters(tmp_path / "mistaken", seed=1) / "adapter"
     text = (mistaken / "adapter_config.json").read_text()
     text = re.sub(r'"base_model_name_or_path": "[^"]*"', f'"base_model_name_or_path": "{other}"', text)
     (mistaken / "adapter_config.json").write_text(text)
@@ -133,7 +133,7 @@ async def test_adapters_of_other_weights_that_the_server_accepts_are_noticed(ser
 
 async def test_a_rank_that_is_too_large_is_refused_by_the_server_in_words_that_help(server, tmp_path) -> None:
     await at_first(server)
-    adapter = adapted(tmp_path / "64", seed=1, rank=64) / "adapter"
+    adapter = make_adapters(tmp_path / "64", seed=1, rank=64) / "adapter"
     remote = PolicySync(RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER))
     with pytest.raises(TrainingError, match=r"rank 64 is greater than max_lora_rank.*`--max-lora-rank`"):
         await remote.sync(adapter, "1")
@@ -145,7 +145,7 @@ async def test_a_server_that_broke_is_restarted_with_the_new_weights(server, tmp
     async with httpx2.AsyncClient(timeout=60) as client:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "nowhere")}}
         assert (await client.post(f"{server.root_url}/collective_rpc", json=body)).status_code == 500
-    folder = perturbed(tmp_path / "1", 0.05, seed=2)
+    folder = perturb_policy(tmp_path / "1", 0.05, seed=2)
     served = await syncing(server).sync(folder, "1")
     assert (served.method, server.model) == (SyncMethod.RESTART, folder)
     assert served.gap < TOLERANCE

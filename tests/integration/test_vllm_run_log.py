@@ -15,8 +15,8 @@ from memagent_training.serving.vllm_server import VLLMServer
 CHUNKS = 700
 
 
-async def rescored(client: httpx2.AsyncClient, server: VLLMServer, row: Conversation) -> list[float]:
-    """The server's log-probs of a logged completion's ids after its prompt's ids."""
+async def rescore(client: httpx2.AsyncClient, server: VLLMServer, row: Conversation) -> list[float]:
+    """Return the server's log-probs of a logged completion's ids after its prompt's ids."""
     body = {
         "model": "memagent-embedded",
         "prompt": [*row.prompt_token_ids, *row.token_ids],
@@ -61,7 +61,7 @@ async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServe
         async with slots:
             asked_again = await policy.complete(messages, SamplingParams(max_tokens=1, logprobs=True))
             assert asked_again.prompt_token_ids == row.prompt_token_ids
-            again = await rescored(client, embedded_server, row)
+            again = await rescore(client, embedded_server, row)
         gaps.extend(abs(one - other) for one, other in zip(again, row.logprobs, strict=True))
 
     memories = ["", *(update.memory for update in result.updates)]

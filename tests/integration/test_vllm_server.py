@@ -79,12 +79,12 @@ def test_a_wrong_key_is_refused(server: VLLMServer) -> None:
 
 
 def test_reports_cached_prompt_tokens(server: VLLMServer) -> None:
-    def cached() -> int:
+    def count_cached_tokens() -> int:
         reply = client(server).completions.create(model=server.model_name, prompt=list(range(3, 203)), max_tokens=1)
         assert reply.usage and reply.usage.prompt_tokens_details
         return reply.usage.prompt_tokens_details.cached_tokens or 0
 
-    assert [cached(), cached()] == [0, 192]  # whole blocks of 32
+    assert [count_cached_tokens(), count_cached_tokens()] == [0, 192]  # whole blocks of 32
 
 
 def test_the_server_counts_prompt_tokens(server: VLLMServer) -> None:

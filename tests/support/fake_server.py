@@ -150,11 +150,11 @@ class FakeServer:
         if isinstance(reply, web.Response):
             return reply
         if body.get("stream") and isinstance(reply, str):
-            return await self._streamed(request, body, reply)
+            return await self._stream(request, body, reply)
         return web.json_response(reply if isinstance(reply, dict) else self.completion(body, reply))
 
-    async def _streamed(self, request: web.Request, body: dict[str, Any], text: str) -> web.StreamResponse:
-        """A text word by word."""
+    async def _stream(self, request: web.Request, body: dict[str, Any], text: str) -> web.StreamResponse:
+        """Send a text word by word."""
         whole = self.completion(body, text)
         head = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": body["model"]}
         deltas = [

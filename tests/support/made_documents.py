@@ -94,7 +94,7 @@ def tc(text: str, properties: str = "") -> str:
     return f"<w:tc><w:tcPr>{properties}</w:tcPr>{p(text)}</w:tc>"
 
 
-def _numbered(level: int, number: int = 1) -> str:
+def _number(level: int, number: int = 1) -> str:
     return f'<w:numPr><w:ilvl w:val="{level}"/><w:numId w:val="{number}"/></w:numPr>'
 
 
@@ -110,7 +110,7 @@ def _numbering(*levels: tuple[str, str], more: str = "") -> str:
 
 
 _STYLES = (
-    f'<w:styles {W}><w:style w:type="paragraph" w:styleId="H1"><w:name w:val="heading 1"/><w:pPr>{_numbered(0)}</w:pPr>'
+    f'<w:styles {W}><w:style w:type="paragraph" w:styleId="H1"><w:name w:val="heading 1"/><w:pPr>{_number(0)}</w:pPr>'
     f'</w:style><w:style w:type="paragraph" w:styleId="H2"><w:name w:val="heading 2"/><w:basedOn w:val="H1"/><w:pPr>'
     '<w:numPr><w:ilvl w:val="1"/></w:numPr></w:pPr></w:style></w:styles>'
 )
@@ -159,24 +159,20 @@ def _word_files() -> Iterator[Made]:
         ("# 1. Scope", "# 2. Terms", "## 2.1 Law"), headings=("1. Scope", "2. Terms", "2. Terms > 2.1 Law"),
     )  # fmt: skip
     items = (
-        p("one", _numbered(0))
-        + p("inner", _numbered(1))
-        + p("two", _numbered(0))
-        + p("Between.")
-        + p("three", _numbered(0))
+        p("one", _number(0)) + p("inner", _number(1)) + p("two", _number(0)) + p("Between.") + p("three", _number(0))
     )
     yield Made("list.docx", word(items, numbering__xml=_numbering(*two)), ("1. one", "1.1 inner", "2. two", "3. three"))
     roman = _numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"))
     yield Made(
-        "letters.docx", word(p("A", _numbered(0)) + p("B", _numbered(0)) + p("c", _numbered(1)), numbering__xml=roman),
+        "letters.docx", word(p("A", _number(0)) + p("B", _number(0)) + p("c", _number(1)), numbering__xml=roman),
         ("Article II B", "(a) c"),
     )  # fmt: skip
     again = '<w:num w:numId="2"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride></w:num>'
     yield Made(
-        "restart.docx", word(p("one", _numbered(0)) + p("seven", _numbered(0, 2)), numbering__xml=_numbering(*two, more=again)),
+        "restart.docx", word(p("one", _number(0)) + p("seven", _number(0, 2)), numbering__xml=_numbering(*two, more=again)),
         ("7. seven",),
     )  # fmt: skip
-    yield Made("bullets.docx", word(p("dot", _numbered(0)), numbering__xml=_numbering(("bullet", "·"))), ("- dot",))
+    yield Made("bullets.docx", word(p("dot", _number(0)), numbering__xml=_numbering(("bullet", "·"))), ("- dot",))
     box = '<w:sdt><w:sdtPr><w14:checkbox><w14:checked w14:val="{}"/></w14:checkbox></w:sdtPr><w:sdtContent><w:r><w:sym w:font="Segoe" w:char="2610"/></w:r></w:sdtContent></w:sdt>'
     field = '<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:checkBox>{}</w:checkBox></w:ffData></w:fldChar></w:r>'
     unset = '<w:default w:val="0"/>'

@@ -45,7 +45,7 @@ def writes_reports(prompt: str) -> str:
         return f"\\boxed{{{memory or 'unknown'}}}"
     if memory:
         return memory
-    word = _wanted(part(prompt, "problem"))
+    word = _find_key(part(prompt, "problem"))
     sentences = sentences_of(part(prompt, "section"))[1:-1]  # the first and the last may be cut
     return next(
         (sentence for sentence in sentences if f" {word} " in sentence.lower() and len(sentence) < 300), "nothing yet"
@@ -62,7 +62,7 @@ def reads_keys_and_writes(prompt: str) -> str:
     return writes_reports(prompt) if "<quotes>" in prompt or "<answers>" in prompt else reads_keys(prompt)
 
 
-def _wanted(question: str) -> str:
+def _find_key(question: str) -> str:
     return question.rstrip("?").split()[-1].lower()
 
 

@@ -55,20 +55,20 @@ class Dialect:
 def _choice(change: Callable[[Reply], Any]) -> Callable[[Reply, int], Reply]:
     """Change the only choice of each reply."""
 
-    def changed(reply: Reply, number: int) -> Reply:
+    def change_reply(reply: Reply, number: int) -> Reply:
         change(reply["choices"][0])
         return reply
 
-    return changed
+    return change_reply
 
 
 def _content(change: Callable[[str], Any]) -> Dialect:
     """Return a server that sends the content in another form."""
 
-    def changed(choice: Reply) -> None:
+    def change_reply(choice: Reply) -> None:
         choice["message"]["content"] = change(choice["message"]["content"])
 
-    return Dialect(_choice(changed))
+    return Dialect(_choice(change_reply))
 
 
 def _with(**fields: Any) -> Dialect:
@@ -84,15 +84,15 @@ def _finish(word: Any, *events: str, **fields: Any) -> Dialect:
 def _at_second(change: Callable[[Reply], Any], *events: str) -> Dialect:
     """A server whose second reply is changed; the document's fact is in the first chunk."""
 
-    def changed(reply: Reply, number: int) -> Reply:
+    def change_reply(reply: Reply, number: int) -> Reply:
         if number == 1:
             change(reply["choices"][0])
         return reply
 
-    return Dialect(changed, events=frozenset(events))
+    return Dialect(change_reply, events=frozenset(events))
 
 
-def _failed(**fields: Any) -> Dialect:
+def _fail(**fields: Any) -> Dialect:
     def change(choice: Reply) -> None:
         choice["message"]["content"] = "half a te"
         choice.update(fields)
@@ -156,8 +156,8 @@ FINISH_REASONS = {
     "ended, with another word of the provider's": _finish("stop", native_finish_reason="banana"),
     "cut, as a stop_reason": _finish(None, "truncated", stop_reason="max_tokens"),
     "refused, as 'SAFETY'": _at_second(lambda choice: choice.update({"finish_reason": "SAFETY"}), "refused"),
-    "failed, as 'abort'": _failed(finish_reason="abort"),
-    "failed, as an error in the choice": _failed(error={"code": 502, "message": "upstream"}),
+    "failed, as 'abort'": _fail(finish_reason="abort"),
+    "failed, as an error in the choice": _fail(error={"code": 502, "message": "upstream"}),
     "failed, as an error beside the choices": Dialect(
         lambda reply, number: {**reply, "error": {"message": "upstream"}} if number == 1 else reply,
         events=frozenset({"request_retried"}),

@@ -110,17 +110,17 @@ class Recorder(TrainerCallback):
         self.steps: list[dict[str, Any]] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        is_sharded = any(hasattr(tensor, "full_tensor") for _, tensor in _named(model))
-        weights = {name: _whole(tensor) for name, tensor in _named(model)}
+        is_sharded = any(hasattr(tensor, "full_tensor") for _, tensor in _list_parameters(model))
+        weights = {name: _whole(tensor) for name, tensor in _list_parameters(model)}
         self.steps.append({"weights": weights, "is_sharded": is_sharded})
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.steps[-1]["gradients"] = {
-            name: _whole(tensor.grad) for name, tensor in _named(model) if tensor.grad is not None
+            name: _whole(tensor.grad) for name, tensor in _list_parameters(model) if tensor.grad is not None
         }
 
 
-def _named(model: Any) -> list[tuple[str, Any]]:
+def _list_parameters(model: Any) -> list[tuple[str, Any]]:
     return [
         (name.removeprefix("module."), parameter)
         for name, parameter in model.named_parameters()

@@ -28,14 +28,14 @@ WORDS = st.sampled_from(
 TEXTS = st.lists(WORDS | st.text(max_size=3), max_size=40).map(" ".join) | st.lists(WORDS, max_size=30).map("".join)
 
 
-def made_of(memories: Sequence[str], chunks: Sequence[str], edited: Sequence[int] = ()) -> Trace:
+def make_edited_trace(memories: Sequence[str], chunks: Sequence[str], edited: Sequence[int] = ()) -> Trace:
     events = {index: ReadEvent(EventKind.MEMORY_EDITED, index, "") for index in edited}
     return line_of(memories, chunks, events=events)
 
 
-def traced(memories: Sequence[str], chunks: Sequence[str] | None = None, edited: Sequence[int] = ()) -> Provenance:
+def find_origin(memories: Sequence[str], chunks: Sequence[str] | None = None, edited: Sequence[int] = ()) -> Provenance:
     texts = chunks or [""] * len(memories)
-    return find_provenance(made_of(memories, texts, edited), lambda update: texts[update.chunk_index])
+    return find_provenance(make_edited_trace(memories, texts, edited), lambda update: texts[update.chunk_index])
 
 
 @given(TEXTS, TEXTS, st.integers(0, 1000))
@@ -51,7 +51,7 @@ def test_quotes_lie_in_their_chunk_whatever_the_text(line: str, chunk: str, star
 def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, str]]) -> None:
     memories, chunks = zip(*steps, strict=True)
     document = "".join(chunks)
-    trace = made_of(memories, chunks)
+    trace = make_edited_trace(memories, chunks)
     result = find_provenance(trace, lambda update: chunks[update.chunk_index], Places([SourceMark(0, "page 1")]))
     assert [line.line for line in result.lines] == split_memory(memories[-1])
     for quote in result.evidence:
@@ -132,7 +132,7 @@ ILSE, MARTA, JONAS = "Ilse built the lighthouse", "Marta sold the granary", "Jon
     ],
 )  # fmt: skip
 def test_a_line_has_its_origin_and_what_nobody_carries_on_is_lost(memories, origins, lost) -> None:
-    result = traced(memories)
+    result = find_origin(memories)
     assert [(line.update, line.reworded) for line in result.lines] == origins
     assert [(line.line, line.update, line.gone) for line in result.lost] == lost
 
@@ -144,7 +144,7 @@ def test_quotes_come_from_the_chunks_that_brought_the_words() -> None:
         "Ilse Thornbury built the lighthouse",
         "Ilse Thornbury built the lighthouse, lit in 1743",
     ]
-    result = traced(memories, chunks)
+    result = find_origin(memories, chunks)
     assert [(quote.chunk_index, quote.quote) for quote in result.evidence] == [
         (0, "Ilse Thornbury built the lighthouse"),
         (2, "lit in 1743"),
@@ -153,15 +153,15 @@ def test_quotes_come_from_the_chunks_that_brought_the_words() -> None:
 
 
 def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
-    result = find_provenance(made_of(["Ilse built it"], ["gone"]), lambda _: None)
+    result = find_provenance(make_edited_trace(["Ilse built it"], ["gone"]), lambda _: None)
     assert [line.update for line in result.lines] == [0]
     assert result.evidence == ()
 
 
 def test_lines_that_a_person_wrote_are_marked_unless_the_chunk_has_them() -> None:
     memories = ["Ilse built it", "Ilse built it\nPer Lindqvist is the keeper"]
-    assert [line.edited for line in traced(memories, ["a", "b"], edited=[1]).lines] == [False, True]
-    supported = traced(memories, ["a", "Now Per Lindqvist is the keeper here."], edited=[1])
+    assert [line.edited for line in find_origin(memories, ["a", "b"], edited=[1]).lines] == [False, True]
+    supported = find_origin(memories, ["a", "Now Per Lindqvist is the keeper here."], edited=[1])
     assert [line.edited for line in supported.lines] == [False, False]
 
 
@@ -195,7 +195,7 @@ def test_of_many_chunks_only_those_that_brought_the_final_words_are_read() -> No
         indices.append(update.chunk_index)
         return chunks[update.chunk_index]
 
-    result = find_provenance(made_of(memories, chunks), text_of)
+    result = find_provenance(make_edited_trace(memories, chunks), text_of)
     assert sorted(indices) == list(range(70, 100))
     assert all(line.coverage == 1 for line in result.lines)
 

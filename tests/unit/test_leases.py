@@ -35,10 +35,10 @@ def test_second_concurrent_resume_is_refused(make_reader, tmp_path) -> None:
         make_reader(ScriptedPolicy(script), checkpoints=checkpoints) as second,
     ):
 
-        async def resumed() -> None:
+        async def resume_first() -> None:
             results.append(await first.aresume("r"))
 
-        thread = threading.Thread(target=lambda: asyncio.run(resumed()))
+        thread = threading.Thread(target=lambda: asyncio.run(resume_first()))
         thread.start()
         assert reading.wait(60)
         with pytest.raises(RunError, match=r"being read by this process already.*Wait for it") as error:

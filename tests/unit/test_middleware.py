@@ -52,10 +52,10 @@ async def run(agent: Any, turn: Any, thread: str = "one", way: str = "ainvoke") 
     return list(state["messages"])
 
 
-def agent_of(
+def make_agent(
     reader: MemAgent, *replies: AIMessage | str, tools: Sequence[Any] = (fetch,), saver: Any = None, **options: Any
 ) -> Any:
-    """An agent with the middleware, whose model gives these replies."""
+    """Return an agent with the middleware, whose model gives these replies."""
     middleware = [MemAgentMiddleware(reader, **{"result_tokens": 500, **options})]
     return create_agent(in_turn(*replies), list(tools), middleware=middleware, checkpointer=saver)
 
@@ -69,13 +69,13 @@ def tool_message(messages: list[AnyMessage], index: int = 0) -> ToolMessage:
 
 
 def get_reading(message: ToolMessage) -> dict[str, Any]:
-    """What an application gets of a reading."""
+    """Return what an application gets of a reading."""
     reading: dict[str, Any] = message.response_metadata["memagent"]
     return reading
 
 
 class Traced(BaseCallbackHandler):
-    """What a tracer would see."""
+    """Counts the calls that a tracer sees."""
 
     calls = 0
 
@@ -87,7 +87,7 @@ class TestToolResults:
     @BOTH
     async def test_a_read_for_the_request_replaces_an_over_long_result(self, make_reader, way) -> None:
         reader = make_reader()
-        agent = agent_of(reader, fetch_long(), "4711")
+        agent = make_agent(reader, fetch_long(), "4711")
         shown = tool_message(await run(agent, ASK, way=way))
         assert (shown.tool_call_id, shown.name, shown.status) == ("call-0", "fetch", "success")
         assert "Answer: 4711" in shown.content
@@ -101,7 +101,7 @@ class TestToolResults:
         """Also one that has more bytes than the bound, but not more tokens."""
         policy, tokens = ScriptedPolicy(read_perfectly), load_tokenizer("embedded").count(LONG)
         for name, text, bound in (("short", "a short text", 500), ("long", LONG, tokens)):
-            agent = agent_of(make_reader(policy), calls(("fetch", {"name": name})), "done", result_tokens=bound)
+            agent = make_agent(make_reader(policy), calls(("fetch", {"name": name})), "done", result_tokens=bound)
             assert tool_message(await run(agent, ASK)).content == text
         assert policy.prompts == []
 
@@ -111,7 +111,7 @@ class TestToolResults:
         saver = InMemorySaver()
 
         def agent(*replies: AIMessage | str) -> Any:
-            return agent_of(make_reader(run_log=False), *replies, saver=saver)
+            return make_agent(make_reader(run_log=False), *replies, saver=saver)
 
         first = tool_message(await run(agent(fetch_long(), "4711"), ASK))
         arguments = {"run_id": get_reading(first)["run_id"], "questions": "What is the key of castle?"}
@@ -135,7 +135,7 @@ class TestToolResults:
             half = len(LONG) // 2
             return [{"type": "text", "text": LONG[:half]}, image, {"type": "text", "text": LONG[half:]}]
 
-        agent = agent_of(make_reader(), calls(("look", {})), "done", tools=[look])
+        agent = make_agent(make_reader(), calls(("look", {})), "done", tools=[look])
         text, block = tool_message(await run(agent, ASK)).content
         assert "Answer: 4711" in text["text"]
         assert block == image
@@ -147,7 +147,7 @@ class TestToolResults:
             result = ToolMessage(LONG, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
             return Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
 
-        messages = await run(agent_of(make_reader(), calls(("hand_over", {})), "done", tools=[hand_over]), ASK)
+        messages = await run(make_agent(make_reader(), calls(("hand_over", {})), "done", tools=[hand_over]), ASK)
         assert "Answer: 4711" in tool_message(messages).content
         assert tool_message(messages).artifact == {"mine": 1}
         assert get_reading(tool_message(messages))["answer"] == "4711"
@@ -155,7 +155,7 @@ class TestToolResults:
 
     async def test_several_long_results_of_one_turn_are_all_read_and_all_askable(self, make_reader) -> None:
         saver = InMemorySaver()
-        agent = agent_of(make_reader(), fetch_long(twice=True), "done", saver=saver)
+        agent = make_agent(make_reader(), fetch_long(twice=True), "done", saver=saver)
         messages = await run(agent, ASK)
         run_ids = {get_reading(tool_message(messages, index))["run_id"] for index in (0, 1)}
         state = (await agent.aget_state({"configurable": {"thread_id": "one"}})).values
@@ -168,7 +168,7 @@ class TestToolResults:
             return gone if down[0] else read_perfectly(prompt)
 
         saver, reader = InMemorySaver(), make_reader(ScriptedPolicy(policy))
-        agent = agent_of(reader, fetch_long(), "later, then", saver=saver, result_tokens=1800)
+        agent = make_agent(reader, fetch_long(), "later, then", saver=saver, result_tokens=1800)
         notice = tool_message(await run(agent, ASK))
         assert "no connection" in notice.content
         assert "Start the server." in notice.content
@@ -178,7 +178,7 @@ class TestToolResults:
         ask = calls(
             ("ask_tool_result", {"run_id": get_reading(notice)["run_id"], "questions": ASK["messages"][0].content})
         )
-        agent = agent_of(reader, ask, "4711", saver=saver, result_tokens=1800)
+        agent = make_agent(reader, ask, "4711", saver=saver, result_tokens=1800)
         assert "Answer: 4711" in tool_message(await run(agent, ASK), -1).content
 
     async def test_a_result_that_cannot_be_stored_stays_in_the_artifact(
@@ -195,14 +195,14 @@ class TestToolResults:
         reader = make_reader()
         monkeypatch.setattr(reader.store, "add", full)
         both = calls(("fetch", {"name": "long"}), ("hand_over", {}))
-        messages = await run(agent_of(reader, both, "done", tools=[fetch, hand_over], result_tokens=1800), ASK)
+        messages = await run(make_agent(reader, both, "done", tools=[fetch, hand_over], result_tokens=1800), ASK)
         for index in (0, 1):
             notice = tool_message(messages, index)
             assert "No space left" in notice.content
             assert get_reading(notice)["text"] == LONG
 
     async def test_a_limit_that_stops_the_reading_is_said(self, make_reader) -> None:
-        agent = agent_of(make_reader(), fetch_long(), "done", limits=Limits(max_chunks=3))
+        agent = make_agent(make_reader(), fetch_long(), "done", limits=Limits(max_chunks=3))
         assert "stopped early after 3 parts" in tool_message(await run(agent, ASK)).content
 
     async def test_an_agent_that_is_stopped_in_a_reading_continues_it_at_its_chunk(self, make_reader) -> None:
@@ -214,7 +214,7 @@ class TestToolResults:
                 raise KeyError("stands for a kill")
             return read_perfectly(prompt)
 
-        agent = agent_of(make_reader(ScriptedPolicy(script)), fetch_long(), "4711", saver=InMemorySaver())
+        agent = make_agent(make_reader(ScriptedPolicy(script)), fetch_long(), "4711", saver=InMemorySaver())
         with pytest.raises(KeyError):
             await run(agent, ASK)
         assert "Answer: 4711" in tool_message(await run(agent, None)).content
@@ -225,7 +225,7 @@ class TestToolResults:
         policy = ChatModelPolicy(reads)
         saver = InMemorySaver()
         for way in ("stream", "astream"):
-            agent = agent_of(make_reader(policy), fetch_long(), "done", saver=saver)
+            agent = make_agent(make_reader(policy), fetch_long(), "done", saver=saver)
             traced = Traced()
             config: Any = {"configurable": {"thread_id": "one"}, "callbacks": [traced]}
             options: Any = {"stream_mode": ["custom", "messages"], "subgraphs": True}
@@ -244,7 +244,7 @@ class TestToolResults:
 
     async def test_handlers_of_the_config_see_a_read_as_one_run_with_all_its_tokens(self, make_reader) -> None:
         counter, recorder = UsageMetadataCallbackHandler(), Recorder()
-        agent = agent_of(make_reader(), fetch_long(), "4711").with_config(callbacks=[counter, recorder])
+        agent = make_agent(make_reader(), fetch_long(), "4711").with_config(callbacks=[counter, recorder])
         with get_usage_metadata_callback() as around:
             first = tool_message(await run(agent, ASK))
         usage = get_reading(first)["usage"]
@@ -267,7 +267,7 @@ class TestToolResults:
 
         policy = ScriptedPolicy(script)
         counter, recorder = UsageMetadataCallbackHandler(), Recorder()
-        agent = agent_of(make_reader(policy), fetch_long(), "later").with_config(callbacks=[counter, recorder])
+        agent = make_agent(make_reader(policy), fetch_long(), "later").with_config(callbacks=[counter, recorder])
         await run(agent, ASK)
         (usage,) = counter.usage_metadata.values()
         assert usage["input_tokens"] > 5 * 100

@@ -46,14 +46,14 @@ def view(make_reader: Any, tmp_path: Path) -> RunView:
     return load_view(log, reader.read(TEXT, QUESTION).run_id, str(tmp_path / "documents"))
 
 
-def printed(view: RunView) -> str:
+def print_timeline(view: RunView) -> str:
     text = StringIO()
     Console(file=text, width=300).print(render_timeline(build_timeline(view)))
     return text.getvalue()
 
 
 def test_the_terminal_has_the_quotes_and_no_empty_memory(view: RunView) -> None:
-    text, start = printed(view), TEXT.index(QUOTE)
+    text, start = print_timeline(view), TEXT.index(QUOTE)
     assert f"What supports the answer\n  “{QUOTE}”  characters {start:,}-{start + len(QUOTE):,}" in text
     assert re.search(r"shown +2 passages of \d+ tokens in total", text)
     for words in ("memory", "0 chunks"):
@@ -62,14 +62,14 @@ def test_the_terminal_has_the_quotes_and_no_empty_memory(view: RunView) -> None:
 
 def test_an_excerpt_whose_text_is_gone_is_not_said_to_be_without_quotes(view: RunView, tmp_path: Path) -> None:
     gone = load_view(RunLog(tmp_path / "runs.sqlite"), view.run_id, str(tmp_path / "elsewhere"))
-    assert "the document's text is no longer stored" in printed(gone)
-    assert "no verbatim quote" not in printed(gone)
+    assert "the document's text is no longer stored" in print_timeline(gone)
+    assert "no verbatim quote" not in print_timeline(gone)
 
 
 @pytest.mark.parametrize("words", ["not stated", "Nicht genannt.", "記載なし"])
 def test_an_answer_that_there_is_none_is_supported_by_nothing(words: str, make_reader: Any) -> None:
     reader = make_reader(ScriptedPolicy(lambda _: f"\\boxed{{{words}}}"), strategy=STRATEGY)
-    assert "What supports the answer\nnothing that was shown" in printed(reader.read(TEXT, QUESTION).view())
+    assert "What supports the answer\nnothing that was shown" in print_timeline(reader.read(TEXT, QUESTION).view())
 
 
 def test_the_page_has_the_quotes(view: RunView) -> None:
@@ -99,7 +99,7 @@ def test_a_memory_written_from_an_excerpt_has_its_quotes_beside_it(tmp_path: Pat
     with MemAgent(LocalPolicy.embedded(), store=tmp_path, run_log=False, strategy="retrieval:chunks=2") as reader:
         result = reader.read(text, "What is the access code of the quiet falcon?")
     assert result.updates[-1].chunk_index is None
-    timeline = printed(result.view())
+    timeline = print_timeline(result.view())
     assert re.search(r"What supports the answer\n  “.*48213", timeline)
     assert "Where memory changed" in timeline
 

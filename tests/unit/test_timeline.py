@@ -243,7 +243,7 @@ def test_the_page_holds_the_memories_of_branches_and_links_to_each() -> None:
 
 
 def gated() -> Trace:
-    """At each chunk a gate decides; at chunk 2 to keep the memory. Then chunk 1 is read again."""
+    """Return a trace with a gate at each chunk, which keeps the memory at chunk 2. Then chunk 1 is read again."""
     first, second, third = make_spans(["a", "b", "c"])
     ask = partial(asked, role="gate", writes=Writes.DECISION, tokens=(10, 1))
     return Trace(

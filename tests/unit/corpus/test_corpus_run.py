@@ -341,21 +341,21 @@ def test_a_kill_at_any_step_of_writing_a_part_changes_no_row(
     world: World, monkeypatch: pytest.MonkeyPatch, step: int, moment: str, keeps_ledger: bool
 ) -> None:
     name, owner = STEPS[step]
-    unkilled = getattr(owner, name)
+    original = getattr(owner, name)
 
-    def killed(*arguments: Any) -> Any:
+    def kill(*arguments: Any) -> Any:
         if moment == "after":
-            unkilled(*arguments)
+            original(*arguments)
         raise KilledError
 
     world.write_many(5)
     world.run(rows_per_part=3)
     world.write("d0.txt", 70)
     world.write("d5.txt", 5)
-    monkeypatch.setattr(owner, name, killed)
+    monkeypatch.setattr(owner, name, kill)
     with pytest.raises(KilledError):
         world.run(rows_per_part=3)
-    monkeypatch.setattr(owner, name, unkilled)
+    monkeypatch.setattr(owner, name, original)
     if not keeps_ledger:
         shutil.rmtree(world.out / "_work")
     (world.out / ".part-000009.parquet-unfinished").write_bytes(b"PAR1")

@@ -90,10 +90,10 @@ def test_a_part_goes_to_the_disk_as_its_rows_come(tmp_path: Path) -> None:
     table, sizes = TableFolder(str(tmp_path)), []
     table.take_over({}, "rows")
 
-    def watched() -> Iterator[dict[str, Any]]:
+    def watch_rows() -> Iterator[dict[str, Any]]:
         for row in rows():
             sizes.append(sum(path.stat().st_size for path in tmp_path.glob(f".{FIRST}-*")))
             yield row
 
-    table.write_part(0, watched())
+    table.write_part(0, watch_rows())
     assert sizes[-1] > (tmp_path / FIRST).stat().st_size / 2

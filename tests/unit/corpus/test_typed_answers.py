@@ -251,17 +251,17 @@ def test_typed_columns_survive_the_loss_of_the_ledger_and_rows_that_are_replaced
         day: datetime.date
         keys: list[int]
 
-    def dated(prompt: str) -> str:
+    def answer_with_date(prompt: str) -> str:
         key = read_perfectly(prompt).removeprefix("\\boxed{").removesuffix("}")
         return json.dumps({"day": "2024-01-31", "keys": [int(key)]}) if "<schema>" in prompt else read_perfectly(prompt)
 
     corpus.write_keys(1, 2)
-    corpus.run_with(Dated, dated)
+    corpus.run_with(Dated, answer_with_date)
     for path in (corpus.out / "_work").glob("ledger*"):
         path.unlink()
-    assert corpus.run_with(Dated, dated).skipped == 2, "what is done is found in the parts"
+    assert corpus.run_with(Dated, answer_with_date).skipped == 2, "what is done is found in the parts"
     (corpus.folder / "d2.txt").write_text("The key of harbor is 5, no: The key of harbor is 77. " + "word " * 40)
-    assert corpus.run_with(Dated, dated).changed == 1
+    assert corpus.run_with(Dated, answer_with_date).changed == 1
     columns = {name: (row["day"], row["keys"]) for name, row in corpus.rows.items()}
     assert columns == {"d1.txt": (datetime.date(2024, 1, 31), [1]), "d2.txt": (datetime.date(2024, 1, 31), [77])}
 

@@ -32,7 +32,7 @@ def make_sample(*gold: str, metric: Metric = Metric.ANY, **task: object) -> Samp
 words = st.text(alphabet="abcdeé 12.,;/The", min_size=1, max_size=12).filter(normalise)
 
 
-def boxed(answer: str) -> Scores:
+def score_boxed(answer: str) -> Scores:
     return score(make_sample("Eiffel Tower"), answer, f"It is \\boxed{{{answer}}}.")
 
 
@@ -117,10 +117,10 @@ def test_parts_of_a_number_or_word_do_not_match(text, gold) -> None:
 
 
 def test_lenient_is_one_sided_and_counts_whole_words() -> None:
-    assert boxed("It is the Eiffel tower in Paris").lenient == 1
+    assert score_boxed("It is the Eiffel tower in Paris").lenient == 1
     assert contains("答えは東京です", "東京")
     for wrong in ("The", "Eiffel", "tower", "Eiffel Towers", "", "e"):
-        assert boxed(wrong).lenient == 0, wrong
+        assert score_boxed(wrong).lenient == 0, wrong
 
 
 def test_lenient_wants_any_wording_of_one_answer_but_all_of_several() -> None:

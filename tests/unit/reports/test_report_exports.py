@@ -131,21 +131,21 @@ def test_the_page_loads_runs_and_links_nothing_but_itself(attacked: Report) -> N
     assert not {"\u202e", "\x1b", "\ud800", "\x00"} & set(text)
 
 
-def rendered(markdown: str) -> list[Any]:
-    """All tokens of a Markdown text, with tables, raw HTML and bare addresses turned on."""
+def parse_markdown(markdown: str) -> list[Any]:
+    """Return all tokens of a Markdown text, with tables, raw HTML and bare addresses turned on."""
     parser = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
     return [part for token in parser.parse(markdown) for part in (token, *(token.children or ()))]
 
 
 def test_markdown_has_no_link_image_html_or_tex_of_a_document(attacked: Report) -> None:
     text = attacked.to_markdown()
-    kinds = {token.type for token in rendered(text)}
+    kinds = {token.type for token in parse_markdown(text)}
     assert not kinds & {*ACTIVE, "code_block", "s_open"}
     assert not re.search(r"https?://", text)
     assert not re.search(r"(?<!\\)\$", text)
-    tables = [token for token in rendered(text) if token.type == "tr_open"]
+    tables = [token for token in parse_markdown(text) if token.type == "tr_open"]
     assert len(tables) == len(ATTACKS) + 1
-    headings = [token for token in rendered(text) if token.type == "heading_open"]
+    headings = [token for token in parse_markdown(text) if token.type == "heading_open"]
     assert len(headings) == 6  # question, section, contradictions, matrix, quotes, how it was made
 
 
@@ -153,9 +153,9 @@ def test_markdown_has_no_link_image_html_or_tex_of_a_document(attacked: Report) 
 def test_any_text_stays_text_in_markdown(text: str) -> None:
     shown = escape_markdown(text)
     for place in (f"- {shown}", f"# {shown}", f"| a | b |\n|---|---|\n| {shown} | x |", f"9. {shown}"):
-        kinds = {token.type for token in rendered(place)}
+        kinds = {token.type for token in parse_markdown(place)}
         assert not kinds & {*ACTIVE, "em_open", "strong_open"}
-        assert sum(token.type in {"list_item_open", "heading_open", "tr_open"} for token in rendered(place)) <= 2
+        assert sum(token.type in {"list_item_open", "heading_open", "tr_open"} for token in parse_markdown(place)) <= 2
 
 
 def test_a_spreadsheet_takes_no_cell_for_a_formula(attacked: Report) -> None:

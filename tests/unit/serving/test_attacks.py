@@ -479,13 +479,13 @@ def test_many_large_requests_of_one_key_are_parsed_one_after_another(
     lengths: list[int] = []
     ended = Event()
 
-    def parsed(body: bytes) -> Any:
+    def parse_slowly(body: bytes) -> Any:
         if b"of alice" in body:
             lengths.append(len(body))
             assert ended.wait(30)
         return parse_fields(body)
 
-    monkeypatch.setattr(completions, "parse_fields", parsed)
+    monkeypatch.setattr(completions, "parse_fields", parse_slowly)
     with large_requests(server, 4, "of alice"):
         until(lambda: lengths)
         large = chat("hello", padding="x" * MEGABYTE)

@@ -93,13 +93,13 @@ async def test_texts_count_for_their_key_and_the_oldest_that_no_read_uses_go(tmp
 
 
 async def test_nothing_is_converted_for_a_key_without_room_nor_many_files_at_once(tmp_path: Path, monkeypatch) -> None:
-    files, running, most = uploads(tmp_path, quota=50), 0, 0
+    files, running, highest = uploads(tmp_path, quota=50), 0, 0
     add, second = files.store.add_async, asyncio.Event()
 
-    async def watched(document: Document) -> DocumentRef:
-        nonlocal running, most
+    async def add_and_count(document: Document) -> DocumentRef:
+        nonlocal running, highest
         running += 1
-        most = max(most, running)
+        highest = max(highest, running)
         if running == 2:
             second.set()
         await asyncio.wait_for(second.wait(), 60)
@@ -107,9 +107,9 @@ async def test_nothing_is_converted_for_a_key_without_room_nor_many_files_at_onc
         running -= 1
         return ref
 
-    monkeypatch.setattr(files.store, "add_async", watched)
+    monkeypatch.setattr(files.store, "add_async", add_and_count)
     await asyncio.gather(*(files.add_text(ALICE, Document.from_text(letter, letter)) for letter in "abcdef"))
-    assert most == 2
+    assert highest == 2
     files.add(BOB, "a.txt", "user_data", io.BytesIO(b"x" * 50))
     monkeypatch.setattr(files.store, "add_async", None)
     with pytest.raises(ApiError, match="delete some"):

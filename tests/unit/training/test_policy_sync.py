@@ -101,7 +101,7 @@ class FakeVLLM(FakeServer):
         self.cache: dict[tuple[str, tuple[int, ...]], float] = {}
 
     def add_routes(self, app: web.Application) -> None:
-        app.middlewares.append(self._noted)
+        app.middlewares.append(self._record_call)
         app.router.add_post("/v1/completions", self._complete_text)
         if self.lora:
             app.router.add_post("/v1/load_lora_adapter", self._load)
@@ -113,7 +113,7 @@ class FakeVLLM(FakeServer):
             app.router.add_post("/reset_prefix_cache", self._reset)
 
     @web.middleware
-    async def _noted(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _record_call(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.calls.append(request.path)
         if request.path.startswith("/v1") and (refusal := self._refusal(request)):
             return refusal
