@@ -112,17 +112,17 @@ _HOMES = {
     "tokenizers": "Tokenizer load_tokenizer",
     "trace": "MemoryUpdate Trace",
 }
-_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [  # noqa: PLE0604  names of the table above
     "__version__",
-    *sorted(_MODULE_OF),
+    *sorted(_MODULES),
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from langchain_memagent.node import memagent_node as memagent_node
     from langchain_memagent.read_long_document import ReadLongDocument as ReadLongDocument
 
-_MODULE_OF = {
+_MODULES = {
     "MemAgentMiddleware": "middleware",
     "ReadLongDocument": "read_long_document",
     "memagent_node": "node",
 }
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605  names of the table above
+__all__ = sorted(_MODULES)  # noqa: PLE0605  names of the table above
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -50,18 +50,18 @@ def convert(task: dict[str, Any], file: IO[bytes], out: IO[bytes]) -> None:
     out.write(json.dumps(end).encode() + b"\n")
 
 
-def convert_file(source: SourceFile, own: str | None) -> Parts:
+def convert_file(source: SourceFile, converter: str | None) -> Parts:
     """Convert a file with the user's converter, or with the standard one if there is none or it returns None.
 
     Raises:
         ConversionError: it cannot be converted.
     """
-    if own is not None:
-        from memagent_graph.errors import DocumentError  # noqa: PLC0415  not needed without one
+    if converter is not None:
+        from memagent_graph.errors import DocumentError  # noqa: PLC0415  only for a user's converter
         from memagent_graph.own_code import load_own  # noqa: PLC0415
 
         try:
-            parts = load_own(own, what="a converter", error=DocumentError)(source)
+            parts = load_own(converter, what="a converter", error=DocumentError)(source)
             if parts is not None:
                 yield from as_parts(parts)
                 return
@@ -71,7 +71,8 @@ def convert_file(source: SourceFile, own: str | None) -> Parts:
             raise
         except Exception as error:  # whatever a user's code raises
             raise ConversionError(
-                f"the converter {own} failed at {source.name}: {type(error).__name__}: {error}", "Correct it."
+                f"the converter {converter} failed at {source.name}: {type(error).__name__}: {error}",
+                "Correct the converter's code.",
             ) from error
     yield from source.standard()
 
@@ -109,8 +110,8 @@ def _write(parts: Parts, out: IO[bytes], text_bytes: int) -> None:
             if written > text_bytes:
                 raise ConversionError(kind="text")
             headings = part.headings and [heading[:MAX_HEADING_CHARACTERS] for heading in part.headings[:MAX_HEADINGS]]
-            begins = [None, None] if at else [part.label, headings]
-            out.write(json.dumps([*begins, len(data)]).encode() + b"\n")
+            head = [None, None] if at else [part.label, headings]
+            out.write(json.dumps([*head, len(data)]).encode() + b"\n")
             out.write(data)
 
 

@@ -30,14 +30,14 @@ _BLOCK: Final = 1 << 20
 _MARKDOWN_TYPES: Final = frozenset(
     MEDIA_TYPES[kind] for kind in ("md", "html", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub")
 )
-_NAMED: Final = r"(?:Article|Section|Clause|Chapter|Part|Annex|Appendix|Schedule|Exhibit)"
+_KEYWORD: Final = r"(?:Article|Section|Clause|Chapter|Part|Annex|Appendix|Schedule|Exhibit)"
 _LINE: Final = re.compile(
     rf"""^(?:
       (?P<fence>\ {{0,3}}(?:```|~~~))
     | \ {{0,3}}(?P<hashes>\#{{1,6}})[^\S\n]+(?P<heading>\S[^\n]*)
     | [^\S\n]*(?:\#{{1,6}}[^\S\n]+)?(?:\*\*|__)?
       (?: (?P<named>
-              (?:{_NAMED}|{_NAMED.upper()})[^\S\n]+(?:\d+(?:\.\d+)*[a-z]?|[IVXLC]+|[A-Z])\b
+              (?:{_KEYWORD}|{_KEYWORD.upper()})[^\S\n]+(?:\d+(?:\.\d+)*[a-z]?|[IVXLC]+|[A-Z])\b
             | §+[^\S\n]*\d+(?:\.\d+)*[a-z]?
           )
         | (?P<number>\d{{1,3}}(?:\\?\.\d{{1,3}}){{0,5}})
@@ -46,7 +46,7 @@ _LINE: Final = re.compile(
     )""",
     re.MULTILINE | re.VERBOSE,
 )
-_OF_CONTENTS: Final = re.compile(r"(?:\.{2,}|(?:\. ){2,}|\s{2,}|\t)\s*\d+\s*$")
+_CONTENTS_LINE: Final = re.compile(r"(?:\.{2,}|(?:\. ){2,}|\s{2,}|\t)\s*\d+\s*$")
 _TITLE_END: Final = re.compile(r"\.\s+[^\W\d_a-z]|:\s|\s[–—]\s")
 _NEXT_LINE: Final = re.compile(r"\s*\n\s*(?P<number>\d{1,3}(?:\.\d{1,3})*)[.)]?\s")
 
@@ -65,9 +65,9 @@ def find_headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
             it, because it may be a comment.
     """
     marks: list[SourceMark] = []
-    reader = _Reader(strict=not is_markdown(media_type))
+    finder = _HeadingFinder(strict=not is_markdown(media_type))
     for start, block in _split_blocks(pieces):
-        for mark in reader.marks(block, start):
+        for mark in finder.marks(block, start):
             marks.append(mark)
             if len(marks) == MAX_HEADINGS:
                 return marks
@@ -78,12 +78,12 @@ def find_heading_starts(text: str, start: int, end: int, *, markdown: bool) -> l
     """Return the starts of headings between two characters of a text, in order. Chunks can end there."""
     begin = text.rfind("\n", 0, start) + 1
     window = text[begin : end + _MAX_TITLE * 4]
-    reader = _Reader(strict=not markdown, before="\n" if begin else "\n\n")
-    starts = (begin + mark.start_char for mark in reader.marks(window, 0))
+    finder = _HeadingFinder(strict=not markdown, before="\n" if begin else "\n\n")
+    starts = (begin + mark.start_char for mark in finder.marks(window, 0))
     return [position for position in starts if start < position <= end]
 
 
-class _Reader:
+class _HeadingFinder:
     """Finds headings in a sequence of blocks of whole lines."""
 
     def __init__(self, *, strict: bool, before: str = "\n\n") -> None:
@@ -117,7 +117,7 @@ class _Reader:
     def _find_clause(self, line: re.Match[str], block: str) -> str | None:
         """Return the label of a line that begins with the number of a clause, or None."""
         title, name = _remove_markup(line["title"] or ""), _remove_markup(line["named"] or line["number"])
-        if _OF_CONTENTS.search((line["title"] or "")[-40:]) or (title and title[0].islower()):
+        if _CONTENTS_LINE.search((line["title"] or "")[-40:]) or (title and title[0].islower()):
             return None
         short = _find_short_title(title)
         if line["named"] is not None:
@@ -126,8 +126,8 @@ class _Reader:
         is_item = len(number) == 1 and (
             _is_in_sentence(line, block) or self._is_item(line, block, number, whole=short == title) or short is None
         )
-        begins = bool(title) and (title[0].isalpha() or title[0] in "\"“'(")
-        if is_item or not begins or not _follows(self._number, number):
+        has_title = bool(title) and (title[0].isalpha() or title[0] in "\"“'(")
+        if is_item or not has_title or not _may_follow(self._number, number):
             return None
         self._number = number
         stop = (line["stop"] or "").strip("\\")
@@ -138,12 +138,12 @@ class _Reader:
         following = _NEXT_LINE.match(block, line.end())
         after = _parse_number(following["number"]) if following else None
         is_continued = after is not None and len(after) == 1 and after[0] == number[0] + 1
-        ends = (
+        continues_list = (
             self._item is not None
             and self._item[0] + 1 == number[0]
             and not block[self._item[1] : line.start()].strip()
         )
-        if is_continued or ends:
+        if is_continued or continues_list:
             self._item = number[0], line.end()
             return True
         return not whole and line["stop"] is None
@@ -179,13 +179,13 @@ def _parse_number(number: str) -> tuple[int, ...]:
     return tuple(map(int, number.split(".")))
 
 
-def _follows(before: tuple[int, ...] | None, number: tuple[int, ...]) -> bool:
+def _may_follow(before: tuple[int, ...] | None, number: tuple[int, ...]) -> bool:
     """Return whether a clause number may follow another: the next at a level, the first below it, or a restart."""
     if 0 in number:
         return False
     if before is None or set(number) == {1}:
         return True
-    common = next((at for at, (one, two) in enumerate(zip(before, number, strict=False)) if one != two), None)
+    common = next((level for level, (one, two) in enumerate(zip(before, number, strict=False)) if one != two), None)
     if common is None:
         return len(number) > len(before) and set(number[len(before) :]) == {1}
     return 0 < number[common] - before[common] <= _MAX_STEP and set(number[common + 1 :]) <= {1}

@@ -2,9 +2,9 @@
 
 MemAgentError
 └── TrainingError               training cannot begin or continue
-    ├── ReplayError                 logged runs that cannot be made into groups to train on
-    ├── RewardError                 a reward function that gave no usable number
-    └── SyncError                   weights that did not get into a server in one way; another may work
+    ├── ReplayError                 logged runs that cannot become groups for training
+    ├── RewardError                 a reward function gave no usable number
+    └── SyncError                   a server could not load weights in one way; another may work
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class TrainingError(MemAgentError):
 
 
 class ReplayError(TrainingError):
-    """Logged runs that cannot be made into groups to train on: no source, or a mixture that needs a choice."""
+    """Logged runs cannot become groups for training: there are none, or a mixture needs a choice."""
 
 
 class RewardError(TrainingError):
-    """A reward function gave no usable number, or its answers to compare with cannot be read."""
+    """A reward function gave no usable number, or its gold answers cannot be read."""
 
 
 class SyncError(TrainingError):
@@ -45,7 +45,7 @@ def require_version(requirement: str) -> None:
     try:
         installed = version(required.name)
     except PackageNotFoundError:
-        return  # importing it says so
+        return  # its import fails with a message
     if not required.specifier.contains(installed, prereleases=True):
         raise TrainingError(
             f"{required.name} {installed} is installed, and this was written for {required.name}{required.specifier}",

@@ -338,7 +338,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     # Before the first step
 
     def _begin(self, model: nn.Module) -> None:
-        """Compare the logged log-probs with the model's own, and keep the latter as the denominators of ratios."""
+        """Compare the logged log-probs with the model's own, which become the denominators of ratios."""
         fingerprints = gather_object([self.schedule.fingerprint])
         if len(set(fingerprints)) > 1:
             raise TrainingError(
