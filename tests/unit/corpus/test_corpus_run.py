@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +35,8 @@ from memagent_corpus.corpus_run import (
 from memagent_corpus.source_access import SourceAccess
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph import MemAgent, ScriptedPolicy
+from memagent_graph.documents import Document, DocumentRef, chunking
+from memagent_graph.documents.store import DocumentStore
 from memagent_graph.errors import (
     BudgetError,
     CorpusError,
@@ -488,6 +491,30 @@ def test_two_documents_with_one_text_have_a_row_each(world: World) -> None:
     rows = read_rows(world.out)
     assert len({row["id"] for row in rows}) == 3 and len({row["digest"] for row in rows}) == 1
     assert {row["answer"] for row in rows} == {"12"}
+
+
+def test_a_text_that_another_document_just_removes_is_stored_again(world: World, monkeypatch: Any) -> None:
+    world.write("a.txt", 1)
+    shutil.copy(world.folder / "a.txt", world.folder / "b.txt")
+    add, remove, removing, added = DocumentStore.add, DocumentStore.remove, threading.Event(), threading.Event()
+
+    def add_when_the_other_is_removed(store: DocumentStore, document: Document, **options: Any) -> DocumentRef:
+        assert document.name == "a.txt" or removing.wait(60)
+        reference = add(store, document, **options)
+        if document.name == "b.txt":
+            added.set()
+        return reference
+
+    def remove_when_the_other_is_added(store: DocumentStore, reference: DocumentRef) -> None:
+        removing.set()
+        assert added.wait(60)
+        remove(store, reference)
+
+    monkeypatch.setattr(DocumentStore, "add", add_when_the_other_is_removed)
+    monkeypatch.setattr(DocumentStore, "remove", remove_when_the_other_is_added)
+    monkeypatch.setattr(chunking._PieceCache, "put", lambda *_: None)
+    assert world.run().failed == 0
+    assert world.answers == {("a.txt", HARBOR): "1", ("b.txt", HARBOR): "1"}
 
 
 def test_questions_of_a_column_are_asked_about_their_document_alone(world: World, tmp_path: Path) -> None:
