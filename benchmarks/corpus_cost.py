@@ -46,9 +46,10 @@ class Hardware:
     cache_bytes_per_token: float = 2 * 28 * 4 * 128 * 2
     """Keys and values, 28 layers, 4 key-value heads of size 128, 2 bytes each (config.json)."""
 
-    def replica(self, tokens_per_sequence: float) -> Replica:
-        """Return one GPU with the model, for sequences of this length."""
+    def replica(self, workload: Workload) -> Replica:
+        """Return one GPU with the model, for sequences of a chunk, the memory before and after it, and the frame."""
         cache_memory = self.memory * self.usable - 2 * self.parameters
+        tokens_per_sequence = workload.chunk_tokens + 2 * workload.memory_tokens + workload.frame_tokens
         cache = tokens_per_sequence * self.cache_bytes_per_token
         return Replica(
             tokens_per_second=self.flops * self.efficiency / (2 * self.parameters),
@@ -108,9 +109,8 @@ def collect_settings(workload: Workload, operation: Operation) -> list[Setting]:
 def estimate_cost(setting: Setting, hardware: Hardware, documents: int, gpus: int) -> Cost:
     """Simulate a part of the documents on a part of the cluster, and scale the result."""
     workload, operation = setting.workload, setting.operation
-    sequence = workload.chunk_tokens + 2 * workload.memory_tokens + workload.frame_tokens
     simulated_documents = max(64, TURNOVER * operation.requests_in_flight // workload.requests_at_once)
-    outcome = simulate(hardware.replica(sequence), replace(workload, documents=simulated_documents), operation)
+    outcome = simulate(hardware.replica(workload), replace(workload, documents=simulated_documents), operation)
     return scale_outcome(setting.name, outcome, simulated_documents, documents, gpus / operation.replicas, gpus)
 
 
@@ -144,9 +144,9 @@ def scale_outcome(
     )
 
 
-def longest_document_hours(workload: Workload, hardware: Hardware) -> float:
+def estimate_longest_document_hours(workload: Workload, hardware: Hardware) -> float:
     """Return the hours that the longest document needs alone on a GPU; no run can be shorter."""
-    replica = hardware.replica(workload.chunk_tokens)
+    replica = hardware.replica(workload)
     single = replace(workload, documents=1, mean_tokens=workload.longest, spread=0.0, questions=1)
     return simulate(replica, single, Operation(1, 1)).seconds / 3600
 
@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for setting in collect_settings(workload, operation)
     ]
     print(format_table(costs, options.client_ms, options.price))
-    hours = longest_document_hours(workload, hardware)
+    hours = estimate_longest_document_hours(workload, hardware)
     print(f"\nThe longest document ({workload.longest:,.0f} tokens) alone: {hours:.2f} hours")
 
 

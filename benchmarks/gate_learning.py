@@ -6,7 +6,7 @@ Policies read the documents of a generated task with the strategy `gated`, at te
 right if the memory is rewritten at a chunk that has a part of the fact asked for, or kept at any other chunk, which the
 preset `gru-mem` rewards as `gate_right`. Shares are means over documents, with one question each, and have bootstrap
 intervals. With two policies or more, the last is compared with the first on the same questions. Measurements are stored
-in the folder by the policy's name, and are not repeated.
+in the folder by the policy and the options, and are not repeated.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import asyncio
 import json
 import re
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 
@@ -26,14 +27,16 @@ from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.score_statistics import compare, estimate
 from memagent_evaluation.scorers import score
 from memagent_evaluation.tasks import load_task
-from memagent_graph import Completion, MemAgent, UpdateRule, UpdateRules, load_tokenizer
+from memagent_graph import MemAgent, UpdateRule, UpdateRules, load_tokenizer
+from memagent_graph.calls import Writes
+from memagent_graph.documents import DocumentStore
 from memagent_graph.policies.local import LocalPolicy
-from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policy import Messages, SamplingParams, TokenIds
+from memagent_graph.policy import SamplingParams
+from memagent_graph.run_log import Outcome, RunLog
+from memagent_training.data.training_runs import Gold, TrainingRun, read_run
+from memagent_training.rewards.evidence_rewards import GateRight
 
-_SECTION = re.compile(r"<section> (.*) </section>", re.DOTALL)
 SHARES = ("right", "at_evidence", "elsewhere")
-_PROBLEM = re.compile(r"<problem> (.*) </problem>", re.DOTALL)
 
 
 @dataclass
@@ -49,50 +52,28 @@ class Decisions:
     idle_tokens: list[int] = field(default_factory=list)
     """Tokens written at each chunk without evidence."""
 
-    def add(self, *, rewrites: bool, has_evidence: bool, tokens: int) -> None:
+    def add(self, *, is_right: bool, has_evidence: bool, tokens: int) -> None:
         """Add a decision."""
-        self.right.append(rewrites == has_evidence)
-        (self.at_evidence if has_evidence else self.elsewhere).append(rewrites == has_evidence)
+        self.right.append(is_right)
+        (self.at_evidence if has_evidence else self.elsewhere).append(is_right)
         if not has_evidence:
             self.idle_tokens.append(tokens)
 
 
-class GateObserver:
-    """A policy that records the decisions of its gate; the prompt identifies the question and the chunk."""
-
-    def __init__(self, policy: LocalPolicy, samples: Iterable[Sample]) -> None:
-        self.name = policy.name
-        self._policy = policy
-        self._facts = {sample.question: [needle.text for needle in sample.needles] for sample in samples}
-        self.decisions: dict[str, Decisions] = defaultdict(Decisions)
-
-    async def describe(self) -> ModelInfo:
-        """Describe the observed policy."""
-        return await self._policy.describe()
-
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Complete a prompt with the observed policy, and record the decision if the prompt asks its gate."""
-        completion = await self._policy.complete(prompt, sampling)
-        text = str(prompt[0]["content"])  # type: ignore[index]
-        section, problem = _SECTION.search(text), _PROBLEM.search(text)
-        if section is not None and problem is not None and completion.usage is not None:
-            has_evidence = any(_has_part(fact, section[1]) for fact in self._facts[problem[1]])
-            self.decisions[problem[1]].add(
-                rewrites=completion.text.strip() != "KEEP",
-                has_evidence=has_evidence,
-                tokens=completion.usage.completion_tokens,
-            )
-        return completion
-
-    async def aclose(self) -> None:
-        """Close the observed policy."""
-        await self._policy.aclose()
-
-
-def _has_part(fact: str, section: str) -> bool:
-    """Return whether a section has a fact, or a half of it that the section's edge cuts off."""
-    half = len(fact) // 2
-    return fact in section or section.endswith(fact[:half]) or section.lstrip().startswith(fact[half:])
+def collect_decisions(run: TrainingRun, sample: Sample, store: DocumentStore) -> Decisions:
+    """Return the decisions of one read. A chunk whose reply was refused in all attempts counts as a wrong one."""
+    decisions, text = Decisions(), "".join(sample.text())
+    facts = [match for needle in sample.needles for match in re.finditer(re.escape(needle.text), text)]
+    gold = Gold(tuple(sample.gold), evidence=tuple(needle.text for needle in sample.needles))
+    rewards = GateRight()(replace(run, gold=gold, store=store))
+    assert rewards is not None
+    for conversation, reward in zip(run.conversations_K, rewards, strict=True):
+        span = conversation.span
+        if span is None or conversation.writes is not Writes.MEMORY or conversation.outcome is Outcome.DISCARDED:
+            continue
+        has_evidence = any(fact.start() < span.end_char and span.start_char < fact.end() for fact in facts)
+        decisions.add(is_right=reward == 1.0, has_evidence=has_evidence, tokens=conversation.completion_tokens)
+    return decisions
 
 
 @dataclass
@@ -114,26 +95,28 @@ class Measurement:
 
 async def measure_policy(folder: Path, samples: Sequence[Sample], temperature: float, strategy: str) -> Measurement:
     """Read all samples with one policy, and return its scores and decisions."""
-    policy = GateObserver(LocalPolicy(folder), samples)
-    with tempfile.TemporaryDirectory() as store:
+    policy = LocalPolicy(folder)
+    with tempfile.TemporaryDirectory() as store, closing(RunLog(Path(store) / "runs.sqlite")) as log:
         agent = MemAgent(
             policy,
             sampling=SamplingParams(temperature=temperature, seed=1 if temperature else None),
             rules=UpdateRules(invented=UpdateRule.ACCEPT),  # as in training: the policy's own text counts
             strategy=strategy,
             store=Path(store),
-            run_log=False,
+            run_log=log,
         )
         limit = asyncio.Semaphore(32)
 
-        async def read(sample: Sample) -> float:
+        async def read(sample: Sample) -> tuple[float, Decisions]:
             async with limit:
                 result = await agent.aread("".join(sample.text()), sample.question)
-            return score(sample, result.answer, result.raw_answer).strict
+            decisions = collect_decisions(read_run(log, result.run_id), sample, agent.store)
+            return score(sample, result.answer, result.raw_answer).strict, decisions
 
-        scores = await asyncio.gather(*map(read, samples))
-    await policy.aclose()
-    return Measurement(dict(zip((sample.question for sample in samples), scores, strict=True)), dict(policy.decisions))
+        scores, decisions = zip(*await asyncio.gather(*map(read, samples)), strict=True)
+        await policy.aclose()
+    questions = [sample.question for sample in samples]
+    return Measurement(dict(zip(questions, scores, strict=True)), dict(zip(questions, decisions, strict=True)))
 
 
 def load_or_measure(
@@ -181,10 +164,8 @@ def main() -> None:
     for temperature in arguments.temperatures:
         measurements = {}
         for name, folder in policies.items():
-            path = (
-                arguments.folder
-                / f"{name}-{arguments.task}-{arguments.length}-{arguments.n}-{arguments.seed}-{temperature:g}.json"
-            )
+            options = {**vars(arguments), "folder": Path(folder).resolve(), "policy": name, "temperatures": temperature}
+            path = arguments.folder / f"{name}-{temperature:g}-{sha256(repr(options).encode()).hexdigest()[:16]}.json"
             measurements[name] = load_or_measure(path, Path(folder), samples, temperature, arguments.strategy)
             print(format_row(name, temperature, measurements[name]), flush=True)
         first_name, last_name = next(iter(policies)), next(reversed(policies))

@@ -32,7 +32,6 @@ import random
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +81,6 @@ class Trial:
     """A tool result and the fact that is asked for."""
 
     fact: Fact
-    depth: float
     text: str
 
     def result(self, form: str) -> str:
@@ -103,7 +101,7 @@ def generate_trials(number: int = TRIALS, tokens: int = TOKENS) -> Iterator[Tria
             [(depth, fact), *((generator.random(), distractor) for distractor in distractors)], key=lambda p: -p[0]
         ):
             paragraphs.insert(int(position * len(paragraphs)), fact_at_depth.statement)
-        yield Trial(fact, depth, "\n\n".join(paragraphs))
+        yield Trial(fact, "\n\n".join(paragraphs))
 
 
 def find_stated_value(question: str, text: str) -> str | None:
@@ -224,7 +222,6 @@ class Score:
     trials: int = 0
     largest: int = 0
     tokens: int = 0
-    seconds: float = 0.0
     refused: int = 0
 
 
@@ -295,11 +292,9 @@ async def compare(embedded_trials: int = 0, number: int = TRIALS) -> dict[str, d
         scores: dict[str, dict[str, Score]] = {}
         for contender in make_contenders(reader, embedded, embedded_trials):
             for form in ("text", "JSON"):
-                start_time = time.perf_counter()
                 selection = trials[: contender.trials]
                 outcomes = await asyncio.gather(*(run_trial(contender, trial, form) for trial in selection))
                 score = scores.setdefault(contender.name, {})[form] = Score(trials=len(outcomes))
-                score.seconds = time.perf_counter() - start_time
                 for right, usage in outcomes:
                     score.right += right
                     score.largest = max(score.largest, usage.largest)

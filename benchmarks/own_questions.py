@@ -70,13 +70,14 @@ def generate_rows(number: int, *, held_out: bool, seed: int = 0) -> Iterator[dic
         yield {"question": question.text, "document": document, "answers": [question.fact.value]}
 
 
-def build_commands(folder: Path, iterations: int) -> dict[str, list[str]]:
+def build_commands(folder: Path, iterations: int, held_out: int) -> dict[str, list[str]]:
     """Return the arguments of the commands by name; training is the first."""
     train = ["rl", "--data", str(folder / "questions.jsonl"), "--model", "embedded", "--engine", "local"]
     train += ["--out", str(folder / "policy"), "--iterations", str(iterations), "--rollouts", "8", "--groups", "16"]
     train += ["--max-questions", "32", "--advance-at", "0", "--measure-every", "0"]
     train += [word for setting in SETTINGS for word in ("--set", setting)]
-    measure = ["eval", "qa_files", "--data", str(folder / "held_out.jsonl"), "--n", "200", "--systems", "memagent"]
+    measure = ["eval", "qa_files", "--data", str(folder / "held_out.jsonl"), "--n", str(held_out)]
+    measure += ["--systems", "memagent"]
     return {
         "rl": train,
         "before": [*measure, "--model", "embedded", "--out", str(folder / "before")],
@@ -116,7 +117,7 @@ def main() -> None:
     for name, number in (("questions", arguments.train), ("held_out", arguments.held_out)):
         rows = generate_rows(number, held_out=name == "held_out")
         (arguments.out / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
-    run_commands(build_commands(arguments.out, arguments.iterations), arguments.out)
+    run_commands(build_commands(arguments.out, arguments.iterations, arguments.held_out), arguments.out)
 
 
 if __name__ == "__main__":

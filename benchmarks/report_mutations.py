@@ -422,6 +422,16 @@ def load_corpora() -> dict[str, list[Claim]]:
     }
 
 
+def generate_mutants(
+    name: str, kind: str, passing_claims: Sequence[Claim], claims: Sequence[Claim]
+) -> Iterator[tuple[Claim, Claim]]:
+    """Yield the sentences of a corpus that can be falsified in a way, each with its falsified form."""
+    rng = random.Random(f"{SEED} {name} {kind}")
+    for claim in passing_claims:
+        if (mutant := MUTATIONS[kind](claim, rng, claims)) is not None:
+            yield claim, mutant
+
+
 def measure_detection(step: int = 1) -> dict[str, dict[str, DetectionCount]]:
     """Return the counts by row and corpus; the rows of faithful sentences count false alarms.
 
@@ -434,9 +444,8 @@ def measure_detection(step: int = 1) -> dict[str, dict[str, DetectionCount]]:
         passing_claims = [claim for claim in claims if not is_detected(claim, is_common)]
         passing_count = len(passing_claims)
         passing_claims = passing_claims[:: step if passing_count > 100 else 1]
-        for kind, mutation in MUTATIONS.items():
-            rng = random.Random(f"{SEED} {name} {kind}")
-            mutants = [mutant for claim in passing_claims if (mutant := mutation(claim, rng, claims)) is not None]
+        for kind in MUTATIONS:
+            mutants = [mutant for _, mutant in generate_mutants(name, kind, passing_claims, claims)]
             rows[kind][name] = DetectionCount(sum(is_detected(mutant, is_common) for mutant in mutants), len(mutants))
         rows["false alarms: as it is"][name] = DetectionCount(len(claims) - passing_count, len(claims))
         for kind, rewrite in (("other forms", change_forms), ("first clause", keep_first_clause)):
@@ -468,11 +477,10 @@ def _print_errors() -> None:
         for claim in claims:
             for problem in check_sentence(claim.sentence, [q.text for q in claim.quotes], is_common=is_common):
                 print(f"{name}: alarm: {problem.kind}: {problem.detail}\n    {claim.sentence}")
-        for kind, mutation in MUTATIONS.items():
-            rng = random.Random(f"{SEED} {name} {kind}")
-            for claim in claims:
-                mutant = mutation(claim, rng, claims)
-                if mutant is not None and not is_detected(mutant, is_common):
+        passing_claims = [claim for claim in claims if not is_detected(claim, is_common)]
+        for kind in MUTATIONS:
+            for claim, mutant in generate_mutants(name, kind, passing_claims, claims):
+                if not is_detected(mutant, is_common):
                     print(f"{name}: missed: {kind}\n    {claim.sentence}\n    {mutant.sentence}")
 
 

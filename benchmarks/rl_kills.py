@@ -71,8 +71,8 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """The beginning of a phase."""
+class PhaseStart:
+    """The start of a phase."""
 
     pid: int
     time: float
@@ -104,7 +104,7 @@ class Outcome:
 
 
 class Loop:
-    """A training loop, and the folder with its output, events and kills."""
+    """A training loop, and the folder with its output, starts of phases and kills."""
 
     def __init__(self, folder: Path, arguments: argparse.Namespace, seed: int) -> None:
         self.folder = folder
@@ -117,9 +117,9 @@ class Loop:
         """Whether the loop has ended."""
         return (self.folder / "seconds.json").exists()
 
-    def load_events(self) -> list[Event]:
-        """Return the beginnings of all phases so far."""
-        return [Event(**record) for record in _read_records(self.folder / "events.jsonl")]
+    def load_phase_starts(self) -> list[PhaseStart]:
+        """Return the starts of all phases so far."""
+        return [PhaseStart(**record) for record in _read_records(self.folder / "events.jsonl")]
 
     def load_kills(self) -> list[dict[str, Any]]:
         """Return the records of all kills so far."""
@@ -142,12 +142,12 @@ class Loop:
                 time.sleep(POLL_SECONDS)
                 if victim is None or is_killed or (kill_count := len(self.load_kills())) >= len(moments):
                     continue
-                event = self._find_due_event(moments[kill_count], phase_seconds)
-                if event is not None and _kill(victim, event.pid):
+                start = self._find_due_start(moments[kill_count], phase_seconds)
+                if start is not None and _kill(victim, start.pid):
                     _append_record(
-                        self.folder / "kills.jsonl", {**asdict(event), "victim": victim, "time": time.time()}
+                        self.folder / "kills.jsonl", {**asdict(start), "victim": victim, "time": time.time()}
                     )
-                    print(f"{self.folder.name}: killed the {victim} in iteration {event.iteration}, {event.phase}")
+                    print(f"{self.folder.name}: killed the {victim} in iteration {start.iteration}, {start.phase}")
                     is_killed = victim is not Victim.SERVER
             if process.returncode and not is_killed:
                 failures += 1
@@ -172,12 +172,12 @@ class Loop:
                 start_new_session=True,
             )
 
-    def _find_due_event(self, moment: Moment, phase_seconds: Mapping[str, float]) -> Event | None:
-        """Return the newest event if its phase is the one to kill in and the moment has come, otherwise None."""
-        events = self.load_events()
-        if not events or not Path(f"/proc/{events[-1].pid}").exists():
+    def _find_due_start(self, moment: Moment, phase_seconds: Mapping[str, float]) -> PhaseStart | None:
+        """Return the newest start if its phase is the one to kill in and the moment has come, otherwise None."""
+        starts = self.load_phase_starts()
+        if not starts or not Path(f"/proc/{starts[-1].pid}").exists():
             return None
-        newest = events[-1]
+        newest = starts[-1]
         is_due = newest.iteration >= moment.iteration and newest.phase == moment.phase
         wait = moment.share * phase_seconds[moment.phase] if newest.iteration == moment.iteration else 0
         return newest if is_due and time.time() - newest.time >= wait else None
@@ -196,7 +196,7 @@ class Loop:
         iterations = [record for record in records if record.is_enough]
         collected_groups = {group for record in iterations for group in record.group_of.values()}
         skipped_collections = {f"collection-{record.number}" for record in records if not record.is_enough}
-        with_variance = {
+        groups_with_variance = {
             group
             for group in _find_groups_with_variance(RunLog(self.out / RUN_LOG), rollouts)
             if group.rpartition("-")[0] not in skipped_collections
@@ -214,7 +214,7 @@ class Loop:
         return Outcome(
             rewards=tuple(record.reward for record in iterations),
             repeated_groups=math.ceil(sum(max(excess, 0) for excess in surplus)),
-            lost_groups=len(with_variance - collected_groups) + math.ceil(missing),
+            lost_groups=len(groups_with_variance - collected_groups) + math.ceil(missing),
             iterations=len(groups),
             trained_iterations=len(trained_rollouts),
             kills=len(self.load_kills()),
@@ -232,19 +232,19 @@ def _find_groups_with_variance(log: RunLog, rollouts: int) -> Iterator[str]:
             yield group
 
 
-def _kill(victim: Victim, loop: int) -> bool:
+def _kill(victim: Victim, loop_pid: int) -> bool:
     """Send SIGKILL to the victim; return False if it is not running at the moment.
 
     Args:
         victim: the process to kill.
-        loop: the id of the loop's process.
+        loop_pid: the id of the loop's process.
     """
     try:
         if victim is not Victim.SERVER:
-            os.kill(loop, signal.SIGKILL)
+            os.kill(loop_pid, signal.SIGKILL)
             return True
         watchdogs = [
-            pid for pid in _list_children(loop) if "session_watchdog" in Path(f"/proc/{pid}/cmdline").read_text()
+            pid for pid in _list_children(loop_pid) if "session_watchdog" in Path(f"/proc/{pid}/cmdline").read_text()
         ]
         servers = [server for pid in watchdogs for server in _list_children(pid)]
         for server in servers:
@@ -304,16 +304,16 @@ def run_loop(folder: Path, arguments: argparse.Namespace) -> None:
     class EventRecorder(LoopStatus):
         def on_phase(self, iteration: int, phase: Phase) -> None:
             super().on_phase(iteration, phase)
-            record_event(iteration, phase.value)
+            record_start(iteration, phase.value)
 
         def on_end(self, reason: str) -> None:
-            record_event(arguments.iterations, "end")
+            record_start(arguments.iterations, "end")
 
-    def record_event(iteration: int, phase: str) -> None:
-        _append_record(folder / "events.jsonl", asdict(Event(os.getpid(), time.time(), iteration, phase)))
+    def record_start(iteration: int, phase: str) -> None:
+        _append_record(folder / "events.jsonl", asdict(PhaseStart(os.getpid(), time.time(), iteration, phase)))
 
     run(make_job(folder / "rl", arguments), EventRecorder(arguments.iterations, quiet=True))
-    times = [Event(**record).time for record in _read_records(folder / "events.jsonl")]
+    times = [PhaseStart(**record).time for record in _read_records(folder / "events.jsonl")]
     (folder / "seconds.json").write_text(json.dumps(time.time() - times[0]))
 
 
@@ -324,9 +324,9 @@ def find_minimum_seconds(loops: Sequence[Loop]) -> dict[str, float]:
     """
     seconds: dict[str, float] = {}
     for loop in loops:
-        for event, following in pairwise(loop.load_events()):
-            if event.pid == following.pid and event.iteration > 0:
-                seconds[event.phase] = min(following.time - event.time, seconds.get(event.phase, math.inf))
+        for start, following in pairwise(loop.load_phase_starts()):
+            if start.pid == following.pid and start.iteration > 0:
+                seconds[start.phase] = min(following.time - start.time, seconds.get(start.phase, math.inf))
     return seconds
 
 
@@ -335,12 +335,12 @@ def choose_moments(victim: Victim, arguments: argparse.Namespace) -> list[Moment
 
     They are spread over all iterations but the first and the last.
     """
-    between = range(1, max(arguments.iterations - 1, 2))
+    candidates = range(1, max(arguments.iterations - 1, 2))
     rng = random.Random(f"{victim} {arguments.kills} {arguments.iterations}")
     iterations: list[int] = []
     while len(iterations) < arguments.kills:
         missing = arguments.kills - len(iterations)
-        iterations += rng.sample(between, min(missing, len(between)))
+        iterations += rng.sample(candidates, min(missing, len(candidates)))
     return [Moment(iteration, rng.choice(PHASES[victim]), rng.uniform(0, 0.9)) for iteration in sorted(iterations)]
 
 

@@ -105,12 +105,12 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
 def measure() -> list[Figure]:
     """Return the figures on the log's time and disk space."""
     with run_slow_server(DELAY_MS, 800) as url, tempfile.TemporaryDirectory() as folder:
-        ratio, plain, logged_ms = asyncio.run(_compare(url, Path(folder)))
+        ratio, plain_ms, logged_ms = asyncio.run(_compare(url, Path(folder)))
     short, long = _measure_bytes_per_token(100), _measure_bytes_per_token(800)
     return [
         Figure.at_least(f"chunks/s, logged : not logged, {DOCUMENTS} documents, 800 log-probs", ratio, "x", 0.9),
         Figure("processor time per chunk, logged", logged_ms, "ms"),
-        Figure("processor time per chunk, not logged", plain, "ms"),
+        Figure("processor time per chunk, not logged", plain_ms, "ms"),
         Figure.at_most("run log, 1500 tokens in and 100 out, per token", short, "bytes", 4),
         Figure.at_most("run log, 1500 tokens in and 800 out, per token", long, "bytes", 4),
     ]

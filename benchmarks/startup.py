@@ -77,14 +77,18 @@ def _measure_command_line() -> list[Figure]:
         help_seconds = _measure_processor_seconds(folder, "-m", "memagent_graph", "--help")
         policy_seconds = _measure_processor_seconds(folder, "-c", _POLICY_PROGRAM, str(path))
         question = "What is the access code of the quiet falcon?"
-        read = _measure_processor_seconds(
+        read_seconds = _measure_processor_seconds(
             folder, "-m", "memagent_graph", "read", str(path), "-q", question, "--model", "embedded"
         )
-        libraries = _measure_processor_seconds(folder, "-c", "import torch, transformers.models.llama.modeling_llama")
+        import_seconds = _measure_processor_seconds(
+            folder, "-c", "import torch, transformers.models.llama.modeling_llama"
+        )
     return [
         Figure.at_most("memagent --help, processor time", help_seconds, "s", 0.5),
         Figure.at_most("memagent read until it names the policy, processor time", policy_seconds, "s", 2),
-        Figure("read of one chunk, embedded : import of torch and transformers' Llama", read / libraries, "x"),
+        Figure(
+            "read of one chunk, embedded : import of torch and transformers' Llama", read_seconds / import_seconds, "x"
+        ),
     ]
 
 
@@ -98,7 +102,7 @@ def measure() -> list[Figure]:
         first_request = median(_run_program(_READ_PROGRAM, url, str(path), store) for store in stores)
     import_seconds = median(_run_program(_IMPORT_PROGRAM) for _ in range(3))
     return [
-        Figure.at_most("first request of a 15 MB file, after", first_request, "s", 0.5),
+        Figure.at_most("time to the first request for a 15 MB file", first_request, "s", 0.5),
         Figure.at_most("import memagent_graph", import_seconds, "s", 0.5),
         *_measure_command_line(),
     ]

@@ -95,14 +95,14 @@ class Contender:
 
     order: PromptOrder
     layout: Layout | None
-    rows_at_once: int = 1
+    batch_size: int = 1
     checkpointing: bool = False
 
     @property
     def name(self) -> str:
         """The name in the table."""
         if self.layout is None:
-            return f"GRPOTrainer, {self.rows_at_once} row{'s' * (self.rows_at_once > 1)} at once"
+            return f"GRPOTrainer, {self.batch_size} row{'s' * (self.batch_size > 1)} at once"
         return f"{self.layout}{', gradient checkpointing' * self.checkpointing}"
 
 
@@ -208,9 +208,9 @@ def run_contender(contender: Contender, workload: Workload) -> list[Step]:
             )
         else:
             step_groups = split_into_steps(groups, groups_per_step=1, seed=seed)
-            batches = [batch for step in step_groups for batch in _make_stock_batches(step, contender.rows_at_once)]
+            batches = [batch for step in step_groups for batch in _make_stock_batches(step, contender.batch_size)]
             trainer = _make_stock_trainer(
-                model, batches, contender.rows_at_once, folder, workload.rollouts, trainer_options, recorder
+                model, batches, contender.batch_size, folder, workload.rollouts, trainer_options, recorder
             )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -260,7 +260,7 @@ class _StockTrainer(GRPOTrainer):
 def _make_stock_trainer(
     model: Any,
     batches: Sequence[dict[str, Tensor]],
-    rows_at_once: int,
+    batch_size: int,
     folder: str,
     rollouts: int,
     trainer_options: dict[str, Any],
@@ -268,7 +268,7 @@ def _make_stock_trainer(
 ) -> GRPOTrainer:
     batches_per_step = len(batches) // trainer_options["max_steps"]
     arguments = GRPOConfig(
-        output_dir=folder, loss_type="dapo", per_device_train_batch_size=rows_at_once, num_generations=rollouts,
+        output_dir=folder, loss_type="dapo", per_device_train_batch_size=batch_size, num_generations=rollouts,
         gradient_accumulation_steps=batches_per_step, steps_per_generation=batches_per_step,
         remove_unused_columns=False, **trainer_options,
     )  # fmt: skip
@@ -276,7 +276,7 @@ def _make_stock_trainer(
         model,
         reward_funcs=lambda *_, **__: [],
         args=arguments,
-        train_dataset=Dataset.from_dict({"prompt": [""] * len(batches) * rows_at_once}),
+        train_dataset=Dataset.from_dict({"prompt": [""] * len(batches) * batch_size}),
         processing_class=_make_tokenizer(),
         callbacks=[recorder],
     )
@@ -284,14 +284,14 @@ def _make_stock_trainer(
     return trainer
 
 
-def _make_stock_batches(groups: Sequence[RolloutGroup], rows_at_once: int) -> Iterator[dict[str, Tensor]]:
+def _make_stock_batches(groups: Sequence[RolloutGroup], batch_size: int) -> Iterator[dict[str, Tensor]]:
     """Yield the input of TRL's loss for one optimizer step; rows of similar length are together."""
     rows: list[TrainingRow] = sorted(
         prepare_batch(groups, AdvantageSettings()).rows, key=lambda row: row.conversation_index
     )
     tokens = torch.tensor(sum(row.conversation.learned_tokens for row in rows))
-    for start in range(0, len(rows), rows_at_once):
-        batch_rows = rows[start : start + rows_at_once]
+    for start in range(0, len(rows), batch_size):
+        batch_rows = rows[start : start + batch_size]
         prompt_ids, prompt_mask, completion_ids, completion_mask = pad_rows(
             [row.conversation for row in batch_rows], pad_id=0
         )
@@ -347,6 +347,6 @@ def _check_same_work(contender: Contender, steps: Sequence[Step], expected: Sequ
         ):
             if not math.isclose(value, expected_value, rel_tol=tolerance):
                 raise ValueError(
-                    f"{contender.name}, {contender.order}: step {number} has {metric} {value}, not {expected_value} as "
-                    "the order's first contender. They do not compute the same, so their times cannot be compared."
+                    f"{contender.name}, {contender.order}: step {number}: {metric} is {value}, but {expected_value} "
+                    "for the first contender with this order. They do different work, so do not compare their times."
                 )

@@ -61,15 +61,15 @@ PREFIX_TREE = Contender(PromptOrder.SECTION_FIRST, Layout.PREFIX_TREE)
 OTHERS = (
     Contender(PromptOrder.SECTION_FIRST, Layout.PACKED),
     Contender(PromptOrder.SECTION_FIRST, None),
-    Contender(PromptOrder.SECTION_FIRST, None, rows_at_once=ROLLOUTS),
+    Contender(PromptOrder.SECTION_FIRST, None, batch_size=ROLLOUTS),
     Contender(PromptOrder.SECTION_FIRST, Layout.PADDED, checkpointing=True),
     Contender(PromptOrder.SECTION_FIRST, Layout.PREFIX_TREE, checkpointing=True),
     *(Contender(PromptOrder.PAPER, layout) for layout in Layout),
 )
 GOAL_TOKENS, GOAL_SPEED = 1 / 3, 2.5
 COLUMNS = (
-    "prompts", "trainer or layout", "tokens forwarded", "of padded's", "step, s: best", "median", "processor s: best",
-    "padded's time over its", "rows' tokens/s", "peak memory, GiB",
+    "prompts", "trainer or layout", "tokens forwarded", "share of padded", "step, s: best", "median",
+    "processor s: best", "speedup over padded", "rows' tokens/s", "peak memory, GiB",
 )  # fmt: skip
 _HEADINGS = {"cpu": "CPU", "cuda": "GPU"}
 _TITLE = (
@@ -94,8 +94,8 @@ def make_goal_figures(steps: Mapping[Contender, Sequence[Step]], workload: Workl
     # The goal for speed is for a CPU.
     goal = f"at least {GOAL_SPEED}" if workload.device == "cpu" else ""
     return [
-        Figure(f"{prefix}: tokens forwarded, of padded's", share, "", "at most 1/3", share <= GOAL_TOKENS),
-        Figure(f"{prefix}: padded's time over its", speed, "x", goal, not goal or speed >= GOAL_SPEED),
+        Figure(f"{prefix}: tokens forwarded, share of padded", share, "", "at most 1/3", share <= GOAL_TOKENS),
+        Figure(f"{prefix}: speedup over padded", speed, "x", goal, not goal or speed >= GOAL_SPEED),
     ]
 
 

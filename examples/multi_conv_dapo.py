@@ -5,7 +5,7 @@ Only the answer has a reward R. Its difference from the mean of the question's r
 of every learned token t of all K conversations:
 
     A    = R - mean(R) over the group's rollouts (never over conversations)         [DAPO: / (std(R) + epsilon)]
-           and of several rewards their weighted sum, where each `Term` compares runs, or conversations of one place
+           and of several rewards their weighted sum, where each `Term` compares runs, or conversations of one slot
     r_t  = p(t) / p_old(t), where p_old is the policy before the first step on these rollouts
     loss = 1/T sum_t( -min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A) + kl_coef KL_t - entropy_coef H_t )
 
@@ -47,8 +47,8 @@ class Term:
 
     reward: str  # outcome, step, or another that the rollouts have
     weight: float = 1.0
-    scope: Literal["run", "role", "conversation"] = "run"  # of conversations: over runs, their mean, or role `of`'s
-    of: str = "*"
+    scope: Literal["run", "role", "conversation"] = "run"  # what is compared: runs, or conversations in the same slot
+    of: str = "*"  # the roles whose mean reward is a run's reward
     roles: tuple[str, ...] = ("*",)  # of the tokens that the advantage is for
     divide_by_std: bool | None = None  # None: as the settings say
 
@@ -61,7 +61,7 @@ class Settings:
     epsilon: float = 1e-6
     leave_one_out: bool = False  # compare with the mean of the group's other rollouts
     terms: tuple[Term, ...] = (Term("outcome"),)  # whose sum A is
-    overlong: tuple[int, int] | None = None  # longest completion, and in how many tokens the penalty rises to 1 there
+    overlong: tuple[int, int] | None = None  # maximum length, and the tokens before it in which the penalty rises to 1
     drop_zero_variance: bool = False  # leave out groups whose rewards are all equal
     mask_truncated: bool = False  # learn nothing from completions that the output bound cut off
     loss_weights: Literal["token_mean", "rollout_mean", "conversation_mean"] = "token_mean"
@@ -211,7 +211,7 @@ def compute_step_loss(
 
 
 def train(model: Model, groups: Sequence[Group], settings: Settings, *, steps: int, learning_rate: float) -> None:
-    """Take optimizer steps, each on all groups, and print the reward and the loss of each."""
+    """Take optimizer steps, each on all groups, and print the loss and the gradient norm of each."""
     model.eval()  # with dropout, the ratios of unchanged weights would not be 1
     reference = copy.deepcopy(model) if settings.kl_coef else None
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
@@ -220,10 +220,10 @@ def train(model: Model, groups: Sequence[Group], settings: Settings, *, steps: i
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     for step in range(1, steps + 1):
         loss = compute_step_loss(model, groups, settings, old=old, reference=reference, backward=True)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step}: reward {fmean(rollout.reward for rollout in rollouts):.3f}, loss {loss:+.6f}")
+        print(f"step {step}: loss {loss:+.6f}, gradient norm {norm:.3f}")
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ def make_model(kind: str = "Llama", *, seed: int = 0, dtype: Any = torch.float64
 
 
 def _give_norms_full_precision(model: Any) -> None:
-    """transformers' own compute in float32 whatever the model's dtype, which would be all that gradients differ by."""
+    """Replace the RMSNorms: those of transformers always compute in float32, too coarse to compare gradients."""
     norms = [name for name, module in model.named_modules() if type(module).__name__.endswith("RMSNorm")]
     for name in norms:
         parent, _, last = name.rpartition(".")

@@ -15,7 +15,7 @@ from benchmarks.cluster_simulation import (
     plan_stages,
     simulate,
 )
-from benchmarks.corpus_cost import Hardware, longest_document_hours, main
+from benchmarks.corpus_cost import Hardware, estimate_longest_document_hours, main
 
 REPLICA = Replica(tokens_per_second=30_000, weights_seconds=0.005, sequence_seconds=0.0001, batch=16)
 FAULTY = Operation(
@@ -55,8 +55,8 @@ def test_the_time_of_one_document_equals_the_calculated_time() -> None:
     assert outcome.busy_share == pytest.approx(1.0)
     hardware = Hardware()
     one = replace(workload, mean_tokens=5_000_000)
-    assert longest_document_hours(workload, hardware) == pytest.approx(
-        simulate(hardware.replica(5000), one, Operation(1, 1)).seconds / 3600
+    assert estimate_longest_document_hours(workload, hardware) == pytest.approx(
+        simulate(hardware.replica(one), one, Operation(1, 1)).seconds / 3600
     )
 
 

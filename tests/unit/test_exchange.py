@@ -129,7 +129,7 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
     for run_id in draw(st.lists(text, unique=True, max_size=3)):
         conversations: list[Conversation] = []
         for row, turn in enumerate(draw(st.lists(drawn_conversation, max_size=4))):
-            # One that counts at a place at most: all others there were superseded.
+            # At most one conversation of a slot and attempt counts; the others are superseded.
             place = turn.branch, turn.role, turn.slot, turn.attempt
             is_superseded = draw(st.booleans()) and row > 0
             is_superseded |= any(

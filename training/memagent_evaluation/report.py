@@ -170,7 +170,7 @@ def summarize(results: Results, prices: Prices | None = None) -> list[dict[str, 
             "pass_at": {
                 score: {k: asdict(value) for k, value in values.items()}
                 for score in _REPEATED_SCORES
-                if (values := pass_at(rows, score))
+                if (values := estimate_pass_at_k(rows, score))
             },
             "outcomes": dict(Counter(row.outcome for row in rows)),
             **_compute_costs(rows, prices),
@@ -186,7 +186,7 @@ def find_percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
 
 
-def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
+def estimate_pass_at_k(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
     """Return pass@k by k (1, 2, 4 and so on, and the number of samples); empty if questions have one sample each.
 
     Args:
@@ -254,7 +254,7 @@ def _format_repeats(rows: Sequence[ResultRow]) -> str:
         (cell, score, len(group), values)
         for cell, group in group_items(rows, lambda row: (row.task, format_length_with_unit(row), row.system))
         for score in _REPEATED_SCORES
-        if (values := pass_at(group, score))
+        if (values := estimate_pass_at_k(group, score))
     ]
     columns = sorted({k for *_, values in lines for k in values})
     table = [["task", "length", "system", "score", "questions", "samples", *(f"pass@{k}" for k in columns)]]

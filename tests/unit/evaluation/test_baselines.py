@@ -53,13 +53,13 @@ class WindowedPolicy(ScriptedPolicy):
 
     def __init__(self, script=answer_any_prompt, **options) -> None:
         super().__init__(script, **options)
-        self.bounds: list[int] = []
+        self.max_tokens: list[int] = []
 
     async def describe(self) -> ModelInfo:
         return ModelInfo(context_window=self.window, shape=SHAPE)
 
     async def complete(self, prompt, sampling):
-        self.bounds.append(sampling.max_tokens)
+        self.max_tokens.append(sampling.max_tokens)
         return await super().complete(prompt, sampling)
 
 
@@ -212,8 +212,8 @@ async def test_a_systems_readers_share_one_connection_to_a_file_of_checkpoints(m
     reader = make_reader(WindowedPolicy(), checkpoints=tmp_path / "checkpoints.sqlite")
     system = load_system("refine", reader)
     document = reader.store.add(Document.of(SHORT))
-    for tokens_ in (50, 60, 50):
-        await system.attempt(document, QUESTION, answer_tokens=tokens_, run_id=f"run-{tokens_}")
+    for answer_tokens in (50, 60, 50):
+        await system.attempt(document, QUESTION, answer_tokens=answer_tokens, run_id=f"run-{answer_tokens}")
     assert paths == [tmp_path / "checkpoints.sqlite"]
     await reader.aclose()
 
@@ -360,7 +360,7 @@ async def test_a_length_that_is_the_window_fits_one_call_with_all_of_the_documen
         document = reader.store.add(Document.of("".join(sample.text())))
         attempt = await system.attempt(document, sample.question, answer_tokens=task.answer_tokens, run_id=f"{index}")
         assert attempt.outcome is QuestionOutcome.ANSWERED, attempt.detail
-        excerpt, reply_tokens = policy.prompts[-2 if own else -1], policy.bounds[-2 if own else -1]
+        excerpt, reply_tokens = policy.prompts[-2 if own else -1], policy.max_tokens[-2 if own else -1]
         assert count_tokens(excerpt) + CHAT_TEMPLATE_TOKENS + reply_tokens <= policy.window
         assert reply_tokens >= min(task.answer_tokens, context.budget.memory_tokens if own else 400)
         if not own:  # a policy that writes a memory first has a short reply

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import make_failed_row, make_row, make_table
 
-from memagent_evaluation.report import pass_at, render_report, summarize
+from memagent_evaluation.report import estimate_pass_at_k, render_report, summarize
 from memagent_evaluation.score_statistics import pass_at_k
 from memagent_evaluation.standings import compare_systems, compute_accuracy
 
@@ -34,12 +34,12 @@ ROWS = make_sample_rows({index: [True, index % 2 == 0, False, index % 4 == 0] fo
 
 
 def test_the_mean_and_pass_at_k_rest_on_questions() -> None:
-    values = pass_at(ROWS, "lenient")
+    values = estimate_pass_at_k(ROWS, "lenient")
     assert list(values) == [1, 2, 4]
     assert values[2].n == 12
     assert values[1].mean == compute_accuracy(ROWS, "lenient").mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
     assert values[4].mean == 1.0
-    # As 48 independent trials the interval would be narrower by far where the samples of a question agree.
+    # If the 48 samples counted as independent trials, the interval would be much too narrow: here samples agree.
     alike = make_sample_rows({index: [index < 6] * 4 for index in range(12)})
     assert compute_accuracy(alike, "lenient").low == pytest.approx(
         compute_accuracy(alike[::4], "lenient").low, abs=0.05
@@ -57,7 +57,9 @@ def test_pass_at_k_is_reported_only_for_repeated_samples() -> None:
     once = make_table(*ROWS[::4])
     assert "Repeated samples" not in render_report(once)
     assert summarize(once)[0]["pass_at"] == {}
-    assert pass_at([make_failed_row(index=index, outcome="does_not_fit") for index in (0, 0)], "lenient") == {}
+    assert (
+        estimate_pass_at_k([make_failed_row(index=index, outcome="does_not_fit") for index in (0, 0)], "lenient") == {}
+    )
 
 
 def test_systems_are_compared_by_question_whatever_the_number_of_samples() -> None:

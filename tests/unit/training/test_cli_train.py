@@ -72,7 +72,7 @@ def test_a_dry_run_prints_the_plan_loads_no_weights_and_writes_nothing(arguments
     assert list(plan["dropped"].values()) == ["equal_rewards"]
     assert plan["memory"]["total"] > plan["memory"]["weights"] == 4 * 19_616
     assert plan["report"]["groups"] == groups
-    assert [group["group_id"] for group in plan["report"]["equal_rewards"]] == list(plan["dropped"])
+    assert [group["group_id"] for group in plan["report"]["zero_variance_groups"]] == list(plan["dropped"])
     assert plan["report"]["versions"] == {"v1": plan["report"]["conversations"]}
     assert not (tmp_path / "out").exists()
 

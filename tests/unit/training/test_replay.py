@@ -162,7 +162,7 @@ def test_a_memory_that_a_guard_replaced_is_masked_and_counted(make_reader, log) 
     replay = load_groups(log)
     counts = [conversation.learned_tokens for conversation in replay.groups[0].rollouts_G[0].conversations_K]
     assert counts[1] == 0 and min(counts[0], *counts[2:]) > 0
-    assert replay.report.replaced == 2
+    assert replay.report.masked_conversations == 2
     assert "a guard kept another memory: 2 conversations" in "\n".join(replay.report.summary())
 
 
@@ -325,7 +325,7 @@ def test_a_run_missing_from_the_log_makes_its_group_incomplete(log) -> None:
     replay = load_groups(log, groups=named)
     assert get_run_ids(replay.groups) == [["b", "d"]]
     assert replay.report.refused == {Refusal.INCOMPLETE_GROUP: ("a", "c")}
-    assert replay.report.missing == ("gone",)
+    assert replay.report.missing_run_ids == ("gone",)
     assert "named in the groups, but missing: 1 run (gone)" in replay.report.summary()
     assert get_run_ids(load_groups(log, groups=named, whole_groups=False).groups) == [["a", "c"], ["b", "d"]]
 

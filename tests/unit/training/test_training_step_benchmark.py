@@ -14,7 +14,7 @@ from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
 from memagent_training.forward.layouts import lay_out_as_tree
 
 TINY = Workload(model_size="tiny", lengths=Lengths(3, 12, 4), rollouts=4, conversations=3)
-AT_ONCE = Contender(PromptOrder.SECTION_FIRST, None, rows_at_once=TINY.rollouts)
+AT_ONCE = Contender(PromptOrder.SECTION_FIRST, None, batch_size=TINY.rollouts)
 
 
 def _rows(group: RolloutGroup) -> list[TrainingConversation]:
@@ -60,7 +60,7 @@ def test_a_contender_that_does_other_work_is_refused(monkeypatch: pytest.MonkeyP
         return real(contender, workload)
 
     monkeypatch.setattr(training_contenders, "run_contender", run)
-    with pytest.raises(ValueError, match="do not compute the same"):
+    with pytest.raises(ValueError, match="do different work"):
         compare((PADDED, PREFIX_TREE), TINY)
 
 

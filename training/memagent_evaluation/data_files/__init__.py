@@ -36,7 +36,7 @@ from memagent_evaluation.data_files.file_task import (
     require_text,
     require_texts,
 )
-from memagent_evaluation.data_files.qa_records import RECORD_NAMES, load_records
+from memagent_evaluation.data_files.qa_records import RECORD_NAMES, load_record_task
 from memagent_evaluation.data_files.table_rows import TableRow, open_rows
 from memagent_evaluation.samples import LengthUnit, TaskSettings
 from memagent_graph.errors import EvaluationError
@@ -95,7 +95,7 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
         MissingExtraError: the file needs pyarrow (the extra "eval").
     """
     paths = find_data_paths(name, path, name)
-    return (load_rows if name in ROW_FORMATS else load_records)(name, paths, settings)
+    return (load_rows if name in ROW_FORMATS else load_record_task)(name, paths, settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,7 @@ class RecordExamples:
         return FileExample(record.question, record.answers, document, tuple(needles))
 
 
-def load_records(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
+def load_record_task(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
     """Return the task "hotpotqa" (documents of ten paragraphs) or "squad" (whole articles)."""
     tokenizer = settings.tokenizer
     records = read_records(paths, name)

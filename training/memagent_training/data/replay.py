@@ -29,7 +29,7 @@ from memagent_graph.grouping import group_values
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
 from memagent_graph.settings import PolicySettings
-from memagent_training.data.replay_report import EqualGroup, Refusal, ReplayReport
+from memagent_training.data.replay_report import Refusal, ReplayReport, ZeroVarianceGroup
 from memagent_training.data.reward_functions import (
     LoggedReward,
     RewardFunction,
@@ -436,8 +436,10 @@ def _report(
         prompt_tokens=sum(prompt for prompt, _ in lengths),
         completion_tokens=sum(completion for _, completion in lengths),
         longest=max(map(sum, lengths), default=0),
-        equal_rewards=tuple(
-            EqualGroup(group.group_id, ledger.candidates[first.run_id].question, len(group.rollouts_G), first.reward)
+        zero_variance_groups=tuple(
+            ZeroVarianceGroup(
+                group.group_id, ledger.candidates[first.run_id].question, len(group.rollouts_G), first.reward
+            )
             for group in groups
             for first in group.rollouts_G[:1]
             if len({(rollout.reward, *sorted(rollout.term_rewards.items())) for rollout in group.rollouts_G}) == 1
@@ -446,9 +448,9 @@ def _report(
         template=template if rollouts else None,
         versions=dict(Counter(conversation.policy_version for conversation in conversations)),
         staleness=dict(staleness),
-        missing=missing,
+        missing_run_ids=missing,
         temperatures=dict(Counter(float(logged.sampling.get("temperature", 1.0)) for logged in sampled)),
-        replaced=sum(map(_is_replaced, sampled)),
+        masked_conversations=sum(map(_is_replaced, sampled)),
         non_default_sampling=tuple(run.run_id for run in ledger.candidates.values() if _has_non_default_sampling(run)),
     )
 

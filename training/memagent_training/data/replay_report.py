@@ -71,7 +71,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EqualGroup:
+class ZeroVarianceGroup:
     """A group whose rollouts have equal rewards."""
 
     group_id: str
@@ -103,7 +103,7 @@ class ReplayReport:
     completion_tokens: int = 0
     longest: int = 0
     """Tokens of the longest conversation, prompt and completion together."""
-    equal_rewards: tuple[EqualGroup, ...] = ()
+    zero_variance_groups: tuple[ZeroVarianceGroup, ...] = ()
     """The groups whose rollouts have the same value of every requested reward: no training signal."""
     tokenizer: str | None = None
     """The tokenizer's fingerprint; None if nothing was taken."""
@@ -113,11 +113,11 @@ class ReplayReport:
     """Conversations by the policy version that wrote them; "" if the policy did not report it."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Rollouts by how many versions their oldest conversation lags behind; empty if versions have no order."""
-    missing: tuple[str, ...] = ()
+    missing_run_ids: tuple[str, ...] = ()
     """Runs that the given groups name but the source does not have: their groups are incomplete."""
     temperatures: Mapping[float, int] = field(default_factory=dict)
     """Conversations by the temperature that they were sampled at."""
-    replaced: int = 0
+    masked_conversations: int = 0
     """Conversations that are masked: the policy refused or invented something, and a guard kept the memory before."""
     non_default_sampling: tuple[str, ...] = ()
     """Runs sampled with a temperature or top_p other than 1. Importance weights are approximate if their log-probs are
@@ -137,13 +137,14 @@ class ReplayReport:
             ]
         if self.staleness:
             lines.append("staleness: " + ", ".join(f"{lag} ({n})" for lag, n in sorted(self.staleness.items())))
-        if self.equal_rewards:
-            equal = quantity(len(self.equal_rewards), "group")
-            lines.append(f"{equal} with all rewards equal: {list_names(self.equal_rewards, MAX_LISTED)}")
-        if self.missing:
-            lines.append(f"named in the groups, but missing: {_list_runs(self.missing)}")
-        if self.replaced:
-            lines.append(f"masked, because a guard kept another memory: {quantity(self.replaced, 'conversation')}")
+        if self.zero_variance_groups:
+            groups = self.zero_variance_groups
+            lines.append(f"{quantity(len(groups), 'group')} with all rewards equal: {list_names(groups, MAX_LISTED)}")
+        if self.missing_run_ids:
+            lines.append(f"named in the groups, but missing: {_list_runs(self.missing_run_ids)}")
+        if self.masked_conversations:
+            conversations = quantity(self.masked_conversations, "conversation")
+            lines.append(f"masked, because a guard kept another memory: {conversations}")
         if self.non_default_sampling:
             lines.append(f"{_list_runs(self.non_default_sampling)} sampled with a temperature or top_p other than 1")
         lines += [

@@ -245,7 +245,7 @@ def _check_schedule(schedule: Schedule, replay: Replay) -> None:
     """Refuse what would otherwise fail in the middle of a training run."""
     if not any(row.advantage for row in schedule.batch.rows):
         report = replay.report
-        equal = f": {list_names(report.equal_rewards, MAX_LISTED)}" if report.equal_rewards else ""
+        equal = f": {list_names(report.zero_variance_groups, MAX_LISTED)}" if report.zero_variance_groups else ""
         refused = f"; refused are {report.reasons}" if report.refused else ""
         raise TrainingError(
             f"all rewards are equal within every group, so that there is nothing to learn{equal}{refused}",
