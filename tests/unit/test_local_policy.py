@@ -17,7 +17,6 @@ import torch
 from memagent_graph import FinishReason, LocalPolicy, MemAgent, SamplingParams, UpdateRule
 from memagent_graph.errors import PolicyError, PolicyRequestError
 from memagent_graph.policies import local
-from memagent_graph.policies.local import _Request
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile
 from memagent_graph.policy import Message, Policy
@@ -101,7 +100,7 @@ async def test_questions_on_a_document_share_its_cached_prompt(policy) -> None:
     facts = ("The river rose. " * 90, "The bridge fell. " * 90)
     prompts = [prompt(question, 0, fact) for question in QUESTIONS for fact in facts]
     alone = [await policy.complete(prompt, GREEDY) for prompt in prompts]
-    requests = [_Request(policy._engine.prompt_ids(prompt, {}), GREEDY, Future()) for prompt in prompts]
+    requests = [local._Request(policy._engine.prompt_ids(prompt, {}), GREEDY, Future()) for prompt in prompts]
     batches = policy._group_by_prefix(requests)
     assert [len(batch) for batch in batches] == [len(QUESTIONS)] * len(facts)
     for batch in batches:
