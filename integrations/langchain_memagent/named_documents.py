@@ -16,11 +16,11 @@ from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from memagent_graph.documents import Document
-from memagent_graph.documents.allowed_paths import AllowedRoots, shortened_name
+from memagent_graph.documents.allowed_paths import AllowedRoots, shorten_name
 from memagent_graph.errors import RefusedSourceError
 
-Fetched: TypeAlias = str | bytes
-Fetcher: TypeAlias = Callable[[str], Fetched | Awaitable[Fetched]]
+Content: TypeAlias = str | bytes
+Fetcher: TypeAlias = Callable[[str], Content | Awaitable[Content]]
 """A function that downloads a web address. It decides which hosts are allowed, and is called only with http and https
 addresses."""
 
@@ -112,7 +112,7 @@ class DocumentSources:
             return file
         if self.backend is not None and not self.roots.roots:
             raise RefusedSourceError(
-                f"there is no file {shortened_name(path)!r} that may be read",
+                f"there is no file {shorten_name(path)!r} that may be read",
                 hint="Name a file as your file tools list it.",
             )
         return await asyncio.to_thread(self.roots.document, path)
@@ -126,18 +126,18 @@ class DocumentSources:
             # The size first: a backend returns a file's bytes only as a whole.
             for entry in (await backend.als(str(virtual.parent))).entries or ():
                 if PurePosixPath(entry["path"]) == virtual:
-                    self.roots.require_size(entry.get("size") or 0, repr(shortened_name(path)))
+                    self.roots.require_size(entry.get("size") or 0, repr(shorten_name(path)))
             (reply,) = await backend.adownload_files([path])
         except (OSError, ValueError):
             return None
         if reply.content is None:
             return None
-        return self._make_document(reply.content, repr(shortened_name(path)), virtual.name)
+        return self._make_document(reply.content, repr(shorten_name(path)), virtual.name)
 
     def _open_state_key(self, key: str, state: Any) -> Document:
         if key not in self.state_keys:
             remedy = f"Choose one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
-            raise RefusedSourceError(f"the state key {shortened_name(key)!r} may not be read", hint=remedy)
+            raise RefusedSourceError(f"the state key {shorten_name(key)!r} may not be read", hint=remedy)
         value = state.get(key) if hasattr(state, "get") else getattr(state, key, None)
         if isinstance(value, str | bytes):
             return self._make_document(value, f"state key {key!r}", key)
@@ -152,7 +152,7 @@ class DocumentSources:
         )
 
     async def _fetch(self, url: str) -> Document:
-        display_url = shortened_name(url)
+        display_url = shorten_name(url)
         if self.fetcher is None:
             raise RefusedSourceError("web addresses are not read here", hint=f"Choose one of: {', '.join(self.kinds)}.")
         try:
@@ -170,7 +170,7 @@ class DocumentSources:
                 content = await content
         except Exception as error:  # a fetcher may raise anything, and the model should see it
             raise RefusedSourceError(
-                f"{display_url!r} could not be fetched ({type(error).__name__}: {shortened_name(str(error))})",
+                f"{display_url!r} could not be fetched ({type(error).__name__}: {shorten_name(str(error))})",
                 hint="Check the address, or read something else.",
             ) from error
         if not isinstance(content, str | bytes):
@@ -180,7 +180,7 @@ class DocumentSources:
             )
         return self._make_document(content, display_url, PurePosixPath(unquote(parts.path)).name or str(parts.hostname))
 
-    def _make_document(self, content: Fetched, what: str, name: str = "text") -> Document:
+    def _make_document(self, content: Content, what: str, name: str = "text") -> Document:
         if isinstance(content, bytes):
             self.roots.require_size(len(content), what)
             return Document.from_bytes(content, name)

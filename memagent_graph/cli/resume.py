@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Resume(RunOptions):
     """Continue a run that was killed, failed, or stopped at a limit.
 
-    Of a read of several questions, name the id that its runs share: those without an answer go on in one pass.
+    For a read with several questions, give the id that its runs share: its open questions continue in one pass.
     """
 
     examples: ClassVar = (
@@ -43,7 +43,7 @@ class Resume(RunOptions):
     ] = None
     policy: Annotated[str | None, typer.Option(help="Name of another policy.", show_default="the run's")] = None
     model: Annotated[str | None, typer.Option(help="Another model, as for `read`.", show_default="the run's")] = None
-    base_url: Annotated[str | None, typer.Option(help="The present URL of the server.", show_default="the run's")] = (
+    base_url: Annotated[str | None, typer.Option(help="The current URL of the server.", show_default="the run's")] = (
         None
     )
     strategy: Annotated[str | None, typer.Option(help="Another strategy.", show_default="the run's")] = None
@@ -67,11 +67,11 @@ class Resume(RunOptions):
 
             log = RunLog(self.log or default_run_log())
             run_ids = find_runs_to_resume(log, self.run_id)
-            run_id, read = run_ids[0], find_read_id(run_ids[0])
-            if others := {*list_open_questions(log, read)} - {*run_ids}:
-                count = quantity(len(others), "more question")
+            run_id, read_id = run_ids[0], find_read_id(run_ids[0])
+            if open_questions := {*list_open_questions(log, read_id)} - {*run_ids}:
+                count = quantity(len(open_questions), "more question")
                 console.print_policy(
-                    f"{count} of the same read without an answer; for all: {self.resume_command(read)}"
+                    f"{count} of the same read without an answer; for all: {self.resume_command(read_id)}"
                 )
             logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
             settings = logged.with_other(
@@ -83,10 +83,10 @@ class Resume(RunOptions):
                 strategy=self.strategy,
             ).replace(ca_file=self.ca_file, proxy=self.proxy)
             if self.strategy is None:
-                load_strategy(settings.strategy, own_code=False)  # a log may be somebody else's
+                load_strategy(settings.strategy, own_code=False)  # a log may come from others
             if settings.api_key == NO_KEY and list(log.runs(RunFilter(run_ids=[run_id], is_own=False))):
                 raise RunError(
-                    f"run {run_id} was imported, and {settings.base_url} is somebody else's word for its server",
+                    f"run {run_id} was imported, so its server URL, {settings.base_url}, is not trusted",
                     hint="Name the server yourself: --base-url URL.",
                 )
             path = self.document
@@ -94,11 +94,11 @@ class Resume(RunOptions):
             with console.show_status("loading the policy"):
                 loaded = open_reader(self, settings)
             async with loaded as reader:
-                console.resume_command = self.resume_command(read if len(run_ids) > 1 else run_id)
-                form = None if self.schema is None else ResponseFormat.load(self.schema)
-                options: Any = {"document": source, "response_format": form, "limits": self.limits}
+                console.resume_command = self.resume_command(read_id if len(run_ids) > 1 else run_id)
+                response_format = None if self.schema is None else ResponseFormat.load(self.schema)
+                options: Any = {"document": source, "response_format": response_format, "limits": self.limits}
 
-                async def resumed(run_id: str, show: Callable[..., None], barrier: Barrier) -> ReadResult:
+                async def resume_run(run_id: str, show: Callable[..., None], barrier: Barrier) -> ReadResult:
                     return await await_result(
                         reader.astream_resume(run_id, barrier=barrier, **options), partial(show, run_id)
                     )
@@ -107,7 +107,7 @@ class Resume(RunOptions):
                     await self.prepare(reader, console)
                     outcomes = await console.follow_questions(
                         lambda show: read_in_passes(
-                            [partial(resumed, run_id, show) for run_id in run_ids], MAX_SHARED_READS
+                            [partial(resume_run, run_id, show) for run_id in run_ids], MAX_SHARED_READS
                         )
                     )
                     have_failed = all(isinstance(outcome, Exception) for outcome in outcomes)

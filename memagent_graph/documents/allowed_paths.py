@@ -20,7 +20,7 @@ from memagent_graph.plain_text import in_one_line, list_names
 _MAX_LISTED_NAMES = 20
 """Maximum number of file names in an error."""
 _MAX_NAME_CHARACTERS = 100
-shortened_name = partial(in_one_line, longest=200)
+shorten_name = partial(in_one_line, longest=200)
 """Shortens a name for an error. It may be a whole text that was passed as a path."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
@@ -42,18 +42,18 @@ def resolve_below(root: Path, path: str, *, hint: str, any_kind: bool = False) -
         RefusedSourceError: the text is not a path, or the path leads out of the root, or to no regular file.
     """
     if not _is_path(path):
-        raise RefusedSourceError(f"{shortened_name(path)!r} is not a path", hint=hint)
+        raise RefusedSourceError(f"{shorten_name(path)!r} is not a path", hint=hint)
     try:
         root = root.resolve(strict=True)
         target = (root / path).resolve(strict=True)
     except FileNotFoundError:
-        raise DocumentError(f"the file {shortened_name(path)} does not exist", hint=hint) from None
+        raise DocumentError(f"the file {shorten_name(path)} does not exist", hint=hint) from None
     except (OSError, RuntimeError, ValueError) as error:
-        raise RefusedSourceError(f"{shortened_name(path)!r} cannot be resolved", hint=hint) from error
+        raise RefusedSourceError(f"{shorten_name(path)!r} cannot be resolved", hint=hint) from error
     if not target.is_relative_to(root):
-        raise RefusedSourceError(f"{shortened_name(path)!r} is outside the folder {root.name}", hint=hint)
+        raise RefusedSourceError(f"{shorten_name(path)!r} is outside the folder {root.name}", hint=hint)
     if not any_kind and not target.is_file():
-        raise RefusedSourceError(f"{shortened_name(path)!r} is not a regular file", hint=hint)
+        raise RefusedSourceError(f"{shorten_name(path)!r} is not a regular file", hint=hint)
     return target
 
 
@@ -90,7 +90,7 @@ class AllowedRoots:
                 or is too large. The message is for a model: it says what would work, and nothing about files or
                 folders outside.
         """
-        name = shortened_name(path)
+        name = shorten_name(path)
         if _SCHEME.match(path):
             raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted", hint=self._get_remedy())
         if not _is_path(path):

@@ -25,28 +25,28 @@ def build_trace(
     """
     valid = [conversation for conversation in conversations if not conversation.superseded]
     valid.sort(key=lambda conversation: conversation.id or 0)
-    attempts = group_values((conversation.call_id, conversation) for conversation in valid)
-    edits_of = group_values((edit.call_id, edit) for edit in edits if edit.kind == EventKind.MEMORY_EDITED)
+    attempts_by_call = group_values((conversation.call_id, conversation) for conversation in valid)
+    edits_by_call = group_values((edit.call_id, edit) for edit in edits if edit.kind == EventKind.MEMORY_EDITED)
     calls: list[Call] = []
-    texts: dict[str, str | None] = {}
-    for call_id, tries in attempts.items():
-        last = tries[-1]
+    memories: dict[str, str | None] = {}
+    for call_id, attempts in attempts_by_call.items():
+        last = attempts[-1]
         if last.outcome is Outcome.DISCARDED:
             continue
-        call = _make_call(tries)
+        call = _make_call(attempts)
         if last.outcome is Outcome.KEPT_PREVIOUS:
-            memory = last.memory if last.memory is not None else _join_parents(call, texts)
+            memory = last.memory if last.memory is not None else _join_parent_memories(call, memories)
             call = replace(call, text=memory if call.writes is Writes.MEMORY else "")
-        for edit in edits_of.get(call_id, ()):
+        for edit in edits_by_call.get(call_id, ()):
             event = ReadEvent(EventKind.MEMORY_EDITED, edit.position, edit.detail)
             call = replace(call, writes=Writes.MEMORY, text=edit.text or "", events=(*call.events, event))
         calls.append(call)
-        texts[call_id] = call.text if call.writes is Writes.MEMORY else _join_parents(call, texts)
+        memories[call_id] = call.text if call.writes is Writes.MEMORY else _join_parent_memories(call, memories)
     return Trace(calls, document_bytes)
 
 
-def _make_call(tries: Sequence[Conversation]) -> Call:
-    last = tries[-1]
+def _make_call(attempts: Sequence[Conversation]) -> Call:
+    last = attempts[-1]
     return Call(
         id=last.call_id,
         node=last.node,
@@ -59,15 +59,15 @@ def _make_call(tries: Sequence[Conversation]) -> Call:
         parents=last.parents,
         completion=Completion("", FinishReason(last.finish_reason), last.policy, **last.origin),
         usage=TokenUsage(
-            sum(attempt.prompt_tokens for attempt in tries),
-            sum(attempt.completion_tokens for attempt in tries),
-            sum(attempt.cached_tokens for attempt in tries),
+            sum(attempt.prompt_tokens for attempt in attempts),
+            sum(attempt.completion_tokens for attempt in attempts),
+            sum(attempt.cached_tokens for attempt in attempts),
         ),
-        seconds=sum(attempt.seconds for attempt in tries),
-        events=tuple(event for attempt in tries for event in attempt.events),
+        seconds=sum(attempt.seconds for attempt in attempts),
+        events=tuple(event for attempt in attempts for event in attempt.events),
     )
 
 
-def _join_parents(call: Call, texts: dict[str, str | None]) -> str:
+def _join_parent_memories(call: Call, memories: dict[str, str | None]) -> str:
     """Return the memory before a call: the joined memories of its parents."""
-    return "\n".join(filter(None, (texts.get(parent) for parent in call.parents)))
+    return "\n".join(filter(None, (memories.get(parent) for parent in call.parents)))

@@ -26,9 +26,9 @@ class PassState(SequentialState):
     pass_number: NotRequired[int]
     """The number of the pass, from 1; None means 1."""
     earlier_chunks: NotRequired[int]
-    """The number of chunks that the earlier passes read."""
+    """The number of chunks that the previous passes read."""
     earlier_memory: NotRequired[str]
-    """The memory after the earlier passes."""
+    """The memory after the previous passes."""
 
 
 @dataclass(frozen=True)

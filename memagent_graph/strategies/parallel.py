@@ -23,7 +23,7 @@ class ParallelState(branching.BranchingState):
     previous_memory: NotRequired[str]
     """The memory after the previous passes."""
     previous_steps: NotRequired[list[str]]
-    """The steps that wrote `previous_memory`."""
+    """The ids of the calls that wrote `previous_memory`."""
 
 
 class ParallelBranch(branching.BranchState):
@@ -63,8 +63,8 @@ class Parallel(branching.BranchingStrategy):
         """Begin the next pass, unless this pass was the last or found nothing."""
         number = state.get("number") or 1
         findings = branching.sort_findings(state.get("findings", {}))
-        steps = [finding["call_id"] for finding in findings.values()]
-        if number >= self.passes or steps == (state.get("previous_steps") or []):
+        call_ids = [finding["call_id"] for finding in findings.values()]
+        if number >= self.passes or call_ids == (state.get("previous_steps") or []):
             return {"spans": None}
         memory = branching.join_findings(findings.values(), step.context)
         return {
@@ -72,7 +72,7 @@ class Parallel(branching.BranchingStrategy):
             "cursor": start_cursor(),
             "number": number + 1,
             "previous_memory": memory,
-            "previous_steps": steps,
+            "previous_steps": call_ids,
         }
 
 

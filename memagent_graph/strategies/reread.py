@@ -54,14 +54,14 @@ INTEGRATE = Role(
 
 
 class RereadState(SequentialState):
-    """The state of the rereads, and the memory of the earlier reads."""
+    """The state of the rereads, and the memory of the previous reads."""
 
     branch: NotRequired[str]
     """The branch of the current read: "" for the first read, then "1", "2", ..."""
     subquestions: NotRequired[list[str]]
     """The sub-questions so far; the document is read for the newest."""
     question_step: NotRequired[str]
-    """The step that asked the newest sub-question."""
+    """The id of the call that asked the newest sub-question."""
     trunk_memory: NotRequired[str]
     """The memory after all previous reads."""
     finding: NotRequired[str]
@@ -118,13 +118,13 @@ class Reread(Strategy):
         if reply.value is None:
             return {"branch": ""}
         begin = {"cursor": start_cursor(), "span": None, "memory": "", "finding": None}
-        line = str(len(subquestions) + 1)
+        branch = str(len(subquestions) + 1)
         return {
             **begin,
             "trunk_memory": memory,
             "subquestions": [*subquestions, reply.value],
             "question_step": reply.call_id,
-            "branch": line,
+            "branch": branch,
         }
 
 
@@ -137,10 +137,10 @@ async def _choose_next_chunk(state: RereadState, step: StepContext) -> Change:
 
 
 async def _update_memory(state: RereadState, step: StepContext) -> Change:
-    memory, line = state.get("memory") or "", state.get("branch")
+    memory, branch = state.get("memory") or "", state.get("branch")
     question, parents = None, None
-    if line:
-        tip = state.get("tips", {}).get(line)
+    if branch:
+        tip = state.get("tips", {}).get(branch)
         question, parents = (
             (state.get("subquestions") or [""])[-1],
             [*([tip] if tip else ()), state.get("question_step") or ""],
@@ -160,7 +160,7 @@ async def _integrate(state: RereadState, step: StepContext) -> Change:
         subquestion=subquestions[-1],
         previous=memory,
         slot=len(subquestions),
-        parents=[tips[line] for line in ("", str(len(subquestions))) if line in tips],
+        parents=[tips[name] for name in ("", str(len(subquestions))) if name in tips],
     )
     return {"memory": reply.text}
 

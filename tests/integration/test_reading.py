@@ -15,7 +15,7 @@ import pytest
 
 from memagent_evaluation.demo_document import make_number_document
 from memagent_evaluation.planted_facts import PlantedFacts
-from memagent_evaluation.tasks.haystacks import reference_topics
+from memagent_evaluation.tasks.haystacks import iter_reference_paragraphs
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_tokenizer
 from memagent_graph.errors import PolicyError, PolicyRequestError
 from memagent_graph.policies.model_info import ModelInfo
@@ -29,7 +29,7 @@ FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
 def document(tokens: int) -> str:
     """About so many tokens of prose with one fact in the middle."""
     tokenizer = load_tokenizer("embedded")
-    topics = list(islice(reference_topics(), 4000))
+    topics = list(islice(iter_reference_paragraphs(), 4000))
     counts = [tokenizer.count(topic) + 2 for topic in topics]
     paragraphs: list[str] = []
     length = 0

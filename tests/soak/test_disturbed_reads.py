@@ -1,4 +1,4 @@
-"""Reads that are cancelled, servers that do wrong, full disks: the same answer, or a refusal that says why."""
+"""Reads that are cancelled, or meet a faulty server or a full disk, give the same answer or an error that says why."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Record = Callable[[str, Any], None]
 Size = Callable[[int, int], int]
 
 
-def text_of(number: int) -> str:
-    """A document whose requests are no other's: from the first chunk on the memory holds its key."""
+def make_text(number: int) -> str:
+    """Make a document that shares no request with another one: its key is in the memory from the first chunk on."""
     return make_document({0.0: f"The key of harbor is {1000 + number}."}, words=1500)
 
 
 async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
     tmp_path: Path, size: Size, record_property: Record
 ) -> None:
-    reads, cancels, moments = size(4, 64), 5, random.Random(2)
+    reads, cancels, rng = size(4, 64), 5, random.Random(2)
 
     async def read(agent: MemAgent, number: int) -> str | None:
         run_id = f"r{number}"
@@ -45,16 +45,16 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
             try:
                 task = asyncio.ensure_future(agent.aresume(run_id))
                 await asyncio.sleep(0)
-                result = await cancelled(task) if turn < cancels else await task
+                result = await wait_or_cancel(task) if turn < cancels else await task
             except RunNotFoundError:
-                task = asyncio.ensure_future(agent.aread(text_of(number), QUESTION, run_id=run_id))
-                result = await cancelled(task) if turn < cancels else await task
+                task = asyncio.ensure_future(agent.aread(make_text(number), QUESTION, run_id=run_id))
+                result = await wait_or_cancel(task) if turn < cancels else await task
             if result is not None:
                 return result.answer
         return None
 
-    async def cancelled(task: asyncio.Task[Any]) -> Any:
-        await asyncio.wait({task}, timeout=moments.uniform(0.0, reads / 10))
+    async def wait_or_cancel(task: asyncio.Task[Any]) -> Any:
+        await asyncio.wait({task}, timeout=rng.uniform(0.0, reads / 10))
         if not task.done():
             task.cancel()
             count["cancels"] += 1
@@ -69,38 +69,36 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
             answers = await asyncio.gather(*(read(agent, number) for number in range(reads)))
         prompts = Counter(body["messages"][0]["content"] for body in server.requests)
     assert answers == [str(1000 + number) for number in range(reads)]
-    again = sum(prompts.values()) - len(prompts)
-    assert again <= count["cancels"], "a cancel loses the reply in flight, or the one whose checkpoint is being written"
+    repeated = sum(prompts.values()) - len(prompts)
+    assert repeated <= count["cancels"], "a cancel loses one reply: in flight, or not yet in a checkpoint"
     log = RunLog(tmp_path / "runs.sqlite")
     for number in range(reads):
         positions = [conversation.position for conversation in log.conversations(f"r{number}")]
         assert positions == list(range(len(positions)))
     record_property("cancels", count["cancels"])
-    record_property("requests prompts again per cancel", round(again / count["cancels"], 2))
+    record_property("repeated requests per cancel", round(repeated / count["cancels"], 2))
 
 
 @pytest.mark.usefixtures("nobody_sleeps")
-def test_servers_that_do_wrong_in_a_part_of_their_replies_change_no_answer(
-    tmp_path: Path, size: Size, record_property: Record
-) -> None:
+def test_servers_with_some_faulty_replies_change_no_answer(tmp_path: Path, size: Size, record_property: Record) -> None:
     faults = MALFORMED | TOO_LONG | BUSY | FINAL
-    ends: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for number, (name, fault) in enumerate(list(faults.items())[:: size(12, 1)]):
-        moments, good = random.Random(name), FakeServer().respond
+        rng, respond = random.Random(name), FakeServer().respond
         with (
-            FakeServer(lambda body, count: fault() if moments.random() < 0.15 else good(body, count)) as server,  # noqa: B023
+            FakeServer(lambda body, count: fault() if rng.random() < 0.15 else respond(body, count)) as server,  # noqa: B023
             build_reader(server.base_url, tmp_path / f"{number}", retries=8) as agent,
         ):
             try:
-                answer = agent.read(text_of(number), QUESTION).answer
+                answer = agent.read(make_text(number), QUESTION).answer
             except PolicyError as error:
                 assert name in FINAL and error.hint
-                ends["refused"] += 1
+                outcomes["refused"] += 1
             else:
                 assert answer == str(1000 + number), name
-                ends["right"] += 1
-    record_property("faults", sum(ends.values()))
-    record_property("ends", dict(ends))
+                outcomes["right"] += 1
+    record_property("faults", sum(outcomes.values()))
+    record_property("outcomes", dict(outcomes))
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root may mount a small disk")

@@ -1,6 +1,6 @@
-"""Inputs at random: whatever a server, a client or somebody else's file says is read, or refused with our own error.
+"""Random replies, requests and foreign files are read, or refused with an error of this package.
 
-Each test goes on for an hour at full size, or for `MEMAGENT_FUZZ_SECONDS`.
+At full size, each test runs for an hour, or for `MEMAGENT_FUZZ_SECONDS`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Size = Callable[[int, int], int]
 
 
 def explore(seconds: float, check: Callable[..., None], *inputs: st.SearchStrategy[Any]) -> int:
-    """Check one batch of inputs, and others until so many seconds have passed; returns how many there were."""
-    began, batches = time.monotonic(), 0
-    while not batches or time.monotonic() - began < seconds:
+    """Check batches of inputs, at least one, until the seconds have passed. Return the number of inputs."""
+    start, batches = time.monotonic(), 0
+    while not batches or time.monotonic() - start < seconds:
         options = settings(
             max_examples=BATCH, deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck)
         )
@@ -55,7 +55,7 @@ def explore(seconds: float, check: Callable[..., None], *inputs: st.SearchStrate
 
 
 def values(*names: str) -> st.SearchStrategy[Any]:
-    """JSON values, whose objects have some of these keys, often."""
+    """Return a strategy for JSON values whose objects often have some of these names as keys."""
     texts = st.one_of(
         st.sampled_from(["", "x", "user", "text", "\x00", "\ud800", "é", "[DONE]", *names]), st.text(max_size=9)
     )
@@ -66,26 +66,31 @@ def values(*names: str) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def altered(draw: st.DrawFn, whole: Any, inner: st.SearchStrategy[Any]) -> Any:
-    """A JSON value, with a few of its parts replaced, removed or doubled."""
-    value = json.loads(json.dumps(whole))
+def alter(draw: st.DrawFn, original: Any, inner: st.SearchStrategy[Any]) -> Any:
+    """Return a JSON value with a few of its parts replaced, removed or duplicated (in an object, under another key)."""
+    value = json.loads(json.dumps(original))
     for _ in range(draw(st.integers(1, 3))):
-        place = value
-        while isinstance(place, dict | list) and place:
-            key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-            if not isinstance(place[key], dict | list) or not place[key] or draw(st.booleans()):
-                if draw(st.integers(0, 3)) == 0:
-                    del place[key]
+        container = value
+        while isinstance(container, dict | list) and container:
+            keys = sorted(container) if isinstance(container, dict) else range(len(container))
+            key = draw(st.sampled_from(keys))
+            part = container[key]
+            if not isinstance(part, dict | list) or not part or draw(st.booleans()):
+                change = draw(st.sampled_from(["replace", "replace", "remove", "duplicate"]))
+                if change == "remove":
+                    del container[key]
+                elif change == "duplicate" and isinstance(container, list):
+                    container.insert(key, part)
                 else:
-                    place[key] = draw(inner)
+                    container[key] = draw(inner if change == "replace" else st.sampled_from([*container.values()]))
                 break
-            place = place[key]
+            container = part
     return value
 
 
 @st.composite
-def damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """Bytes with a few parts replaced, removed or doubled."""
+def damage(draw: st.DrawFn, data: bytes) -> bytes:
+    """Return bytes with a few parts replaced, removed or doubled."""
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
         end = min(len(data), start + draw(st.sampled_from([1, 8, 64])))
@@ -95,7 +100,7 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
     return data
 
 
-def as_json(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
     return json.dumps(value).encode("utf-8", "surrogatepass")
 
 
@@ -107,7 +112,7 @@ REPLY = {
     "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3,
               "prompt_tokens_details": {"cached_tokens": 1}}, "error": None,
 }  # fmt: skip
-OF_A_REPLY = values("choices", "message", "content", "text", "usage", "error", "logprobs", "logprob", "index", "delta")
+REPLIES = values("choices", "message", "content", "text", "usage", "error", "logprobs", "logprob", "index", "delta")
 
 
 def check_reply(content: bytes, logprobs: bool) -> None:
@@ -120,7 +125,7 @@ def check_reply(content: bytes, logprobs: bool) -> None:
 
 
 def test_a_reply_is_a_completion_or_malformed(size: Size, record_property: Callable[[str, Any], None]) -> None:
-    bodies = st.one_of(altered(REPLY, OF_A_REPLY).map(as_json), OF_A_REPLY.map(as_json), damaged(as_json(REPLY)))
+    bodies = st.one_of(alter(REPLY, REPLIES).map(to_json), REPLIES.map(to_json), damage(to_json(REPLY)))
     record_property("inputs", explore(size(0, SECONDS), check_reply, bodies, st.booleans()))
 
 
@@ -134,28 +139,28 @@ FILES = {
 def test_a_damaged_file_is_read_or_refused(
     tmp_path: Path, size: Size, record_property: Callable[[str, Any], None]
 ) -> None:
-    store, ends = DocumentStore(tmp_path), Counter[str]()
+    store, outcomes = DocumentStore(tmp_path), Counter[str]()
 
     def check_file(name: str, content: bytes) -> None:
         try:
             ref = store.add(Document.from_bytes(content, name))
         except DocumentError as error:
             assert name in error.message
-            ends["refused"] += 1
+            outcomes["refused"] += 1
         else:
             assert store.read(ref, 0, ref["size"])
-            ends["read"] += 1
+            outcomes["read"] += 1
 
-    inputs = st.one_of(st.tuples(st.just(name), damaged(data)) for name, data in FILES.items())
+    inputs = st.one_of(st.tuples(st.just(name), damage(data)) for name, data in FILES.items())
     record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_file(*drawn), inputs))
-    record_property("ends", dict(ends))
-    assert len(ends) == 2
+    record_property("outcomes", dict(outcomes))
+    assert len(outcomes) == 2
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A folder with a log of one run, its checkpoints, and its export."""
-    with reader(tmp_path) as agent:
+    with open_reader(tmp_path) as agent:
         agent.read("The tower was built in 1904. " * 60, "When?", run_id="r")
     with closing(RunLog(tmp_path / "runs.sqlite")) as log:
         log.reward("r", 1.0)
@@ -163,15 +168,15 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def reader(folder: Path) -> MemAgent:
+def open_reader(folder: Path) -> MemAgent:
     return build_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"))
 
 
-OF_A_RUN = values("kind", "rule", "path", "store", "key", "name", "size", "call_id", "text", "memory", "position")
+RUN_PARTS = values("kind", "rule", "path", "store", "key", "name", "size", "call_id", "text", "memory", "position")
 
 
 def check_log(path: Path, folder: Path) -> None:
-    """Show all runs of a log in all forms."""
+    """Show all runs of a log as a page and in the terminal."""
     with closing(RunLog(path)) as log:
         for run in log.runs():
             view = load_run_view(log, run.run_id, find_store(run.document, folder / "runs.sqlite"))
@@ -205,61 +210,61 @@ def test_an_export_from_others_is_imported_and_shown_or_refused(
             assert error.message
 
     @st.composite
-    def altered_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
+    def alter_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
         changed = [dict(row) for row in rows]
         for _ in range(draw(st.integers(1, 3))):
             name = draw(st.sampled_from(table.column_names))
-            whole = rows[0][name]
+            original = rows[0][name]
             if name in json_columns:
-                value = draw(altered(json.loads(whole), OF_A_RUN).map(json.dumps))
-            elif isinstance(whole, list):
-                value = draw(st.sampled_from([None, [], whole * 2]))
+                value = draw(alter(json.loads(original), RUN_PARTS).map(json.dumps))
+            elif isinstance(original, list):
+                value = draw(st.sampled_from([None, [], original * 2]))
             else:
                 value = draw(st.one_of(st.none(), st.integers(-9, 2**62), st.floats(), st.text(max_size=9)))
             for row in changed if name.startswith("run_") or draw(st.booleans()) else changed[:1]:
                 row[name] = value
         return changed
 
-    record_property("inputs", explore(size(0, SECONDS), check_import, altered_rows() | damaged(export.read_bytes())))
+    record_property("inputs", explore(size(0, SECONDS), check_import, alter_rows() | damage(export.read_bytes())))
 
 
 def test_a_log_from_others_is_shown_and_exported_or_refused(
     run: Path, size: Size, record_property: Callable[[str, Any], None]
 ) -> None:
-    original, theirs = (run / "runs.sqlite").read_bytes(), run / "theirs.sqlite"
+    log_bytes, log_copy = (run / "runs.sqlite").read_bytes(), run / "foreign.sqlite"
     with closing(sqlite3.connect(run / "runs.sqlite")) as file:
         file.row_factory = sqlite3.Row
         tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         rows = [(table, dict(row)) for table in tables for row in file.execute(f"SELECT * FROM {table} LIMIT 1")]
-    places = [(table, column, value) for table, row in rows for column, value in row.items()]
+    cells = [(table, column, value) for table, row in rows for column, value in row.items()]
 
-    def check_theirs(content: bytes | None, change: tuple[str, str, Any] | None) -> None:
-        for path in run.glob("theirs.*"):
+    def check_log_copy(content: bytes | None, change: tuple[str, str, Any] | None) -> None:
+        for path in run.glob("foreign.*"):
             path.unlink()
-        theirs.write_bytes(original if content is None else content)
+        log_copy.write_bytes(log_bytes if content is None else content)
         if change is not None:
             table, column, value = change
-            with suppress(sqlite3.Error, OverflowError, UnicodeError), closing(sqlite3.connect(theirs)) as file, file:
+            with suppress(sqlite3.Error, OverflowError, UnicodeError), closing(sqlite3.connect(log_copy)) as file, file:
                 file.execute(f"UPDATE {table} SET {column} = ?", (value,))
         try:
-            check_log(theirs, run)
-            with closing(RunLog(theirs)) as log:
-                export_runs(log, run / "theirs.parquet")
+            check_log(log_copy, run)
+            with closing(RunLog(log_copy)) as log:
+                export_runs(log, run / "foreign.parquet")
         except MemAgentError as error:
             assert error.message
 
     @st.composite
-    def changes(draw: st.DrawFn) -> tuple[str, str, Any]:
-        table, column, whole = draw(st.sampled_from(places))
+    def draw_change(draw: st.DrawFn) -> tuple[str, str, Any]:
+        table, column, original = draw(st.sampled_from(cells))
         others = st.one_of(st.none(), st.integers(-9, 2**62), st.floats(), st.text(max_size=9), st.binary(max_size=9))
-        if isinstance(whole, str) and whole[:1] in {"[", "{"}:
-            others |= altered(json.loads(whole), OF_A_RUN).map(json.dumps)
-        elif isinstance(whole, bytes):
-            others |= damaged(whole)
+        if isinstance(original, str) and original[:1] in {"[", "{"}:
+            others |= alter(json.loads(original), RUN_PARTS).map(json.dumps)
+        elif isinstance(original, bytes):
+            others |= damage(original)
         return table, column, draw(others)
 
-    inputs = st.tuples(st.none(), changes()) | st.tuples(damaged(original), st.none())
-    record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_theirs(*drawn), inputs))
+    inputs = st.tuples(st.none(), draw_change()) | st.tuples(damage(log_bytes), st.none())
+    record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_log_copy(*drawn), inputs))
 
 
 def test_a_checkpoint_from_others_is_resumed_or_refused(
@@ -271,29 +276,29 @@ def test_a_checkpoint_from_others_is_resumed_or_refused(
         columns = ("type", "checkpoint", "metadata", "parent_checkpoint_id", "checkpoint_ns")
         (row,) = file.execute(f"SELECT {', '.join(columns)} FROM checkpoints WHERE {newest}")
 
-    def check_resume(column: str, value: Any, is_whole: bool) -> None:
+    def check_resume(column: str, value: Any, is_state: bool) -> None:
         for path in run.glob("checkpoints.sqlite-*"):
             if path.is_file():
                 path.unlink()
         (run / "checkpoints.sqlite").write_bytes(original)
         with suppress(sqlite3.IntegrityError), closing(sqlite3.connect(run / "checkpoints.sqlite")) as file, file:
-            if is_whole and column == "checkpoint":
+            if is_state and column == "checkpoint":
                 file.execute(f"UPDATE checkpoints SET type = 'msgpack' WHERE {newest}")
             file.execute(f"UPDATE checkpoints SET {column} = ? WHERE {newest}", (value,))
         try:
-            with reader(run) as agent:
+            with open_reader(run) as agent:
                 agent.resume("r")
                 agent.history("r")
         except MemAgentError as error:
             assert error.message
 
     state = CompressedSerializer().loads_typed((row[0], row[1]))
-    values_of = values(*state, *state["channel_values"])
-    states = altered(json.loads(json.dumps(state, default=str)), values_of).map(packed)
+    state_values = values(*state, *state["channel_values"])
+    states = alter(json.loads(json.dumps(state, default=str)), state_values).map(to_msgpack)
     inputs = st.one_of(
         st.tuples(st.just("checkpoint"), states, st.just(True)),
-        st.tuples(st.just("checkpoint"), damaged(row[1]), st.just(False)),
-        st.tuples(st.just("metadata"), values("call_id", "source", "writes").map(as_json), st.just(False)),
+        st.tuples(st.just("checkpoint"), damage(row[1]), st.just(False)),
+        st.tuples(st.just("metadata"), values("call_id", "source", "writes").map(to_json), st.just(False)),
         st.tuples(
             st.sampled_from(columns), st.one_of(st.none(), st.text(max_size=5), st.binary(max_size=9)), st.just(False)
         ),
@@ -301,8 +306,8 @@ def test_a_checkpoint_from_others_is_resumed_or_refused(
     record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_resume(*drawn), inputs))
 
 
-def packed(value: Any) -> bytes:
-    """A value as msgpack; what msgpack cannot hold, as a byte that it does not have."""
+def to_msgpack(value: Any) -> bytes:
+    """Return a value as msgpack, or an invalid byte if msgpack cannot hold it."""
     try:
         text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
         return ormsgpack.packb(json.loads(text), option=ormsgpack.OPT_NON_STR_KEYS)
@@ -324,7 +329,7 @@ REQUEST = {
         {"role": "user", "content": "What is the key of harbor?"},
     ],
 }  # fmt: skip
-OF_A_REQUEST = values("messages", "role", "content", "type", "text", "file", "file_id", "source", "data", "input_text")
+REQUESTS = values("messages", "role", "content", "type", "text", "file", "file_id", "source", "data", "input_text")
 
 
 def test_a_request_is_answered_or_refused_in_the_form_of_the_api(
@@ -341,9 +346,9 @@ def test_a_request_is_answered_or_refused_in_the_form_of_the_api(
 
         short = {**REQUEST, "messages": [{"role": "user", "content": "hello"}]}
         bodies = st.one_of(
-            altered(REQUEST, OF_A_REQUEST).map(as_json),
-            altered(short, OF_A_REQUEST).map(as_json),
-            OF_A_REQUEST.map(as_json),
-            damaged(as_json(short)),
+            alter(REQUEST, REQUESTS).map(to_json),
+            alter(short, REQUESTS).map(to_json),
+            REQUESTS.map(to_json),
+            damage(to_json(short)),
         )
         record_property("inputs", explore(size(0, SECONDS), check_request, st.just("/v1/chat/completions"), bodies))

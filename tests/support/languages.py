@@ -1,4 +1,4 @@
-"""Texts of many scripts with sentences marked by hand, and a fact in each of some languages."""
+"""Texts of many scripts with sentences marked by hand, and facts in many languages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def _marked_texts() -> dict[str, list[list[str]]]:
 
 
 TEXTS = _marked_texts()
-SENTENCES = {script: [sentence for text in texts for sentence in text] for script, texts in TEXTS.items()}
-"""By script; any two may follow each other."""
+SENTENCES = {script: [sentence for text in texts for sentence in text] for script, texts in TEXTS.items()} | {
+    "Thai": ["หอคอยนี้เก่ามาก ", "หอคอยนี้อยู่ใกล้ทะเล ", "ทะเลอยู่ใกล้มาก ", "หอคอยเก่าอยู่ใกล้มาก ", "ทะเลนี้อยู่ใกล้หอคอย "]
+}
+"""By script; any two may follow each other. Thai marks no ends of sentences, so `TEXTS` has none of it."""
 
 # fmt: off
 WORDS: dict[str, tuple[str, ...]] = {
@@ -33,14 +35,14 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Fact:
-    """A sentence with a fact, and what a policy that knows the language says of it."""
+    """A sentence with a fact, and what a policy that knows the language makes of it."""
 
     sentence: str
     question: str
     memory: str
     answer: str
     script: str
-    """The name of the sentences around it."""
+    """The script of the sentences around it, a key of `SENTENCES`."""
 
 
 FACTS: dict[str, Fact] = {
@@ -66,7 +68,7 @@ FACTS: dict[str, Fact] = {
     "Chinese": Fact("钥匙在欧阳娜娜的抽屉里。", "钥匙在哪里？", "钥匙在欧阳娜娜", "欧阳娜娜", "Han"),
     "Japanese": Fact("鍵は佐々木さんの机にある。", "鍵はどこにある？", "佐々木さんの机です", "佐々木", "Kana"),
     "Korean": Fact("열쇠는 김민수의 책상에 있다. ", "열쇠는 어디에 있나?", "열쇠: 김민수 책상", "김민수", "Hangul"),
-    "Thai": Fact("กุญแจอยู่กับสมชายใจดี ", "กุญแจอยู่กับใคร", "กุญแจอยู่กับสมชาย", "สมชาย", "Hangul"),
+    "Thai": Fact("กุญแจอยู่กับสมชายใจดี ", "กุญแจอยู่กับใคร", "กุญแจอยู่กับสมชาย", "สมชาย", "Thai"),
     "Burmese": Fact("သော့သည် မောင်မောင် ထံတွင်ရှိသည်။ ", "သော့ဘယ်မှာလဲ", "သော့သည် မောင်မောင်", "မောင်မောင်", "Myanmar"),
     "Khmer": Fact("សោនៅជាមួយសុវណ្ណារ៉ា។ ", "សោនៅឯណា", "សោនៅជាមួយសុវណ្ណារ៉ា", "សុវណ្ណារ៉ា", "Khmer"),
     "Amharic": Fact("ቁልፉ ከአበበ ጋር ነው። ", "ቁልፉ የት ነው፧", "ቁልፉ ከአበበ ጋር", "ከአበበ", "Ethiopic"),
@@ -75,14 +77,14 @@ FACTS: dict[str, Fact] = {
 # fmt: on
 
 
-def document(fact: Fact) -> str:
-    """A text of many sentences with the fact in its middle, once."""
+def make_text(fact: Fact) -> str:
+    """Return a text of many sentences with the fact once, in its middle."""
     around = SENTENCES[fact.script][:5] * 40
     return "".join((*around, fact.sentence, *around))
 
 
 def reply_to(prompt: str) -> str:
-    """Reply as a policy that knows all the languages: it keeps a fact once a section has it, and else copies a word."""
+    """Reply as a policy that knows all the languages: keep a fact from the section on that has it, else copy a word."""
     fact = next((fact for fact in FACTS.values() if fact.sentence.strip() in prompt or fact.memory in prompt), None)
     if "<section>" not in prompt:
         return f"\\boxed{{{fact.answer if fact else '?'}}}"

@@ -28,23 +28,23 @@ LONG = make_document({0.1: "The key of castle is 12.", 0.6: FACT}, words=900)
 TOKENIZER = load_tokenizer("embedded")
 
 
-class Counting(ScriptedPolicy):
-    """The script, which counts how many requests are in flight; those that `slow` is in come last."""
+class ConcurrencyCounter(ScriptedPolicy):
+    """A script that counts its requests in flight. Requests with the text `slow` take longer."""
 
     slow = "nowhere"
 
     def __init__(self, script=answer_perfectly, **options) -> None:
         super().__init__(script, **options)
-        self.most = self.at_once = 0
+        self.highest = self.in_flight = 0
 
     async def complete(self, prompt, sampling):
-        self.at_once += 1
-        self.most = max(self.most, self.at_once)
+        self.in_flight += 1
+        self.highest = max(self.highest, self.in_flight)
         try:
             await asyncio.sleep(0.05 if self.slow in prompt[0]["content"] else 0)
             return await super().complete(prompt, sampling)
         finally:
-            self.at_once -= 1
+            self.in_flight -= 1
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ def merge_prompts(policy) -> list[str]:
 
 @pytest.mark.parametrize("bound", [1, 3])
 async def test_chunks_are_asked_side_by_side_within_the_bound(reader, bound) -> None:
-    policy = Counting()
+    policy = ConcurrencyCounter()
     assert (await reader(policy, branches=bound).aread(LONG, QUESTION)).answer == "4711"
-    assert policy.most == bound
+    assert policy.highest == bound
     assert len(map_prompts(policy)) > 10
 
 
@@ -75,16 +75,16 @@ async def test_a_failure_ends_the_read_once_those_at_work_have_finished_and_no_o
     def script(prompt: str):
         return PolicyError("broken") if "word30 " in prompt else answer_perfectly(prompt)
 
-    policy = Counting(script, delay=0.002)
+    policy = ConcurrencyCounter(script, delay=0.002)
     with pytest.raises(MemAgentError, match="broken"):
         await reader(policy, MapReduce(width=8), branches=2).aread(LONG, QUESTION)
     await asyncio.sleep(0.05)
     assert 2 <= len(policy.prompts) <= 3
-    assert policy.at_once == 0
+    assert policy.in_flight == 0
 
 
 async def test_findings_are_combined_in_document_order_without_loss(reader) -> None:
-    policy = Counting()
+    policy = ConcurrencyCounter()
     policy.slow = "harbor is 1."
     text = make_document(
         {0.1: "The key of harbor is 1.", 0.5: "The key of harbor is 2.", 0.9: "The key of harbor is 3."}
@@ -96,7 +96,7 @@ async def test_findings_are_combined_in_document_order_without_loss(reader) -> N
 
 
 async def test_where_no_chunk_contributes_the_answer_is_asked_from_an_empty_memory(reader) -> None:
-    policy = Counting()
+    policy = ConcurrencyCounter()
     result = await reader(policy).aread(LONG, "What is the key of nowhere?")
     assert (result.answer, result.memory) == ("unknown", "")
     assert part(policy.prompts[-1], "memory") == "(empty)"
@@ -105,7 +105,7 @@ async def test_where_no_chunk_contributes_the_answer_is_asked_from_an_empty_memo
 
 async def test_a_document_of_one_chunk_is_asked_about_once_and_its_finding_is_kept_whole(reader) -> None:
     finding = " ".join(f"n{number}" for number in range(14))
-    policy = Counting(lambda prompt: finding if "<section>" in prompt else "\\boxed{4711}")
+    policy = ConcurrencyCounter(lambda prompt: finding if "<section>" in prompt else "\\boxed{4711}")
     budget = replace(SMALL, chunk_tokens=40)
     assert TOKENIZER.count(finding) > 40 // 2
     result = await reader(policy, budget=budget).aread(FACT, QUESTION)
@@ -122,7 +122,7 @@ async def test_findings_keep_the_text_outside_a_box(reader) -> None:
             return "merged " + finding
         return finding if "one of many parts" in prompt else "\\boxed{12}"
 
-    policy = Counting(script)
+    policy = ConcurrencyCounter(script)
     await reader(policy).aread(LONG, QUESTION)
     assert finding in part(merge_prompts(policy)[0], "findings")
     assert "and more." in part(policy.prompts[-1], "memory")
@@ -136,7 +136,7 @@ async def test_findings_that_do_not_fit_are_merged_in_rounds_and_in_order(reader
             return " ".join([*facts, "and " * 20]) if facts else "none"
         return " ".join(dict.fromkeys(facts)) if "<section>" in prompt or "<findings>" in prompt else "\\boxed{done}"
 
-    policy = Counting(script)
+    policy = ConcurrencyCounter(script)
     text = make_document({number / 80: f"F{number}" for number in range(80)}, words=2400)
     options = {"profile": load_profile("embedded"), "prompts": None, "budget": SMALL} if own else {}
     result = await reader(policy, **options).aread(text, QUESTION)
@@ -160,7 +160,7 @@ async def test_a_wave_that_broke_off_asks_only_for_what_is_missing_when_it_is_re
     def script(prompt: str):
         return PolicyError("gone") if is_broken and FACT in prompt else answer_perfectly(prompt)
 
-    policy = Counting(script)
+    policy = ConcurrencyCounter(script)
     policy.slow = FACT  # so that the others of its wave are done
     agent = reader(policy, checkpoints=tmp_path / "checkpoints.sqlite")
     with pytest.raises(PolicyError, match="gone") as failure:
@@ -187,7 +187,7 @@ async def context_of(reader, chunk_tokens: int):
     budget = Budget(
         context_window=1000, question_tokens=50, memory_tokens=30, chunk_tokens=chunk_tokens, answer_tokens=60
     )
-    return build_graph(await reader(Counting(), budget=budget).aprepare(), MapReduce()).reader_context
+    return build_graph(await reader(ConcurrencyCounter(), budget=budget).aprepare(), MapReduce()).reader_context
 
 
 @pytest.mark.parametrize("chunk_tokens", [6, 12, 200])
@@ -219,7 +219,7 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
 @pytest.mark.parametrize("words", [3, 700])
 @pytest.mark.parametrize("count", [1, 3, 500])
 async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(reader, words, count) -> None:
-    agent = reader(Counting())
+    agent = reader(ConcurrencyCounter())
     document, context = agent.store.add(Document.of(make_document({}, words=words))), await agent.aprepare()
     step = StepContext({"document": document}, context, Execution(context))
     cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []

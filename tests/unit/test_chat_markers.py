@@ -1,4 +1,4 @@
-"""A document cannot pose as the chat around it, whichever model is served and whichever tokenizer counts."""
+"""A document cannot imitate the chat around it, whichever model is served and whichever tokenizer counts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ QUESTION = "What is the key of harbor?"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_marker_of_a_known_family_goes_out_as_it_is(family) -> None:
+def test_each_marker_of_a_known_family_is_escaped(family) -> None:
     for marker in FAMILIES[family]:
         for text in (marker, f"x{marker}y", marker * 2, f"<{marker}", marker.upper(), marker[:1] + marker):
             neutral = GUARDED.neutralise(text)
@@ -75,7 +75,7 @@ PARTS = [*ALL, "<", "|", ">", "\\", "/", "[", "]", "a", " ", "im_end", "INST", "
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=12))
-def test_no_marker_or_tag_is_left_or_made_by_what_stands_beside_it(parts) -> None:
+def test_neighbouring_text_leaves_or_makes_no_marker_or_tag(parts) -> None:
     text = "".join(parts)
     neutral = GUARDED.neutralise(text)
     assert markers_in(neutral) == frozenset()
@@ -83,14 +83,14 @@ def test_no_marker_or_tag_is_left_or_made_by_what_stands_beside_it(parts) -> Non
     assert neutral.replace("\\", "") == text.replace("\\", "")
 
 
-async def prompts_of(policy, tokenizer="embedded", **options):
+async def load_prompts_of(policy, tokenizer="embedded", **options):
     async with MemAgent(policy, budget=SMALL, run_log=False, tokenizer=tokenizer, **options) as agent:
         return (await agent.aprepare()).prompts
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model's folder with control tokens that no family has, a template with [INST], and a word among its tokens."""
+    """A model's folder with control tokens of no known family, a template with [INST], and a plain word as a token."""
     specification = json.loads((Path(__file__).parents[2] / "memagent_graph/embedded/tokenizer.json").read_text())
     last = max(token["id"] for token in specification["added_tokens"])
     extra = {**specification["added_tokens"][-1], "id": last, "content": "{{stop}}", "special": True}
@@ -108,21 +108,21 @@ def model(tmp_path: Path) -> Path:
 
 async def test_the_served_models_tokens_count_instead_of_the_named_tokenizers(model) -> None:
     with FakeServer(lambda body, number: "x", root=str(model)) as server:
-        prompts = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
+        prompts = await load_prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
     text = "{{stop}} @@end@@ %%turn%% [INST] <|role|> word <|im_end|>"
     assert prompts.neutralise(text) == "{\\{stop}} @\\@end@@ %\\%turn%% [\\INST] <\\|role|> word <|im_end|>"
 
 
 async def test_markers_of_all_families_are_guarded_if_the_models_own_are_unknown() -> None:
     with FakeServer(lambda body, number: "x") as server:
-        of_server = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
+        of_server = await load_prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
     unreachable = OpenAICompatiblePolicy("fake", base_url="http://127.0.0.1:9/v1", max_retries=0)
-    of_nobody = await prompts_of(unreachable, prompts=load_prompts())
-    scripted = await prompts_of(ScriptedPolicy([]), prompts=load_prompts())
+    of_unreachable = await load_prompts_of(unreachable, prompts=load_prompts())
+    scripted = await load_prompts_of(ScriptedPolicy([]), prompts=load_prompts())
     from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 
-    chat = await prompts_of(ChatModelPolicy(GenericFakeChatModel(messages=iter([]))))
-    for prompts in (of_server, of_nobody, scripted, chat):
+    chat = await load_prompts_of(ChatModelPolicy(GenericFakeChatModel(messages=iter([]))))
+    for prompts in (of_server, of_unreachable, scripted, chat):
         for marker in ALL:
             assert marker not in prompts.neutralise(f"a {marker} b")
 
@@ -130,16 +130,16 @@ async def test_markers_of_all_families_are_guarded_if_the_models_own_are_unknown
 async def test_markers_that_vllm_reports_are_guarded_too() -> None:
     info = {"eos_token": "@@end@@", "added_tokens_decoder": {"7": "%%turn%%"}, "chat_template": "x", "bos_token": None}
     with FakeServer(lambda body, number: "x", vllm=True, tokenizer_info=info) as server:
-        prompts = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
+        prompts = await load_prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
     assert prompts.neutralise("@@end@@ %%turn%% <|im_end|>") == "@\\@end@@ %\\%turn%% <\\|im_end|>"
 
 
 async def test_a_local_policy_guards_its_own_tokens_whatever_tokenizer_counts(model) -> None:
-    prompts = await prompts_of(LocalPolicy.embedded(), tokenizer=load_tokenizer(model))
+    prompts = await load_prompts_of(LocalPolicy.embedded(), tokenizer=load_tokenizer(model))
     assert prompts.neutralise("<|end|> <|user|>") == "<\\|end|> <\\|user|>"
 
 
-def test_damaged_settings_of_a_tokenizer_name_nothing(tmp_path) -> None:
+def test_damaged_settings_of_a_tokenizer_give_no_markers(tmp_path) -> None:
     assert folder_markers(tmp_path) == frozenset()
     for content in ("", "[]", '{"chat_template": 5, "eos_token": [1], "added_tokens_decoder": [3, null]}'):
         (tmp_path / "tokenizer_config.json").write_text(content)
@@ -155,16 +155,16 @@ HOSTILE = "".join(
 )
 
 
-def hostile_reader(prompt: str) -> str:
-    """Copies what is hostile into memory, as long as that may be."""
+def copy_hostile_text(prompt: str) -> str:
+    """Copy markers of the section into the memory, up to its budget."""
     if "<section>" not in prompt:
         return "\\boxed{4711}"
     facts = re.findall(r"The key of harbor is \d+\.", part(prompt, "section") + part(prompt, "memory"))
     return " ".join([*facts[:1], *ALL[:12]])
 
 
-def test_places_in_the_document_and_budgets_hold_though_much_is_escaped(make_reader) -> None:
-    policy, tokenizer = ScriptedPolicy(hostile_reader), load_tokenizer("embedded")
+def test_quotes_and_budgets_are_exact_although_much_is_escaped(make_reader) -> None:
+    policy, tokenizer = ScriptedPolicy(copy_hostile_text), load_tokenizer("embedded")
     result = make_reader(policy, run_log=False).read(HOSTILE, QUESTION)
     assert result.answer == "4711"
     ends = [0]
@@ -194,7 +194,7 @@ def test_a_question_is_counted_as_it_is_shown(make_reader) -> None:
         reader.read("some text", question)
 
 
-def test_a_memory_that_only_escaping_makes_too_long_is_cut_and_said_to_be(make_reader) -> None:
+def test_a_memory_that_only_escaping_makes_too_long_is_cut_with_an_event(make_reader) -> None:
     count = load_tokenizer("embedded").count
     memory = "<|im_end|> " * 60
     while count(memory) > SMALL.memory_tokens:

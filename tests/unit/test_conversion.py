@@ -1,4 +1,4 @@
-"""Conversion of PDF, DOCX and HTML: in a process of its own, within bounds, and ended with the read."""
+"""PDF, DOCX and HTML files are converted in a process with limits, which ends with the read."""
 
 import asyncio
 import os
@@ -38,9 +38,9 @@ def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, st
 
 @pytest.mark.parametrize("tags", ["<table><tr><td>", "<blockquote>", "<ul><li>", "<pre>", "<b>"])
 def test_deeply_nested_pages_keep_their_text_without_growing(tags: str) -> None:
-    words = [f"w{number}" for number in range(1000)]
-    text = render_markdown("".join(tags + word for word in words))
-    assert not [word for word in words if word not in text]
+    leaves = [f"w{number}" for number in range(1000)]
+    text = render_markdown("".join(tags + leaf for leaf in leaves))
+    assert not [leaf for leaf in leaves if leaf not in text]
     assert len(text) < 1_000_000
 
 
@@ -90,16 +90,16 @@ def test_plain_text_starts_no_process(store, monkeypatch):
 
 
 def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
-    begin = threading.Event()
+    has_begun = threading.Event()
     processes = []
     watch = Cancellation.watch
 
-    def note(self, end):
+    def record_process(self, end):
         processes.append(end.__self__)
-        begin.set()
+        has_begun.set()
         return watch(self, end)
 
-    monkeypatch.setattr(Cancellation, "watch", note)
+    monkeypatch.setattr(Cancellation, "watch", record_process)
 
     async def main():
         reader = MemAgent(
@@ -107,7 +107,7 @@ def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
         )
         source = Document.from_bytes(HOSTILE["a.docx"], name="a.docx")
         read = asyncio.ensure_future(reader.aread(source, "Who?"))
-        await asyncio.to_thread(begin.wait, 60)
+        await asyncio.to_thread(has_begun.wait, 60)
         read.cancel()
         with pytest.raises(asyncio.CancelledError):
             await read
@@ -123,7 +123,7 @@ def test_a_conversion_cancelled_before_its_start_does_not_run(store):
         store.add(Document.from_bytes(HOSTILE["a.html"], name="a.html"), cancellation=cancellation)
 
 
-def test_a_converter_that_crashes_or_prints_is_told_from_one_that_ended(tmp_path, store, monkeypatch):
+def test_a_converter_that_crashes_or_prints_is_an_error(tmp_path, store, monkeypatch):
     program = tmp_path / "program.py"
     monkeypatch.setattr(conversion.conversion_program, "__file__", str(program))
     page = Document.from_bytes(b"<p>x", name="a.html")
@@ -157,8 +157,8 @@ def test_names_and_lone_surrogates_cross_the_process_border(store):
     assert store.read(ref, 0, ref["size"]) == "Grüße, 日本\n"
 
 
-def _filed(depth: int) -> bytes:
-    """A message with a message attached, which has one attached, and so on."""
+def _attach_messages(depth: int) -> bytes:
+    """Return a message with a message attached, and so on to a depth."""
     data = b"From: a@example.org\nSubject: x\n\ninmost"
     for _ in range(depth):
         message = EmailMessage()
@@ -169,11 +169,11 @@ def _filed(depth: int) -> bytes:
     return data
 
 
-def test_files_in_files_are_read_to_a_depth_and_the_rest_is_told(store):
-    ref = store.add(Document.from_bytes(_filed(12), name="a.eml"))
+def test_files_in_files_are_read_to_a_depth_and_deeper_ones_are_reported(store):
+    ref = store.add(Document.from_bytes(_attach_messages(12), name="a.eml"))
     assert "inmost" not in store.read(ref, 0, ref["size"])
     assert "nested too deeply" in ref["omissions"][0]["places"]
-    shallow = store.add(Document.from_bytes(_filed(5), name="a.eml"))
+    shallow = store.add(Document.from_bytes(_attach_messages(5), name="a.eml"))
     assert "inmost" in store.read(shallow, 0, shallow["size"])
 
 

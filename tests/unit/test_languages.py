@@ -1,11 +1,11 @@
-"""A fact in each of many languages: found, kept under `keep_previous`, its evidence located."""
+"""A fact in each of many languages is found, kept under `keep_previous`, and located as evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from support.languages import FACTS, document, reply_to
+from support.languages import FACTS, make_text, reply_to
 
 from memagent_graph import Budget, MemAgent, ScriptedPolicy
 from memagent_graph.events import EventKind, count_events
@@ -16,14 +16,14 @@ BUDGET = Budget(chunk_tokens=900, memory_tokens=200, question_tokens=150, answer
 
 @pytest.mark.parametrize("language", FACTS)
 def test_a_fact_is_found_kept_and_located(language: str, make_reader: Callable[..., MemAgent]) -> None:
-    fact, text = FACTS[language], document(FACTS[language])
+    fact, text = FACTS[language], make_text(FACTS[language])
     reader = make_reader(ScriptedPolicy(reply_to), on_invented="keep_previous", boundary="sentence", budget=BUDGET)
     result = reader.read(text, fact.question)
     assert (result.answer, EventKind.INVENTED in count_events(result.events)) == (fact.answer, False)
-    where = text.index(fact.sentence)
+    fact_start = text.index(fact.sentence)
     (quote, *_) = result.evidence
     assert quote.quote == text[quote.start_char : quote.end_char]
-    assert where <= quote.start_char < quote.end_char <= where + len(fact.sentence)
+    assert fact_start <= quote.start_char < quote.end_char <= fact_start + len(fact.sentence)
     parts = [text[start:end] for start, end in cut_passages(text, 200)]
     assert fact.sentence.strip() in parts[rank_by_bm25(parts, fact.question)[0]]
 
@@ -34,6 +34,6 @@ def test_invented_memories_are_not_kept(language: str, make_reader: Callable[...
     reader = make_reader(
         ScriptedPolicy(lambda prompt: others[len(prompt) % len(others)]), on_invented="keep_previous", budget=BUDGET
     )
-    result = reader.read(document(FACTS[language]), FACTS[language].question)
+    result = reader.read(make_text(FACTS[language]), FACTS[language].question)
     assert count_events(result.events)[EventKind.INVENTED] == result.chunks_read
     assert result.memory == ""

@@ -68,7 +68,7 @@ def tool_message(messages: list[AnyMessage], index: int = 0) -> ToolMessage:
     return [message for message in messages if isinstance(message, ToolMessage)][index]
 
 
-def reading_of(message: ToolMessage) -> dict[str, Any]:
+def get_reading(message: ToolMessage) -> dict[str, Any]:
     """What an application gets of a reading."""
     reading: dict[str, Any] = message.response_metadata["memagent"]
     return reading
@@ -93,9 +93,9 @@ class TestToolResults:
         assert "Answer: 4711" in shown.content
         assert "harbor 4711" in shown.content
         assert "2222" not in shown.content, "castle was not asked for"
-        assert reading_of(shown)["run_id"] in shown.content
-        assert reading_of(shown)["usage"]["prompt_tokens"] > 3000
-        assert reader.store.read_bytes(reading_of(shown)["document"], 0, 10**6).decode() == LONG
+        assert get_reading(shown)["run_id"] in shown.content
+        assert get_reading(shown)["usage"]["prompt_tokens"] > 3000
+        assert reader.store.read_bytes(get_reading(shown)["document"], 0, 10**6).decode() == LONG
 
     async def test_a_result_within_the_bound_stays_as_it_is(self, make_reader) -> None:
         """Also one that has more bytes than the bound, but not more tokens."""
@@ -114,12 +114,12 @@ class TestToolResults:
             return agent_of(make_reader(run_log=False), *replies, saver=saver)
 
         first = tool_message(await run(agent(fetch_long(), "4711"), ASK))
-        arguments = {"run_id": reading_of(first)["run_id"], "questions": "What is the key of castle?"}
+        arguments = {"run_id": get_reading(first)["run_id"], "questions": "What is the key of castle?"}
         again = {"messages": [HumanMessage("And castle?")]}
         same = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "2222"), again)
         assert "Answer: 2222" in tool_message(same, -1).content
         # A caller cannot smuggle the run in, neither as state nor as a message.
-        forged = {**again, "memagent_readings": {reading_of(first)["run_id"]: reading_of(first)["document"]}}
+        forged = {**again, "memagent_readings": {get_reading(first)["run_id"]: get_reading(first)["document"]}}
         forged["messages"] = [calls(("fetch", {})), first, *again["messages"]]
         other = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "?"), forged, thread="two")
         assert tool_message(other, -1).status == "error"
@@ -150,14 +150,14 @@ class TestToolResults:
         messages = await run(agent_of(make_reader(), calls(("hand_over", {})), "done", tools=[hand_over]), ASK)
         assert "Answer: 4711" in tool_message(messages).content
         assert tool_message(messages).artifact == {"mine": 1}
-        assert reading_of(tool_message(messages))["answer"] == "4711"
+        assert get_reading(tool_message(messages))["answer"] == "4711"
         assert "note" in [message.content for message in messages]
 
     async def test_several_long_results_of_one_turn_are_all_read_and_all_askable(self, make_reader) -> None:
         saver = InMemorySaver()
         agent = agent_of(make_reader(), fetch_long(twice=True), "done", saver=saver)
         messages = await run(agent, ASK)
-        run_ids = {reading_of(tool_message(messages, index))["run_id"] for index in (0, 1)}
+        run_ids = {get_reading(tool_message(messages, index))["run_id"] for index in (0, 1)}
         state = (await agent.aget_state({"configurable": {"thread_id": "one"}})).values
         assert run_ids == set(state["memagent_readings"])
 
@@ -176,7 +176,7 @@ class TestToolResults:
         assert load_tokenizer("embedded").count(notice.content) <= 1800
         down[0] = False
         ask = calls(
-            ("ask_tool_result", {"run_id": reading_of(notice)["run_id"], "questions": ASK["messages"][0].content})
+            ("ask_tool_result", {"run_id": get_reading(notice)["run_id"], "questions": ASK["messages"][0].content})
         )
         agent = agent_of(reader, ask, "4711", saver=saver, result_tokens=1800)
         assert "Answer: 4711" in tool_message(await run(agent, ASK), -1).content
@@ -199,7 +199,7 @@ class TestToolResults:
         for index in (0, 1):
             notice = tool_message(messages, index)
             assert "No space left" in notice.content
-            assert reading_of(notice)["text"] == LONG
+            assert get_reading(notice)["text"] == LONG
 
     async def test_a_limit_that_stops_the_reading_is_said(self, make_reader) -> None:
         agent = agent_of(make_reader(), fetch_long(), "done", limits=Limits(max_chunks=3))
@@ -247,13 +247,13 @@ class TestToolResults:
         agent = agent_of(make_reader(), fetch_long(), "4711").with_config(callbacks=[counter, recorder])
         with get_usage_metadata_callback() as around:
             first = tool_message(await run(agent, ASK))
-        usage = reading_of(first)["usage"]
+        usage = get_reading(first)["usage"]
         for handler in (counter, around):
             (total,) = handler.usage_metadata.values()
             assert total["input_tokens"] == usage["prompt_tokens"]
             assert total["output_tokens"] == usage["completion_tokens"]
         (span,) = [run for run in recorder.runs if run.name == "MemAgent"]
-        assert span.inputs["run_ids"] == [reading_of(first)["run_id"]]
+        assert span.inputs["run_ids"] == [get_reading(first)["run_id"]]
         assert span.outputs == {"answers": ["4711"]}
         assert span.parent_run_id is not None
         (calls_of_policy,) = [run for run in recorder.runs if run.parent_run_id == span.id]

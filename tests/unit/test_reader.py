@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from support.scripts import make_document, read_perfectly
-from unit.test_branching_strategies import Counting
+from unit.test_branching_strategies import ConcurrencyCounter
 
 from memagent_graph import (
     Budget,
@@ -63,12 +63,12 @@ async def test_a_stream_can_be_left_early(make_reader) -> None:
 
 
 def test_a_batch_keeps_order_and_bounds_concurrency(make_reader) -> None:
-    policy = Counting(read_perfectly)
+    policy = ConcurrencyCounter(read_perfectly)
     reader = make_reader(policy)
     questions = [QUESTION, "What is the key of castle?"] * 4
     results = reader.batch([(TEXT, question) for question in questions], max_concurrency=3)
     assert [result.answer for result in results] == ["4711", "12"] * 4
-    assert policy.most == 3
+    assert policy.highest == 3
 
 
 def test_a_failure_in_a_batch_leaves_the_other_reads_alone(make_reader) -> None:
@@ -145,15 +145,15 @@ def test_limits_count_from_the_call_that_resumes(make_reader, tmp_path) -> None:
 def test_a_chunk_that_cannot_be_read_does_not_cost_the_memory_before_it(make_reader, tmp_path, monkeypatch) -> None:
     policy = ScriptedPolicy(read_perfectly)
     reader = make_reader(policy, checkpoints=tmp_path / "c.sqlite")
-    cut = Chunker.next_chunk
+    next_chunk = Chunker.next_chunk
 
-    def failing(self, cursor):
+    def fail_at_3(self, cursor):
         if cursor["index"] == 3:
             raise DocumentError("the disk is gone", hint="Find it.")
-        return cut(self, cursor)
+        return next_chunk(self, cursor)
 
-    with monkeypatch.context() as patched, pytest.raises(DocumentError, match="the disk is gone"):
-        patched.setattr(Chunker, "next_chunk", failing)
+    with monkeypatch.context() as patch, pytest.raises(DocumentError, match="the disk is gone"):
+        patch.setattr(Chunker, "next_chunk", fail_at_3)
         reader.read(TEXT, QUESTION, run_id="r")
     assert [update.chunk_index for update in reader.history("r")] == [0, 1, 2]
     result = reader.resume("r")
@@ -197,20 +197,20 @@ def test_a_budget_that_does_not_fit_names_what_to_shrink(make_reader) -> None:
 
 def test_without_any_tokenizer_the_error_names_the_argument(tmp_path) -> None:
     reader = MemAgent(ScriptedPolicy(["x"]), store=tmp_path)
-    with pytest.raises(TokenizerError, match=r"Set it \(tokenizer\): a tiktoken encoding") as caught:
+    with pytest.raises(TokenizerError, match=r"Set it \(tokenizer\): a tiktoken encoding") as error_info:
         reader.read(TEXT, QUESTION)
-    assert "(--tokenizer)" in str(caught.value.hint), "in the words of the command line"
+    assert "(--tokenizer)" in str(error_info.value.hint), "in the words of the command line"
 
 
 async def test_first_reads_share_one_connection_to_the_checkpoints(make_reader, tmp_path, monkeypatch) -> None:
     places = []
 
-    async def counting(place):
+    async def open_and_count(place):
         places.append(place)
         await asyncio.sleep(0.01)
         return await open_checkpointer(place)
 
-    monkeypatch.setattr("memagent_graph.reader.open_checkpointer", counting)
+    monkeypatch.setattr("memagent_graph.reader.open_checkpointer", open_and_count)
     async with make_reader(checkpoints=tmp_path / "c.sqlite") as reader:
         await reader.abatch([(TEXT, QUESTION)] * 5)
     assert len(places) == 1

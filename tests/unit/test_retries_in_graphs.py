@@ -1,4 +1,4 @@
-"""What tries a node or a tool again continues the read; what breaks a stream off ends it."""
+"""If a node or a tool is retried, its read continues. If a stream is closed, its reads end."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def make_call(text: str) -> dict[str, Any]:
     return {"name": "read_long_document", "args": arguments, "id": "call", "type": "tool_call"}
 
 
-def reading_of(message: Any) -> dict[str, Any]:
+def get_reading(message: Any) -> dict[str, Any]:
     return dict(message.artifact["readings"][0])
 
 
-class Failing:
-    """A policy's script that is down once, at the section that holds a text; it counts its replies and failures."""
+class FailsOnce:
+    """A policy's script that fails once, at the section with a text. It counts its replies and failures."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Failing:
         return self.script(prompt)
 
 
-def graph_of(node: Any, **compiled: Any) -> Any:
-    return build_parent(node, State, retry_policy=RETRY).compile(**compiled)
+def compile_graph(node: Any, **options: Any) -> Any:
+    return build_parent(node, State, retry_policy=RETRY).compile(**options)
 
 
 async def run(graph: Any, state: Any, *, sync: bool) -> Any:
@@ -85,39 +85,39 @@ async def run(graph: Any, state: Any, *, sync: bool) -> Any:
     return graph.invoke(state, config) if sync else await graph.ainvoke(state, config)
 
 
-def calls_of_a_whole_read(make_reader: MakeReader, text: str = TEXT) -> int:
+def count_calls_of_a_read(make_reader: MakeReader, text: str = TEXT) -> int:
     policy = ScriptedPolicy(read_perfectly)
     make_reader(policy).read(text, QUESTION)
     return len(policy.prompts)
 
 
 @pytest.mark.parametrize(
-    ("sync", "kept", "question"),
+    ("sync", "has_checkpoints", "question"),
     [(True, True, QUESTION), (False, False, [QUESTION])],
 )
-async def test_a_node_that_is_tried_again_continues_at_its_chunk(make_reader, sync, kept, question) -> None:
-    script = Failing()
+async def test_a_node_that_is_retried_continues_at_its_chunk(make_reader, sync, has_checkpoints, question) -> None:
+    script = FailsOnce()
     node = memagent_node(make_reader(ScriptedPolicy(script)))
-    graph = graph_of(node, checkpointer=InMemorySaver() if kept else None)
+    graph = compile_graph(node, checkpointer=InMemorySaver() if has_checkpoints else None)
     state = await run(graph, {"question": question, "document": TEXT}, sync=sync)
     assert state["answer"] == ("4711" if isinstance(question, str) else ["4711"])
-    assert (script.failures, script.replies) == (1, calls_of_a_whole_read(make_reader))
+    assert (script.failures, script.replies) == (1, count_calls_of_a_read(make_reader))
 
 
-async def test_reads_of_one_node_are_each_continued_and_never_taken_for_each_other(make_reader) -> None:
+async def test_reads_of_one_node_continue_and_are_never_mixed_up(make_reader) -> None:
     """A node calls a tool twice; the second read fails."""
-    script = Failing()
+    script = FailsOnce()
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)), on_failure="raise")
     other = TEXT.replace("4711", "1111").replace("2222", "3333")
 
     async def read_both(state: State) -> Any:
-        return {"answer": [reading_of(await tool.ainvoke(make_call(text)))["answer"] for text in (other, TEXT)]}
+        return {"answer": [get_reading(await tool.ainvoke(make_call(text)))["answer"] for text in (other, TEXT)]}
 
-    assert (await run(graph_of(read_both), {}, sync=False))["answer"] == ["1111", "4711"]
-    assert (script.failures, script.replies) == (1, 2 * calls_of_a_whole_read(make_reader))
+    assert (await run(compile_graph(read_both), {}, sync=False))["answer"] == ["1111", "4711"]
+    assert (script.failures, script.replies) == (1, 2 * count_calls_of_a_read(make_reader))
 
 
-async def test_a_loop_reads_anew_at_every_turn_of_every_run_on_its_thread(make_reader) -> None:
+async def test_a_loop_reads_again_at_every_turn_of_every_run_on_its_thread(make_reader) -> None:
     policy = ScriptedPolicy(read_perfectly)
     builder = StateGraph(State)
     write: Any = lambda state, result: {"turns": [result.answer]}  # noqa: E731
@@ -128,23 +128,23 @@ async def test_a_loop_reads_anew_at_every_turn_of_every_run_on_its_thread(make_r
     for runs in (1, 2):
         state = await run(graph, {"question": QUESTION, "document": TEXT}, sync=False)
         assert state["turns"] == ["4711"] * 2 * runs
-        assert len(policy.prompts) == 2 * runs * calls_of_a_whole_read(make_reader)
+        assert len(policy.prompts) == 2 * runs * count_calls_of_a_read(make_reader)
 
 
-@pytest.mark.parametrize(("sync", "kept"), [(True, True), (False, False)])
-async def test_a_tool_that_a_middleware_calls_again_continues_at_its_chunk(make_reader, sync, kept) -> None:
-    script = Failing()
+@pytest.mark.parametrize(("sync", "has_checkpoints"), [(True, True), (False, False)])
+async def test_a_tool_that_a_middleware_calls_again_continues_at_its_chunk(make_reader, sync, has_checkpoints) -> None:
+    script = FailsOnce()
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)), on_failure="raise")
     model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "It is 4711.")
-    again = ToolRetryMiddleware(max_retries=2, initial_delay=0.001, jitter=False)
-    agent = create_agent(model, [tool], middleware=[again], checkpointer=InMemorySaver() if kept else None)
+    retries = ToolRetryMiddleware(max_retries=2, initial_delay=0.001, jitter=False)
+    agent = create_agent(model, [tool], middleware=[retries], checkpointer=InMemorySaver() if has_checkpoints else None)
     state = await run(agent, {"messages": [("user", QUESTION)]}, sync=sync)
     assert "Answer: 4711" in state["messages"][-2].text
-    assert (script.failures, script.replies) == (1, calls_of_a_whole_read(make_reader))
+    assert (script.failures, script.replies) == (1, count_calls_of_a_read(make_reader))
 
 
 def test_an_agent_without_checkpoints_reads_on_when_its_model_asks_again(make_reader) -> None:
-    script = Failing()
+    script = FailsOnce()
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)))
     read = ("read_long_document", {"questions": [QUESTION], "text": TEXT})
     model = in_turn(calls(read, prefix="a"), calls(read, prefix="b"), "It is 4711.")
@@ -153,18 +153,18 @@ def test_an_agent_without_checkpoints_reads_on_when_its_model_asks_again(make_re
     assert failed.text.endswith("Ask the same question about the same document again to read on from there.")
     assert message.text.startswith("Answer: 4711")
     assert message.artifact["readings"][0]["run_id"] == failed.artifact["readings"][0]["run_id"]
-    assert (script.failures, script.replies) == (1, calls_of_a_whole_read(make_reader))
+    assert (script.failures, script.replies) == (1, count_calls_of_a_read(make_reader))
 
 
 def test_a_read_that_failed_in_an_agent_can_be_resumed_by_hand(make_reader) -> None:
-    script = Failing()
+    script = FailsOnce()
     reader = make_reader(ScriptedPolicy(script))
     tool = ReadLongDocument(agent=reader)
     model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Sorry.")
     message = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"][-2]
     with reader.copy(checkpoints=default_checkpoints()) as other:
         assert other.resume(message.artifact["readings"][0]["run_id"]).answer == "4711"
-    assert (script.failures, script.replies) == (1, calls_of_a_whole_read(make_reader))
+    assert (script.failures, script.replies) == (1, count_calls_of_a_read(make_reader))
 
 
 async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(make_reader) -> None:
@@ -173,10 +173,10 @@ async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(mak
     tool = ReadLongDocument(agent=make_reader(policy, limits=Limits(max_chunks=3)))
 
     async def read(state: State) -> Any:
-        reading = reading_of(await tool.ainvoke(make_call(TEXT)))
+        reading = get_reading(await tool.ainvoke(make_call(TEXT)))
         return {"answer": [interrupt("?"), reading["stop_reason"], reading["chunks_read"]]}
 
-    graph = graph_of(read, checkpointer=InMemorySaver())
+    graph = compile_graph(read, checkpointer=InMemorySaver())
     await run(graph, {}, sync=False)
     assert (await run(graph, Command(resume="yes"), sync=False))["answer"] == ["yes", "max_chunks", 3]
     assert len(policy.prompts) == 3
@@ -185,9 +185,9 @@ async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(mak
 @pytest.mark.parametrize(
     "error", [DocumentError("gone"), BudgetError("too long"), PolicyAuthenticationError("a wrong key")]
 )
-async def test_an_error_that_is_permanent_is_not_tried_again(make_reader, error) -> None:
-    script = Failing(error=error)
-    graph = graph_of(memagent_node(make_reader(ScriptedPolicy(script))))
+async def test_a_permanent_error_is_not_retried(make_reader, error) -> None:
+    script = FailsOnce(error=error)
+    graph = compile_graph(memagent_node(make_reader(ScriptedPolicy(script))))
     with pytest.raises(PermanentError):
         await run(graph, {"question": QUESTION, "document": TEXT}, sync=True)
     assert script.failures == 1
@@ -199,7 +199,7 @@ async def test_progress_of_branches_never_falls_and_counts_what_was_read_before_
         reply = answer_perfectly(prompt)
         return "\\boxed{12, then 4711}" if reply == "\\boxed{4711}" else reply
 
-    policy = ScriptedPolicy(Failing("4711", script=say_both))
+    policy = ScriptedPolicy(FailsOnce("4711", script=say_both))
     tool = ReadLongDocument(agent=make_reader(policy, strategy="map_reduce:width=8", branches=3), on_failure="raise")
     text = make_document({0.1: "The key of harbor is 12.", 0.7: "The key of harbor is 4711."}, words=3000)
     model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": text})), "Done.")
@@ -209,46 +209,46 @@ async def test_progress_of_branches_never_falls_and_counts_what_was_read_before_
     with pytest.raises(PolicyOverloadedError):
         async for event in agent.astream({"messages": [("user", QUESTION)]}, config, stream_mode="custom"):
             events.append(event)
-    again: list[Any] = [event async for event in agent.astream(None, config, stream_mode="custom")]
-    reading = reading_of((await agent.aget_state(config)).values["messages"][-2])
+    resumed_events: list[Any] = [event async for event in agent.astream(None, config, stream_mode="custom")]
+    reading = get_reading((await agent.aget_state(config)).values["messages"][-2])
     sections = {part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt}
     assert (reading["answer"], reading["chunks_read"]) == ("12, then 4711", len(sections))
     assert {item["quote"] for item in reading["evidence"]} == {"harbor is 12", "harbor is 4711"}
-    for reports in (events, again):
+    for reports in (events, resumed_events):
         shares = [report["progress"] for report in reports]
         assert shares == sorted(shares)
         assert len({report["run_id"] for report in reports}) == 1
     assert events[-1]["progress"] > 0.5
-    assert again[0]["progress"] > 0.5, "what was read before counts"
-    assert again[-1]["progress"] == 1.0
-    chunks = {report["chunk_index"] for report in (*events, *again)} - {None}
+    assert resumed_events[0]["progress"] > 0.5, "what was read before counts"
+    assert resumed_events[-1]["progress"] == 1.0
+    chunks = {report["chunk_index"] for report in (*events, *resumed_events)} - {None}
     assert chunks == set(range(reading["chunks_read"]))
 
 
-# Breaking off
+# Closing a stream
 
 
-def nested(make_reader: MakeReader, policy: ScriptedPolicy, levels: int, kind: str) -> Any:
+def build_nested(make_reader: MakeReader, policy: ScriptedPolicy, levels: int, kind: str) -> Any:
     if kind == "agent":
         tool = ReadLongDocument(agent=make_reader(policy))
         model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Done.")
         return create_agent(model, [tool])
-    graph: Any = graph_of(memagent_node(make_reader(policy)))
+    graph: Any = compile_graph(memagent_node(make_reader(policy)))
     for _ in range(levels):
-        graph = graph_of(graph)
+        graph = compile_graph(graph)
     return graph
 
 
 @pytest.mark.parametrize(("kind", "levels"), [("node", 0), ("node", 2), ("agent", 0)])
-def test_breaking_off_a_stream_ends_the_reads_in_it(make_reader, kind, levels) -> None:
+def test_closing_a_stream_ends_the_reads_in_it(make_reader, kind, levels) -> None:
     policy = ScriptedPolicy(read_perfectly, delay=0.05)
-    graph = nested(make_reader, policy, levels, kind)
+    graph = build_nested(make_reader, policy, levels, kind)
     state: Any = {"messages": [("user", QUESTION)]} if kind == "agent" else {"question": QUESTION, "document": TEXT}
-    parts = graph.stream(state, stream_mode="custom", subgraphs=True)
-    next(parts)
-    parts.close()
+    updates = graph.stream(state, stream_mode="custom", subgraphs=True)
+    next(updates)
+    updates.close()
     calls_made = len(policy.prompts)
-    assert calls_made <= 4 < calls_of_a_whole_read(make_reader)
+    assert calls_made <= 4 < count_calls_of_a_read(make_reader)
     threading.Event().wait(0.2)
     calls_in_all = len(policy.prompts)
     assert calls_in_all <= calls_made + 1, "the call that was being made may still reach the policy"
@@ -256,7 +256,7 @@ def test_breaking_off_a_stream_ends_the_reads_in_it(make_reader, kind, levels) -
     assert len(policy.prompts) == calls_in_all
 
 
-def test_breaking_off_the_readers_own_stream_cancels_what_its_policy_is_asked_in_other_branches(make_reader) -> None:
+def test_closing_the_readers_own_stream_cancels_the_calls_of_other_branches(make_reader) -> None:
     cancelled = threading.Event()
 
     class Silent(ScriptedPolicy):
@@ -273,7 +273,7 @@ def test_breaking_off_the_readers_own_stream_cancels_what_its_policy_is_asked_in
                 raise
 
     reader = make_reader(Silent(answer_perfectly), strategy="map_reduce")
-    parts = reader.graph().stream({"question": QUESTION, "document": TEXT}, stream_mode="custom")
-    assert next(parts)["type"] == "memagent.memory_update"
-    parts.close()  # would otherwise wait for an hour
+    updates = reader.graph().stream({"question": QUESTION, "document": TEXT}, stream_mode="custom")
+    assert next(updates)["type"] == "memagent.memory_update"
+    updates.close()  # would otherwise wait for an hour
     assert cancelled.wait(5)

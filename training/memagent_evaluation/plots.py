@@ -158,8 +158,7 @@ def _count_per_point(rows: Sequence[ResultRow]) -> str:
 
 
 def make_file_stem(*parts: str) -> str:
-    """Return a file's name without its extension, from names with characters that file names must not have:
-    "gated:stop=yes", a path.
+    """Join names to the stem of a file name. Characters that it must not have, as in "gated:stop=yes", become "-".
 
     A changed name ends with a hash of the original, because two might become the same.
     """
@@ -169,7 +168,7 @@ def make_file_stem(*parts: str) -> str:
 
 
 def _save(figure: Any, stem: Path) -> Path:
-    """Write PNG and SVG; each appears when it is complete. Returns the PNG's path."""
+    """Write PNG and SVG; each appears when it is complete. Return the PNG's path."""
     for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
         path = stem.with_name(stem.name + suffix)  # a task's options may have a point
         with translate_write_errors(path), open_atomically(path) as file:

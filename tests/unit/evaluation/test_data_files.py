@@ -352,7 +352,7 @@ def test_missing_data_is_said_with_where_to_get_it_and_how_to_pass_it(tmp_path, 
         ("qa_files", longbench_row, {"answers": "['a', 'b']"}, 'a list as Python writes it: write ["one", "another"]'),
         ("ruler_hqa_files", hqa_row, {"num_docs": 0}, '"num_docs" is 0, not a positive whole number'),
         ("ruler_hqa_files", hqa_row, {"context": ...}, '"context" is missing (there are: _id, input, answers)'),
-        ("ruler_hqa_files", hqa_row, {"context": "no passages"}, 'no line that begins with "Document 1:"'),
+        ("ruler_hqa_files", hqa_row, {"context": "no passages"}, 'no line such as "Document 1:"'),
     ],
 )
 def test_a_damaged_row_is_named_by_file_and_line(tmp_path, name, row, damage, message) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.haystacks import prose, reference_topics, split_sentences
+from memagent_evaluation.tasks.haystacks import iter_reference_paragraphs, make_prose_haystack, split_sentences
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -21,7 +21,7 @@ def test_a_paragraph_is_split_after_sentences_and_nothing_is_lost():
     text = 'One came. "Two came!" Three? see e.g. the fourth. 5 came.'
     assert list(split_sentences(text)) == ["One came. ", '"Two came!" ', "Three? see e.g. the fourth. ", "5 came.\n\n"]
     assert list(split_sentences("一。二！三")) == ["一。", "二！", "三\n\n"]
-    for paragraph in itertools.islice(reference_topics(), 200):
+    for paragraph in itertools.islice(iter_reference_paragraphs(), 200):
         assert "".join(split_sentences(paragraph)) == paragraph + "\n\n"
 
 
@@ -46,7 +46,7 @@ def test_a_users_file_is_the_haystack(tmp_path):
 def test_short_file_is_repeated(tmp_path):
     book = tmp_path / "book.md"
     book.write_text("A first sentence. A second one.\n")
-    haystack = prose(book, random.Random(0))
+    haystack = make_prose_haystack(book, random.Random(0))
     units = list(itertools.islice(haystack.units(), 7))
     assert set(units) == {"A first sentence. ", "A second one.\n\n"}
     assert all(earlier != later for earlier, later in itertools.pairwise(units))
@@ -59,7 +59,7 @@ def test_a_folder_is_read_in_the_order_of_names_and_other_files_are_left_alone(t
     (tmp_path / "a.md").write_text("Alpha stands here.")
     (tmp_path / "part" / "c.TXT").write_text("Gamma stands here.")
     (tmp_path / "d.bin").write_bytes(b"\xff\xfe")
-    haystack = prose(tmp_path, random.Random(0))
+    haystack = make_prose_haystack(tmp_path, random.Random(0))
     sentences = "".join(itertools.islice(haystack.units(), 5)).split("\n\n")
     assert "Alpha stands here./Beta stands here./Gamma stands here." in "/".join(sentences)
 
@@ -70,7 +70,7 @@ def test_large_file_is_streamed(tmp_path):
         for _ in range(40_000):
             file.write("These are words of one line without any end to it, and more of them. ")
     tracemalloc.start()
-    haystack = prose(book, random.Random(0))
+    haystack = make_prose_haystack(book, random.Random(0))
     for _ in itertools.islice(haystack.units(), 20_000):
         pass
     peak = tracemalloc.get_traced_memory()[1]

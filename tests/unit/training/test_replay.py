@@ -352,10 +352,10 @@ def test_a_reward_counts_only_for_its_attempt_of_the_run_and_stays_in_the_log(re
 def test_the_runs_of_a_log_can_be_chosen(tmp_path, log) -> None:
     for run_id in "abc":
         log_run(log, run_id)
-    assert get_run_ids(load_groups(log, chosen=RunFilter(run_ids=["a", "c"])).groups) == [["a", "c"]]
+    assert get_run_ids(load_groups(log, run_filter=RunFilter(run_ids=["a", "c"])).groups) == [["a", "c"]]
     export_runs(log, tmp_path / "runs.parquet")
     with pytest.raises(ReplayError, match="Choose them when exporting"):
-        load_groups(tmp_path / "runs.parquet", chosen=RunFilter(newest=1))
+        load_groups(tmp_path / "runs.parquet", run_filter=RunFilter(newest=1))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))

@@ -1,4 +1,4 @@
-"""Reward functions over logged runs: what each gives, when it cannot tell, and how old runs are scored anew."""
+"""Reward functions over logged runs: their values, when they give none, and how old runs are scored again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(
     document: str = "k",
     gold: Gold | None = None,
 ) -> TrainingRun:
-    updates = [item if isinstance(item, Conversation) else make_attempt(at, item) for at, item in enumerate(memories)]
+    updates = [item if isinstance(item, Conversation) else make_attempt(n, item) for n, item in enumerate(memories)]
     record = RunRecord(
         "r", 1.0, 2.0, question, {"key": document, "name": f"{document}.txt", "size": 1}, {}, stop_reason, answer
     )
@@ -118,7 +118,7 @@ def test_a_line_without_a_gold_answer_is_named(tmp_path, line) -> None:
 
 
 def test_the_same_question_about_two_documents_has_an_answer_in_each(tmp_path) -> None:
-    """By name or by digest; a line without a document is for all that have none of their own."""
+    """By name or by digest. A line without a document is for all documents without a line of their own."""
     lines = [
         {"question": QUESTION, "document": "a.txt", "answer": "1"},
         {"question": QUESTION, "document": "b", "answers": ["2", "two"]},
@@ -138,36 +138,36 @@ def test_contradicting_gold_answers_are_named_with_their_lines(tmp_path, documen
         GoldAnswers.load(write_gold(tmp_path, *lines))
 
 
-# One vocabulary
+# Names of rewards and scores
 
 
-SAID = [
+REPLIES = [
     "\\boxed{red, blue}", "\\boxed{blue and red}", "red", "\\boxed{red}", "red and blue", "", "\\boxed{}", "\\boxed{",
     "<think>\\boxed{red}</think> blue", "\\boxed{red, blue}" + " so it is" * 60, "so red it is, and \\boxed{blue}",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("said_text", SAID)
+@pytest.mark.parametrize("reply", REPLIES)
 @pytest.mark.parametrize("metric", list(Metric))
 @pytest.mark.parametrize("answer_format", list(AnswerFormat))
-def test_a_reward_is_the_score_of_an_evaluation_under_either_name(said_text, metric, answer_format) -> None:
-    """The run carries what its answer should be, as in the closed loop."""
+def test_a_reward_equals_the_score_of_an_evaluation_by_both_names(reply, metric, answer_format) -> None:
+    """The run has its gold answer, as in the closed loop."""
     gold = ("red", "blue")
     task = Keys()
     task.metric = metric
     sample = Sample(task, 1, 0, QUESTION, gold, lambda: iter([""]))
-    plainly = said_text.rpartition("</think>")[2].strip()
-    answer = last_boxed(plainly) if answer_format is AnswerFormat.BOXED else plainly
-    scores = score(sample, answer, said_text, answer_format=answer_format)
+    visible_text = reply.rpartition("</think>")[2].strip()
+    answer = last_boxed(visible_text) if answer_format is AnswerFormat.BOXED else visible_text
+    scores = score(sample, answer, reply, answer_format=answer_format)
     stop_reason = "no_answer" if answer is None else "answered"
-    answer_run = run(said_text, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
+    answer_run = run(reply, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
     for column, name in REWARD_NAMES.items():
         expected = getattr(scores, column)
         assert name_reward(column)[1](answer_run) == name_reward(name)[1](answer_run) == expected, name
         assert name_reward(column)[0] == name
 
 
-def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
+def test_each_reward_name_gives_1_for_a_correct_answer_with_gold() -> None:
     right = run("it is \\boxed{4711}", answer="4711", gold=GOLD)
     rewards = {name: choose_reward(name, has_gold=True)(right) for name in OUTCOME_REWARDS}
     assert rewards == {name: None if name in NEED_EVIDENCE else 1.0 for name in OUTCOME_REWARDS}
@@ -198,7 +198,7 @@ def test_feedback_in_the_log_is_the_newest_of_its_name_and_source() -> None:
 # Single conversations
 
 
-def test_the_form_is_kept_by_memories_and_answers_that_are_whole() -> None:
+def test_the_format_reward_is_1_for_complete_memories_and_answers() -> None:
     cut = ReadEvent(EventKind.OVERLONG, 2, "cut")
     answer_run = run(
         "\\boxed{1}",
@@ -214,7 +214,7 @@ def test_the_form_is_kept_by_memories_and_answers_that_are_whole() -> None:
     assert FormatReward()(run(None)) is None
 
 
-def test_a_gate_that_keeps_the_memory_has_kept_the_form(make_reader, log) -> None:
+def test_the_format_reward_is_1_for_a_gate_that_keeps_the_memory(make_reader, log) -> None:
     replies = ["KEEP", "maybe", "maybe", "maybe", "REWRITE\nx 1"]
     left = iter(replies)
     reader = make_reader(ScriptedPolicy(lambda prompt: next(left, "KEEP")), strategy="gated", run_log=log)
@@ -224,7 +224,7 @@ def test_a_gate_that_keeps_the_memory_has_kept_the_form(make_reader, log) -> Non
     assert FormatReward()(replace(run("plain"), conversations_K=conversations)) == [1.0, 0.0, 0.0, 0.0, 1.0]
 
 
-def test_memories_are_what_was_made_of_completions() -> None:
+def test_memories_are_parsed_from_completions() -> None:
     memories = (
         "<think>hm</think> first ",
         make_attempt(1, "long long", memory="long"),
@@ -239,7 +239,7 @@ def test_memories_are_what_was_made_of_completions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said_text", "gold", "value"),
+    ("reply", "gold", "value"),
     [
         ("\\boxed{NewYork}", "New York", 1.0),
         ("\\boxed{new york}", "NewYork", 1.0),
@@ -262,8 +262,8 @@ def test_memories_are_what_was_made_of_completions() -> None:
         ("<think>\\boxed{7}</think>", "7", 1.0),
     ],
 )
-def test_the_released_reward_has_rules_of_its_own(said_text, gold, value) -> None:
-    assert choose_reward("memagent_released", has_gold=True)(run(said_text, gold=Gold((gold,)))) == value
+def test_the_released_reward_follows_the_released_code(reply, gold, value) -> None:
+    assert choose_reward("memagent_released", has_gold=True)(run(reply, gold=Gold((gold,)))) == value
 
 
 def test_the_example_reward_subtracts_a_cost_for_long_memories() -> None:

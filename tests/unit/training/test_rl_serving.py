@@ -1,4 +1,4 @@
-"""What reads goes on past the death of a server of one's own, and what a measurement counts as wrong."""
+"""Reads continue after the loop's own server dies. Failed reads count as wrong answers in a measurement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from memagent_training.serving.vllm_server import VLLMServerError
 
 
 class Server:
-    """Of one's own, as far as it is asked whether it is well."""
+    """A fake of the loop's own server, with its health check."""
 
     def __init__(self) -> None:
         self.is_running = False
@@ -43,7 +43,7 @@ class Server:
 
 
 class Sync:
-    """Notes what is served, and how many read."""
+    """A fake that records the versions it serves and counts the readers."""
 
     def __init__(self) -> None:
         self.versions: list[str] = []
@@ -74,24 +74,24 @@ def serving(tmp_path: Path) -> Iterator[ServerBackend]:
     backend.run_log.close()
 
 
-def parts(of: ServerBackend) -> tuple[Server, Sync]:
-    server, sync = of._own_server, of._sync
+def get_fakes(backend: ServerBackend) -> tuple[Server, Sync]:
+    server, sync = backend._own_server, backend._sync
     assert isinstance(server, Server)
     assert isinstance(sync, Sync)
     return server, sync
 
 
-@pytest.mark.parametrize("still_runs", [False, True], ids=["dead", "runs without an answer"])
-async def test_reads_are_repeated_after_a_restart_of_the_server(serving: ServerBackend, still_runs: bool) -> None:
-    """A process tree is gone only a moment after its server; and an engine may die without its server."""
-    server, sync = parts(serving)
+@pytest.mark.parametrize("is_running", [False, True], ids=["dead", "runs without an answer"])
+async def test_reads_are_repeated_after_a_restart_of_the_server(serving: ServerBackend, is_running: bool) -> None:
+    """A server's process may still run for a moment after it died, and an engine may die without its server."""
+    server, sync = get_fakes(serving)
     await serving.serve(1)
     attempts: list[str] = []
 
     async def work() -> str:
         attempts.append(sync.versions[-1])
         if len(attempts) == 1:
-            server.is_running, server.answers = still_runs, False
+            server.is_running, server.answers = is_running, False
             raise PolicyUnreachableError("no answer")
         return "read"
 
@@ -101,7 +101,7 @@ async def test_reads_are_repeated_after_a_restart_of_the_server(serving: ServerB
 
 
 async def test_reads_fail_after_the_last_restart_of_the_server(serving: ServerBackend) -> None:
-    server, _ = parts(serving)
+    server, _ = get_fakes(serving)
     await serving.serve(0)
 
     async def work() -> None:
@@ -114,8 +114,8 @@ async def test_reads_fail_after_the_last_restart_of_the_server(serving: ServerBa
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(serving, is_ours: bool) -> None:
-    server, _ = parts(serving)
+async def test_a_server_that_answers_or_is_not_ours_is_not_restarted(serving, is_ours: bool) -> None:
+    server, _ = get_fakes(serving)
     await serving.serve(0)
     if not is_ours:
         serving._own_server = None
@@ -132,7 +132,7 @@ async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(s
 async def test_a_server_that_fails_to_start_is_started_once_more(
     serving: ServerBackend, monkeypatch: pytest.MonkeyPatch, deaths: int, starts: int
 ) -> None:
-    server, sync = parts(serving)
+    server, sync = get_fakes(serving)
     start = server.restart
 
     def restart() -> None:
@@ -152,7 +152,7 @@ async def test_a_server_that_fails_to_start_is_started_once_more(
 
 
 async def test_the_previous_and_all_newer_policies_stay_on_disk(serving: ServerBackend) -> None:
-    """Those after it, too: a server that is revived for the older readers must not cost the trainer's newest."""
+    """A server that is restarted for readers of an older policy must not delete the trainer's newest ones."""
     await serving.serve(3)
     assert sorted(folder.name for folder in serving.policy_folder(0).parent.iterdir()) == ["2", "3", "4", "5"]
 
@@ -179,12 +179,12 @@ async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wron
     task = prepared.curriculum.tasks[0]
     gold = {task.sample(length, HELD_OUT_START + number).gold[0] for length in (300, 400) for number in range(3)}
     assert len(gold) == 6
-    of_question = {
+    samples_by_question = {
         task.sample(length, HELD_OUT_START + n).question: (length, n) for length in (300, 400) for n in range(3)
     }
 
     def answer(prompt: str) -> Any:
-        length, number = next(place for question, place in of_question.items() if question in prompt)
+        length, number = next(key for question, key in samples_by_question.items() if question in prompt)
         if number == 2:
             return PolicyError("broken")
         sample = task.sample(length, HELD_OUT_START + number)
@@ -199,6 +199,6 @@ async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wron
 
 @pytest.mark.parametrize("kind", [PolicyUnreachableError, PolicyAuthenticationError])
 async def test_a_measurement_fails_when_the_server_is_unreachable(kind: type[PolicyError], prepared, reader) -> None:
-    """Otherwise all answers would be wrong; and what starts it again has to know the error."""
+    """Otherwise all answers would count as wrong, and the caller could not restart the server."""
     with pytest.raises(kind, match="gone"):
         await measure(prepared, reader(lambda prompt: kind("gone")), 0, 0.0)

@@ -52,7 +52,7 @@ _FIELDS: Final[Sequence[tuple[str, frozenset[str]]]] = (
     ("ruler_hqa_files", frozenset({"input", "context", "answers"})),
     ("qa_files", frozenset({"question"})),
 )
-"""The fields that identify a data set's rows, the most special ones first."""
+"""The fields that identify a data set's rows, the most specific first."""
 
 
 def list_data_tasks() -> tuple[str, ...]:
@@ -98,32 +98,32 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class DataSet:
     """A data set and the names of its files."""
 
     source: str
-    """The place where its files are published, with their names."""
+    """The place of its files, with their names."""
     patterns: tuple[str, ...]
     """Names of its files in a folder; the matches of the first pattern that has any."""
 
 
 _ANY_ROWS: Final = ("*.jsonl", "*.parquet", "*.json", "*.csv", "*.tsv")
-PUBLISHED: Final = {
-    "hotpotqa": Published(
+DATA_SETS: Final = {
+    "hotpotqa": DataSet(
         "hotpot_dev_distractor_v1.json from HotpotQA's home page, or the dataset hotpot_qa on Hugging Face",
         ("hotpot_dev_distractor*.json", "hotpot_train*.json", "hotpot*.json", "hotpot*.jsonl", "hotpot*.parquet"),
     ),
-    "squad": Published(
+    "squad": DataSet(
         "dev-v2.0.json from SQuAD's home page",
         ("dev-v2*.json", "dev-v1*.json", "train-v2*.json", "train-v1*.json", "squad*.json"),
     ),
-    "qa_files": Published("a file of your own: rows with question, document and answers", _ANY_ROWS),
-    "memagent_files": Published(
+    "qa_files": DataSet("a file of your own: rows with question, document and answers", _ANY_ROWS),
+    "memagent_files": DataSet(
         "hotpotqa_train_32k.parquet from the dataset BytedTsinghua-SIA/hotpotqa on Hugging Face",
         ("hotpotqa_train*.parquet", *_ANY_ROWS),
     ),
-    "ruler_hqa_files": Published(
-        "eval_50.json and its like from the dataset BytedTsinghua-SIA/hotpotqa on Hugging Face",
+    "ruler_hqa_files": DataSet(
+        "eval_50.json or a similar file from the dataset BytedTsinghua-SIA/hotpotqa on Hugging Face",
         ("eval_[0-9]*.json", "eval_[0-9]*.jsonl"),
     ),
 }
@@ -135,27 +135,27 @@ def find_data_paths(name: str, path: Path | None, task: str | None = None) -> li
     A folder that several data sets share may have a subfolder for each, named like the task.
 
     Args:
-        name: the data set, a key of `PUBLISHED`.
+        name: the data set, a key of `DATA_SETS`.
         path: where to look; `evaluation` in the data folder if None.
         task: the task that needs the data set, for messages.
 
     Raises:
         EvaluationError: there are no files; the message says where the file is published and how to pass it.
     """
-    published, given_path = PUBLISHED[name], path
+    data_set, given_path = DATA_SETS[name], path
     path = path or data_folder() / "evaluation"
     if path.is_file() or any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return [path]
-    remedy = f"{name} reads {published.source}. Pass where it is (--data PATH), or put it into {path}."
+    remedy = f"{name} reads {data_set.source}. Pass where it is (--data PATH), or put it into {path}."
     if not path.is_dir():
         message = f"there is no data file {path}" if given_path or not task else f"{task} needs a data file"
         raise EvaluationError(message, hint=remedy)
     if (path / name).is_dir():
         return find_data_paths(name, path / name)
-    for pattern in published.patterns:  # shorter names come first, so that eval_50 is before eval_100
+    for pattern in data_set.patterns:  # shorter names come first, so that eval_50 is before eval_100
         if matches := sorted(filter(Path.is_file, path.glob(pattern)), key=lambda match: (len(match.name), match.name)):
             return matches
-    raise EvaluationError(f"the folder {path} has no file called {' or '.join(published.patterns)}", hint=remedy)
+    raise EvaluationError(f"the folder {path} has no file called {' or '.join(data_set.patterns)}", hint=remedy)
 
 
 _DOCUMENT_FIELDS: Final = ("document", "documents", "context")
@@ -200,11 +200,11 @@ def _read_training_question(row: TableRow) -> FileExample:
 
 
 def _read_ruler_hqa(row: TableRow) -> FileExample:
-    """Return an example whose length is its passages: `num_docs`, or the lines that begin with "Document 1:"."""
+    """Return an example whose length is its passages: `num_docs`, or the number of lines such as "Document 1:"."""
     document = require_text(row, "context")
     passages = require_positive(row, "num_docs") if "num_docs" in row else sum(1 for _ in _PASSAGE.finditer(document))
     if not passages:
-        raise DamagedRowError('"context" has no line that begins with "Document 1:", and there is no "num_docs"')
+        raise DamagedRowError('"context" has no line such as "Document 1:", and there is no "num_docs"')
     return FileExample(require_text(row, "input").strip(), require_texts(row, "answers"), document, length=passages)
 
 

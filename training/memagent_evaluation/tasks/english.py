@@ -88,7 +88,7 @@ class EnglishTask(GeneratedTask):
             fact for question in questions for fact in (*question.evidence, *question.subject_facts)
         )
         insertions += [Insertion(fact.statement, rng.random()) for fact in foreign if is_distinct(fact)]
-        haystack = haystacks.prose(self.settings.haystack, self.rng(length, document, "prose"))
+        haystack = haystacks.make_prose_haystack(self.settings.haystack, self.rng(length, document, "prose"))
         question = questions[question_index]
         all_questions = [other.question for other in questions]
         return self.lay_out_sample(length, index, question.question, question.gold, haystack, insertions, all_questions)

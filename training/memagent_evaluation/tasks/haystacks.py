@@ -46,21 +46,21 @@ def make_sentence_haystack(paragraphs: Callable[[], Iterator[str]], skipped: int
     The white space after a sentence belongs to it; one without any gets a space.
     """
 
-    def sentences() -> Iterator[str]:
+    def iter_sentences() -> Iterator[str]:
         return itertools.islice(itertools.chain.from_iterable(map(split_sentences, paragraphs())), skipped, None)
 
-    def piece(_: int, text: str) -> str:
+    def format_sentence(_: int, text: str) -> str:
         return text if text.endswith((" ", "\n", "。", "！", "？", "」", "』")) else text + " "
 
-    return Haystack(sentences, piece)
+    return Haystack(iter_sentences, format_sentence)
 
 
-def noise() -> Haystack:
+def make_noise_haystack() -> Haystack:
     """Return a haystack of the noise sentences, one per line."""
     return make_line_haystack(lambda: itertools.cycle(NOISE))
 
 
-def prose(path: Path | None, rng: random.Random) -> Haystack:
+def make_prose_haystack(path: Path | None, rng: random.Random) -> Haystack:
     """Return prose from a file or folder, or from Python's own texts, from one of the first thousand sentences on.
 
     Python's texts depend on its version, so samples are equal only with equal versions.
@@ -98,22 +98,22 @@ def split_sentences(paragraph: str) -> Iterator[str]:
         start = end
 
 
-def reference_topics() -> Iterator[str]:
+def iter_reference_paragraphs() -> Iterator[str]:
     """Yield the paragraphs of the language reference that `help()` shows (about 0.5 MB), always in the same order."""
     for name in sorted(pydoc_data.topics.topics):
         yield from _split_paragraphs(pydoc_data.topics.topics[name])
 
 
 @lru_cache(maxsize=1)
-def library_docstrings() -> tuple[str, ...]:
+def load_docstring_paragraphs() -> tuple[str, ...]:
     """Return the paragraphs of the standard library's docstrings, always in the same order.
 
     They have about a megabyte and are cached, because parsing the library takes seconds.
     """
-    return tuple(paragraph for docstring in whole_docstrings() for paragraph in _split_paragraphs(docstring))
+    return tuple(paragraph for docstring in iter_docstrings() for paragraph in _split_paragraphs(docstring))
 
 
-def whole_docstrings() -> Iterator[str]:
+def iter_docstrings() -> Iterator[str]:
     """Yield the standard library's docstrings unchanged, with line breaks and indentation."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if {"test", "tests", "site-packages", "idlelib"} & set(path.parts):
@@ -130,8 +130,8 @@ def whole_docstrings() -> Iterator[str]:
 def python_prose() -> Iterator[str]:
     """Yield the reference's paragraphs, then the docstrings', and start again, without end."""
     while True:
-        yield from reference_topics()
-        yield from library_docstrings()
+        yield from iter_reference_paragraphs()
+        yield from load_docstring_paragraphs()
 
 
 def _split_paragraphs(text: str) -> Iterator[str]:

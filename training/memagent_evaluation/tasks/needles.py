@@ -208,9 +208,9 @@ class NeedleTask(GeneratedTask):
 
     def _make_haystack(self, length: int, document: int, used: frozenset[str]) -> Haystack:
         if self.shape.hay is Hay.NOISE:
-            return haystacks.noise()
+            return haystacks.make_noise_haystack()
         if self.shape.hay is Hay.PROSE:
-            return haystacks.prose(self.settings.haystack, self.rng(length, document, "prose"))
+            return haystacks.make_prose_haystack(self.settings.haystack, self.rng(length, document, "prose"))
 
         def lines() -> Iterator[str]:
             key_source = self._make_key_source(self.rng(length, document, "lines"))
@@ -271,7 +271,7 @@ class VariablesTask(GeneratedTask):
             f"Which variables have the value {value} in the provided text, be it assigned or taken over from "
             "another variable? Name all of them."
         )
-        return self.lay_out_sample(length, index, question, tuple(names), haystacks.noise(), chain)
+        return self.lay_out_sample(length, index, question, tuple(names), haystacks.make_noise_haystack(), chain)
 
     def _make_chain(self, rng: random.Random, used: Container[str] = ()) -> tuple[list[str], str, list[str]]:
         """Return variables, their value, and the sentences that state it, with no name or value of `used`."""
@@ -288,7 +288,7 @@ class VariablesTask(GeneratedTask):
     def _make_example(self, length: int, rng: random.Random, used: Container[str]) -> str:
         names, value, statements = self._make_chain(rng, used)
         number = _EXAMPLE_NOISE[length >= _SHORT_LENGTH]
-        lines = list(itertools.islice(haystacks.noise().units(), number))
+        lines = list(itertools.islice(haystacks.make_noise_haystack().units(), number))
         for position, statement in zip(
             sorted(rng.sample(range(number), len(names)))[::-1], statements[::-1], strict=True
         ):

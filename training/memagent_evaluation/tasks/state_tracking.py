@@ -215,7 +215,7 @@ class StateTask(GeneratedTask):
         """
         document, question_index = self.locate_question(index)
         rng = self.rng(length, document)
-        haystack = haystacks.prose(self.settings.haystack, self.rng(length, document, "prose"))
+        haystack = haystacks.make_prose_haystack(self.settings.haystack, self.rng(length, document, "prose"))
         story, questions = self._draw_story(rng)
         question = questions[question_index]
         depths = sorted(rng.random() for _ in story.events)

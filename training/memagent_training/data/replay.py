@@ -91,7 +91,7 @@ def load_groups(
     reward: str | RewardFunction = "reward",
     term_rewards: Mapping[str, RewardFunction | StepRewardFunction] | None = None,
     find_gold: Callable[[TrainingRun], Gold | None] | None = None,
-    chosen: RunFilter | None = None,
+    run_filter: RunFilter | None = None,
     groups: Mapping[str, str] | None = None,
     whole_groups: bool = True,
     min_group: int = 2,
@@ -107,7 +107,7 @@ def load_groups(
         reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
         term_rewards: more rewards, by their names in the terms of the advantage.
         find_gold: the correct answer of each run, for rewards without their own gold answers.
-        chosen: selects runs of a log.
+        run_filter: selects runs of a log.
         groups: the group of each run, by its id; a run without one is left out. Without it, runs of one question on
             one document form a group if they began with the same chunk, and with the same sampling and settings but
             for the seed and where the model is. Runs of different policy versions are in different groups, unless
@@ -130,7 +130,7 @@ def load_groups(
         raise ReplayError("no policy version is allowed", hint="Name at least one (--policy-versions).")
     versions = None if policy_versions is None else frozenset(policy_versions)
     ledger = _Ledger()
-    for logged_run in read_runs(source, chosen):
+    for logged_run in read_runs(source, run_filter):
         run = logged_run if find_gold is None else replace(logged_run, gold=find_gold(logged_run))
         scored = run.without_discarded()
         refusals = _find_refusals(

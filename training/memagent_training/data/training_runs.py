@@ -82,7 +82,7 @@ class TrainingRun:
     @property
     def memories(self) -> list[str | None]:
         """The memory after each conversation, on its branch; None if it was redacted."""
-        return [after for _, after in self.memories_before_and_after]
+        return [memory for _, memory in self.memories_before_and_after]
 
     @property
     def memories_before_and_after(self) -> list[tuple[str | None, str | None]]:
@@ -93,17 +93,17 @@ class TrainingRun:
         """
         trace = self.trace
         is_redacted: dict[str, bool] = {}
-        around: dict[str, tuple[str | None, str | None]] = {}
+        memories_by_call: dict[str, tuple[str | None, str | None]] = {}
         for call in trace.calls:
             parent_redacted = any(is_redacted.get(parent, False) for parent in call.parents)
             is_redacted[call.id] = call.text is None if call.writes is Writes.MEMORY else parent_redacted
             before = None if parent_redacted else trace.memory_before(call.id)
             if call.branch and call.writes is Writes.MEMORY:
                 before = before if trace.continued_indices(trace.updates[trace.update_indices[call.id]]) else ""
-            around[call.id] = before, None if is_redacted[call.id] else trace.memory_after(call.id)
+            memories_by_call[call.id] = before, None if is_redacted[call.id] else trace.memory_after(call.id)
         memories_K = []
         for conversation in self.conversations_K:
-            before, after = around.get(conversation.call_id, ("", ""))
+            before, after = memories_by_call.get(conversation.call_id, ("", ""))
             memories_K.append((before, before if conversation.outcome is Outcome.DISCARDED else after))
         return memories_K
 
@@ -131,31 +131,31 @@ class TrainingRun:
         return tuple(compress(self.conversations_K, self.sampled_mask))
 
 
-def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> Iterator[TrainingRun]:
+def read_runs(source: RunLog | Path | str, run_filter: RunFilter | None = None) -> Iterator[TrainingRun]:
     """Yield the runs of a run log, or of a file that `memagent export` wrote, oldest first.
 
     An export is read directly, without a log. One run at a time is in memory.
 
     Args:
         source: the log or its path, or the path of an export.
-        chosen: which of a log's runs.
+        run_filter: which of a log's runs.
 
     Raises:
-        ReplayError: there is no such file, or `chosen` was given for an export.
+        ReplayError: there is no such file, or `run_filter` was given for an export.
         RunLogError: the log cannot be read, or the file is neither a log nor an undamaged export, or was shuffled.
         MissingExtraError: an export without the extra `export`.
     """
     if isinstance(source, RunLog):
-        yield from _read_log(source, chosen)
+        yield from _read_log(source, run_filter)
         return
     path = Path(source)
     if is_sqlite_file(path):
         with closing(RunLog(path)) as log:
-            yield from _read_log(log, chosen)
+            yield from _read_log(log, run_filter)
         return
     try:
         with open_regular(path) as file:
-            yield from _read_export(path, file, chosen)
+            yield from _read_export(path, file, run_filter)
     except OSError as error:
         raise ReplayError(
             f"{path} cannot be read: {error.strerror or error}", hint="Name a run log, or an export of one."
@@ -174,13 +174,13 @@ def read_run(log: RunLog, run_id: str) -> TrainingRun:
     )
 
 
-def _read_log(log: RunLog, chosen: RunFilter | None) -> Iterator[TrainingRun]:
-    for record in list(log.runs(chosen))[::-1]:
+def _read_log(log: RunLog, run_filter: RunFilter | None) -> Iterator[TrainingRun]:
+    for record in list(log.runs(run_filter))[::-1]:
         yield read_run(log, record.run_id)
 
 
-def _read_export(path: Path, file: IO[bytes], chosen: RunFilter | None) -> Iterator[TrainingRun]:
-    if chosen is not None:
+def _read_export(path: Path, file: IO[bytes], run_filter: RunFilter | None) -> Iterator[TrainingRun]:
+    if run_filter is not None:
         raise ReplayError(
             f"{path} is an export, and runs of an export cannot be chosen",
             hint="Choose them when exporting, or pass the log.",

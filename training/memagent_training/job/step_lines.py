@@ -1,4 +1,4 @@
-"""The line that a training run shows of each optimizer step, in place of TRL's dictionary of all metrics."""
+"""The line that a training run shows for each optimizer step, instead of TRL's dictionary of all metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from transformers import PrinterCallback, Trainer
 from transformers.trainer_callback import ProgressCallback
 
-_SHOWN: Final = (
+_METRICS: Final = (
     ("loss", "loss", ".3g"),
     ("gradient norm", "grad_norm", ".3g"),
     ("entropy", "entropy", ".3g"),
@@ -19,10 +19,10 @@ _SHOWN: Final = (
 """A metric's label, the trainer's name for it, and the format of its value."""
 
 
-def choose_metrics(metrics: Mapping[str, float]) -> str:
-    """Return the metrics of a step that people follow; trackers (`report_to`) have all."""
-    values = ((label, metrics.get(name), form) for label, name, form in _SHOWN)
-    return ", ".join(f"{label} {value:{form}}" for label, value, form in values if value is not None)
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Return a step's main metrics as text. Trackers (`report_to`) get all metrics."""
+    values = ((label, metrics.get(name), spec) for label, name, spec in _METRICS)
+    return ", ".join(f"{label} {value:{spec}}" for label, value, spec in values if value is not None)
 
 
 class StepLines(PrinterCallback):
@@ -44,11 +44,11 @@ class StepBar(ProgressCallback):
 
 
 def show_step_lines(trainer: Trainer) -> None:
-    """Replace what a trainer prints of each step."""
-    for theirs, ours in ((PrinterCallback, StepLines), (ProgressCallback, StepBar)):
-        if trainer.pop_callback(theirs) is not None:  # in notebooks it has another one, which shows a table
-            trainer.add_callback(ours)
+    """Replace what a trainer prints for each step."""
+    for old_callback, new_callback in ((PrinterCallback, StepLines), (ProgressCallback, StepBar)):
+        if trainer.pop_callback(old_callback) is not None:  # notebooks have another callback, which shows a table
+            trainer.add_callback(new_callback)
 
 
 def _format_line(state: Any, metrics: Mapping[str, float]) -> str:
-    return f"step {state.global_step} of {state.max_steps}: {choose_metrics(metrics)}"
+    return f"step {state.global_step} of {state.max_steps}: {format_metrics(metrics)}"

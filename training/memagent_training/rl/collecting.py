@@ -150,7 +150,7 @@ class Collector:
             reward=LoggedReward(None, SOURCE),
             term_rewards=self._term_rewards,
             find_gold=self._make_gold_answers(number, stage, group_of).of if self._term_rewards else None,
-            chosen=RunFilter(run_ids=tuple(group_of)),
+            run_filter=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,
             max_tokens=self._prepared.base.window,
         )

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
 from memagent_graph.plain_text import quantity
-from memagent_training.job.step_lines import choose_metrics
+from memagent_training.job.step_lines import format_metrics
 from memagent_training.rl.loop_journal import CollectionRecord, Measurement
 
 
@@ -154,7 +154,7 @@ class LoopStatus:
                 f"{record.groups} groups to train on, {record.solved_groups} always right, "
                 f"{record.uniform_groups} never or all alike, {record.failed_groups} failed",
             ]
-        parts.append(choose_metrics(self._metrics))
+        parts.append(format_metrics(self._metrics))
         times = self.clock.times(iteration)
         parts.append(", ".join(f"{phase} {_format_duration(times[phase])}" for phase in Phase if times.get(phase)))
         return f"iteration {iteration + 1} of {self._iterations}: {'; '.join(filter(None, parts))}"

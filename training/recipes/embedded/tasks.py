@@ -25,7 +25,7 @@ from memagent_evaluation.planted_facts import Fact, PlantedFacts
 from memagent_evaluation.samples import Sample
 from memagent_evaluation.tasks import TaskSettings
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.haystacks import make_sentence_haystack, whole_docstrings
+from memagent_evaluation.tasks.haystacks import iter_docstrings, make_sentence_haystack
 from memagent_evaluation.tasks.placements import Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 from recipes.embedded.corpus import SEPARATOR
@@ -138,7 +138,7 @@ def _draw_text(path: Path | None) -> str:
     """
     hint = "Name a UTF-8 file of prose, for example one that recipes.embedded.corpus wrote."
     if path is None:
-        return "\n\n".join(filter(None, whole_docstrings()))
+        return "\n\n".join(filter(None, iter_docstrings()))
     try:
         text = path.read_text(encoding="utf-8-sig").replace(SEPARATOR, "\n\n")
     except (OSError, UnicodeDecodeError) as error:

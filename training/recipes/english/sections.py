@@ -24,9 +24,9 @@ from recipes.english.pinned_texts import PinnedText, read_pins, read_text
 
 SOURCES: Final = Path(__file__).with_name("prose.toml")
 CHARACTERS_PER_TOKEN: Final = 4.2
-"""Of English prose in the base's vocabulary; sections are cut by characters, so that no tokenizer decides."""
+"""The average of English prose with the base's tokenizer. Sections are cut by characters, without a tokenizer."""
 MAX_SECTION_TOKENS: Final = 512
-_END_WINDOW: Final = 0.15
+_END_WINDOW: Final = 0.15  # share of a section's end in which a sentence may end
 _SENTENCE_END: Final = re.compile(r"[.!?][\"'”’)\]]*\s+|\n\s*\n\s*")
 _TABLE_CHARACTER: Final = re.compile(r"[|+=_*#~<>{}\\]")
 
@@ -76,7 +76,7 @@ def cut_source(source: PinnedText, text: str) -> Iterator[ProseSection]:
 
 
 def load_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | None = None) -> list[ProseSection]:
-    """Return the sections of prose of all sources in the order of the cursor: shuffled, and the kinds in turn.
+    """Return the prose sections of all sources, shuffled, so that the kinds of source take turns.
 
     Sources that are marked as held out are for measuring, and never for training.
     """
