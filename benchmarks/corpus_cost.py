@@ -46,7 +46,7 @@ class Hardware:
     cache_bytes_per_token: float = 2 * 28 * 4 * 128 * 2
     """Keys and values, 28 layers, 4 key-value heads of size 128, 2 bytes each (config.json)."""
 
-    def replica(self, workload: Workload) -> Replica:
+    def make_replica(self, workload: Workload) -> Replica:
         """Return one GPU with the model, for sequences of a chunk, the memory before and after it, and the frame."""
         cache_memory = self.memory * self.usable - 2 * self.parameters
         tokens_per_sequence = workload.chunk_tokens + 2 * workload.memory_tokens + workload.frame_tokens
@@ -110,7 +110,7 @@ def estimate_cost(setting: Setting, hardware: Hardware, documents: int, gpus: in
     """Simulate a part of the documents on a part of the cluster, and scale the result."""
     workload, operation = setting.workload, setting.operation
     simulated_documents = max(64, TURNOVER * operation.requests_in_flight // workload.requests_at_once)
-    outcome = simulate(hardware.replica(workload), replace(workload, documents=simulated_documents), operation)
+    outcome = simulate(hardware.make_replica(workload), replace(workload, documents=simulated_documents), operation)
     return scale_outcome(setting.name, outcome, simulated_documents, documents, gpus / operation.replicas, gpus)
 
 
@@ -146,7 +146,7 @@ def scale_outcome(
 
 def estimate_longest_document_hours(workload: Workload, hardware: Hardware) -> float:
     """Return the hours that the longest document needs alone on a GPU; no run can be shorter."""
-    replica = hardware.replica(workload)
+    replica = hardware.make_replica(workload)
     single = replace(workload, documents=1, mean_tokens=workload.longest, spread=0.0, questions=1)
     return simulate(replica, single, Operation(1, 1)).seconds / 3600
 
@@ -236,10 +236,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", type=int, default=64, help="GPUs, with one replica each (default: %(default)s)")
     parser.add_argument("--simulated", type=int, default=8, help="number of simulated replicas (default: %(default)s)")
     parser.add_argument("--in-flight", type=int, default=160, help="requests in flight per GPU (default: %(default)s)")
-    for name in ("mean_tokens", "spread", "longest", "chunk_tokens", "memory_tokens"):
-        parser.add_argument("--" + name.replace("_", "-"), type=float, default=getattr(workload, name), help="workload")
-    for name, value in asdict(hardware).items():
-        parser.add_argument("--" + name.replace("_", "-"), type=float, default=value, help="hardware and model")
+    workload_options = ("mean_tokens", "spread", "longest", "chunk_tokens", "memory_tokens")
+    for part, names in ((workload, workload_options), (hardware, asdict(hardware))):
+        for name in names:
+            text = f"{type(part).__name__.lower()}: {name.replace('_', ' ')} (default: %(default)s)"
+            parser.add_argument("--" + name.replace("_", "-"), type=float, default=getattr(part, name), help=text)
     parser.add_argument("--client-ms", type=float, default=3.5, help="the client's CPU time per request in ms")
     parser.add_argument("--price", type=float, help="price of a GPU hour; adds a column")
     parser.add_argument("--measure", action="store_true", help="only measure ledger and checkpoints on this machine")

@@ -72,19 +72,20 @@ def build_commands(
 ) -> dict[str, list[str]]:
     """Return the commands of the recipe by name, in their order."""
     data = ["--data", str(folder / "hotpotqa_train.parquet")]
-    no_document_folder, no_document = str(folder / "without"), ("--systems", "no_document")
-    train = ["rl", *data, "--drop-answered-without", no_document_folder, "--engine", "local", "--model", "embedded"]
+    no_document = ["eval", "memagent_files", *data, "--systems", "no_document", "--model", "embedded"]
+    no_document += ["--out", str(folder / "no_document")]
+    train = ["rl", *data, "--drop-answered-without", no_document[-1], "--engine", "local", "--model", "embedded"]
     train += ["--preset", "memagent-paper", "--out", str(folder / "policy"), "--iterations", str(iterations)]
     train += ["--groups", str(groups), "--max-questions", str(groups), "--rollouts", str(rollouts)]
     train += ["--measure-every", "0", *(word for setting in SETTINGS for word in ("--set", setting))]
     measure = ["eval", "ruler_hqa", "--data", str(folder / HELD_OUT), "--lengths", str(PASSAGES), "--n", str(count)]
     measure += ["--systems", "memagent"]
     return {
-        "without": ["eval", "memagent_files", *data, *no_document, "--model", "embedded", "--out", no_document_folder],
+        "no_document": no_document,
         "rl": train,
         "before": [*measure, "--model", "embedded", "--out", str(folder / "before")],
         "after": [*measure, "--model", str(folder / "policy"), "--out", str(folder / "after")],
-        "compared": ["eval-report", str(folder / "after"), str(folder / "before")],
+        "comparison": ["eval-report", str(folder / "after"), str(folder / "before")],
     }
 
 

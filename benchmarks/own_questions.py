@@ -82,7 +82,7 @@ def build_commands(folder: Path, iterations: int, held_out: int) -> dict[str, li
         "rl": train,
         "before": [*measure, "--model", "embedded", "--out", str(folder / "before")],
         "after": [*measure, "--model", str(folder / "policy"), "--out", str(folder / "after")],
-        "compared": ["eval-report", str(folder / "after"), str(folder / "before")],
+        "comparison": ["eval-report", str(folder / "after"), str(folder / "before")],
     }
 
 

@@ -301,7 +301,7 @@ def run_loop(folder: Path, arguments: argparse.Namespace) -> None:
     from memagent_training.rl import run
     from memagent_training.rl.loop_status import LoopStatus, Phase
 
-    class EventRecorder(LoopStatus):
+    class PhaseRecorder(LoopStatus):
         def on_phase(self, iteration: int, phase: Phase) -> None:
             super().on_phase(iteration, phase)
             record_start(iteration, phase.value)
@@ -312,7 +312,7 @@ def run_loop(folder: Path, arguments: argparse.Namespace) -> None:
     def record_start(iteration: int, phase: str) -> None:
         _append_record(folder / "events.jsonl", asdict(PhaseStart(os.getpid(), time.time(), iteration, phase)))
 
-    run(make_job(folder / "rl", arguments), EventRecorder(arguments.iterations, quiet=True))
+    run(make_job(folder / "rl", arguments), PhaseRecorder(arguments.iterations, quiet=True))
     times = [PhaseStart(**record).time for record in _read_records(folder / "events.jsonl")]
     (folder / "seconds.json").write_text(json.dumps(time.time() - times[0]))
 
@@ -360,12 +360,12 @@ def run_all(arguments: argparse.Namespace) -> list[Figure]:
     for name, outcome in outcomes.items():
         curve = " ".join(f"{reward:.3f}" for reward in outcome.rewards)
         print(f"{name}: rewards {curve}; {outcome.kills} kills, {outcome.seconds:.0f} s")
-    finals = [outcomes[loop.folder.name].final_reward for loop in baselines]
-    return [figure for victim in Victim for figure in make_figures(victim, outcomes[victim], finals, arguments)]
+    final_rewards = [outcomes[loop.folder.name].final_reward for loop in baselines]
+    return [figure for victim in Victim for figure in make_figures(victim, outcomes[victim], final_rewards, arguments)]
 
 
 def make_figures(
-    victim: Victim, outcome: Outcome, finals: Sequence[float], arguments: argparse.Namespace
+    victim: Victim, outcome: Outcome, final_rewards: Sequence[float], arguments: argparse.Namespace
 ) -> Iterator[Figure]:
     counts = {
         "kills": (outcome.kills, arguments.kills),
@@ -376,8 +376,8 @@ def make_figures(
     }
     for name, (value, goal) in counts.items():
         yield Figure.exactly(f"{victim}: {name}", value, goal)
-    low, high = predict_range(finals)
-    reward_goal = f"{low:.3f} to {high:.3f}" if len(finals) > 1 else ""
+    low, high = predict_range(final_rewards)
+    reward_goal = f"{low:.3f} to {high:.3f}" if len(final_rewards) > 1 else ""
     met = low <= outcome.final_reward <= high
     yield Figure(f"{victim}: final reward", outcome.final_reward, "", reward_goal, met)
 

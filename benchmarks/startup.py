@@ -19,21 +19,21 @@ import sys, time, pathlib
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Budget, Limits, load_prompts, policy
 reader = MemAgent(OpenAICompatiblePolicy("slow", base_url=sys.argv[1]), tokenizer="embedded", budget=Budget(),
                   prompts=load_prompts(), store=pathlib.Path(sys.argv[3]), run_log=False)
-sent = []
+send_times = []
 complete = reader.policy.complete
-async def first(prompt, sampling):
-    sent.append(time.perf_counter())
+async def complete_and_note_time(prompt, sampling):
+    send_times.append(time.perf_counter())
     return await complete(prompt, sampling)
-reader.policy.complete = first
-begin = time.perf_counter()
+reader.policy.complete = complete_and_note_time
+start_time = time.perf_counter()
 reader.read(pathlib.Path(sys.argv[2]), "What is said?", limits=Limits(max_chunks=1))
-print(sent[0] - begin)
+print(send_times[0] - start_time)
 """
 _IMPORT_PROGRAM = """
 import sys, time
-begin = time.perf_counter()
+start_time = time.perf_counter()
 import memagent_graph
-print(time.perf_counter() - begin)
+print(time.perf_counter() - start_time)
 assert "torch" not in sys.modules
 """
 

@@ -167,8 +167,8 @@ def compare(contenders: Sequence[Contender], workload: Workload) -> dict[Contend
         print(f"  {contender.order}, {contender.name} ...", file=sys.stderr, flush=True)
         steps = run_contender(contender, workload)
         for cost in (step.cost for step in steps):
-            took = f"{cost.wall_seconds:.3g} s, {cost.processor_seconds:.3g} of processor time"
-            print(f"    {cost.forwarded_tokens:,} tokens, {took}", file=sys.stderr, flush=True)
+            cost_text = f"{cost.wall_seconds:.3g} s, {cost.processor_seconds:.3g} of processor time"
+            print(f"    {cost.forwarded_tokens:,} tokens, {cost_text}", file=sys.stderr, flush=True)
         same_order = next(
             (steps_by_contender[earlier] for earlier in steps_by_contender if earlier.order is contender.order), steps
         )
@@ -217,7 +217,7 @@ def run_contender(contender: Contender, workload: Workload) -> list[Step]:
         logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     steps = [
         Step(cost, loss=log["loss"], gradient_norm=log["grad_norm"])
-        for cost, log in zip(recorder.steps, logs, strict=True)
+        for cost, log in zip(recorder.costs, logs, strict=True)
     ]
     del trainer, model
     gc.collect()
@@ -314,7 +314,7 @@ class _Recorder(TrainerCallback):
 
     def __init__(self, model: Any, device: str) -> None:
         self.device = device
-        self.steps: list[StepCost] = []
+        self.costs: list[StepCost] = []
         self._tokens = 0
         self._start = (0.0, 0.0)
         model.get_input_embeddings().register_forward_hook(self._count)
@@ -336,7 +336,7 @@ class _Recorder(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         wall, processor = (end - start for end, start in zip(self._now(), self._start, strict=True))
         peak = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
-        self.steps.append(StepCost(wall, processor, self._tokens, peak))
+        self.costs.append(StepCost(wall, processor, self._tokens, peak))
 
 
 def _check_same_work(contender: Contender, steps: Sequence[Step], expected: Sequence[Step], tolerance: float) -> None:

@@ -22,82 +22,82 @@ from memagent_graph.strategies import list_strategy_names, load_strategy
 REFERENCE: Final = Path(__file__).resolve().parent.parent / "docs/reference"
 _DOCS: Final = {
     "conversation": "Its row in the log: what `memagent reward --conversation` takes.",
-    "escaped": "The columns whose text is written as in a JSON string, because it has half surrogate pairs.",
-    "run_events": "Events of no conversation: edited memories; JSON.",
-    "run_rewards": "The run's rewards, oldest first: name, value, source, time, note.",
-    "rewards": "The conversation's own rewards, as `run_rewards`.",
+    "escaped": "The columns whose text is escaped as in a JSON string, because it has half surrogate pairs.",
+    "run_events": "Events that belong to no conversation, such as edited memories, as JSON.",
+    "run_rewards": "The run's rewards, oldest first, each with name, value, source, time and note.",
+    "rewards": "The conversation's own rewards, in the form of `run_rewards`.",
 }
 """The meanings of columns that are not fields of a record."""
 _SETTINGS: Final = {
-    "learning_rate": "AdamW's rate.",
-    "lr_scheduler_type": "How the rate changes, as in transformers.",
-    "warmup_steps": "Optimizer steps in which the rate grows.",
-    "weight_decay": "AdamW's and Muon's; none for biases and norms.",
-    "max_grad_norm": "Longer gradients are scaled down to this.",
-    "logging_steps": "Optimizer steps between lines of the log.",
+    "learning_rate": "AdamW's learning rate.",
+    "lr_scheduler_type": "How the learning rate changes. The names are those of transformers.",
+    "warmup_steps": "The number of optimizer steps in which the learning rate grows.",
+    "weight_decay": "Weight decay of AdamW and Muon. Biases and norms have none.",
+    "max_grad_norm": "The maximum norm of a gradient. Longer ones are scaled down to it.",
+    "logging_steps": "The number of optimizer steps between two lines of the log.",
     "epsilon": "How far a ratio may fall below 1, and, without `epsilon_high`, rise above it.",
     "epsilon_high": "How far a ratio may rise above 1.",
     "delta": "Dual clip: the largest ratio that counts where the advantage is negative.",
     "beta": "Weight of the KL divergence from the initial policy (k3).",
-    "importance_sampling_level": "token, or sequence for one ratio a conversation (GSPO).",
+    "importance_sampling_level": "token: a ratio for each token; sequence: one ratio for a conversation (GSPO).",
     "temperature": "Temperature at which the runs were sampled. If it is not set, it is read from the runs.",
     "entropy_coef": "Weight of an entropy bonus.",
     "mask_truncated_completions": "Whether completions that were cut off are left out of the loss.",
     "disable_dropout": "Whether dropout is off.",
-    "ddp_find_unused_parameters": "As in PyTorch's DistributedDataParallel.",
-    "save_steps": "Optimizer steps between checkpoints.",
-    "save_total_limit": "How many checkpoints stay.",
+    "ddp_find_unused_parameters": "The option of PyTorch's DistributedDataParallel.",
+    "save_steps": "The number of optimizer steps between two checkpoints.",
+    "save_total_limit": "The number of checkpoints that are kept.",
     "baseline": "What a reward is compared with: group_mean or leave_one_out.",
     "divide_by_std": "Whether advantages are divided by their group's sample standard deviation.",
-    "advantage_epsilon": "Added to that standard deviation.",
+    "advantage_epsilon": "A small number that is added to this standard deviation.",
     "drop_zero_variance": "Whether to leave out groups whose rewards are all equal, from the step and from all means.",
     "loss_weights": "What the loss is a mean over: token_mean, rollout_mean or conversation_mean.",
-    "num_train_epochs": "Passes over the runs.",
-    "old_logprobs": "Denominator of the ratio: recomputed before the first step, or logged, the sampler's.",
+    "num_train_epochs": "The number of passes over the runs.",
+    "old_logprobs": "Denominator of the ratio: recomputed (before the first step) or logged (by the sampler).",
 }
 """Meanings of settings under TRL's names, and of those whose text is elsewhere in the code."""
 METRICS: Final = {
-    "loss, grad_norm, learning_rate, epoch, step, num_tokens": "As in TRL.",
-    "reward, reward_std": "Mean over rollouts; mean over groups of their standard deviations.",
+    "loss, grad_norm, learning_rate, epoch, step, num_tokens": "These have the meaning that TRL gives them.",
+    "reward, reward_std": "Mean reward of the rollouts; mean over groups of the standard deviation of rewards.",
     "reward/NAME": "Mean of a credit term's reward.",
-    "reward/with_dropped": "Mean reward of all groups, those without variance, too.",
+    "reward/with_dropped": "Mean reward of all groups, including those without variance.",
     "frac_reward_zero_std": "Fraction of groups whose rewards are all equal.",
-    "advantage/abs_mean": "Mean size of the learned rows' advantages.",
-    "rollouts, conversations": "How many in this step.",
-    "conversations/learned, conversations/forwarded": "Conversations with a gradient; those that were computed.",
+    "advantage/abs_mean": "Mean absolute advantage of the learned rows.",
+    "rollouts, conversations": "The number of rollouts and of conversations in this step.",
+    "conversations/learned, conversations/forwarded": "Conversations that have a gradient; all that were computed.",
     "conversations/per_rollout": "Mean number K of a rollout's conversations.",
-    "completions/mean_length, completions/max_length": "Tokens of completions.",
-    "completions/ROLE/mean_length, completions/ROLE/max_length": "The same for update, answer, and each other role.",
+    "completions/mean_length, completions/max_length": "Mean and maximum number of tokens of a completion.",
+    "completions/ROLE/mean_length, completions/ROLE/max_length": "The same for each role, such as update and answer.",
     "completions/clipped_ratio": "Fraction of completions that were cut off.",
-    "prompts/mean_length": "Tokens of prompts.",
+    "prompts/mean_length": "Mean number of tokens of a prompt.",
     "tokens/learned, tokens/forwarded, tokens/padding_fraction": "In the loss; computed; the fraction that is padding.",
     "penalised_fraction": "Fraction of rollouts with an overlong penalty.",
     "groups/dropped_fraction": "Fraction of groups that were left out.",
-    "entropy": "Mean entropy at learned tokens, nats.",
-    "kl": "KL divergence from the initial policy (k3, after the clamp); with beta.",
+    "entropy": "Mean entropy at learned tokens, in nats.",
+    "kl": "KL divergence from the initial policy (k3, after the clamp), if `beta` is not 0.",
     "ratio/mean, ratio/max": "p / p_old at learned tokens.",
-    "clip_ratio/low_mean, clip_ratio/high_mean, clip_ratio/dual_mean": "Fraction of learned tokens that the clip holds "
-    "below, above, and by the dual clip.",
-    "importance/mean, importance/capped": "p_old / p_logged after the cap; fraction at the cap.",
+    "clip_ratio/low_mean, clip_ratio/high_mean, clip_ratio/dual_mean": "Fraction of learned tokens that are clipped "
+    "from below, from above, and by the dual clip.",
+    "importance/mean, importance/capped": "p_old / p_logged after the cap; the fraction of tokens at the cap.",
     "sampling/sampling_logp_difference/mean, sampling/sampling_logp_difference/max": "Difference of log p_old "
-    "and log p_logged, before the first step: the sampler against the trainer.",
+    "(the trainer's, before the first step) and log p_logged (the sampler's).",
     "sampling/importance_sampling_ratio/min, sampling/importance_sampling_ratio/mean, "
     "sampling/importance_sampling_ratio/max": "p_old / p_logged, before the cap.",
-    "sampling/kl_k1, sampling/kl_k3": "KL divergence of the sampler from the trainer, two estimates.",
-    "sampling/effective_sample_size": "Of those ratios, as a fraction of the tokens.",
+    "sampling/kl_k1, sampling/kl_k3": "Two estimates of the KL divergence of the sampler from the trainer.",
+    "sampling/effective_sample_size": "Effective sample size by these ratios, as a fraction of the tokens.",
     "staleness/mean, staleness/max": "How many policy versions are newer than the one that wrote a conversation.",
     "skipped": "1 if the step was skipped because loss or gradient was not finite.",
-    "step_time, train/tokens_per_second": "Seconds of the step; tokens forwarded a second.",
-    "memory/peak_gib": "Peak memory of this process, of its GPU if it has one.",
-    "mfu": "Fraction of the GPU's bfloat16 operations, if it is a known one.",
+    "step_time, train/tokens_per_second": "Seconds of the step; tokens forwarded per second.",
+    "memory/peak_gib": "Peak memory of this process, or of its GPU if it has one.",
+    "mfu": "Fraction of the GPU's peak bfloat16 FLOP/s that is reached, if this peak is known.",
     "collect/reward, collect/reward_LENGTH, collect/reward_TASK": "`rl`: mean reward of the reads of an iteration.",
     "collect/groups, collect/solved_groups, collect/uniform_groups, collect/failed_groups": "`rl`: groups with "
-    "variance; always right; other groups without variance; groups with a failed read.",
-    "collect/stage, collect/epoch": "`rl`: the longest length asked, from 0; passes over your own questions.",
-    "collect/cached_fraction, collect/tokens_per_second": "`rl`: fraction of prompt tokens in the prefix cache; speed.",
-    "measure/accuracy_LENGTH_WAY": "`rl`: accuracy on held-out questions at a temperature; as_deployed: with the rule "
-    "for invented words.",
-    "sync/seconds, collect/seconds, measure/seconds": "`rl`: time of an iteration's phases.",
+    "variance; groups that are always right; other groups without variance; groups with a failed read.",
+    "collect/stage, collect/epoch": "`rl`: index of the longest length asked, from 0; passes over your own questions.",
+    "collect/cached_fraction, collect/tokens_per_second": "`rl`: cached fraction of prompt tokens; tokens per second.",
+    "measure/accuracy_LENGTH_WAY": "`rl`: accuracy on held-out questions, by temperature. In `as_deployed` the rule "
+    "for invented words applies.",
+    "sync/seconds, collect/seconds, measure/seconds": "`rl`: seconds of each phase of an iteration.",
 }
 """The metrics that training logs; a test compares the names with those of real training."""
 _TYPES: Final = {
@@ -146,8 +146,8 @@ def make_template_rows() -> Iterator[tuple[str, str, str, str]]:
 
 def make_column_rows() -> Iterator[tuple[str, str, str]]:
     """Yield the columns of an export: name, type and meaning."""
-    of_run, of_conversation = read_field_docs(RunRecord), read_field_docs(Conversation)
-    docs = {**{f"run_{name}": text for name, text in of_run.items()}, **of_run, **of_conversation, **_DOCS}
+    run_docs, conversation_docs = read_field_docs(RunRecord), read_field_docs(Conversation)
+    docs = {**{f"run_{name}": text for name, text in run_docs.items()}, **run_docs, **conversation_docs, **_DOCS}
     for name, column in parquet.COLUMNS.items():
         yield f"`{name}`", f"`{_TYPES.get(column.arrow, column.arrow)}`", docs.get(name, "")
 
@@ -168,7 +168,7 @@ def render_tables_page() -> str:
         "`memagent export runs.parquet` writes a row for each conversation, with its run's columns repeated.",
         "",
     ]
-    lines += format_table(("column", "type", "what it is"), make_column_rows())
+    lines += format_table(("column", "type", "meaning"), make_column_rows())
     return "\n".join(lines) + "\n"
 
 
@@ -177,21 +177,21 @@ def render_training_page() -> str:
     from memagent_training.job import config, job_settings, row_export  # noqa: PLC0415  this imports PyTorch
     from memagent_training.rewards import reward_names  # noqa: PLC0415
 
-    kind, names = config.MultiConvDAPOConfig, job_settings.list_presets()
-    docs, values = read_field_docs(kind), {name: job_settings.read_preset(name) for name in names}
-    own = [name for name in kind.__annotations__ if name not in config.FIXED]
-    own += sorted({name for preset in values.values() for name in preset} - set(own) - set(config.FIXED))
-    fields = kind.__dataclass_fields__
+    config_type, names = config.MultiConvDAPOConfig, job_settings.list_presets()
+    docs, values = read_field_docs(config_type), {name: job_settings.read_preset(name) for name in names}
+    shown = [name for name in config_type.__annotations__ if name not in config.FIXED]
+    shown += sorted({name for preset in values.values() for name in preset} - set(shown) - set(config.FIXED))
+    fields = config_type.__dataclass_fields__
 
-    def cell(value: object) -> str:
+    def format_cell(value: object) -> str:
         return "-" if value is None else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
-    def setting(name: str) -> Iterator[str]:
+    def make_setting_row(name: str) -> Iterator[str]:
         yield f"`{name}`"
-        yield cell(fields[name].default)
+        yield format_cell(fields[name].default)
         for preset in names:
             value = values[preset].get(name, fields[name].default)
-            yield "" if value == fields[name].default else cell(value)
+            yield "" if value == fields[name].default else format_cell(value)
         yield docs.get(name) or _SETTINGS[name]
 
     lines = ["# Tables of training", "", "Written by `python scripts/write_tables.py` from the code.", ""]
@@ -201,17 +201,17 @@ def render_training_page() -> str:
         "none. A preset's column has what differs from the default.",
         "",
     ]
-    lines += format_table(("setting", "default", *names, "meaning"), map(setting, own))
-    others = ", ".join(f"`{name}`" for name in kind.names() if name not in {*own, *config.FIXED})
+    lines += format_table(("setting", "default", *names, "meaning"), map(make_setting_row, shown))
+    others = ", ".join(f"`{name}`" for name in config_type.names() if name not in {*shown, *config.FIXED})
     lines += ["", f"With the meaning that transformers and TRL give them: {others}.", ""]
     lines += ["Any other value of these is refused:", ""]
     lines += format_table(
         ("setting", "value", "instead"),
-        ((f"`{name}`", cell(value), instead) for name, (value, instead) in sorted(config.FIXED.items())),
+        ((f"`{name}`", format_cell(value), instead) for name, (value, instead) in sorted(config.FIXED.items())),
     )
     lines += ["", "## Metrics", "", "The trackers of `--set report_to=...` and `trainer_state.json` have them.", ""]
     lines += format_table(
-        ("metric", "what it is"), ((f"`{name.replace(', ', '`, `')}`", text) for name, text in METRICS.items())
+        ("metric", "meaning"), ((f"`{name.replace(', ', '`, `')}`", text) for name, text in METRICS.items())
     )
     lines += ["", "## Rewards", ""]
     lines += [
@@ -221,9 +221,9 @@ def render_training_page() -> str:
         "",
     ]
     kinds = {"the run": reward_names.OUTCOME_REWARDS, "each conversation": reward_names.STEP_REWARDS}
-    rewards = [(name, of, reward) for of, rewards in kinds.items() for name, reward in rewards.items()]
+    rewards = [(name, unit, reward) for unit, rewards in kinds.items() for name, reward in rewards.items()]
     lines += format_table(
-        ("name", "of", "what it is"), ((f"`{n}`", of, read_summary(type(reward))) for n, of, reward in rewards)
+        ("name", "reward of", "meaning"), ((f"`{n}`", unit, read_summary(type(reward))) for n, unit, reward in rewards)
     )
     lines += [
         "",
@@ -233,7 +233,7 @@ def render_training_page() -> str:
         "",
     ]
     lines += format_table(
-        ("column", "type", "what it is"), ((f"`{n}`", f"`{t}`", text) for n, t, text in row_export.COLUMNS)
+        ("column", "type", "meaning"), ((f"`{n}`", f"`{t}`", text) for n, t, text in row_export.COLUMNS)
     )
     return "\n".join(lines) + "\n"
 
@@ -246,5 +246,5 @@ def read_summary(kind: type) -> str:
 PAGES: Final = {"tables.md": render_tables_page, "training_tables.md": render_training_page}
 
 if __name__ == "__main__":
-    for name, page in PAGES.items():
-        (REFERENCE / name).write_text(page(), "utf-8")
+    for name, render in PAGES.items():
+        (REFERENCE / name).write_text(render(), "utf-8")

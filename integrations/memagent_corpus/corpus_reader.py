@@ -91,6 +91,7 @@ class CorpusReader:
         self.keeps_texts = keep_texts
         self._text_users: Counter[str] = Counter()
         """The number of running reads for each text. Two documents may have the same text."""
+        self._removal = asyncio.Lock()
         self._settings: str | None = None
 
     async def settings(self) -> dict[str, Any]:
@@ -137,13 +138,12 @@ class CorpusReader:
         if not questions:
             return []
         try:
-            reference = await self._store(document)
+            reference = await self._hold_text(document)
         except MemAgentError as error:
             _raise_if_fatal(error)
             return [self._make_failed_row(document, None, question, settings, error) for question in questions]
-        digest = get_digest(reference["key"])
-        self._text_users[digest] += 1
         try:
+            digest = get_digest(reference["key"])
             ids = {question: row_id(document.name, digest, question, settings) for question in questions}
             unanswered = [question for question in questions if ids[question] not in answered_ids]
             reads = [partial(self._read, reference, question, ids[question], may_resume) for question in unanswered]
@@ -153,11 +153,7 @@ class CorpusReader:
                 for question, outcome in zip(unanswered, outcomes, strict=True)
             ]
         finally:
-            self._text_users[digest] -= 1
-            if not self._text_users[digest]:
-                del self._text_users[digest]
-                if not self.keeps_texts:
-                    await asyncio.to_thread(self.agent.store.remove, reference)
+            await self._release_text(reference)
 
     async def delete_checkpoints(self, ids: Iterable[str]) -> None:
         """Delete the checkpoints of these rows. Call it when the rows are stored safely."""
@@ -179,6 +175,26 @@ class CorpusReader:
         if self._settings is None:
             self._settings = fingerprint_settings(await self.settings())
         return self._settings
+
+    async def _hold_text(self, document: CorpusDocument) -> DocumentRef:
+        """Store a document's text until it is released. An equal text of another document may just be removed."""
+        reference = await self._store(document)
+        self._text_users[reference["key"]] += 1
+        try:
+            async with self._removal:
+                is_stored = await asyncio.to_thread(self.agent.store.has_text, reference)
+            return reference if is_stored else await self._store(document)
+        except BaseException:
+            await self._release_text(reference)
+            raise
+
+    async def _release_text(self, reference: DocumentRef) -> None:
+        self._text_users[reference["key"]] -= 1
+        async with self._removal:
+            if not self._text_users[reference["key"]]:
+                del self._text_users[reference["key"]]
+                if not self.keeps_texts:
+                    await asyncio.to_thread(self.agent.store.remove, reference)
 
     async def _store(self, document: CorpusDocument) -> DocumentRef:
         """Fetch, convert and store a document's text in a thread, which stops when this call is cancelled."""
@@ -278,10 +294,10 @@ def _raise_if_fatal(error: Exception) -> None:
     cause = error.__cause__
     has_no_descriptor = isinstance(cause, OSError) and cause.errno in _TOO_MANY_FILES
     if isinstance(error, DocumentStoreError) or (isinstance(error, DocumentError) and has_no_descriptor):
-        remedy = "Raise the limit of open files (`ulimit -n`)." if has_no_descriptor else error.hint or ""
-        raise CorpusError(
-            error.message, hint=f"{remedy} Then run the same command again. Finished rows are not lost."
-        ) from error
+        remedy = "Raise the limit of open files (`ulimit -n`)." if has_no_descriptor else error.hint
+        beginning = f"{remedy} Then run" if remedy else "Run"
+        hint = f"{beginning} the same command again. Finished rows are not lost."
+        raise CorpusError(error.message, hint=hint) from error
     if isinstance(error, CheckpointError | CorpusError | PolicyAuthenticationError):
         raise error
 

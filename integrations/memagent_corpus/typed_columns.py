@@ -187,6 +187,8 @@ def _convert_value(kind: ColumnKind, value: Any) -> Any:
                 raise ValueError(f"{value} has more than 64 bits")
             return int(value)
         case ColumnKind.NUMBER if is_number:
+            if float(value) != value:
+                raise ValueError(f"{value} cannot be a 64-bit floating-point number without rounding")
             return float(value)
         case ColumnKind.BOOLEAN if isinstance(value, bool):
             return value

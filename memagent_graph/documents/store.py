@@ -128,13 +128,12 @@ class DocumentStore:
 
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
         """Return the stored bytes from `start_byte` to `end_byte`, or to the end of the text."""
-        path = self._get_text_path(ref)
-        if not path.exists():
+        if not self.has_text(ref):
             raise DocumentError(
                 f"the text of {ref['name']} is not in the document store {self.root}",
                 hint="It was removed, or stored elsewhere: pass the document again.",
             )
-        with self._translate_disk_errors("read"), path.open("rb", buffering=0) as file:
+        with self._translate_disk_errors("read"), self._get_text_path(ref).open("rb", buffering=0) as file:
             file.seek(start_byte)
             return file.read(max(0, end_byte - start_byte))
 
@@ -187,6 +186,10 @@ class DocumentStore:
             ]
         except FileNotFoundError:
             return []
+
+    def has_text(self, ref: DocumentRef) -> bool:
+        """Return whether the text of a reference is in this store."""
+        return self._get_text_path(ref).exists()
 
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text, also for other references to the same text."""

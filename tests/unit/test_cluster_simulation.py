@@ -56,7 +56,7 @@ def test_the_time_of_one_document_equals_the_calculated_time() -> None:
     hardware = Hardware()
     one = replace(workload, mean_tokens=5_000_000)
     assert estimate_longest_document_hours(workload, hardware) == pytest.approx(
-        simulate(hardware.replica(one), one, Operation(1, 1)).seconds / 3600
+        simulate(hardware.make_replica(one), one, Operation(1, 1)).seconds / 3600
     )
 
 

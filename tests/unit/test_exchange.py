@@ -128,15 +128,15 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
     runs = []
     for run_id in draw(st.lists(text, unique=True, max_size=3)):
         conversations: list[Conversation] = []
-        for row, turn in enumerate(draw(st.lists(drawn_conversation, max_size=4))):
+        for row, attempt in enumerate(draw(st.lists(drawn_conversation, max_size=4))):
             # At most one conversation of a slot and attempt counts; the others are superseded.
-            place = turn.branch, turn.role, turn.slot, turn.attempt
+            key = attempt.branch, attempt.role, attempt.slot, attempt.attempt
             is_superseded = draw(st.booleans()) and row > 0
             is_superseded |= any(
-                not other.superseded and (other.branch, other.role, other.slot, other.attempt) == place
+                not other.superseded and (other.branch, other.role, other.slot, other.attempt) == key
                 for other in conversations
             )
-            conversations.append(replace(turn, run_id=run_id, id=row, superseded=is_superseded))
+            conversations.append(replace(attempt, run_id=run_id, id=row, superseded=is_superseded))
         document = {**DOCUMENT, "name": draw(hostile), "size": draw(st.integers(0, 2**40))}
         record = RunRecord(
             run_id, draw(times), draw(st.none() | times), draw(text), document, draw(small_json),

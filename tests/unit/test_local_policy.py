@@ -17,7 +17,6 @@ import torch
 from memagent_graph import FinishReason, LocalPolicy, MemAgent, SamplingParams, UpdateRule
 from memagent_graph.errors import PolicyError, PolicyRequestError
 from memagent_graph.policies import local
-from memagent_graph.policies.local import _Request
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile
 from memagent_graph.policy import Message, Policy
@@ -101,7 +100,7 @@ async def test_questions_on_a_document_share_its_cached_prompt(policy) -> None:
     facts = ("The river rose. " * 90, "The bridge fell. " * 90)
     prompts = [prompt(question, 0, fact) for question in QUESTIONS for fact in facts]
     alone = [await policy.complete(prompt, GREEDY) for prompt in prompts]
-    requests = [_Request(policy._engine.prompt_ids(prompt, {}), GREEDY, Future()) for prompt in prompts]
+    requests = [local._Request(policy._engine.prompt_ids(prompt, {}), GREEDY, Future()) for prompt in prompts]
     batches = policy._group_by_prefix(requests)
     assert [len(batch) for batch in batches] == [len(QUESTIONS)] * len(facts)
     for batch in batches:
@@ -165,18 +164,15 @@ async def test_a_policy_that_was_closed_lets_its_weights_go_and_may_be_asked_aga
 
 async def test_reads_of_several_documents_find_their_prefixes_among_the_last_ones(policy, monkeypatch) -> None:
     fresh = LocalPolicy.embedded()
-    beginning = "It rained all day. " * 60
-    documents = [beginning + "The river rose. " * 70, beginning + "The bridge fell. " * 70]
+    documents = ["It rained all day. " * 60 + end * 70 for end in ("The river rose. ", "The bridge fell. ")]
     cached = []
-    for bounds in ({}, {"_MAX_PREFIXES": 1}, {"_MAX_PREFIX_BYTES": 2**20}):
-        for name, bound in bounds.items():
-            monkeypatch.setattr(local, name, bound)
+    for name, bound in (("_MAX_PREFIXES", 2), ("_MAX_PREFIXES", 1), ("_MAX_PREFIX_BYTES", 2**20)):
+        monkeypatch.setattr(local, name, bound)
         for question in QUESTIONS[:2]:
             prompts = [prompt(question, 0, document) for document in documents]
             replies = [await fresh.complete(prompt, GREEDY) for prompt in prompts]
-        assert [reply.token_ids for reply in replies] == [
-            (await policy.complete(prompt, GREEDY)).token_ids for prompt in prompts
-        ]
+        others = [await policy.complete(prompt, GREEDY) for prompt in prompts]
+        assert [reply.token_ids for reply in replies] == [other.token_ids for other in others]
         cached.append([reply.usage.cached_tokens > 0.8 * reply.usage.prompt_tokens for reply in replies])
     assert cached == [[True, True], [False, False], [False, False]]
     await fresh.aclose()

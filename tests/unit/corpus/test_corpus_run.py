@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from memagent_corpus.corpus_run import (
 from memagent_corpus.source_access import SourceAccess
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph import MemAgent, ScriptedPolicy
+from memagent_graph.documents import Document, DocumentRef, chunking, store
 from memagent_graph.errors import (
     BudgetError,
     CorpusError,
@@ -481,13 +483,29 @@ def test_a_clock_that_jumps_changes_nothing(world: World, monkeypatch: Any) -> N
     assert all(0 <= row["usage"]["seconds"] < 100 for row in read_rows(world.out))
 
 
-def test_two_documents_with_one_text_have_a_row_each(world: World) -> None:
-    for name in ("a", "b", "c"):
-        (world.folder / f"{name}.txt").write_text("The key of harbor is 12.")
+def test_a_text_that_another_document_just_removes_is_stored_again(world: World, monkeypatch: Any) -> None:
+    added, removing = {name: threading.Event() for name in ("a.txt", "b.txt")}, threading.Event()
+    for name in added:
+        (world.folder / name).write_text("The key of harbor is 1.")
+    add, remove = store.DocumentStore.add, store.DocumentStore.remove
+
+    def add_when_the_other_is_removed(texts: store.DocumentStore, document: Document, **options: Any) -> DocumentRef:
+        assert document.name == "a.txt" or removing.wait(60)
+        reference = add(texts, document, **options)
+        added[document.name].set()
+        return reference
+
+    def remove_when_the_other_is_added(texts: store.DocumentStore, reference: DocumentRef) -> None:
+        removing.set()
+        assert added["b.txt"].wait(60)
+        remove(texts, reference)
+
+    monkeypatch.setattr(store.DocumentStore, "add", add_when_the_other_is_removed)
+    monkeypatch.setattr(store.DocumentStore, "remove", remove_when_the_other_is_added)
+    monkeypatch.setattr(chunking._PieceCache, "put", lambda *_: None)
     world.run()
-    rows = read_rows(world.out)
-    assert len({row["id"] for row in rows}) == 3 and len({row["digest"] for row in rows}) == 1
-    assert {row["answer"] for row in rows} == {"12"}
+    assert world.answers == {("a.txt", HARBOR): "1", ("b.txt", HARBOR): "1"}
+    assert len({row["digest"] for row in read_rows(world.out)}) == 1
 
 
 def test_questions_of_a_column_are_asked_about_their_document_alone(world: World, tmp_path: Path) -> None:

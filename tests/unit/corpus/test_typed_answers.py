@@ -128,6 +128,7 @@ def test_each_property_has_the_type_that_fits_it_and_holds_its_value_what_is_nes
         ({"type": "integer"}, 10**19, "more than 64 bits"),
         ({"type": "integer"}, float("inf"), "infinity"),
         ({"type": "number"}, 10**400, "too large"),
+        ({"type": "number"}, 2**53 + 1, "without rounding"),
         ({"type": "string", "format": "date"}, "last spring", "last spring"),
         ({"type": "array", "items": {"type": "integer"}}, [1, "two"], "two"),
         ({"type": "boolean"}, 1, "not of the type bool"),

@@ -207,6 +207,7 @@ def test_own_questions_are_read_alike_from_every_kind_of_file(tmp_path, form) ->
             },
             ("Who?", ("Ada", "A."), "Document 1:\nAda did it."),
         ),
+        ("qa_files", {"input": "Who?", "document": "Ada did it.", "answer": "Ada"}, ("Who?", ("Ada",), "Ada did it.")),
         ("ruler_hqa_files", hqa_row(1), ("What is it?", ("it", "that"), "Document 1:\nThe Document 9: of it is 1.")),
     ],
 )

@@ -1,4 +1,4 @@
-"""Several samples of each answer: pass@k, and intervals that rest on questions, not on samples."""
+"""Several samples of each answer: pass@k, and intervals in which a question counts once, not each of its samples."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def make_sample_rows(right: dict[int, list[bool]], system: str = "memagent"):
 ROWS = make_sample_rows({index: [True, index % 2 == 0, False, index % 4 == 0] for index in range(12)})
 
 
-def test_the_mean_and_pass_at_k_rest_on_questions() -> None:
+def test_the_mean_and_pass_at_k_count_questions_not_samples() -> None:
     values = estimate_pass_at_k(ROWS, "lenient")
     assert list(values) == [1, 2, 4]
     assert values[2].n == 12
     assert values[1].mean == compute_accuracy(ROWS, "lenient").mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
     assert values[4].mean == 1.0
     # If the 48 samples counted as independent trials, the interval would be much too narrow: here samples agree.
-    alike = make_sample_rows({index: [index < 6] * 4 for index in range(12)})
-    assert compute_accuracy(alike, "lenient").low == pytest.approx(
-        compute_accuracy(alike[::4], "lenient").low, abs=0.05
+    agreeing = make_sample_rows({index: [index < 6] * 4 for index in range(12)})
+    assert compute_accuracy(agreeing, "lenient").low == pytest.approx(
+        compute_accuracy(agreeing[::4], "lenient").low, abs=0.05
     )
 
 
@@ -54,17 +54,17 @@ def test_pass_at_k_is_reported_only_for_repeated_samples() -> None:
     (cell,) = summarize(make_table(*ROWS))
     assert cell["pass_at"]["lenient"][4]["mean"] == 1.0
     assert compare_systems(make_table(*ROWS))[0].n == 12
-    once = make_table(*ROWS[::4])
-    assert "Repeated samples" not in render_report(once)
-    assert summarize(once)[0]["pass_at"] == {}
+    unrepeated = make_table(*ROWS[::4])
+    assert "Repeated samples" not in render_report(unrepeated)
+    assert summarize(unrepeated)[0]["pass_at"] == {}
     assert (
         estimate_pass_at_k([make_failed_row(index=index, outcome="does_not_fit") for index in (0, 0)], "lenient") == {}
     )
 
 
 def test_systems_are_compared_by_question_whatever_the_number_of_samples() -> None:
-    better = make_sample_rows({index: [True] * 4 for index in range(12)}, "refine")
-    (standing,) = [row for row in compare_systems(make_table(*ROWS, *better)) if row.system == "refine"]
+    refine_rows = make_sample_rows({index: [True] * 4 for index in range(12)}, "refine")
+    (standing,) = [row for row in compare_systems(make_table(*ROWS, *refine_rows)) if row.system == "refine"]
     assert standing.against_first is not None
     assert standing.against_first.n == 12
     assert standing.against_first.difference == pytest.approx(1 - 21 / 48)

@@ -28,7 +28,7 @@ def test_published_data_is_filtered_trained_on_and_evaluated_with_ruler_hqa(tmp_
     assert all(row["reward_model"]["ground_truth"][0] in row["context"] for row in rows)
 
     commands = hotpotqa_recipe.build_commands(tmp_path, iterations=1, groups=2, rollouts=2, count=1)
-    for name in ("without", "rl", "after"):
+    for name in ("no_document", "rl", "after"):
         outcome = CliRunner().invoke(app, commands[name])
         assert outcome.exit_code == 0, outcome.output
     state = json.loads((tmp_path / "policy" / "checkpoint-1" / "trainer_state.json").read_text())

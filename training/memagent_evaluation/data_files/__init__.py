@@ -51,6 +51,7 @@ _FIELDS: Final[Sequence[tuple[str, frozenset[str]]]] = (
     ("qa_files", frozenset({"input", "context", "answers", "dataset"})),
     ("ruler_hqa_files", frozenset({"input", "context", "answers"})),
     ("qa_files", frozenset({"question"})),
+    ("qa_files", frozenset({"input"})),
 )
 """The fields that identify a data set's rows, the most specific first."""
 

@@ -147,8 +147,8 @@ def _read_squad_article(row: TableRow) -> Iterator[QARecord]:
         for content in _read_objects(row, "paragraphs")
     ]
     paragraphs = [paragraph for paragraph, _ in entries]
-    for at, (paragraph, content) in enumerate(entries):
-        others = tuple(paragraphs[:at] + paragraphs[at + 1 :])
+    for index, (paragraph, content) in enumerate(entries):
+        others = tuple(paragraphs[:index] + paragraphs[index + 1 :])
         for question in _read_objects(content, "qas"):
             if not question.get("is_impossible", False):
                 answers = [require_text(answer, "text").strip() for answer in _read_objects(question, "answers")]

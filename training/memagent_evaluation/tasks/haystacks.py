@@ -115,8 +115,9 @@ def load_docstring_paragraphs() -> tuple[str, ...]:
 
 def iter_docstrings() -> Iterator[str]:
     """Yield the standard library's docstrings unchanged, with line breaks and indentation."""
-    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
-        if {"test", "tests", "site-packages", "idlelib"} & set(path.parts):
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.rglob("*.py")):
+        if {"test", "tests", "site-packages", "idlelib"} & set(path.relative_to(library).parts):
             continue
         try:
             tree = ast.parse(path.read_text("utf-8"))
