@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from promises.comparison import differences, normalised
+from promises.comparison import differences, normalise
 from promises.scenarios import exact, log_lines, outcome
 from support.fake_server import FakeServer
 
@@ -59,7 +59,7 @@ def round_probs(value: Any) -> Any:
 def test_a_greedy_read_sends_and_logs_what_was_recorded(embedded_server, tmp_path) -> None:
     result, requests = read(embedded_server.base_url, tmp_path)
     lines = log_lines(tmp_path / "runs.sqlite")
-    actual = round_probs(normalised({"result": outcome(result), "requests": exact(requests), "log": lines}, tmp_path))
+    actual = round_probs(normalise({"result": outcome(result), "requests": exact(requests), "log": lines}, tmp_path))
     if os.environ.get("RECORD_PROMISES") and not RECORDED.exists():
         RECORDED.parent.mkdir(parents=True, exist_ok=True)
         RECORDED.write_text(json.dumps(actual, indent=1) + "\n")

@@ -26,52 +26,52 @@ NUMBERED = re.compile(r"<(row|reward|call_id|drawn) \d+>")
 SERVER = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
-def jsonable(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Return a value of the package in the types of JSON; arrays as lists."""
     if is_dataclass(value) and not isinstance(value, type):
-        return jsonable(asdict(value))
+        return to_json(asdict(value))
     if isinstance(value, dict):
-        return {str(key): jsonable(part) for key, part in value.items()}
+        return {str(key): to_json(part) for key, part in value.items()}
     if isinstance(value, str):
         return str(value)
     if value is None or isinstance(value, bool | int | float):
         return value
     if hasattr(value, "__iter__"):
         items = sorted(value) if isinstance(value, set | frozenset) else value
-        return [jsonable(item) for item in items]
+        return [to_json(item) for item in items]
     return str(value)
 
 
-def normalised(value: Any, *folders: Any) -> Any:
-    """The value, JSON-ready, without what is not promised."""
+def normalise(value: Any, *folders: Any) -> Any:
+    """Return the value, ready for JSON, without what is not promised."""
     names: dict[tuple[str, Any], str] = {}
 
-    def numbered(kind: str, original: Any) -> str:
+    def make_name(kind: str, original: Any) -> str:
         return names.setdefault((kind, original), f"<{kind} {sum(key[0] == kind for key in names) + 1}>")
 
     def text(original: str) -> str:
         for folder in folders:
             original = original.replace(str(folder), "<folder>")
-        return DRAWN.sub(lambda match: numbered("drawn", match[0]), SERVER.sub("<server>", original))
+        return DRAWN.sub(lambda match: make_name("drawn", match[0]), SERVER.sub("<server>", original))
 
     def walk(key: str, item: Any) -> Any:
         if isinstance(item, dict):
             is_reward = {"name", "value", "source"} <= item.keys()  # whose own rows are another table's
             return {
-                name: numbered("reward", inner) if is_reward and name == "id" and inner else walk(name, inner)
+                name: make_name("reward", inner) if is_reward and name == "id" and inner else walk(name, inner)
                 for name, inner in item.items()
             }
         if isinstance(item, list):
             return [walk("", inner) for inner in item]
         if key in COUNTED and isinstance(item, int | str) and not isinstance(item, bool):
-            return numbered("row" if isinstance(item, int) else key, item)
+            return make_name("row" if isinstance(item, int) else key, item)
         if isinstance(item, int | float) and not isinstance(item, bool):
             for keys, word in ((TIMES, "<time>"), (SIZES, "<size>")):
                 if key in keys:
                     return word
         return text(item) if isinstance(item, str) else item
 
-    return walk("", jsonable(value))
+    return walk("", to_json(value))
 
 
 def simplify(output: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from promises.comparison import normalised
+from promises.comparison import normalise
 from promises.scenarios import SCENARIOS, Place, home
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -20,7 +20,7 @@ RECORDED = Path(__file__).parent / "recorded"
 def run_scenario(name: str, folder: Path) -> Any:
     """Return the promised part of a scenario's outcome in this version."""
     with home(folder):
-        return normalised(SCENARIOS[name](Place(folder)), folder.resolve(), folder)
+        return normalise(SCENARIOS[name](Place(folder)), folder.resolve(), folder)
 
 
 def write(path: Path, value: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import pytest
 from langgraph.graph import END, START, StateGraph
-from promises.comparison import jsonable, normalised, simplify
+from promises.comparison import normalise, simplify, to_json
 from support.fake_server import FakeServer
 from support.scripts import SMALL, SMALL_OPTIONS, make_document, read_perfectly
 from typing_extensions import TypedDict
@@ -84,14 +84,14 @@ def log_lines(path: Path) -> list[Any]:
         for fingerprint in sorted(templates.keys() - fingerprints):
             lines.append({"type": "template", "fingerprint": fingerprint, "wording": templates[fingerprint]})
         fingerprints |= templates.keys()
-        values = jsonable(record)
+        values = to_json(record)
         values["document"].pop("path", None)  # where it lay on this machine
         lines.append({"type": "run", **values})
-        of_run = jsonable(log.events(record.run_id))
+        of_run = to_json(log.events(record.run_id))
         lines += [{"type": "event", "run_id": record.run_id, **event} for event in of_run]
         conversations = log.conversations(record.run_id, superseded=True)
-        lines += [{"type": "conversation", **jsonable(conversation)} for conversation in conversations]
-        lines += [{"type": "reward", **jsonable(reward)} for reward in log.rewards(record.run_id)]
+        lines += [{"type": "conversation", **to_json(conversation)} for conversation in conversations]
+        lines += [{"type": "reward", **to_json(reward)} for reward in log.rewards(record.run_id)]
     log.close()
     return lines
 
@@ -112,7 +112,7 @@ def log_of_lines(source: Path, path: Path) -> Path:
 def outcome(result: Any) -> Any:
     """Return all values of a result."""
     attributes = {
-        name: jsonable(getattr(result, name))
+        name: to_json(getattr(result, name))
         for name in ("answer", "raw_answer", "memory", "stop_reason", "chunks_read", "model", "events", "evidence")
     }
     return {**attributes, "to_dict": result.to_dict(updates=True), "total_tokens": result.usage.total_tokens}
@@ -222,7 +222,7 @@ def rules(place: Place) -> Any:
                 limits = Limits(max_chunks=2)
                 result = reader.read("It is 4711. " + TEXT, QUESTION, run_id=f"{name}-{rule}", limits=limits)
             outcomes[f"{name} {rule}"] = {
-                "updates": jsonable(result.updates), "usage": jsonable(result.usage), "asked": len(policy.prompts),
+                "updates": to_json(result.updates), "usage": to_json(result.usage), "asked": len(policy.prompts),
                 "memory": result.memory, "stop_reason": str(result.stop_reason),
             }  # fmt: skip
     return {"found": outcomes, "log": place.lines()}
@@ -268,7 +268,7 @@ def stopped_and_resumed(place: Place) -> Any:
         outcomes = {
             "chunks": outcome(reader.read(TEXT, QUESTION, run_id="chunks", limits=Limits(max_chunks=3))),
             "tokens": outcome(reader.read(TEXT, QUESTION, run_id="tokens", limits=Limits(max_tokens_total=600))),
-            "history": jsonable(reader.history("chunks")),
+            "history": to_json(reader.history("chunks")),
         }
         outcomes["resumed"] = outcome(reader.resume("chunks", limits=Limits(max_chunks=2)))
         outcomes["finished"] = outcome(reader.resume("chunks", document=TEXT))
@@ -299,7 +299,7 @@ def edits(place: Place) -> Any:
         ]
         return {
             "results": [outcome(item) for item in (first, second, third)], "refused": refusals,
-            "history": jsonable(reader.history("edited")), "log": place.lines(), "log of the first edit": log_of_edit,
+            "history": to_json(reader.history("edited")), "log": place.lines(), "log of the first edit": log_of_edit,
         }  # fmt: skip
 
 
@@ -331,14 +331,14 @@ def several(place: Place) -> Any:
         questions = [QUESTION, "What is the key of castle?"]
         batch = reader.batch([(TEXT, question) for question in questions] * 2, max_concurrency=2)
         parts = list(reader.stream(TEXT, QUESTION, run_id="streamed", limits=Limits(max_chunks=4)))
-        rest = _resumed(reader)
+        rest = _resume(reader)
         return {
             "batch": [{**outcome(item), "to_dict": None} for item in batch], "prompts": sorted(policy.prompts),
-            "stream": [[type(part).__name__, jsonable(part)] for part in (*parts, *rest)],
+            "stream": [[type(part).__name__, to_json(part)] for part in (*parts, *rest)],
         }  # fmt: skip
 
 
-def _resumed(reader: MemAgent) -> list[Any]:
+def _resume(reader: MemAgent) -> list[Any]:
     import asyncio
 
     async def collect() -> list[Any]:
@@ -559,7 +559,7 @@ def _files(place: Place) -> Any:
     assert [report[0] for report in reports] == [0] * 4, reports
     exported = {
         "reports": [json.loads(report[1]) for report in reports],
-        "the same": normalised(log_lines(other)) == normalised(lines),  # every log numbers its own rows
+        "the same": normalise(log_lines(other)) == normalise(lines),  # every log numbers its own rows
     }
     return {"lines": lines, "parquet": exported}
 

@@ -47,13 +47,13 @@ def sections(prompts: list[str]) -> list[str]:
     return [part(prompt, "section") for prompt in prompts if "<section>" in prompt]
 
 
-async def until_prompted(prompts: Sized, number: int) -> None:
+async def wait_for_prompts(prompts: Sized, number: int) -> None:
     async with asyncio.timeout(20):
         while len(prompts) < number:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
-async def until_listed(session: ClientSession) -> dict[str, Any]:
+async def wait_for_run(session: ClientSession) -> dict[str, Any]:
     async with asyncio.timeout(20):
         while True:
             listing = await session.call_tool("list_runs", {})
@@ -92,7 +92,7 @@ async def test_a_wait_ends_after_its_seconds_and_says_how_far_the_read_is(tmp_pa
     policy = ScriptedPolicy(read_perfectly, delay=0.02)
     async with keeping(tmp_path, policy) as session:
         reading = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))
-        await until_prompted(policy.prompts, 4)
+        await wait_for_prompts(policy.prompts, 4)
         far = answer_of(await session.call_tool("wait", {"run_id": reading["run_id"], "seconds": 0.01}))
         assert far["is_reading"]
         assert 0 < far["progress"] < 1
@@ -104,7 +104,7 @@ async def test_after_the_clients_own_time_out_the_same_read_can_be_waited_for(tm
     async with keeping(tmp_path, policy) as session:
         with pytest.raises(McpError, match="Timed out"):
             await session.call_tool("read_document", ASK, read_timeout_seconds=timedelta(seconds=0.3))
-        run = await until_listed(session)  # on a busy machine the time-out may come before the read has begun
+        run = await wait_for_run(session)  # on a busy machine the time-out may come before the read has begun
         assert answer_of(await session.call_tool("wait", {"run_id": run["run_id"]}))["answer"] == "4711"
     read = sections(policy.prompts)
     assert len(read) == len(set(read)), "no chunk was read twice"
@@ -116,19 +116,19 @@ async def test_a_cancelled_read_is_continued_at_its_chunk(tmp_path, way) -> None
     async with keeping(tmp_path, policy) as session:
         if way == "tool":
             run_id = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))["run_id"]
-            await until_prompted(policy.prompts, 5)
+            await wait_for_prompts(policy.prompts, 5)
             reading = answer_of(await session.call_tool("cancel_read", {"run_id": run_id}))
             assert (reading["is_reading"], reading["answer"]) == (False, None)
             assert "resume_read" in reading["error"]
         else:
             number = session._request_id
             call = asyncio.create_task(session.call_tool("read_document", ASK))
-            await until_prompted(policy.prompts, 5)
+            await wait_for_prompts(policy.prompts, 5)
             gone = types.CancelledNotification(params=types.CancelledNotificationParams(requestId=number))
             await session.send_notification(types.ClientNotification(gone))
             with pytest.raises(McpError, match="cancelled"):
                 await call
-            run_id = (await until_listed(session))["run_id"]
+            run_id = (await wait_for_run(session))["run_id"]
         calls = len(policy.prompts)
         await asyncio.sleep(0.1)
         assert len(policy.prompts) == calls, "it has ended"
@@ -146,7 +146,7 @@ async def test_of_several_questions_one_can_be_cancelled(tmp_path) -> None:
     async with keeping(tmp_path, policy) as session:
         both = {**ASK, "questions": [QUESTION, "What is the key of castle?"], "background": True}
         first, second = answers_of(await session.call_tool("read_document", both))
-        await until_prompted(policy.prompts, 4)
+        await wait_for_prompts(policy.prompts, 4)
         await session.call_tool("cancel_read", {"run_id": first["run_id"]})
         assert answer_of(await session.call_tool("wait", {"run_id": second["run_id"]}))["answer"] == "1234"
 
@@ -177,7 +177,7 @@ async def test_a_killed_servers_read_is_continued_by_the_next_one(tmp_path) -> N
         with Program(make_command(*options), **streams) as process:
             async with session_with(process) as session:
                 run_id = answer_of(await session.call_tool("read_document", arguments))["run_id"]
-                await until_prompted(policy.requests, 6)
+                await wait_for_prompts(policy.requests, 6)
                 process.kill()
         async with over_stdio(*options) as session:
             assert "resume_read" in get_error_text(await session.call_tool("wait", {"run_id": run_id}))
@@ -190,7 +190,7 @@ async def test_closing_the_server_ends_its_reads_and_loses_none(tmp_path) -> Non
     policy = ScriptedPolicy(read_perfectly, delay=0.02)
     async with keeping(tmp_path, policy) as session:
         run_id = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))["run_id"]
-        await until_prompted(policy.prompts, 4)
+        await wait_for_prompts(policy.prompts, 4)
     calls = len(policy.prompts)
     await asyncio.sleep(0.1)
     assert len(policy.prompts) == calls
