@@ -145,11 +145,11 @@ import json
 import sys
 from pathlib import Path
 
-from support.scripts import document_with
+from support.scripts import make_document
 
 for name, words in (("short", 0), ("long", 1_000), ("longer", 20_000)):
     # The sentence occurs twice, because a chunk boundary may split one of them.
-    document = document_with(dict.fromkeys((0.3, 0.5), "The key of harbor is 4711."), words=words)
+    document = make_document(dict.fromkeys((0.3, 0.5), "The key of harbor is 4711."), words=words)
     question = {"role": "user", "content": f"What is the key of harbor? ({name})"}
     messages = [{"role": "user", "content": document}, question] if words else [question]
     Path(sys.argv[1], name).write_text(json.dumps({"model": "fake", "messages": messages}))

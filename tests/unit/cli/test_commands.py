@@ -300,10 +300,10 @@ POLICY = """
 import sys
 sys.path.insert(0, {tests!r})
 from memagent_graph import ScriptedPolicy
-from support.scripts import perfect_reader
+from support.scripts import read_perfectly
 
 def make(request):
-    return ScriptedPolicy(perfect_reader)
+    return ScriptedPolicy(read_perfectly)
 """
 
 
