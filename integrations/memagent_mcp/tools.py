@@ -187,7 +187,7 @@ class Tools:
         """
         read = self.active.find(run_id)
         if read is None or not read.is_running:
-            bounds = self.ceilings.lowered(Limits(max_chunks, max_tokens, max_seconds))
+            bounds = self.ceilings.tighten(Limits(max_chunks, max_tokens, max_seconds))
             read = await asyncio.to_thread(self._find_earlier_read, run_id)
             self.active.register(read)
             self.active.start_in_background(
@@ -233,7 +233,7 @@ class Tools:
         form = None if schema is None else ResponseFormat.of(schema)
         store, prepared = self.reader.store, with_response_format(await self.reader.aprepare(), form)
         texts = check_questions(questions, prepared)
-        bounds = self.ceilings.lowered(limits)
+        bounds = self.ceilings.tighten(limits)
         if isinstance(document, Document):
             # Store the document once for all questions.
             reference = await store.add_async(document)
