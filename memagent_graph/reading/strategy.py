@@ -177,7 +177,7 @@ class StrategyGraph:
         joins = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
         conditional_edges = sorted(
             f"{start}>{'|'.join(sorted((branch.ends or {}).values()))}"
-            for start, node_branches in self.builder.conditional_edges.items()
+            for start, node_branches in self.builder.branches.items()
             for branch in node_branches.values()
         )
         channels = sorted(self.builder.channels)
