@@ -37,11 +37,11 @@ def test_the_ends_are_exact_in_tokens_up_to_characters(words, repeats, head, tai
         def read_span(span) -> str:
             return store.read(document, span.start_byte, span.end_byte) if span else ""
 
-        for span in filter(None, (ends.whole(), ends.head(head), ends.tail(tail))):
+        for span in filter(None, (ends.make_whole_span(), ends.find_head(head), ends.find_tail(tail))):
             assert read_span(span) == text[span.start_char : span.end_char]
         assert ends.tokens == len(ids)
-        assert read_span(ends.whole()) == text
-        first, last = read_span(ends.head(head)), read_span(ends.tail(tail))
+        assert read_span(ends.make_whole_span()) == text
+        first, last = read_span(ends.find_head(head)), read_span(ends.find_tail(tail))
     assert text.startswith(first)
     assert text.endswith(last)
     assert min(head, len(ids)) - 3 <= len(TOKENIZER.encode(first)) <= head or head < 4
@@ -62,12 +62,12 @@ def test_the_longest_text_that_fits_is_found_or_there_is_none(per_token, overhea
 
     class Window(ExcerptWindow):
         def __init__(self) -> None:
-            self.window, self.room = window, window - overhead
+            self.window_tokens, self.room_tokens = window, window - overhead
 
-        def text(self, spans: Any) -> str:
+        def read_text(self, spans: Any) -> str:
             return "".join(spans)
 
-        def needs(self, text: str) -> int:
+        def count_call_tokens(self, text: str) -> int:
             return overhead + per_token * len(text)
 
     if per_token > window - overhead:
