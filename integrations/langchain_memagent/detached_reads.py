@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memagent.graph_reads import OnUpdate
 from memagent_graph.policy import TokenUsage
-from memagent_graph.reading.tracing import NOT_STREAMED, model_result
+from memagent_graph.reading.tracing import NOT_STREAMED, make_model_result
 from memagent_graph.results import Usage
 from memagent_graph.trace import MemoryUpdate
 
@@ -54,7 +54,7 @@ class ReadCost:
     def to_llm_result(self) -> LLMResult:
         """Return the output of the model run."""
         usage = TokenUsage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
-        return model_result("", usage, model_name=self.model)
+        return make_model_result("", usage, model_name=self.model)
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, re
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import store_document
-from memagent_graph.reading.langgraph_internals import enclosing_exit_stacks
+from memagent_graph.reading.langgraph_internals import find_enclosing_exit_stacks
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
@@ -122,7 +122,7 @@ def run_in_graph(coroutine: Coroutine[Any, Any, T]) -> T:
         PermanentError: the stream was closed early.
     """
     cancellation = Cancellation()
-    for exit_stack in enclosing_exit_stacks(ensure_config()):
+    for exit_stack in find_enclosing_exit_stacks(ensure_config()):
         exit_stack.callback(cancellation.cancel)
     return run_sync(coroutine, cancellation)
 

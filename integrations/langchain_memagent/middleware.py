@@ -23,9 +23,9 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.outcome import raise_first
+from memagent_graph.reading.outcome import raise_first_error
 from memagent_graph.reading.state import Limits, new_run_id
-from memagent_graph.reading.tracing import detach
+from memagent_graph.reading.tracing import await_detached
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shorten_text
 
@@ -198,7 +198,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 context.budget.question_tokens,
                 context.tokenizer,
             )
-            [result] = raise_first(await self._read(document, {question: run_id}, caller))
+            [result] = raise_first_error(await self._read(document, {question: run_id}, caller))
         except (MemAgentError, OSError) as error:
             # Keep the result if possible, whatever failed.
             with suppress(MemAgentError, OSError):
@@ -222,10 +222,10 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         inputs = {"questions": list(run_ids), "document": document["name"], "run_ids": list(run_ids.values())}
         async with report_read(caller.config, self._agent.policy.name, inputs, caller.report) as cost:
             read_each = partial(self._reads.read_each, document, run_ids, cost.add_update, limits=self._limits)
-            outcomes = await detach(read_each)
+            outcomes = await await_detached(read_each)
             results = [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
             if not results:
-                raise_first(outcomes)
+                raise_first_error(outcomes)
             if len(results) == len(outcomes):  # for reads that failed, only their updates are counted
                 cost.set_totals([result.usage for result in results], answers=[result.answer for result in results])
                 cost.model = results[0].model
@@ -359,7 +359,7 @@ def _format_further_answers(
     Raises:
         Exception: a read failed with an error other than `MemAgentError` or `OSError`.
     """
-    raise_first([outcome for outcome in outcomes if not isinstance(outcome, MemAgentError | OSError)])
+    raise_first_error([outcome for outcome in outcomes if not isinstance(outcome, MemAgentError | OSError)])
     texts: list[str] = []
     readings: list[dict[str, Any]] = []
     for number, (question, outcome) in enumerate(zip(questions, outcomes, strict=True), 1):

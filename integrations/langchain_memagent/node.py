@@ -13,8 +13,8 @@ from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import check_questions
-from memagent_graph.reading.langgraph_internals import state_keys
-from memagent_graph.reading.outcome import raise_first
+from memagent_graph.reading.langgraph_internals import find_writable_keys
+from memagent_graph.reading.outcome import raise_first_error
 from memagent_graph.response_format import ResponseFormatSource
 
 StateSource: TypeAlias = str | Callable[[Any], Any]
@@ -104,7 +104,7 @@ def memagent_node(
         outcomes = dict(
             zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.current().report), strict=True)
         )
-        return raise_first([outcomes[text] for text in texts])
+        return raise_first_error([outcomes[text] for text in texts])
 
     def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
         document_value, questions = get_inputs(state)
@@ -152,7 +152,7 @@ class _StateRunnable(RunnableLambda[Any, dict[str, Any]]):
         return change
 
     def _require_keys(self, keys: Collection[str], config: RunnableConfig | None) -> None:
-        if missing := [f'"{key}"' for key in keys if key not in state_keys(config, self, keys)]:
+        if missing := [f'"{key}"' for key in keys if key not in find_writable_keys(config, self, keys)]:
             raise MemAgentError(
                 f"the graph's state has no {' and no '.join(missing)}, and LangGraph drops what a node writes there",
                 hint='Add the key to the state, or name another: memagent_node(..., answer="...").',

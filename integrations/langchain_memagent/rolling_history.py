@@ -33,7 +33,7 @@ from memagent_graph.reading.outcome import Progress
 from memagent_graph.reading.state import Limits, ReaderState, SequentialState
 from memagent_graph.reading.steps import Change, StepContext, overwrite_memory, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.reading.tracing import detach
+from memagent_graph.reading.tracing import await_detached
 from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers import Tokenizer
@@ -235,7 +235,7 @@ async def read_messages_into_memory(
 
     inputs = {"question": question, "document": "conversation"}
     async with report_read(config, agent.policy.name, inputs, report) as cost:
-        state = await detach(partial(run_read, cost.add_update))
+        state = await await_detached(partial(run_read, cost.add_update))
         usage = state["usage"]
         cost.set_totals([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
     return str(state["memory"])

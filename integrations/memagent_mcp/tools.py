@@ -187,7 +187,7 @@ class Tools:
         """
         read = self.active_reads.find(run_id)
         if read is None or not read.is_running:
-            read_limits = self.max_limits.lowered(Limits(max_chunks, max_tokens, max_seconds))
+            read_limits = self.max_limits.tighten(Limits(max_chunks, max_tokens, max_seconds))
             read = await asyncio.to_thread(self._load_past_read, run_id)
             self.active_reads.register(read)
             self.active_reads.start_in_background(
@@ -233,7 +233,7 @@ class Tools:
         answer_format = None if schema is None else ResponseFormat.of(schema)
         store, reader_context = self.reader.store, with_response_format(await self.reader.aprepare(), answer_format)
         texts = check_questions(questions, reader_context)
-        read_limits = self.max_limits.lowered(limits)
+        read_limits = self.max_limits.tighten(limits)
         if isinstance(document, Document):
             # Store the document once for all questions.
             reference = await store.add_async(document)

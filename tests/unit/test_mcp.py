@@ -435,8 +435,8 @@ async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(fold
 
 
 def test_of_two_limits_the_lower_counts() -> None:
-    assert Limits().lowered(Limits()) == Limits()
-    assert Limits(max_chunks=3, max_seconds=5).lowered(Limits(max_chunks=9, max_tokens_total=7)) == Limits(3, 7, 5)
+    assert Limits().tighten(Limits()) == Limits()
+    assert Limits(max_chunks=3, max_seconds=5).tighten(Limits(max_chunks=9, max_tokens_total=7)) == Limits(3, 7, 5)
 
 
 # Roots
