@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, words
+from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, list_words
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.english import ABSENT, ENGLISH
 from memagent_graph.tokenizers import load_tokenizer
@@ -52,7 +52,7 @@ def test_unanswerable_questions_have_no_evidence_and_accept_any_refusal():
 def statements(monkeypatch):
     """All facts by statement, and for each question its relation and the side that it names."""
     facts, questions = {}, {}
-    state, question = EnglishFacts.state, EnglishFacts.question
+    state, question = EnglishFacts.draw_statement, EnglishFacts.draw_question
 
     def record_fact(self, relation, subject, value):
         text = state(self, relation, subject, value)
@@ -64,8 +64,8 @@ def statements(monkeypatch):
         questions[text] = fact.relation.name, fact.value if answer == fact.subject else fact.subject
         return text, answer
 
-    monkeypatch.setattr(EnglishFacts, "state", record_fact)
-    monkeypatch.setattr(EnglishFacts, "question", record_question)
+    monkeypatch.setattr(EnglishFacts, "draw_statement", record_fact)
+    monkeypatch.setattr(EnglishFacts, "draw_question", record_question)
     return facts, questions
 
 
@@ -109,5 +109,5 @@ def test_training_and_held_out_splits_share_no_people():
         vocabulary = {
             word for sample in samples for needle in sample.needles for word in re.findall(r"\w+", needle.text)
         }
-        assert len(vocabulary & {*words("first_names", held_out=held_out)}) > 5
-        assert not vocabulary & {*words("first_names", held_out=not held_out)}
+        assert len(vocabulary & {*list_words("first_names", held_out=held_out)}) > 5
+        assert not vocabulary & {*list_words("first_names", held_out=not held_out)}

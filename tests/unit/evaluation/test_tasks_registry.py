@@ -10,7 +10,7 @@ import pytest
 from memagent_evaluation import samples
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, list_task_options, list_tasks, load_task
-from memagent_evaluation.tasks.needles import words
+from memagent_evaluation.tasks.needles import list_words
 from memagent_graph.errors import EvaluationError, MissingExtraError
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -94,14 +94,14 @@ def test_invalid_options_and_settings_are_refused(name, settings, message):
 
 
 def test_missing_word_lists_error_names_the_extra(monkeypatch):
-    words.cache_clear()
+    list_words.cache_clear()
     monkeypatch.setitem(sys.modules, "wonderwords", None)
     try:
         with pytest.raises(MissingExtraError, match=r"pip install .*\[eval\]"):
             load_task("niah_single_1", SETTINGS).sample(3000, 0)
         assert load_task("niah_single_1", TaskSettings(SETTINGS.tokenizer, small=True)).sample(300, 0).gold
     finally:
-        words.cache_clear()
+        list_words.cache_clear()
 
 
 # Users' own tasks
