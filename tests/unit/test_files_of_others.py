@@ -536,7 +536,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(state(stop_reason="evil"), "hold no state", id="checkpoint: an unknown end"),
         pytest.param(state(cursor={"byte": "x"}), "hold no state", id="checkpoint: a cursor"),
         *(
-            pytest.param(profile(f"{name}{end}"), "only where you name it yourself",
+            pytest.param(profile(f"{name}{end}"), "only if you name it yourself",
                          id=f"profile: code {name}{end}")
             for name in ("evil:Nice", "../evil.py:Nice")
             for end in ("", ":x=1")
