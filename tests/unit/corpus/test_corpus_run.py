@@ -81,7 +81,7 @@ class World:
         return self.script(prompt)
 
     def agent(self, **options: Any) -> MemAgent:
-        work = TableFolder(str(self.out)).work
+        work = TableFolder(str(self.out)).work_folder
         return self._make_reader(
             ScriptedPolicy(self._reply),
             **{
@@ -331,7 +331,7 @@ def test_a_time_limit_cancels_calls_in_flight_and_the_read_continues_at_its_chun
 
 STEPS = [
     ("write_part", TableFolder), ("publish", TableFolder), ("mark_written", CorpusLedger),
-    ("replace_part", CorpusLedger), ("remove_unlisted", TableFolder),
+    ("replace_part", CorpusLedger), ("remove_unlisted_files", TableFolder),
 ]  # fmt: skip
 
 

@@ -30,25 +30,25 @@ def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -
 def test_a_machine_that_does_not_see_the_folders_says_which_and_what_to_do(tmp_path: Path) -> None:
     plan = ActorPlan(checkpoints=str(tmp_path / "work" / "checkpoints.sqlite"), logs=str(tmp_path / "logs"))
     with pytest.raises(CorpusError, match=r"has no access to the folder .*work of .*checkpoints postgresql"):
-        plan.check_folders()
+        plan.require_shared_folders()
     plan.write_markers()
-    plan.check_folders()
+    plan.require_shared_folders()
     elsewhere = ActorPlan(checkpoints=plan.checkpoints)  # a folder of the same name, which another driver marked
     with pytest.raises(CorpusError, match="has no access to the folder"):
-        elsewhere.check_folders()
+        elsewhere.require_shared_folders()
     plan.remove_markers()
     assert not list(tmp_path.rglob("seen*"))
     with pytest.raises(CorpusError, match=r"has no access to the documents' folder .*nowhere"):
-        ActorPlan(access=SourceAccess(root=str(tmp_path / "nowhere"))).check_folders()
+        ActorPlan(access=SourceAccess(root=str(tmp_path / "nowhere"))).require_shared_folders()
     assert ActorPlan(checkpoints="postgresql://a:b@c/d").list_shared_folders() == []
 
 
 def test_machines_do_not_share_a_sqlite_file_and_a_plan_does_not_show_what_is_secret() -> None:
     here = ActorPlan(checkpoints="/w/checkpoints.sqlite")
-    there = ActorPlan(checkpoints="/w/checkpoints.sqlite", home="another machine")
+    there = ActorPlan(checkpoints="/w/checkpoints.sqlite", driver_host="another machine")
     assert here.get_local_checkpoints() == "/w/checkpoints.sqlite"
     assert str(there.get_local_checkpoints()).startswith("/w/checkpoints.sqlite-")
-    url = ActorPlan(checkpoints="postgresql://c/d", home="another machine")
+    url = ActorPlan(checkpoints="postgresql://c/d", driver_host="another machine")
     assert url.get_local_checkpoints() == "postgresql://c/d" and "postgresql" not in repr(url)
     assert "a-secret" not in repr(ActorPlan(settings=ReadSettings(api_key="a-secret")))
 

@@ -53,10 +53,10 @@ def test_the_manifest_has_the_size_and_digest_of_what_was_written(table: TableFo
     assert (part.rows, part.failed) == (ROWS, 0)
     assert (part.bytes, part.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert [row["id"] for row in table.rows(["id"])] == [str(number) for number in range(ROWS)]
-    assert table.find_damaged([part]) == []
+    assert table.find_damaged_parts([part]) == []
     table.publish([])
-    table.remove_unlisted()
-    assert table.find_damaged([part]) == [part]
+    table.remove_unlisted_files()
+    assert table.find_damaged_parts([part]) == [part]
 
 
 def test_a_part_that_others_wrote_is_refused(table: TableFolder) -> None:

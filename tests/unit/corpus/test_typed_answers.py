@@ -114,7 +114,7 @@ TYPES = {name: row[1] for name, row in COLUMNS.items()}
 
 def test_each_property_has_the_type_that_fits_it_and_holds_its_value_what_is_nested_as_json() -> None:
     columns = make_typed_columns(ResponseFormat.of(EVERYTHING), ())
-    assert {column.name: column.arrow_type(pa) for column in columns} == TYPES
+    assert {column.name: column.make_arrow_type(pa) for column in columns} == TYPES
     answer = EVERYTHING.model_validate({name: row[2] for name, row in COLUMNS.items()})
     values, problems = convert_values(columns, answer.model_dump(mode="json", by_alias=True))
     assert problems == []
