@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from memagent_evaluation.demo_document import DemoQuestion, _load_texts, demo_texts, make_demo_document
+from memagent_evaluation.demo_document import DemoQuestion, _load_texts, iter_demo_texts, make_demo_document
 
 
 def sentences_of(text):
@@ -45,7 +45,7 @@ def test_a_seed_has_the_same_questions_at_every_length_and_another_seed_others()
     assert [question.question for question in short.questions] == [question.question for question in long.questions]
     assert other.text != short.text
     assert len(long.text) / 4 >= 40_000
-    assert short.questions[0].question in next(demo_texts([1], 5_000))
+    assert short.questions[0].question in next(iter_demo_texts([1], 5_000))
 
 
 def test_hardly_a_sentence_repeats() -> None:

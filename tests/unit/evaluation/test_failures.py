@@ -12,7 +12,7 @@ from support.evaluation import Keys
 from support.scripts import read_perfectly
 from support.traces import fan_out, make_answer, make_call, make_spans, make_trace
 
-from memagent_evaluation.failures import Loss, NeedleLoss, analyse, read_logged_run
+from memagent_evaluation.failures import Loss, NeedleLoss, find_losses, read_logged_run
 from memagent_evaluation.samples import Needle, Sample
 from memagent_graph import ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
@@ -53,7 +53,7 @@ def view(
     ],
 )
 def test_each_kind_of_loss_is_told_with_its_chunk(run, expected) -> None:
-    assert analyse(sample(NEEDLE), run) == (NeedleLoss(NEEDLE, *expected),)
+    assert find_losses(sample(NEEDLE), run) == (NeedleLoss(NEEDLE, *expected),)
 
 
 REFUSAL = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
@@ -69,7 +69,7 @@ REFUSED = make_trace(["a short", "story"], ["x", "x"], events={0: REFUSAL})
     ids=["beyond the budget", "refused by a rule"],
 )
 def test_a_fact_that_was_written_and_is_in_no_memory_was_not_forgotten(run, loss) -> None:
-    losses = analyse(sample(NEEDLE), run, {"0": "a long story of 4711", "1": "story"})
+    losses = find_losses(sample(NEEDLE), run, {"0": "a long story of 4711", "1": "story"})
     assert losses == (NeedleLoss(NEEDLE, loss, 0),)
 
 
@@ -100,14 +100,14 @@ LONG = Needle("The key is 47112305.", "47112305", 0.5)
     ids=["never exact", "changed later", "changed in the answer", "then lost", "exact again", "another number"],
 )
 def test_a_value_whose_form_was_changed_was_not_lost(run, expected) -> None:
-    assert analyse(sample(LONG), run) == (NeedleLoss(LONG, *expected),)
+    assert find_losses(sample(LONG), run) == (NeedleLoss(LONG, *expected),)
 
 
 def test_every_needle_is_told_by_itself() -> None:
     needles = NEEDLE, Needle("x", "12", 0.1), Needle("y", "99", 0.9)
-    losses = analyse(sample(*needles), view("12", "12 4711", "4711", answer="4711"))
+    losses = find_losses(sample(*needles), view("12", "12 4711", "4711", answer="4711"))
     assert [loss.loss for loss in losses] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
-    assert analyse(sample(), view("x")) == ()
+    assert find_losses(sample(), view("x")) == ()
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
@@ -125,21 +125,21 @@ def test_every_needle_is_told_by_itself() -> None:
 )
 def test_a_fact_that_no_memory_held_is_looked_for_in_the_chunks(chunks, cut, expected, depth) -> None:
     question, run = read_view(chunks, cut=cut, depth=depth)
-    (result,) = analyse(question, run)
+    (result,) = find_losses(question, run)
     assert (result.loss, result.chunk_index) == expected
 
 
 @pytest.mark.parametrize(("chunks", "loss"), [(["a", "b", "c"], Loss.NOT_READ), (CHUNKS, Loss.NEVER_WRITTEN)])
 def test_a_fact_after_an_early_stop_was_not_read(chunks, loss) -> None:
     question, run = read_view(chunks)
-    (result,) = analyse(question, replace(run, stop_reason="enough"))
+    (result,) = find_losses(question, replace(run, stop_reason="enough"))
     assert result.loss is loss
 
 
 def test_of_a_needle_that_is_a_paragraph_the_sentence_with_the_answer_counts() -> None:
     question, run = read_view(["The town is old and has a wall, as one reads. ", "The key is 4711. ", "It is lost."])
     paragraph = "The town is old and has a wall, as one reads. The key is 4711."
-    (result,) = analyse(replace(question, needles=(Needle(paragraph, "4711", 0.0),)), run)
+    (result,) = find_losses(replace(question, needles=(Needle(paragraph, "4711", 0.0),)), run)
     assert result.loss is Loss.NEVER_WRITTEN
 
 
@@ -157,14 +157,14 @@ def test_of_a_needle_that_is_a_paragraph_the_sentence_with_the_answer_counts() -
 )
 def test_a_fact_is_held_if_any_branch_on_the_way_to_the_answer_holds_it(memories, merged, expected) -> None:
     trace = fan_out(memories, merged, ["a", "b", "c", "d"])
-    assert analyse(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, *expected),)
+    assert find_losses(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, *expected),)
 
 
 def test_a_branch_that_does_not_lead_to_the_answer_does_not_count() -> None:
     first, second = make_spans(["a", "b"])
     calls = make_call("l", "x", reads=first, branch="l"), make_call("r", "4711", reads=second, branch="r")
     trace = Trace((*calls, make_answer("l")))
-    assert analyse(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, Loss.NEVER_WRITTEN),)
+    assert find_losses(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, Loss.NEVER_WRITTEN),)
 
 
 def verbose(prompt: str) -> str:
@@ -179,5 +179,5 @@ async def test_a_real_read_is_told_from_its_log(make_reader, log, store) -> None
     result = await make_reader(ScriptedPolicy(verbose), run_log=log).aread(text, "What is the key of harbor?")
     question = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
     run, completions = read_logged_run(log, result.run_id, store)
-    assert analyse(question, run, completions) == (NeedleLoss(question.needles[0], Loss.CUT_BY_CAP, 0),)
+    assert find_losses(question, run, completions) == (NeedleLoss(question.needles[0], Loss.CUT_BY_CAP, 0),)
     assert "4711" not in run.updates[0].memory

@@ -17,10 +17,10 @@ from scipy import stats
 from memagent_evaluation.score_statistics import (
     compare,
     compute_newcombe_interval,
+    compute_sign_flip_p_value,
     compute_wilson_interval,
     correct_p_values,
     estimate,
-    sign_flip_p_value,
 )
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
@@ -142,7 +142,7 @@ def test_the_p_value_of_differences_of_one_size_is_that_of_tossing_a_coin(first,
     n, least = first + second, min(first, second)
     tail = sum(comb(n, index) for index in range(least + 1)) / 2**n
     differences = [size] * first + [-size] * second + [0.0] * equal
-    assert sign_flip_p_value(differences) == pytest.approx(min(1.0, 2 * tail))
+    assert compute_sign_flip_p_value(differences) == pytest.approx(min(1.0, 2 * tail))
 
 
 @given(paired)
@@ -168,9 +168,9 @@ def test_the_sign_flip_test_is_scipys_permutation_test() -> None:
 
 def test_random_patterns_of_signs_are_seeded_and_near_the_normal_distribution() -> None:
     differences = [0.5 + number / 1e4 for number in range(25)] + [-0.5 - number / 1e4 for number in range(12)]
-    assert sign_flip_p_value(differences) == sign_flip_p_value(differences)
+    assert compute_sign_flip_p_value(differences) == compute_sign_flip_p_value(differences)
     deviations = math.fsum(differences) / math.hypot(*differences)
-    assert sign_flip_p_value(differences) == pytest.approx(2 * stats.norm.sf(deviations), abs=0.015)
+    assert compute_sign_flip_p_value(differences) == pytest.approx(2 * stats.norm.sf(deviations), abs=0.015)
 
 
 def test_the_interval_of_uncorrelated_pairs_squares_and_adds_wilsons() -> None:

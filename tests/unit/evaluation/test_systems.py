@@ -45,20 +45,20 @@ async def test_every_system_is_loaded_by_its_name(make_reader, name) -> None:
     system = load_system(name, make_reader(strategy="refine"))
     assert system.name == name
     own = {"memagent": "refine", EXAMPLE: "own_gate"}
-    assert (await system.identity()).split()[0] == system.strategy.name == own.get(name, name)
+    assert (await system.compute_identity()).split()[0] == system.strategy.name == own.get(name, name)
 
 
 async def test_a_strategy_s_options_and_the_words_of_its_roles_are_part_of_a_system_s_identity(
     make_reader, monkeypatch
 ) -> None:
     systems = [load_system(f"retrieval:chunks={number}", make_reader()) for number in (0, 3, 4, 3)]
-    identities = [await system.identity() for system in systems]
+    identities = [await system.compute_identity() for system in systems]
     assert len(set(identities)) == 3
     assert identities[1] == identities[3]
-    refine = await load_system("refine", make_reader()).identity()
+    refine = await load_system("refine", make_reader()).compute_identity()
     other = replace(IMPROVE, template=IMPROVE.template.replace("draft of the solution", "sketch of the solution"))
     monkeypatch.setattr(Refine, "roles", (other, ANSWER))
-    assert await load_system("refine", make_reader()).identity() != refine
+    assert await load_system("refine", make_reader()).compute_identity() != refine
 
 
 async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader) -> None:

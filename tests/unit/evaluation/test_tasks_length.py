@@ -36,7 +36,7 @@ def test_a_length_is_reached_but_for_a_unit_is_never_exceeded_and_is_stated(name
     sample = load_task(name, TaskSettings(tokenizer)).sample(7000, 1)
     tokens = tokens_of(sample, tokenizer)
     assert 7000 - LONGEST_UNIT < tokens <= 7000
-    assert abs(tokens - sample.reached) <= 5
+    assert abs(tokens - sample.reached_length) <= 5
 
 
 @settings(max_examples=20)
@@ -61,7 +61,7 @@ def test_any_length_is_kept_or_refused_with_one_that_is_possible(name, length, i
             assert length > before
     assert sample is not None
     assert 0 <= length - tokens_of(sample, tokenizer) < LONGEST_UNIT
-    assert abs(sample.reached - tokens_of(sample, tokenizer)) <= 2
+    assert abs(sample.reached_length - tokens_of(sample, tokenizer)) <= 2
 
 
 def test_text_whose_tokens_suddenly_become_denser_is_measured_all_the_same(tokenizer, tmp_path):
@@ -94,7 +94,7 @@ def test_samples_in_a_row_ask_different_things_about_the_same_bytes(name, small)
         assert {needle.gold for needle in sample.needles} >= set(sample.gold)
         assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
         assert 2300 <= tokens_of(sample, tokenizer) <= 2500
-        assert abs(tokens_of(sample, tokenizer) - sample.reached) <= 2
+        assert abs(tokens_of(sample, tokenizer) - sample.reached_length) <= 2
 
 
 def test_more_questions_than_ruler_has_places_for_needles_share_a_document():

@@ -64,7 +64,7 @@ def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length
         sample, text, paragraphs, record = draw(task, length, index)
         tokens = TOKENIZER.count(text) + TOKENIZER.count(sample.question) + 32
         assert 0 <= length - tokens < 300, "short by less than a passage"
-        assert abs(tokens - sample.reached) <= 2
+        assert abs(tokens - sample.reached_length) <= 2
         assert len(paragraphs) == len(set(paragraphs))
         assert {text_of(paragraph) for paragraph in record.gold} <= set(paragraphs)
         own = {text_of(paragraph) for paragraph in record.distractors}
