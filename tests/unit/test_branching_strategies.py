@@ -223,7 +223,7 @@ async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to
     document, context = agent.store.add(Document.of(make_document({}, words=words))), await agent.aprepare()
     step = StepContext({"document": document}, context, Execution(context))
     cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
-    while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
+    while (choice := await step.next_chunk(cursor, needs_text=False)) is not None:
         starts.append(cursor)
         cursor = choice[1]
     segments = await split_into_segments(step, count)
