@@ -42,7 +42,7 @@ class ExactMatch(_GoldReward):
         reply = extract_reply(run.raw_answer)
         final_answer = scorers.find_boxed_at_end(reply, gold.answers) if last_boxed(reply) == answer else answer
         return float(
-            final_answer is not None and scorers.is_exactly(final_answer, gold.answers, gold.metric or Metric.ANY)
+            final_answer is not None and scorers.is_exact_match(final_answer, gold.answers, gold.metric or Metric.ANY)
         )
 
 
@@ -59,7 +59,7 @@ class BoxedExactMatch(_GoldReward):
         if gold is None or run.raw_answer is None:
             return None
         boxed = scorers.find_boxed_at_end(run.raw_answer)
-        return float(boxed is not None and scorers.is_exactly(boxed, gold.answers, gold.metric or Metric.ANY))
+        return float(boxed is not None and scorers.is_exact_match(boxed, gold.answers, gold.metric or Metric.ANY))
 
 
 class MemAgentReleased(_GoldReward):
@@ -119,7 +119,7 @@ class LenientMatch(_GoldReward):
         gold, answer = self.get_gold(run), run.answer
         if gold is None or answer is None:
             return None
-        return float(scorers.holds(answer, gold.answers, gold.metric or Metric.ANY))
+        return float(scorers.is_lenient_match(answer, gold.answers, gold.metric or Metric.ANY))
 
 
 class TokenF1(_GoldReward):
@@ -154,4 +154,4 @@ class StringMatch(_GoldReward):
         if gold.own_score is not None and self.metric is None:
             return gold.own_score(run.answer or "")
         metric = self.metric or gold.metric or Metric.ALL
-        return scorers.match_strings(extract_reply(run.raw_answer), gold.answers, metric)
+        return scorers.compute_string_match(extract_reply(run.raw_answer), gold.answers, metric)
