@@ -149,7 +149,7 @@ async def load_newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot
             values = {name: value for name, value in snapshot.values.items() if value is not None}
             msgspec.convert(values, schema if is_own else ReaderState)  # others may use any type
             if values.get("run_id") != run_id:
-                raise ValueError("they are those of another run")
+                raise ValueError("they belong to another run")
             if values.get("stop_reason"):
                 StopReason(values["stop_reason"])
     except MemAgentError:

@@ -532,7 +532,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(checkpoint_value, CHECKPOINT, id="checkpoint: metadata"),
         pytest.param(state(updated=[[]]), CHECKPOINT, id="checkpoint: channels"),
         pytest.param(state(run_id=None), "hold no state", id="checkpoint: no run"),
-        pytest.param(state(run_id="of somebody"), "of another run", id="checkpoint: another run"),
+        pytest.param(state(run_id="of somebody"), "to another run", id="checkpoint: another run"),
         pytest.param(state(stop_reason="evil"), "hold no state", id="checkpoint: an unknown end"),
         pytest.param(state(cursor={"byte": "x"}), "hold no state", id="checkpoint: a cursor"),
         *(
