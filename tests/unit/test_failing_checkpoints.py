@@ -64,13 +64,13 @@ async def test_states_of_many_runs_are_saved_together_and_one_that_cannot_be_har
 ) -> None:
     saver = await checkpoints.open_checkpointer(tmp_path / "checkpoints.sqlite")
     batches: list[int] = []
-    run = database_writer._run
+    run = database_writer._run_jobs
 
     def count(connection, batch):
         batches.append(len(batch))
         return run(connection, batch)
 
-    monkeypatch.setattr(database_writer, "_run", count)
+    monkeypatch.setattr(database_writer, "_run_jobs", count)
 
     async def put(number: int) -> None:
         config = {"configurable": {"thread_id": f"t{number}", "checkpoint_ns": "", "checkpoint_id": "0"}}
