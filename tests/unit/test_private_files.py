@@ -13,8 +13,9 @@ from support.other_user import as_other_user
 
 from memagent_evaluation.result_journal import JOURNAL, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, write_table
-from memagent_graph import Document, DocumentStore, MemAgent
+from memagent_graph import Document, MemAgent
 from memagent_graph.cli.run_choice import open_log
+from memagent_graph.documents import open_store
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs
@@ -104,14 +105,8 @@ def test_a_log_that_cannot_be_written_is_shown_and_exported_and_refuses_to_be_wr
 
 
 USES = [
-    (
-        lambda: DocumentStore(get_data_folder() / "documents").add(Document.from_text("x")),
-        "DocumentStoreError.*MEMAGENT_HOME",
-    ),
-    (
-        lambda: lease(get_default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
-        "CheckpointError.*keep checkpoints elsewhere",
-    ),
+    (lambda: open_store(None).add(Document.from_text("x")), "DocumentStoreError.*MEMAGENT_HOME"),
+    (lambda: lease(get_data_folder() / "checkpoints.sqlite-reading", "r").__enter__(), "CheckpointError.*elsewhere"),
 ]
 LOG_IN_USE = (lambda: open_log(None), r"RunLogError.*runs\.sqlite cannot be used.*run_log")
 
