@@ -2,7 +2,7 @@
 
 Two tables of attacks: every kind of file, cut off, of another kind, nested too deeply or replaced by a pipe; and what a
 file may say to make its reader do something. A run's key and server, when it is resumed, are in
-`cli/test_runs_of_others.py`; the inputs of a corpus are in `corpus/test_corpus_inputs.py`, files that are converted in
+`cli/test_untrusted_runs.py`; the inputs of a corpus are in `corpus/test_corpus_inputs.py`, files that are converted in
 `test_conversion.py` and `soak/test_random_inputs.py`, other versions of SQLite files in `test_database.py`.
 """
 
