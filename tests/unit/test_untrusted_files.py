@@ -1,7 +1,7 @@
-"""Files from somebody else are data: whatever they say, no code runs, no file outside is read, and memory is bounded.
+"""Untrusted files: they run no code, let no file outside be read, and memory use stays limited.
 
-Two tables of attacks: every kind of file, cut off, of another kind, nested too deeply or replaced by a pipe; and what a
-file may say to make its reader do something. A run's key and server, when it is resumed, are in
+Two tables of attacks: every kind of file, truncated, of another kind, nested too deeply or replaced by a pipe; and
+contents that try to make the reader do something. The key and the server of a resumed run are tested in
 `cli/test_untrusted_runs.py`; the inputs of a corpus are in `corpus/test_corpus_inputs.py`, files that are converted in
 `test_conversion.py` and `soak/test_random_inputs.py`, other versions of SQLite files in `test_database.py`.
 """
@@ -64,39 +64,39 @@ from memagent_training.rewards.gold_answers import GoldAnswers
 SECRET = "a private text"
 
 
-def reader(folder: Path, **options: Any) -> MemAgent:
-    """A reader that keeps everything in a folder."""
+def make_reader(folder: Path, **options: Any) -> MemAgent:
+    """Make a reader whose files are all in one folder."""
     return build_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"), **options)
 
 
 @pytest.fixture(scope="module")
-def folder_with_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
-    with reader(folder) as agent:
+    with make_reader(folder) as agent:
         agent.read("The tower was built in 1904.", "When?", run_id="r")
     return folder
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_with_a_run: Path) -> Path:
-    """A folder with a run, code that must not run, and a text outside that must not be read."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_run_folder: Path) -> Path:
+    """A folder with a run; beside it are code that must not run and a text that must not be read."""
     (tmp_path / "private.txt").write_text(SECRET)
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Nice: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "evil", raising=False)
-    own = shutil.copytree(folder_with_a_run, tmp_path / "own")
-    monkeypatch.chdir(own)
-    return own
+    run_folder = shutil.copytree(finished_run_folder, tmp_path / "own")
+    monkeypatch.chdir(run_folder)
+    return run_folder
 
 
-def change(path: Path, statement: str, *values: Any) -> None:
+def execute(path: Path, statement: str, *values: Any) -> None:
     """Execute a statement in a SQLite file."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(statement, values)
 
 
-def show_them(folder: Path, name: str = "runs.sqlite") -> str:
-    """The runs of a log in all forms in which people see them."""
+def show_runs(folder: Path, name: str = "runs.sqlite") -> str:
+    """Render the page of every run in a log."""
     pages = []
     with closing(RunLog(folder / name)) as log:
         for run in log.runs():
@@ -105,292 +105,292 @@ def show_them(folder: Path, name: str = "runs.sqlite") -> str:
     return "".join(pages)
 
 
-def resume_them(folder: Path) -> str:
-    with reader(folder) as agent:
+def resume_run(folder: Path) -> str:
+    with make_reader(folder) as agent:
         return str(agent.resume("r").answer)
 
 
-def import_them(folder: Path) -> str:
+def import_and_show(folder: Path) -> str:
     with closing(RunLog(folder / "imported.sqlite")) as log:
         import_runs(log, folder / "runs.parquet")
-    return show_them(folder, "imported.sqlite")
+    return show_runs(folder, "imported.sqlite")
 
 
-def hostile_log(folder: Path) -> Path:
-    """A log whose run names code and a document elsewhere."""
-    with closing(RunLog(folder / "runs.sqlite")) as own:
-        run = own.get("r")
-    values = {"key": "sha256:../../private.txt", "path": "../private.txt", "media_type": "application/pdf"}
+def write_hostile_log(folder: Path) -> Path:
+    """Write a log, and its export, whose run names code and a document outside the folder."""
+    with closing(RunLog(folder / "runs.sqlite")) as source_log:
+        run = source_log.get("r")
+    document_changes = {"key": "sha256:../../private.txt", "path": "../private.txt", "media_type": "application/pdf"}
     settings = {**run.settings, "strategy": "evil:Nice", "profile": "../evil.py:Nice"}
-    hostile = replace(run, document={**run.document, **values}, settings=settings, strategy="evil:Nice")
-    with closing(RunLog(folder / "theirs.sqlite")) as log:
-        log.add(LoggedRun(hostile, [make_conversation(0)]))
+    hostile_run = replace(run, document={**run.document, **document_changes}, settings=settings, strategy="evil:Nice")
+    with closing(RunLog(folder / "hostile.sqlite")) as log:
+        log.add(LoggedRun(hostile_run, [make_conversation(0)]))
         export_runs(log, folder / "runs.parquet")
     return folder
 
 
-def logged_value(table: str, column: str, value: Any) -> Callable[[Path], str]:
-    """A log is shown in which a column has this value."""
+def show_log_with(table: str, column: str, value: Any) -> Callable[[Path], str]:
+    """Show a log in which a column has this value."""
 
     def show(folder: Path) -> str:
         events = "INSERT INTO events (run_id, time, kind, detail, call_id) VALUES ('r', 1, 'memory_edited', '', ?)"
-        change(folder / "runs.sqlite", events.replace("?", "(SELECT call_id FROM conversations)"))
-        change(folder / "runs.sqlite", f"UPDATE {table} SET {column} = ?", value)
-        return show_them(folder)
+        execute(folder / "runs.sqlite", events.replace("?", "(SELECT call_id FROM conversations)"))
+        execute(folder / "runs.sqlite", f"UPDATE {table} SET {column} = ?", value)
+        return show_runs(folder)
 
     return show
 
 
-def logged_setting(name: str, value: Any) -> Callable[[Path], str]:
-    """A run is resumed whose log has this setting."""
+def resume_with_setting(name: str, value: Any) -> Callable[[Path], str]:
+    """Load the settings of a logged run that has this setting."""
     return lambda folder: str(
         parse_template_arguments(ReadSettings.from_log({"model": "m", name: value}, "r").chat_template_kwargs)
     )
 
 
-def policy_with(name: str, content: str) -> Callable[[Path], str]:
-    """A policy is asked in whose folder this file is."""
+def ask_policy(name: str, content: str) -> Callable[[Path], str]:
+    """Call a policy whose folder has this file."""
 
-    def ask(folder: Path) -> str:
+    def call_policy(folder: Path) -> str:
         shutil.copytree(EMBEDDED_FOLDER, folder / "policy", ignore=shutil.ignore_patterns("*.md"))
         (folder / "policy" / name).write_text(content)
         policy = LocalPolicy(folder / "policy")
         return asyncio.run(policy.complete([{"role": "user", "content": "?"}], SamplingParams(1))).text
 
-    return ask
+    return call_policy
 
 
-def tokenizer(**changes: Any) -> Callable[[Path], str]:
-    """A text is counted with the embedded policy's tokenizer.json, some parts of which are others."""
+def count_with_tokenizer(**parts: Any) -> Callable[[Path], str]:
+    """Count tokens with the tokenizer.json of the embedded policy, in which these parts are replaced."""
 
-    def count(folder: Path) -> str:
+    def count_tokens(folder: Path) -> str:
         specification = json.loads((EMBEDDED_FOLDER / "tokenizer.json").read_text())
-        (folder / "tokenizer.json").write_text(json.dumps({**specification, **changes}))
+        (folder / "tokenizer.json").write_text(json.dumps({**specification, **parts}))
         return str(load_tokenizer(folder / "tokenizer.json").count("a" * 40 + "b"))
 
-    return count
+    return count_tokens
 
 
-def file_with(name: str, content: str, read: Callable[[Path], Any]) -> Callable[[Path], str]:
-    """A file with this content is read."""
+def read_file(name: str, content: str, read: Callable[[Path], Any]) -> Callable[[Path], str]:
+    """Write a file with this content and read it."""
 
-    def use(folder: Path) -> str:
+    def write_and_read(folder: Path) -> str:
         (folder / name).write_text(content)
         return str(read(folder / name))
 
-    return use
+    return write_and_read
 
 
-def log_with(column: str, blob: bytes, *, most: int | None = None) -> Callable[[Path], str]:
-    """A log is shown, and its runs are exported, in which every conversation has this value."""
+def show_blob(column: str, blob: bytes, *, max_bytes: int | None = None) -> Callable[[Path], str]:
+    """Export and show a log in which every conversation has this value."""
 
     def show(folder: Path) -> str:
-        change(folder / "runs.sqlite", f"UPDATE conversations SET {column} = ?", blob)
+        execute(folder / "runs.sqlite", f"UPDATE conversations SET {column} = ?", blob)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columns, "MAX_RUN_SIZE", most or columns.MAX_RUN_SIZE)
-            return show_them(export_of_others(folder))
+            patch.setattr(columns, "MAX_RUN_SIZE", max_bytes or columns.MAX_RUN_SIZE)
+            return show_runs(write_export(folder))
 
     return show
 
 
-def raw_deflated(data: bytes) -> bytes:
+def deflate_raw(data: bytes) -> bytes:
     stream = zlib.compressobj(1, zlib.DEFLATED, -12)
     return stream.compress(data) + stream.flush()
 
 
-def many_ids() -> bytes:
-    count = MAX_LIST + 1
-    return b"\1" + count.to_bytes(4, "little") + bytes(count) + raw_deflated(bytes(3 * count))
+def encode_many_ids() -> bytes:
+    id_count = MAX_LIST + 1
+    return b"\1" + id_count.to_bytes(4, "little") + bytes(id_count) + deflate_raw(bytes(3 * id_count))
 
 
-def export_with(column: str, values: pa.Array, *bound: Any) -> Callable[[Path], str]:
-    """An export is imported in which a column has these values, one a row."""
+def import_column(column: str, values: pa.Array, *limit_patch: Any) -> Callable[[Path], str]:
+    """Import an export in which a column has these values, one per row."""
 
-    def use(folder: Path) -> str:
-        path = export_of_others(folder) / "runs.parquet"
+    def import_changed(folder: Path) -> str:
+        path = write_export(folder) / "runs.parquet"
         table = pq.read_table(path).slice(0, 1).take([0] * len(values))
-        place = table.schema.get_field_index(column)
-        changed = table.set_column(place, table.schema.field(column), values)
-        pq.write_table(changed.replace_schema_metadata(pq.read_metadata(path).metadata), path)
+        column_index = table.schema.get_field_index(column)
+        changed_table = table.set_column(column_index, table.schema.field(column), values)
+        pq.write_table(changed_table.replace_schema_metadata(pq.read_metadata(path).metadata), path)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(*bound)
-            return import_them(folder)
+            patch.setattr(*limit_patch)
+            return import_and_show(folder)
 
-    return use
+    return import_changed
 
 
-def checkpoint(kind: str, content: bytes | Callable[[Path], bytes]) -> Callable[[Path], str]:
-    """A run is resumed whose newest checkpoint has this content."""
+def resume_from(kind: str, content: bytes | Callable[[Path], bytes]) -> Callable[[Path], str]:
+    """Resume a run whose checkpoints have this content."""
 
     def resume(folder: Path) -> str:
         blob = content if isinstance(content, bytes) else content(folder)
-        change(folder / "checkpoints.sqlite", "UPDATE checkpoints SET type = ?, checkpoint = ?", kind, blob)
-        return resume_them(folder)
+        execute(folder / "checkpoints.sqlite", "UPDATE checkpoints SET type = ?, checkpoint = ?", kind, blob)
+        return resume_run(folder)
 
     return resume
 
 
-def code(folder: Path) -> bytes:
-    """A state that calls a function when it is decoded by LangGraph's default."""
+def encode_call(folder: Path) -> bytes:
+    """Return a state that calls a function if LangGraph's default serializer decodes it."""
     call = ormsgpack.packb(("os", "system", f"touch {folder.parent / 'ran'}" + " " * 1000))
     return ormsgpack.packb({"v": 1, "x": ormsgpack.Ext(EXT_CONSTRUCTOR_SINGLE_ARG, call)})
 
 
-def state(updated: Any = None, **changes: Any) -> Callable[[Path], str]:
-    """A run is resumed in whose newest state these values, or `updated_channels`, are others; None: none."""
+def resume_with_state(updated_channels: Any = None, **changes: Any) -> Callable[[Path], str]:
+    """Resume a run whose states have these values and `updated_channels`; a value of None removes the channel."""
 
     def resume(folder: Path) -> str:
         with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
             rows = connection.execute("SELECT rowid, type, checkpoint FROM checkpoints").fetchall()
-            for row_id, kind, blob in rows:
-                content = CompressedSerializer().loads_typed((kind, blob))
+            for row_id, blob_type, blob in rows:
+                content = CompressedSerializer().loads_typed((blob_type, blob))
                 values = {**content["channel_values"], **changes}
                 content["channel_values"] = {name: value for name, value in values.items() if value is not None}
-                content["updated_channels"] = updated
+                content["updated_channels"] = updated_channels
                 parameters = (*CompressedSerializer().dumps_typed(content), row_id)
                 connection.execute("UPDATE checkpoints SET type = ?, checkpoint = ? WHERE rowid = ?", parameters)
-        return resume_them(folder)
+        return resume_run(folder)
 
     return resume
 
 
-def pending_writes(folder: Path) -> str:
-    """A run is resumed whose newest state has five pending writes, each nearly as large as one may be."""
+def resume_with_large_writes(folder: Path) -> str:
+    """Resume a run whose newest state has five pending writes, each close to the size limit."""
     write = zlib.compress(ormsgpack.packb("a" * (6 * 2**20 - 9)))
     with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
         newest = "SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints ORDER BY checkpoint_id DESC LIMIT 1"
-        place = connection.execute(newest).fetchone()
-        for number in range(5):
-            values = (*place, str(number), number, "memory", "msgpack+zlib", write)
+        checkpoint_key = connection.execute(newest).fetchone()
+        for write_index in range(5):
+            values = (*checkpoint_key, str(write_index), write_index, "memory", "msgpack+zlib", write)
             connection.execute("INSERT INTO writes VALUES (?, ?, ?, ?, '', ?, ?, ?, ?)", values)
-    return resume_them(folder)
+    return resume_run(folder)
 
 
-def large_state(folder: Path) -> str:
-    """A state is saved that is too large to be loaded."""
+def save_large_state(folder: Path) -> str:
+    """Save a state that is too large to be loaded."""
     return CompressedSerializer().dumps_typed({"memory": "a" * (12 << 20)})[0]
 
 
-def checkpoint_value(folder: Path) -> str:
-    change(folder / "checkpoints.sqlite", "UPDATE checkpoints SET metadata = 'null'")
-    return resume_them(folder)
+def resume_with_null_metadata(folder: Path) -> str:
+    execute(folder / "checkpoints.sqlite", "UPDATE checkpoints SET metadata = 'null'")
+    return resume_run(folder)
 
 
-def profile(strategy: str, content: str = "") -> Callable[[Path], str]:
-    """A policy's folder is used whose profile names this strategy, or has this content."""
+def use_profile(strategy: str, content: str = "") -> Callable[[Path], str]:
+    """Use a policy folder whose profile names this strategy, or has this content."""
 
     def make(folder: Path) -> str:
         save_profile(replace(require_profile("embedded"), strategy=strategy), folder / "policy")
         if content:
             (folder / "policy" / "memagent.json").write_text(content)
-        with reader(folder, profile=folder / "policy") as agent:
+        with make_reader(folder, profile=folder / "policy") as agent:
             return agent.strategy.name
 
     return make
 
 
-def table_of_others(folder: Path) -> Path:
-    """The folder of a corpus's table with one row."""
+def write_table(folder: Path) -> Path:
+    """Write a corpus table with one row; return its folder."""
     table = TableFolder(str(folder / "table"))
     table.take_over({}, "rows")
     row = CorpusRow(id="a", document="a.txt", digest=None, question="?", answer="1904")
-    part = table.write_part(0, [list_column_values(row)])
-    assert part is not None
-    table.publish([part])
+    table_part = table.write_part(0, [list_column_values(row)])
+    assert table_part is not None
+    table.publish([table_part])
     return folder / "table"
 
 
-def results_of_others(folder: Path) -> Path:
-    """The folder of an evaluation's results with one row."""
+def write_results(folder: Path) -> Path:
+    """Write evaluation results with one row; return their folder."""
     with open_results(folder / "results", {"model": "m"}) as journal:
         journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 1))
         journal.add(make_row())
     return folder / "results"
 
 
-def policy_of_others(folder: Path) -> Path:
-    """A policy's folder."""
+def write_policy(folder: Path) -> Path:
+    """Write a policy folder; return it."""
     save_profile(require_profile("embedded"), folder / "policy")
     (folder / "policy" / "tokenizer.json").write_text(json.dumps({"model": {}}))
     (folder / "policy" / "adapter_config.json").write_text(json.dumps({"r": 1, "lora_alpha": 1}))
     return folder / "policy"
 
 
-def export_of_others(folder: Path) -> Path:
+def write_export(folder: Path) -> Path:
     with closing(RunLog(folder / "runs.sqlite")) as log:
         export_runs(log, folder / "runs.parquet")
     return folder
 
 
-def read_with_policy(folder: Path) -> None:
-    reader(folder, profile=folder).close()
+def open_with_policy(folder: Path) -> None:
+    make_reader(folder, profile=folder).close()
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of file."""
+class FileKind:
+    """A kind of file, how to write one and how to open it."""
 
     name: str
-    make: Callable[[Path], Path | None] | str
-    """Writes one, and returns its folder if that is another; or its text."""
-    use: Callable[[Path], Any]
-    """Is given the file."""
+    write: Callable[[Path], Path | None] | str
+    """Writes the file and returns its folder if that is another; or the text of the file."""
+    open_file: Callable[[Path], Any]
+    """Opens the file at a path."""
     damages: tuple[str, ...] = ("half", "foreign", "deep", "pipe")
 
 
-def itself(folder: Path) -> Path:
+def return_folder(folder: Path) -> Path:
     return folder
 
 
 SQLITE, TEXT = ("half", "foreign"), ("half", "foreign", "deep")
-KINDS = (
-    Kind("runs.sqlite", itself, lambda path: show_them(path.parent), SQLITE),
-    Kind("checkpoints.sqlite", itself, lambda path: resume_them(path.parent), SQLITE),
-    Kind("runs.parquet", export_of_others, lambda path: import_them(path.parent), ("half", "foreign", "pipe")),
-    Kind("runs.parquet", export_of_others, lambda path: list(read_runs(path)), ("pipe",)),
-    Kind("rows.jsonl", "{}", lambda path: open_rows([path]), ("pipe",)),
-    Kind("_manifest.json", table_of_others, lambda path: TableFolder(str(path.parent)).manifest()),
-    Kind("part-000000.parquet", table_of_others, lambda path: list(TableFolder(str(path.parent)).rows())),
-    Kind("ledger.sqlite", lambda folder: CorpusLedger(folder / "ledger.sqlite").close(), CorpusLedger, SQLITE),
-    Kind("reads.sqlite", lambda folder: Ledger(folder / "reads.sqlite").close(), Ledger, SQLITE),
-    Kind(JOURNAL, results_of_others, lambda path: load_results(path.parent), ("foreign", "deep")),
-    Kind("memagent.json", policy_of_others, lambda path: read_with_policy(path.parent)),
-    Kind("templates/update.txt", policy_of_others, lambda path: read_with_policy(path.parents[1])),
-    Kind("tokenizer.json", policy_of_others, lambda path: load_tokenizer(path.parent)),
-    Kind("adapter_config.json", policy_of_others, lambda path: load_adapter(path.parent)),
-    Kind("rl.yaml", "model: [a", read_preset, TEXT),
-    Kind("keys.toml", "alice = [1", Keys.load, TEXT),
-    Kind("schema.json", '{"type": "object"}', lambda path: ResponseFormat.load(str(path)), TEXT),
-    Kind("state.json", '{"_data_files": []}', lambda path: DatasetRows(path.parent)),
+FILE_KINDS = (
+    FileKind("runs.sqlite", return_folder, lambda path: show_runs(path.parent), SQLITE),
+    FileKind("checkpoints.sqlite", return_folder, lambda path: resume_run(path.parent), SQLITE),
+    FileKind("runs.parquet", write_export, lambda path: import_and_show(path.parent), ("half", "foreign", "pipe")),
+    FileKind("runs.parquet", write_export, lambda path: list(read_runs(path)), ("pipe",)),
+    FileKind("rows.jsonl", "{}", lambda path: open_rows([path]), ("pipe",)),
+    FileKind("_manifest.json", write_table, lambda path: TableFolder(str(path.parent)).manifest()),
+    FileKind("part-000000.parquet", write_table, lambda path: list(TableFolder(str(path.parent)).rows())),
+    FileKind("ledger.sqlite", lambda folder: CorpusLedger(folder / "ledger.sqlite").close(), CorpusLedger, SQLITE),
+    FileKind("reads.sqlite", lambda folder: Ledger(folder / "reads.sqlite").close(), Ledger, SQLITE),
+    FileKind(JOURNAL, write_results, lambda path: load_results(path.parent), ("foreign", "deep")),
+    FileKind("memagent.json", write_policy, lambda path: open_with_policy(path.parent)),
+    FileKind("templates/update.txt", write_policy, lambda path: open_with_policy(path.parents[1])),
+    FileKind("tokenizer.json", write_policy, lambda path: load_tokenizer(path.parent)),
+    FileKind("adapter_config.json", write_policy, lambda path: load_adapter(path.parent)),
+    FileKind("rl.yaml", "model: [a", read_preset, TEXT),
+    FileKind("keys.toml", "alice = [1", Keys.load, TEXT),
+    FileKind("schema.json", '{"type": "object"}', lambda path: ResponseFormat.load(str(path)), TEXT),
+    FileKind("state.json", '{"_data_files": []}', lambda path: DatasetRows(path.parent)),
 )
 
 
 @pytest.mark.parametrize(
     ("kind", "damage"),
-    [pytest.param(kind, damage, id=f"{kind.name}: {damage}") for kind in KINDS for damage in kind.damages],
+    [pytest.param(kind, damage, id=f"{kind.name}: {damage}") for kind in FILE_KINDS for damage in kind.damages],
 )
-def test_a_file_that_is_damaged_or_foreign_is_an_error_that_names_it(folder: Path, kind: Kind, damage: str) -> None:
-    place = folder if isinstance(kind.make, str) else kind.make(folder) or folder
-    path = place / kind.name
-    content = kind.make.encode() if isinstance(kind.make, str) else path.read_bytes()
+def test_a_damaged_or_foreign_file_is_an_error_that_names_it(folder: Path, kind: FileKind, damage: str) -> None:
+    parent = folder if isinstance(kind.write, str) else kind.write(folder) or folder
+    path = parent / kind.name
+    content = kind.write.encode() if isinstance(kind.write, str) else path.read_bytes()
     path.unlink(missing_ok=True)
     if damage == "pipe":
         os.mkfifo(path)
     else:
-        damages = {"half": content[: len(content) // 2], "foreign": b"\x7fELF\xff\x00" * 999, "deep": b"[" * 100_000}
-        path.write_bytes(damages[damage])
+        contents = {"half": content[: len(content) // 2], "foreign": b"\x7fELF\xff\x00" * 999, "deep": b"[" * 100_000}
+        path.write_bytes(contents[damage])
     with pytest.raises(MemAgentError) as error:
-        kind.use(path)
-    assert path.name in str(error.value) or place.name in str(error.value)
+        kind.open_file(path)
+    assert path.name in str(error.value) or parent.name in str(error.value)
     assert error.value.hint
 
 
-def work_elsewhere(place: str) -> Callable[[Path], str]:
-    """A table is written in whose work folder this is a link."""
+def lock_with_link(link_name: str) -> Callable[[Path], str]:
+    """Lock a table in whose work folder this name is a link."""
 
     def write(folder: Path) -> str:
-        table = TableFolder(str(table_of_others(folder)))
-        link = folder / "table" / place
+        table = TableFolder(str(write_table(folder)))
+        link = folder / "table" / link_name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(folder.parent)
         with lock_table(table):
@@ -399,13 +399,13 @@ def work_elsewhere(place: str) -> Callable[[Path], str]:
     return write
 
 
-def table_of_a_newer_version(folder: Path) -> str:
-    manifest = table_of_others(folder) / "_manifest.json"
+def read_newer_table(folder: Path) -> str:
+    manifest = write_table(folder) / "_manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
     return str(list(TableFolder(str(manifest.parent)).rows()))
 
 
-def dataset_elsewhere(folder: Path) -> str:
+def read_outside_dataset(folder: Path) -> str:
     schema = pa.schema([("text", pa.string())])
     with pa.OSFile(str(folder.parent / "private.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         stream.write(pa.record_batch([[SECRET]], schema=schema))
@@ -414,58 +414,58 @@ def dataset_elsewhere(folder: Path) -> str:
     return str(DatasetRows(folder / "data")[0])
 
 
-def rows_with(*bound: Any, **columns: Any) -> Callable[[Path], str]:
-    """The questions of a Parquet file with 200 equal rows are read, with a small bound."""
+def read_rows(*limit_patch: Any, **columns: Any) -> Callable[[Path], str]:
+    """Read the questions of a Parquet file with 200 equal rows, with a limit patched to be small."""
 
     def read(folder: Path) -> str:
         table = pa.table({name: pa.array([value] * 200, pa.string()) for name, value in columns.items()})
         pq.write_table(table, folder / "rows.parquet")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(*bound)
+            patch.setattr(*limit_patch)
             return str(qa_records.read_records([folder / "rows.parquet"], "hotpotqa"))
 
     return read
 
 
-def results_without_parts(folder: Path) -> str:
-    journal = results_of_others(folder) / JOURNAL
-    first, *rest = journal.read_text().splitlines(keepends=True)
-    values = {name: value for name, value in json.loads(first).items() if name in {"format", "fingerprint"}}
-    journal.write_text("".join([json.dumps(values) + "\n", *rest]))
+def load_incomplete_results(folder: Path) -> str:
+    journal = write_results(folder) / JOURNAL
+    header, *lines = journal.read_text().splitlines(keepends=True)
+    header_values = {name: value for name, value in json.loads(header).items() if name in {"format", "fingerprint"}}
+    journal.write_text("".join([json.dumps(header_values) + "\n", *lines]))
     return str(load_results(journal.parent))
 
 
-def template_elsewhere(folder: Path) -> str:
-    """The template is a link to a file elsewhere."""
-    policy = policy_of_others(folder)
+def use_linked_template(folder: Path) -> str:
+    """Read with a policy whose template is a link to a file outside its folder."""
+    policy = write_policy(folder)
     (policy / "templates" / "update.txt").unlink()
     (policy / "templates" / "update.txt").symlink_to(folder.parent / "private.txt")
-    with reader(folder, profile=policy) as agent:
+    with make_reader(folder, profile=policy) as agent:
         return str(agent.read("The tower was built in 1904.", "When?").answer)
 
 
-BOMB = zlib.compress(b"\0" * (64 << 20), 1)
+ZIP_BOMB = zlib.compress(b"\0" * (64 << 20), 1)
 OBJECTS = b"\xdd" + (13 << 20).to_bytes(4, "big") + b"\x90" * (13 << 20)
-MANY_VALUES = (parquet_rows, "_MAX_GROUP_VALUES", 800)
-CHECKPOINT = r"checkpoints.*read"
-PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
+VALUE_LIMIT = (parquet_rows, "_MAX_GROUP_VALUES", 800)
+UNREADABLE = r"checkpoints.*read"
+INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
 
 
 @pytest.mark.parametrize(
-    ("attack", "refusal"),
+    ("attack", "error_pattern"),
     [
-        pytest.param(lambda folder: show_them(hostile_log(folder), "theirs.sqlite"), None, id="log: code, path"),
-        pytest.param(logged_value("conversations", "text", raw_deflated(b"a" * (20 << 20))), "a text has more than",
+        pytest.param(lambda folder: show_runs(write_hostile_log(folder), "hostile.sqlite"), None, id="log: code, path"),
+        pytest.param(show_log_with("conversations", "text", deflate_raw(b"a" * (20 << 20))), "a text has more than",
                      id="log: size"),
-        pytest.param(log_with("text", pack_text("a" * 60) or b"", most=100), r"run r in .*runs\.sqlite has more",
-                     id="log: sum of texts"),
-        pytest.param(log_with("token_ids", many_ids()), "a list has more than", id="log: size of a list"),
-        pytest.param(export_with("text", pa.array(["a" * 2**16] * 40), parquet, "_MAX_RUN_BYTES", 2**20),
-                     "a run .* has more than", id="export: sum of texts"),
-        pytest.param(export_with("token_ids", pa.array([[7] * 99] * 9, pa.list_(pa.uint32())), *MANY_VALUES),
+        pytest.param(show_blob("text", pack_text("a" * 60) or b"", max_bytes=100), r"run r in .*runs\.sqlite has more",
+                     id="log: total size of texts"),
+        pytest.param(show_blob("token_ids", encode_many_ids()), "a list has more than", id="log: size of a list"),
+        pytest.param(import_column("text", pa.array(["a" * 2**16] * 40), parquet, "_MAX_RUN_BYTES", 2**20),
+                     "a run .* has more than", id="export: total size of texts"),
+        pytest.param(import_column("token_ids", pa.array([[7] * 99] * 9, pa.list_(pa.uint32())), *VALUE_LIMIT),
                      "row group", id="export: size of a list"),
         *(
-            pytest.param(logged_value(table, column, value), "runs.sqlite cannot be used as a run log",
+            pytest.param(show_log_with(table, column, value), "runs.sqlite cannot be used as a run log",
                          id=f"log: {column} {value}")
             for table, column, value in (
                 ("runs", "settings", '"x"'), ("runs", "settings", "[NaN, 1e999]"), ("runs", "trace", "null"),
@@ -477,29 +477,29 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
             )
         ),
         *(
-            pytest.param(logged_setting(name, value), name, id=f"log: setting {name} {value!r:.9}")
+            pytest.param(resume_with_setting(name, value), name, id=f"log: setting {name} {value!r:.9}")
             for name, value in (
                 ("concurrency", "x"), ("timeout", [1]), ("retries", -1), ("temperature", "hot"), ("stop_texts", 5),
                 ("prompts", "x"), ("on_empty", "x"), ("top_p", float("nan")), ("policy", {}),
             )
         ),
-        pytest.param(logged_setting("chat_template_kwargs", "[" * 50_000), "JSON object", id="log: deep setting"),
-        pytest.param(profile("overwrite", '{"chunk_tokens": 1e999}'), r"memagent\.json", id="profile: number"),
-        pytest.param(profile("overwrite", json.dumps({"empty_memory": "a" * 2**20})), r"memagent\.json.*more than",
+        pytest.param(resume_with_setting("chat_template_kwargs", "[" * 50_000), "JSON object", id="log: deep setting"),
+        pytest.param(use_profile("overwrite", '{"chunk_tokens": 1e999}'), r"memagent\.json", id="profile: number"),
+        pytest.param(use_profile("overwrite", json.dumps({"empty_memory": "a" * 2**20})), r"memagent\.json.*more than",
                      id="profile: size"),
-        pytest.param(policy_with("templates/update.txt", "a" * 2**20 + "b"), r"update\.txt.*more than",
+        pytest.param(ask_policy("templates/update.txt", "a" * 2**20 + "b"), r"update\.txt.*more than",
                      id="template: size"),
-        pytest.param(policy_with("chat_template.jinja", "{% if %}"), r"policy.*chat_template\.jinja",
+        pytest.param(ask_policy("chat_template.jinja", "{% if %}"), r"policy.*chat_template\.jinja",
                      id="chat template: syntax"),
-        pytest.param(policy_with("chat_template.jinja", "{{ cycler.__init__.__globals__.os.system('touch ../ran') }}"),
+        pytest.param(ask_policy("chat_template.jinja", "{{ cycler.__init__.__globals__.os.system('touch ../ran') }}"),
                      r"policy.*chat_template\.jinja", id="chat template: code"),
         *(
-            pytest.param(tokenizer(**{part: value}), rf"tokenizer\.json cannot be used: .*{words}",
-                         id=f"tokenizer: {words} {str(value)[:30]}")
-            for part, value, words in (
+            pytest.param(count_with_tokenizer(**{part: value}), rf"tokenizer\.json cannot be used: .*{message}",
+                         id=f"tokenizer: {message} {str(value)[:30]}")
+            for part, value, message in (
                 ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated",
                                    "invert": False}, "retry"),
-                ("model", PANIC, "range"),
+                ("model", INVALID_BPE, "range"),
                 ("model", {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, "UNK"),
                 ("model", {"type": "WordPiece", "max_input_chars_per_word": 10**9}, "words of more"),
                 ("added_tokens", [5], "int"), ("added_tokens", {"a": 1}, "str"),
@@ -511,67 +511,67 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
                 ("decoder", {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 101}, "times as long"),
             )
         ),
-        pytest.param(policy_with("tokenizer.json", json.dumps({"model": PANIC})),
+        pytest.param(ask_policy("tokenizer.json", json.dumps({"model": INVALID_BPE})),
                      r"policy cannot be loaded: the tokenizer\.json of", id="tokenizer: of a policy in this process"),
-        pytest.param(file_with("gold.jsonl", "[" * 50_000, GoldAnswers.load), r"gold\.jsonl", id="gold answers: deep"),
-        pytest.param(lambda folder: import_them(hostile_log(folder)), None, id="export: code, path"),
-        pytest.param(checkpoint("msgpack", code), CHECKPOINT, id="checkpoint: code"),
-        pytest.param(checkpoint("msgpack+zlib", lambda folder: zlib.compress(code(folder))), CHECKPOINT,
-                     id="checkpoint: code, packed"),
-        pytest.param(checkpoint("pickle", b"cos\nsystem\n"), CHECKPOINT, id="checkpoint: pickle"),
-        pytest.param(checkpoint("msgpack", b"\xc1"), CHECKPOINT, id="checkpoint: no msgpack"),
-        pytest.param(checkpoint("msgpack", ormsgpack.packb([1, 2])), CHECKPOINT, id="checkpoint: another value"),
-        pytest.param(checkpoint("msgpack", ormsgpack.packb({"v": 1})), CHECKPOINT, id="checkpoint: a part"),
-        pytest.param(checkpoint("msgpack+zlib", b"not zlib"), CHECKPOINT, id="checkpoint: not packed"),
-        pytest.param(checkpoint("json", b"{"), CHECKPOINT, id="checkpoint: half"),
-        pytest.param(checkpoint("msgpack+zlib", BOMB), CHECKPOINT, id="checkpoint: size"),
-        pytest.param(checkpoint("msgpack+zlib", zlib.compress(OBJECTS)), "more than", id="checkpoint: objects, packed"),
-        pytest.param(checkpoint("msgpack", OBJECTS), "more than", id="checkpoint: objects"),
-        pytest.param(pending_writes, CHECKPOINT, id="checkpoint: sum of writes"),
-        pytest.param(large_state, "only 12,582,912 can be read again", id="checkpoint: written too large"),
-        pytest.param(checkpoint_value, CHECKPOINT, id="checkpoint: metadata"),
-        pytest.param(state(updated=[[]]), CHECKPOINT, id="checkpoint: channels"),
-        pytest.param(state(run_id=None), "hold no state", id="checkpoint: no run"),
-        pytest.param(state(run_id="of somebody"), "of another run", id="checkpoint: another run"),
-        pytest.param(state(stop_reason="evil"), "hold no state", id="checkpoint: an unknown end"),
-        pytest.param(state(cursor={"byte": "x"}), "hold no state", id="checkpoint: a cursor"),
+        pytest.param(read_file("gold.jsonl", "[" * 50_000, GoldAnswers.load), r"gold\.jsonl", id="gold answers: deep"),
+        pytest.param(lambda folder: import_and_show(write_hostile_log(folder)), None, id="export: code, path"),
+        pytest.param(resume_from("msgpack", encode_call), UNREADABLE, id="checkpoint: code"),
+        pytest.param(resume_from("msgpack+zlib", lambda folder: zlib.compress(encode_call(folder))), UNREADABLE,
+                     id="checkpoint: code, compressed"),
+        pytest.param(resume_from("pickle", b"cos\nsystem\n"), UNREADABLE, id="checkpoint: pickle"),
+        pytest.param(resume_from("msgpack", b"\xc1"), UNREADABLE, id="checkpoint: no msgpack"),
+        pytest.param(resume_from("msgpack", ormsgpack.packb([1, 2])), UNREADABLE, id="checkpoint: another value"),
+        pytest.param(resume_from("msgpack", ormsgpack.packb({"v": 1})), UNREADABLE, id="checkpoint: incomplete"),
+        pytest.param(resume_from("msgpack+zlib", b"not zlib"), UNREADABLE, id="checkpoint: not compressed"),
+        pytest.param(resume_from("json", b"{"), UNREADABLE, id="checkpoint: truncated"),
+        pytest.param(resume_from("msgpack+zlib", ZIP_BOMB), UNREADABLE, id="checkpoint: size"),
+        pytest.param(resume_from("msgpack+zlib", zlib.compress(OBJECTS)), "more than", id="checkpoint: packed objects"),
+        pytest.param(resume_from("msgpack", OBJECTS), "more than", id="checkpoint: objects"),
+        pytest.param(resume_with_large_writes, UNREADABLE, id="checkpoint: total size of writes"),
+        pytest.param(save_large_state, "only 12,582,912 can be read again", id="checkpoint: too large when saved"),
+        pytest.param(resume_with_null_metadata, UNREADABLE, id="checkpoint: metadata"),
+        pytest.param(resume_with_state(updated_channels=[[]]), UNREADABLE, id="checkpoint: channels"),
+        pytest.param(resume_with_state(run_id=None), "hold no state", id="checkpoint: no run"),
+        pytest.param(resume_with_state(run_id="of somebody"), "of another run", id="checkpoint: another run"),
+        pytest.param(resume_with_state(stop_reason="evil"), "hold no state", id="checkpoint: unknown stop reason"),
+        pytest.param(resume_with_state(cursor={"byte": "x"}), "hold no state", id="checkpoint: a cursor"),
         *(
-            pytest.param(profile(f"{name}{end}"), "only where you name it yourself",
-                         id=f"profile: code {name}{end}")
+            pytest.param(use_profile(f"{name}{options}"), "only where you name it yourself",
+                         id=f"profile: code {name}{options}")
             for name in ("evil:Nice", "../evil.py:Nice")
-            for end in ("", ":x=1")
+            for options in ("", ":x=1")
         ),
-        pytest.param(template_elsewhere, "update.txt", id="profile: link"),
+        pytest.param(use_linked_template, "update.txt", id="profile: link"),
         *(
-            pytest.param(work_elsewhere(f"_work{place}"), f"_work{place} is a link", id=f"table: link {place}")
+            pytest.param(lock_with_link(f"_work{place}"), f"_work{place} is a link", id=f"table: link {place}")
             for place in ("", "/checkpoints.sqlite", "/documents/texts")
         ),
-        pytest.param(table_of_a_newer_version, "newer version", id="table: version"),
-        pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),
-        pytest.param(rows_with(*MANY_VALUES, question=None, context=None, answer=None, id=None, title=None),
+        pytest.param(read_newer_table, "newer version", id="table: version"),
+        pytest.param(read_outside_dataset, "outside the folder", id="dataset: path"),
+        pytest.param(read_rows(*VALUE_LIMIT, question=None, context=None, answer=None, id=None, title=None),
                      r"rows\.parquet .* row group that is too", id="rows: nulls"),
-        pytest.param(rows_with(qa_records, "_MAX_CHARACTERS", 10**3, supporting_facts="s", context="a" * 10**3),
+        pytest.param(read_rows(qa_records, "_MAX_CHARACTERS", 10**3, supporting_facts="s", context="a" * 10**3),
                      r"rows\.parquet, row 1: .* more than 1,000", id="rows: equal texts"),
-        pytest.param(results_without_parts, "journal", id="results: a part"),
-        pytest.param(file_with("rl.yaml", "a: !!python/object/apply:os.system ['touch ../ran']", read_preset),
+        pytest.param(load_incomplete_results, "journal", id="results: incomplete"),
+        pytest.param(read_file("rl.yaml", "a: !!python/object/apply:os.system ['touch ../ran']", read_preset),
                      "rl.yaml", id="preset: code"),
-        pytest.param(file_with("rl.yaml", "a: 2021-99-99", read_preset), "rl.yaml", id="preset: date"),
+        pytest.param(read_file("rl.yaml", "a: 2021-99-99", read_preset), "rl.yaml", id="preset: date"),
     ],
 )  # fmt: skip
-def test_a_file_from_somebody_else_is_data(folder: Path, attack: Callable[[Path], str], refusal: str | None) -> None:
-    if refusal is None:
+def test_an_untrusted_file_runs_no_code(folder: Path, attack: Callable[[Path], str], error_pattern: str | None) -> None:
+    if error_pattern is None:
         assert SECRET not in attack(folder)
     else:
-        with pytest.raises(MemAgentError, match=rf"(?s){refusal}") as error:
+        with pytest.raises(MemAgentError, match=rf"(?s){error_pattern}") as error:
             attack(folder)
         assert SECRET not in str(error.value)
     assert not (folder.parent / "ran").exists()
     assert "evil" not in sys.modules
 
 
-def test_a_compressed_state_is_not_decompressed_beyond_its_bound() -> None:
+def test_a_compressed_state_is_decompressed_up_to_a_limit() -> None:
     tracemalloc.start()
     with pytest.raises(UndecodableStateError, match="more than 12,582,912 bytes"):
-        decompress(BOMB)
-    assert tracemalloc.get_traced_memory()[1] < len(BOMB) + (32 << 20)
+        decompress(ZIP_BOMB)
+    assert tracemalloc.get_traced_memory()[1] < len(ZIP_BOMB) + (32 << 20)
     tracemalloc.stop()
