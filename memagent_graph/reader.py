@@ -42,12 +42,12 @@ from memagent_graph.reading.outcome import (
     load_newest_snapshot,
     load_trace_so_far,
     make_thread_config,
-    raise_first,
+    raise_first_error,
     result_from_state,
 )
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_outside_run
-from memagent_graph.reading.structured import format_for_resume, with_response_format
+from memagent_graph.reading.structured import load_format_for_resume, with_response_format
 from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
@@ -232,7 +232,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 )
             return await await_result(self._start(document, question, options, is_shown=False))
         outcomes = await self._read_each(document, questions or (), options, max_concurrency, on_update)
-        return outcomes if return_exceptions else raise_first(outcomes)
+        return outcomes if return_exceptions else raise_first_error(outcomes)
 
     read = synchronous(aread)
 
@@ -264,7 +264,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 return await self.aread(*request, response_format=response_format)
 
         outcomes: list[Any] = await asyncio.gather(*map(one, requests), return_exceptions=True)
-        return outcomes if return_exceptions else [*raise_first(outcomes)]
+        return outcomes if return_exceptions else [*raise_first_error(outcomes)]
 
     batch = synchronous(abatch)
 
@@ -541,7 +541,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         if self.run_log is not None:
             with suppress(RunError):  # it need not be logged
                 logged = (await asyncio.to_thread(self.run_log.get, run_id)).settings
-        graph = graph.with_response_format(format_for_resume(state, response_format, logged, run_id))
+        graph = graph.with_response_format(load_format_for_resume(state, response_format, logged, run_id))
         now = graph.reader_context.settings
         if state.get("settings", now) != now:
             raise RunMismatchError(

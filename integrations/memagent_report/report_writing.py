@@ -157,7 +157,7 @@ class ReportPlan(Strategy):
 async def _ask_for_questions(state: ReaderState, step: StepContext) -> Change:
     context = step.context
     text = context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0).decode()
-    reply = await step.ask(QUESTIONS, chunk=context.beginning(text, context.budget.chunk_tokens), parents=())
+    reply = await step.ask(QUESTIONS, chunk=context.truncate(text, context.budget.chunk_tokens), parents=())
     questions = [question for question in reply.value or () if _is_valid_question(question, context)]
     return _finish(step, "\n".join(questions), reply.raw)
 
@@ -295,7 +295,7 @@ def _fit_lines(lines: Iterator[str], context: ReaderContext, max_tokens: int) ->
     prompt_lines: list[str] = []
     tokens = left_out = 0
     for line in lines:
-        cost = context.shown_tokens(line) + 2
+        cost = context.count_shown_tokens(line) + 2
         if tokens + cost > max_tokens:
             left_out += 1
             continue
@@ -316,7 +316,7 @@ async def _write_section(state: WritingBranch, step: StepContext) -> Change:
     quotes, left_out = _fit_lines(_format_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens)
     if not quotes:
         return {"sections": {str(number): to_json(make_extractive_section(matrix, heading, tuple(questions)))}}
-    short_heading = step.context.beginning(heading, step.context.budget.memory_tokens)
+    short_heading = step.context.truncate(heading, step.context.budget.memory_tokens)
     reply = await step.ask(
         SECTION, chunk=quotes, heading=short_heading, slot=number, parents=(), note=_make_note(left_out, "quotes")
     )
@@ -338,7 +338,7 @@ async def _judge(state: WritingBranch, step: StepContext) -> Change:
     pair = find_pairs_to_judge(matrix)[0][number]
     max_tokens = step.context.budget.chunk_tokens // 2 - 1
     statements = [
-        step.context.beginning(_format_statement(matrix, pair.question, group[0]), max_tokens) for group in pair.groups
+        step.context.truncate(_format_statement(matrix, pair.question, group[0]), max_tokens) for group in pair.groups
     ]
     question = matrix.questions[pair.question]
     reply = await step.ask(JUDGE, chunk="\n".join(statements), question=question, slot=number, parents=())

@@ -146,7 +146,7 @@ async def _check_longest_prompt(context: ReaderContext, counts: PromptCounts) ->
         usage = (await context.policy.complete(_make_prompt(text), SamplingParams(max_tokens=16))).usage
         return usage.prompt_tokens if usage else 0
 
-    if missing := await counts.missing_tokens(prompt, [whole], server_count, count_at_server):
+    if missing := await counts.count_missing_tokens(prompt, [whole], server_count, count_at_server):
         tokens = server_count + missing
         detail = f"of a prompt of about {tokens:,} tokens, as reads will send, the server counts {server_count:,}"
         remedy = f"Raise the server's window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {server_count}."

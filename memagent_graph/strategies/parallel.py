@@ -55,7 +55,7 @@ class Parallel(branching.BranchingStrategy):
     def wire(self, graph: StrategyGraph) -> None:
         """Add a pass, and the edge to the next pass."""
         graph.add_node("end_pass", self._end_pass)
-        self.wire_merging(graph, then="end_pass")
+        self.wire_merging(graph, next_node="end_pass")
         self.wire_chunks(graph, "extract", _extract, self.width, _get_previous_pass)
         graph.add_conditional_edges("end_pass", _route_after_pass, ["choose_chunks", "answer"])
 

@@ -105,9 +105,9 @@ class Recall(Strategy):
         )
         graph.add_conditional_edges("look_up", _route_after_look_up, ["recall_update", "recall_last"])
 
-    def edited(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
+    def apply_edit(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
         """Replace the memory, and drop a requested look-up."""
-        return {**super().edited(state, call, text), "query": None}
+        return {**super().apply_edit(state, call, text), "query": None}
 
     async def _update(self, state: RecallState, step: StepContext) -> Change:
         others = _load_spans(state.get("recalled"))
@@ -138,7 +138,7 @@ class Recall(Strategy):
         for number in ranking[:_MAX_CANDIDATES]:
             passage = passage_spans[number - len(earlier)] if number >= len(earlier) else None
             text = _read_span(passage, step) if passage else earlier[number]
-            tokens = step.context.shown_tokens(text) + 2
+            tokens = step.context.count_shown_tokens(text) + 2
             if tokens > remaining_tokens:
                 continue
             remaining_tokens -= tokens

@@ -73,7 +73,7 @@ def _choose_best(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> li
     fitting = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
     if fitting:
         return sorted(fitting, key=lambda span: span.start_byte)
-    text = window.context.first_tokens(window.text(best[:1]), tokens)
+    text = window.context.take_first_tokens(window.text(best[:1]), tokens)
     first = best[0]
     end_char, end_byte = first.start_char + len(text), first.start_byte + len(text.encode())
     return [replace(first, end_char=end_char, end_byte=end_byte, tokens=tokens)]

@@ -224,7 +224,7 @@ async def test_segments_cover_all_chunks_and_differ_by_at_most_one(make_agent, w
     document, context = agent.store.add(Document.of(make_document({}, words=words))), await agent.aprepare()
     step = StepContext({"document": document}, context, Execution(context))
     cursor, chunk_cursors = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
-    while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
+    while (choice := await step.next_chunk(cursor, needs_text=False)) is not None:
         chunk_cursors.append(cursor)
         cursor = choice[1]
     segments = await split_into_segments(step, segment_count)

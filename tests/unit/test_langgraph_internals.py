@@ -25,7 +25,7 @@ def test_a_node_finds_the_exit_stacks_of_all_enclosing_graphs() -> None:
     stack_counts: list[int] = []
 
     def record_exit_stacks(state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
-        stack_counts.append(len({*map(id, langgraph_internals.enclosing_exit_stacks(config))}))
+        stack_counts.append(len({*map(id, langgraph_internals.find_enclosing_exit_stacks(config))}))
         return state
 
     graph: Any = record_exit_stacks
@@ -36,7 +36,7 @@ def test_a_node_finds_the_exit_stacks_of_all_enclosing_graphs() -> None:
         graph = builder.compile()
     graph.invoke({})
     assert stack_counts == [3]
-    assert not list(langgraph_internals.enclosing_exit_stacks({}))
+    assert not list(langgraph_internals.find_enclosing_exit_stacks({}))
 
 
 def test_no_other_module_has_private_names_of_langgraph() -> None:

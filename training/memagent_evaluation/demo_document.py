@@ -121,10 +121,10 @@ def make_number_document(
     facts = PlantedFacts(generator, held_out=True, number_share=1.0)
     chosen: list[Fact] = []
     for _ in range(questions):
-        chosen.append(facts.fact(exclude=frozenset(fact.entity.lower() for fact in chosen)))
+        chosen.append(facts.draw_fact(exclude=frozenset(fact.entity.lower() for fact in chosen)))
     entities = frozenset(fact.entity.lower() for fact in chosen)
-    foreign = [facts.near_miss(fact) for fact in chosen]
-    foreign += [facts.fact(exclude=entities) for _ in range(3 * questions)]
+    foreign = [facts.draw_near_miss(fact) for fact in chosen]
+    foreign += [facts.draw_fact(exclude=entities) for _ in range(3 * questions)]
     paragraphs: list[str] = []
     length = 0
     for paragraph in python_prose():

@@ -83,7 +83,7 @@ class EnglishTask(GeneratedTask):
             ]
         foreign_facts = EnglishFacts(rng, held_out=self.held_out)
         foreign = [fact for question in questions for fact in question.foreign]
-        foreign += [foreign_facts.fact() for _ in range(length // self.foreign)]
+        foreign += [foreign_facts.draw_fact() for _ in range(length // self.foreign)]
         is_distinct = make_distinctness_check(
             fact for question in questions for fact in (*question.evidence, *question.subject_facts)
         )
@@ -114,37 +114,42 @@ class EnglishTask(GeneratedTask):
 
     def _draw_question(self, facts: EnglishFacts) -> _EnglishQuestion:
         if self.kind.startswith("hop_"):
-            chain, question = facts.chain(int(self.kind.split("_")[1]))
+            chain, question = facts.draw_chain(int(self.kind.split("_")[1]))
             answer = _remove_article(chain[-1].value)
             evidence_gold = (*(fact.subject for fact in chain[1:]), answer)
             order = -1 if self.kind.endswith("_backward") else 1
-            foreign = (facts.fact(chain[-1].relation),)
+            foreign = (facts.draw_fact(chain[-1].relation),)
             return _EnglishQuestion(
                 question, (answer,), tuple(chain[::order]), evidence_gold[::order], foreign, tuple(chain)
             )
         if self.kind == "list":
-            first = facts.fact(facts.relation(plural=True))
-            list_facts = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
+            first = facts.draw_fact(facts.draw_relation(plural=True))
+            list_facts = [first, *(facts.draw_fact(first.relation, subject=first.subject) for _ in range(2))]
             values = tuple(fact.value for fact in list_facts)
             question = facts.random.choice(first.relation.plural_questions).replace("{s}", first.subject)
             return _EnglishQuestion(
-                question, values, tuple(list_facts), values, (facts.fact(first.relation),), (first,)
+                question, values, tuple(list_facts), values, (facts.draw_fact(first.relation),), (first,)
             )
         if self.kind == "change":
-            old = facts.fact(facts.relation(changes=True))
-            new = facts.change(old)
-            question, answer = facts.question(new)
+            old = facts.draw_fact(facts.draw_relation(changes=True))
+            new = facts.draw_change(old)
+            question, answer = facts.draw_question(new)
             old_answer = old.subject if answer == new.subject else old.value
             evidence_gold = (old_answer, _remove_article(answer))
             return _EnglishQuestion(
-                question, (_remove_article(answer),), (old, new), evidence_gold, (facts.near_miss(new),), (old, new)
+                question,
+                (_remove_article(answer),),
+                (old, new),
+                evidence_gold,
+                (facts.draw_near_miss(new),),
+                (old, new),
             )
-        fact = facts.fact()
-        question, answer = facts.question(fact)
+        fact = facts.draw_fact()
+        question, answer = facts.draw_question(fact)
         if self.kind == "absent":
-            return _EnglishQuestion(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
+            return _EnglishQuestion(question, ABSENT, (), (), (facts.draw_near_miss(fact),), (fact,))
         gold = (_remove_article(answer),)
-        return _EnglishQuestion(question, gold, (fact,), gold, (facts.near_miss(fact),), (fact,))
+        return _EnglishQuestion(question, gold, (fact,), gold, (facts.draw_near_miss(fact),), (fact,))
 
 
 def _remove_article(answer: str) -> str:

@@ -142,12 +142,12 @@ class _SmallKeys:
 
     def draw_key(self, values: int, used: Container[str]) -> _Key:
         for _ in range(_MAX_KEY_DRAWS):
-            attribute = self._facts.attribute(numeric=True) if self._any_attribute else f"{MAGIC}number"
-            entity = self._facts.entity(bare=attribute.startswith(MAGIC))
+            attribute = self._facts.draw_attribute(numeric=True) if self._any_attribute else f"{MAGIC}number"
+            entity = self._facts.draw_entity(bare=attribute.startswith(MAGIC))
             name = entity.replace("-", " ").removeprefix("the ").lower()
             drawn: list[str] = []
             while len(drawn) < values:
-                value = self._facts.value(attribute)
+                value = self._facts.draw_value(attribute)
                 if value not in used and value not in drawn:
                     drawn.append(value)
             if name not in used:
@@ -157,8 +157,8 @@ class _SmallKeys:
                 "a document needs more keys than the small variant has",
                 hint="Ask for fewer questions on each document.",
             )
-        statements = [self._facts.statement(attribute, entity, value) for value in drawn]
-        return _Key(name, tuple(drawn), tuple(statements), self._facts.question(attribute, entity))
+        statements = [self._facts.draw_statement(attribute, entity, value) for value in drawn]
+        return _Key(name, tuple(drawn), tuple(statements), self._facts.draw_question(attribute, entity))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,16 +313,16 @@ def draw_word_pair(rng: random.Random) -> str:
     Raises:
         MissingExtraError: the word lists are not installed.
     """
-    return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
+    return f"{rng.choice(list_words('adjective'))}-{rng.choice(list_words('noun'))}"
 
 
 def list_all_words() -> tuple[str, ...]:
     """Return all adjectives, nouns and verbs in alphabetical order."""
-    return tuple(sorted({*words("adjective"), *words("noun"), *words("verb")}))
+    return tuple(sorted({*list_words("adjective"), *list_words("noun"), *list_words("verb")}))
 
 
 @functools.cache
-def words(part_of_speech: str) -> tuple[str, ...]:
+def list_words(part_of_speech: str) -> tuple[str, ...]:
     """Return the plain words of a part of speech, in alphabetical order.
 
     Raises:

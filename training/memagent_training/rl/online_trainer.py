@@ -96,7 +96,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         collected = self._collect_groups(iteration)
         policy: Any = self.model
         check_token_ids(policy.config, collected.groups)
-        self._begin_schedule(
+        self._start_schedule(
             collected.groups, self.args, self.args.seed + _SEED_STRIDE * iteration, self._steps_per_iteration
         )
         self.policy_versions = tuple(collected.policy_versions)

@@ -30,12 +30,12 @@ from memagent_graph.strategies import reading_strategy
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.data.reward_functions import RewardFunction
-from memagent_training.job import training_output as output
+from memagent_training.job import training_output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_options import Engine, LoopOptions
-from memagent_training.job.job_settings import make_config, rate_depends_on_length, select_decisive
+from memagent_training.job.job_settings import make_config, rate_depends_on_length, select_decisive_settings
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, choose_term_rewards, name_reward
 from memagent_training.rl.curriculum import (
     HELD_OUT_START,
@@ -184,7 +184,7 @@ class PreparedLoop:
             "read_with": self.base.profile and _read_with(self.base.profile),
         }
         return {
-            "settings": {**select_decisive(self.config), **schedule},
+            "settings": {**select_decisive_settings(self.config), **schedule},
             "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
             "loop": {
                 **{name: value for name, value in asdict(job.collect).items() if name != "concurrency"},
@@ -219,7 +219,7 @@ def prepare(job: RLJob) -> PreparedLoop:
         job = replace(job, tasks=(detect_data_task(job.data),))
     _check(job)
     base = find_base_model(job.model)
-    output.require_folder(job.out, base.folder)
+    training_output.require_writable_folder(job.out, base.folder)
     if job.base_url is not None and job.lora_rank is None and has_tied_embeddings(base.folder):
         raise TrainingError(
             f"{job.model} has tied embeddings, and {job.base_url} would keep its old output head on a reload",
@@ -255,7 +255,7 @@ def prepare(job: RLJob) -> PreparedLoop:
             task.sample(length, HELD_OUT_START)
     config.max_steps = job.iterations * prepared.steps_per_iteration
     config.save_strategy, config.save_steps = SaveStrategy.STEPS, prepared.steps_per_iteration
-    config.check_warm_up(config.max_steps)
+    config.require_steps_after_warm_up(config.max_steps)
     _check_folder(prepared)
     return prepared
 
@@ -360,9 +360,9 @@ def _check_server_gpus(gpus: str) -> None:
 def _check_folder(prepared: PreparedLoop) -> None:
     job = prepared.job
     if not _holds_loop(job.out):
-        output.require_unused(job.out)
+        training_output.require_unused_folder(job.out)
     elif job.resume:
-        output.require_same(job.out, prepared.record)
+        training_output.require_same_inputs(job.out, prepared.record)
     else:
         raise TrainingError(
             f"{job.out} already has a loop", hint="Continue it (--resume), or name another folder (--out)."

@@ -121,10 +121,10 @@ def _call(function: str) -> Iterable[str]:
 
 def held_out_names() -> Iterator[str]:
     """Yield the people and the towns that `memagent_evaluation` keeps for measuring."""
-    from memagent_evaluation.english_facts import words  # noqa: PLC0415  only to write and to load the names
+    from memagent_evaluation.english_facts import list_words  # noqa: PLC0415  only to write and to load the names
 
     for kind in ("first_names", "family_names", "towns"):
-        yield from words(kind, held_out=True)
+        yield from list_words(kind, held_out=True)
 
 
 def make_demonstrations() -> Iterator[str]:
