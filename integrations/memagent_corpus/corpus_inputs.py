@@ -183,7 +183,7 @@ class FileInputs(CorpusInputs):
                 yield _make_document(name, path, info)
             elif info["islink"]:
                 try:
-                    target = resolve_below(Path(root or "/"), name, hint=PATH_HINT, any_kind=True)
+                    target = resolve_below(Path(root or "/"), name, hint=PATH_HINT, allow_any_kind=True)
                 except DocumentError as error:
                     yield replace(
                         _make_document(name), error=f"{_to_valid_unicode(name)} is a link, and {error.message}"

@@ -195,7 +195,7 @@ class DatasetTable:
         folder = Path(self.location)
         try:
             if (folder / "dataset_dict.json").is_file():
-                folder = resolve_below(folder, self.split, hint="Choose another --split.", any_kind=True)
+                folder = resolve_below(folder, self.split, hint="Choose another --split.", allow_any_kind=True)
             if (folder / "state.json").is_file():
                 for part in read_json_file(folder / "state.json")["_data_files"]:
                     resolve_below(folder, part["filename"], hint="Correct its state.json.")

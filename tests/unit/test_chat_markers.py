@@ -22,7 +22,7 @@ from memagent_graph import (
     load_prompts,
     load_tokenizer,
 )
-from memagent_graph.chat_markers import configured_markers, folder_markers, markers_in
+from memagent_graph.chat_markers import find_config_markers, find_folder_markers, find_template_markers
 from memagent_graph.errors import BudgetError
 from memagent_graph.events import EventKind
 
@@ -78,7 +78,7 @@ MARKERS_AND_PIECES = [*ALL_MARKERS, "<", "|", ">", "\\", "/", "[", "]", "a", " "
 def test_escaping_leaves_no_marker_and_no_tag_whatever_the_neighbouring_text(pieces) -> None:
     text = "".join(pieces)
     escaped = GUARDING_PROMPTS.neutralise(text)
-    assert markers_in(escaped) == frozenset()
+    assert find_template_markers(escaped) == frozenset()
     assert not re.search(r"<\s*/?\s*section\b", escaped)
     assert escaped.replace("\\", "") == text.replace("\\", "")
 
@@ -140,12 +140,12 @@ async def test_a_local_policy_escapes_its_markers_whichever_tokenizer_counts(mod
 
 
 def test_a_damaged_tokenizer_configuration_gives_no_markers(tmp_path) -> None:
-    assert folder_markers(tmp_path) == frozenset()
+    assert find_folder_markers(tmp_path) == frozenset()
     for content in ("", "[]", '{"chat_template": 5, "eos_token": [1], "added_tokens_decoder": [3, null]}'):
         (tmp_path / "tokenizer_config.json").write_text(content)
-        assert folder_markers(tmp_path) == frozenset()
+        assert find_folder_markers(tmp_path) == frozenset()
     templates = {"chat_template": [{"name": "default", "template": "a [INST] b"}, {"name": "tools"}, 7]}
-    assert configured_markers(templates) == {"[INST]"}
+    assert find_config_markers(templates) == {"[INST]"}
 
 
 HOSTILE_TEXT = "".join(
@@ -174,7 +174,7 @@ def test_quotes_and_budgets_are_exact_in_a_text_full_of_markers(make_reader) -> 
         section, memory = part(prompt, "section"), part(prompt, "memory")
         source_text = HOSTILE_TEXT[update.start_char : update.end_char]
         assert section.replace("\\", "") == source_text.strip()
-        assert markers_in(section) == markers_in(memory) == frozenset()
+        assert find_template_markers(section) == find_template_markers(memory) == frozenset()
         assert tokenizer.count(section) <= SMALL.chunk_tokens
         assert tokenizer.count(memory) <= SMALL.memory_tokens
     assert chunk_ends[-1] == len(HOSTILE_TEXT)

@@ -146,7 +146,7 @@ async def test_model_errors_and_prompts_of_token_ids_raise_policy_errors() -> No
 
 
 async def test_an_interrupted_reply_is_requested_again_up_to_max_retries(monkeypatch) -> None:
-    monkeypatch.setattr("memagent_graph.policies.chat_model._PAUSE", 0)
+    monkeypatch.setattr("memagent_graph.policies.chat_model._FIRST_PAUSE_SECONDS", 0)
     interrupted_reply = AIMessage("half a te", response_metadata={"finish_reason": "error"})
     refusal = AIMessage("", additional_kwargs={"refusal": "I cannot."})
     replies = iter([interrupted_reply, AIMessage("whole"), refusal, interrupted_reply, interrupted_reply])

@@ -34,7 +34,7 @@ from memagent_graph.run_log import (
     RunRecord,
 )
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
-from memagent_graph.run_log.exchange.logged_run import contents, load_run
+from memagent_graph.run_log.exchange.logged_run import iterate_content, load_run
 from memagent_graph.storage import parquet_rows
 
 
@@ -51,7 +51,7 @@ def target_log(tmp_path: Path):
 def collect_content(log: RunLog) -> dict[str, Any]:
     """Return the content of a log by run, with row numbers replaced by the order in the run."""
     runs = [run for record in log.runs() if (run := load_run(log, record.run_id))]
-    return {run.record.run_id: ([*contents(run)], run.templates) for run in runs}
+    return {run.record.run_id: ([*iterate_content(run)], run.templates) for run in runs}
 
 
 def test_a_run_with_retries_an_edit_and_rewards_is_imported_unchanged(tmp_path, log, target_log) -> None:
@@ -335,7 +335,7 @@ def test_the_smallest_difference_is_other_content(tmp_path, log, target_log, cha
         "reward": replace(reward, value=2.0),
         "whose reward": replace(reward, conversation=second.id),
     }.get(change, reward)
-    target_log.add(LoggedRun(target_log.get("r"), [first, second], events, [reward]), replacing=True)
+    target_log.add(LoggedRun(target_log.get("r"), [first, second], events, [reward]), replace_existing=True)
     with pytest.raises(RunLogError, match="other content"):
         import_runs(target_log, path)
 
@@ -383,7 +383,7 @@ def fill_column(name: str, value: Any, type_: pa.DataType | None = None) -> Call
     [
         (fill_column("writes", "riddle"), "writes"),
         (fill_column("outcome", "lost"), "outcome"),
-        (fill_column("slot", 0), "contradicts itself"),
+        (fill_column("slot", 0), "is inconsistent"),
         (fill_column("events", "{"), "cannot be imported"),
         (fill_column("events", '[{"time": "x"}]'), "cannot be imported"),
         (fill_column("sampling", "[]"), "cannot be imported"),

@@ -47,7 +47,7 @@ from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import LoggedRun, RunLog, columns
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
-from memagent_graph.run_log.packing import MAX_LIST, pack_text
+from memagent_graph.run_log.packing import MAX_LIST_LENGTH, pack_text
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage import parquet_rows
 from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, decompress
@@ -199,7 +199,7 @@ def deflate_raw(data: bytes) -> bytes:
 
 
 def encode_many_ids() -> bytes:
-    id_count = MAX_LIST + 1
+    id_count = MAX_LIST_LENGTH + 1
     return b"\1" + id_count.to_bytes(4, "little") + bytes(id_count) + deflate_raw(bytes(3 * id_count))
 
 

@@ -18,7 +18,7 @@ from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import JSONOption, PriceInOption, PriceOutOption
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import EvaluationError, PolicyError
-from memagent_graph.policies.server_url import without_password
+from memagent_graph.policies.server_url import remove_password
 
 if TYPE_CHECKING:
     from memagent_evaluation.result_table import Results
@@ -183,6 +183,6 @@ def _format_command_line(context: typer.Context) -> str:
         value = context.params[name]
         option = max(parameter.opts, key=len)
         if name in {"base_url", "judge_base_url"}:
-            value = without_password(value)
+            value = remove_password(value)
         words += [option] if value is True else [option, str(value)]
     return shlex.join(words)

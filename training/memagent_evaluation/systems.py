@@ -168,7 +168,7 @@ class ReaderSystem:
             tokens = error.document_tokens + context.budget.question_tokens
             full_context = context.shape.forward_flops(tokens, context.budget.answer_tokens)
             usage = replace(usage, flops=0.0, full_context_flops=full_context)
-        detail = f"does not fit: {error.needed:,} of {error.window:,} tokens"
+        detail = f"does not fit: {error.needed_tokens:,} of {error.window_tokens:,} tokens"
         return Attempt(QuestionOutcome.DOES_NOT_FIT, None, None, usage, detail=detail)
 
 

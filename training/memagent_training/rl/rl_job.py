@@ -26,7 +26,7 @@ from memagent_graph.prompts import load_prompts
 from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, require_room
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import WordingSettings
-from memagent_graph.strategies import reading_strategy
+from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.data.reward_functions import RewardFunction
@@ -227,7 +227,7 @@ def prepare(job: RLJob) -> PreparedLoop:
         )
     config = _make_config(job)
     terms = config.advantage_settings.terms
-    roles = reading_strategy(job.strategy, _find_profile(job.reading, base)).roles
+    roles = choose_strategy(job.strategy, _find_profile(job.reading, base)).roles
     choose_term_rewards(terms, has_gold=True, has_logged=False)
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
