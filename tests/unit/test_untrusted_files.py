@@ -532,11 +532,11 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(resume_with_null_metadata, UNREADABLE, id="checkpoint: metadata"),
         pytest.param(resume_with_state(updated_channels=[[]]), UNREADABLE, id="checkpoint: channels"),
         pytest.param(resume_with_state(run_id=None), "hold no state", id="checkpoint: no run"),
-        pytest.param(resume_with_state(run_id="of somebody"), "of another run", id="checkpoint: another run"),
+        pytest.param(resume_with_state(run_id="of somebody"), "to another run", id="checkpoint: another run"),
         pytest.param(resume_with_state(stop_reason="evil"), "hold no state", id="checkpoint: unknown stop reason"),
         pytest.param(resume_with_state(cursor={"byte": "x"}), "hold no state", id="checkpoint: a cursor"),
         *(
-            pytest.param(use_profile(f"{name}{options}"), "only where you name it yourself",
+            pytest.param(use_profile(f"{name}{options}"), "only if you name it yourself",
                          id=f"profile: code {name}{options}")
             for name in ("evil:Nice", "../evil.py:Nice")
             for options in ("", ":x=1")

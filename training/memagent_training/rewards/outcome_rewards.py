@@ -41,7 +41,7 @@ class ExactMatch(_GoldReward):
             return None
         reply = extract_reply(run.raw_answer)
         final = scorers.find_boxed_at_end(reply, gold.answers) if last_boxed(reply) == answer else answer
-        return float(final is not None and scorers.is_exactly(final, gold.answers, gold.metric or Metric.ANY))
+        return float(final is not None and scorers.is_exact_match(final, gold.answers, gold.metric or Metric.ANY))
 
 
 class BoxedExactMatch(_GoldReward):
@@ -57,7 +57,7 @@ class BoxedExactMatch(_GoldReward):
         if gold is None or run.raw_answer is None:
             return None
         boxed = scorers.find_boxed_at_end(run.raw_answer)
-        return float(boxed is not None and scorers.is_exactly(boxed, gold.answers, gold.metric or Metric.ANY))
+        return float(boxed is not None and scorers.is_exact_match(boxed, gold.answers, gold.metric or Metric.ANY))
 
 
 class MemAgentReleased(_GoldReward):
@@ -117,7 +117,7 @@ class LenientMatch(_GoldReward):
         gold, answer = self.gold_for(run), run.answer
         if gold is None or answer is None:
             return None
-        return float(scorers.holds(answer, gold.answers, gold.metric or Metric.ANY))
+        return float(scorers.is_lenient_match(answer, gold.answers, gold.metric or Metric.ANY))
 
 
 class TokenF1(_GoldReward):
@@ -152,4 +152,4 @@ class StringMatch(_GoldReward):
         if gold.own_score is not None and self.metric is None:
             return gold.own_score(run.answer or "")
         metric = self.metric or gold.metric or Metric.ALL
-        return scorers.match_strings(extract_reply(run.raw_answer), gold.answers, metric)
+        return scorers.compute_string_match(extract_reply(run.raw_answer), gold.answers, metric)
