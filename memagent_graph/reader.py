@@ -54,7 +54,7 @@ from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
 from memagent_graph.storage.private_files import default_run_log, default_store
-from memagent_graph.strategies import reading_strategy
+from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -143,7 +143,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             converter=settings.converter, replace_undecodable=settings.replace_undecodable
         )
         self._parts = parts = replace(parts, store=self.store)
-        self.strategy = reading_strategy(parts.settings.strategy, parts.profile)
+        self.strategy = choose_strategy(parts.settings.strategy, parts.profile)
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list, self._close_graphs)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
         self._context: ReaderContext | None = None
@@ -483,7 +483,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                     except PolicyError:
                         if not self._parts.is_sufficient:
                             raise
-                self.strategy = reading_strategy(self.settings.strategy, self._parts.profile or info.profile)
+                self.strategy = choose_strategy(self.settings.strategy, self._parts.profile or info.profile)
                 self._context = await asyncio.to_thread(assemble, self._parts, info)
         return self._context
 

@@ -56,10 +56,10 @@ async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
     policy, subject = reader.policy, "server"
     try:
         if isinstance(policy, OpenAICompatiblePolicy):
-            served = await policy.served_model()
+            served = await policy.find_served_model()
             yield _ok("server", f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
-            if policy.unlisted:
-                detail = policy.unlisted.message
+            if policy.model_list_error:
+                detail = policy.model_list_error.message
                 yield _note("models", detail, "Ignore this if the model's name is right.")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""

@@ -83,7 +83,7 @@ class Resume(RunOptions):
                 strategy=self.strategy,
             ).replace(ca_file=self.ca_file, proxy=self.proxy)
             if self.strategy is None:
-                load_strategy(settings.strategy, own_code=False)  # a log may come from others
+                load_strategy(settings.strategy, allow_own_code=False)  # a log may come from others
             if settings.api_key == NO_KEY and list(log.runs(RunFilter(run_ids=[run_id], is_own=False))):
                 raise RunError(
                     f"run {run_id} was imported, so its server URL, {settings.base_url}, is not trusted",

@@ -59,8 +59,8 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
     """
     settings = parts.settings
     tokenizer = parts.tokenizer or info.tokenizer
-    if tokenizer is None and info.missing is not None:
-        raise info.missing
+    if tokenizer is None and info.missing_extra is not None:
+        raise info.missing_extra
     if tokenizer is None:
         raise TokenizerError(
             f"it is not known which tokenizer {parts.policy.name} uses",

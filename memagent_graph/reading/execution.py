@@ -20,7 +20,7 @@ from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import RunLogError
 from memagent_graph.events import StopReason
 from memagent_graph.reading.state import Counters, Limits, ReaderContext
-from memagent_graph.run_log.log import RunLog, log_error
+from memagent_graph.run_log.log import RunLog, make_log_error
 from memagent_graph.run_log.records import Conversation
 
 _MAX_TURNS: Final = 8
@@ -128,13 +128,19 @@ class Recording:
     """The branches and roles that have a conversation in the log."""
     _has_ended: bool = False
 
-    def begin(self, step: StepExecution, *, afresh: bool = False) -> None:
-        """Log the start of the run, once per call of the graph. `afresh` means that the run does not continue."""
+    def begin(self, step: StepExecution, *, replaces_run: bool = False) -> None:
+        """Log the start of the run, once per call of the graph.
+
+        Args:
+            step: the first step.
+            replaces_run: whether the run replaces an existing run with its id, instead of continuing it.
+        """
         if not self._has_begun:
             self._has_begun = True
             state, context = step.state, step.context
             run_values = state["run_id"], state["question"], state["document"], context.log_settings, context.strategy
-            self._submit(lambda: self.log.begin(*run_values, prompts=context.prompts, trace=step.trace, afresh=afresh))
+            options: Any = {"prompts": context.prompts, "trace": step.trace, "replaces_run": replaces_run}
+            self._submit(lambda: self.log.begin(*run_values, **options))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
         """Log a conversation. Only the first one of a branch and role supersedes earlier executions."""
@@ -176,7 +182,7 @@ class Recording:
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        reason = error if isinstance(error, RunLogError) else log_error(self.log.path, error)
+        reason = error if isinstance(error, RunLogError) else make_log_error(self.log.path, error)
         self.failure = self.failure or reason.message
 
 

@@ -13,7 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.documents.omissions import check_complete
+from memagent_graph.documents.omissions import require_complete
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.execution import Execution, Recording
 from memagent_graph.reading.inputs import check_question, store_document
@@ -121,7 +121,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         check_question(inputs["question"], self.reader_context)
         context = self.reader_context
         document = await store_document(inputs["document"], context.store)
-        check_complete(document, context.on_incomplete)
+        require_complete(document, context.on_incomplete)
         return {**inputs, "run_id": inputs.get("run_id") or new_run_id(), "document": document}
 
     def _make_call_arguments(

@@ -153,7 +153,7 @@ class StrategyGraph:
     async def _open_document(self, state: ReaderState, step: StepContext) -> Change:
         """Begin a run: reset every channel."""
         if recording := step.execution.recording:
-            recording.begin(step, afresh=True)
+            recording.begin(step, replaces_run=True)
         channels = {name: channel for name, channel in self.builder.channels.items() if name not in _INPUT_KEYS}
         empty_values = {name: _make_empty_value(channel) for name, channel in channels.items()}
         return {**empty_values, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}

@@ -154,7 +154,7 @@ async def test_what_the_server_is_not_asked_for_it_says_in_our_words(embedded_se
     with pytest.raises(PolicyRequestError, match="`nobody` does not exist"):
         await wrong.complete(say("hello"), SamplingParams(max_tokens=4))
     await wrong.describe()
-    assert "it serves memagent-embedded" in wrong.unlisted.message
+    assert "it serves memagent-embedded" in wrong.model_list_error.message
     right = OpenAICompatiblePolicy(base_url=embedded_server.base_url)
     with pytest.raises(PolicyRequestError, match="maximum context length is 1024"):
         await right.complete(say("word " * 1200), SamplingParams(max_tokens=4))

@@ -81,7 +81,7 @@ class CorpusFixture:
         return self.answer(prompt)
 
     def agent(self, **options: Any) -> MemAgent:
-        work_folder = TableFolder(str(self.out)).work
+        work_folder = TableFolder(str(self.out)).work_folder
         return self._make_reader(
             ScriptedPolicy(self._reply),
             **{
@@ -330,7 +330,7 @@ def test_time_limit_cancels_calls_and_the_next_run_continues_at_the_same_chunk(c
 
 WRITE_STEPS = [
     ("write_part", TableFolder), ("publish", TableFolder), ("mark_written", CorpusLedger),
-    ("replace_part", CorpusLedger), ("remove_unlisted", TableFolder),
+    ("replace_part", CorpusLedger), ("remove_unlisted_files", TableFolder),
 ]  # fmt: skip
 
 

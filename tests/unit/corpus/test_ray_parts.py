@@ -30,25 +30,25 @@ def test_tasks_and_their_errors_can_be_pickled(tmp_path: Path) -> None:
 def test_error_for_an_inaccessible_folder_names_it_and_the_remedy(tmp_path: Path) -> None:
     plan = ActorPlan(checkpoints=str(tmp_path / "work" / "checkpoints.sqlite"), logs=str(tmp_path / "logs"))
     with pytest.raises(CorpusError, match=r"has no access to the folder .*work of .*checkpoints postgresql"):
-        plan.check_folders()
+        plan.require_shared_folders()
     plan.write_markers()
-    plan.check_folders()
+    plan.require_shared_folders()
     other_plan = ActorPlan(checkpoints=plan.checkpoints)  # the same folder, but with the marker of another driver
     with pytest.raises(CorpusError, match="has no access to the folder"):
-        other_plan.check_folders()
+        other_plan.require_shared_folders()
     plan.remove_markers()
     assert not list(tmp_path.rglob("seen*"))
     with pytest.raises(CorpusError, match=r"has no access to the documents' folder .*nowhere"):
-        ActorPlan(access=SourceAccess(root=str(tmp_path / "nowhere"))).check_folders()
+        ActorPlan(access=SourceAccess(root=str(tmp_path / "nowhere"))).require_shared_folders()
     assert ActorPlan(checkpoints="postgresql://a:b@c/d").list_shared_folders() == []
 
 
 def test_machines_have_separate_sqlite_files_and_the_repr_of_a_plan_hides_secrets() -> None:
     local_plan = ActorPlan(checkpoints="/w/checkpoints.sqlite")
-    remote_plan = ActorPlan(checkpoints="/w/checkpoints.sqlite", home="another machine")
+    remote_plan = ActorPlan(checkpoints="/w/checkpoints.sqlite", driver_host="another machine")
     assert local_plan.get_local_checkpoints() == "/w/checkpoints.sqlite"
     assert str(remote_plan.get_local_checkpoints()).startswith("/w/checkpoints.sqlite-")
-    database_plan = ActorPlan(checkpoints="postgresql://c/d", home="another machine")
+    database_plan = ActorPlan(checkpoints="postgresql://c/d", driver_host="another machine")
     assert database_plan.get_local_checkpoints() == "postgresql://c/d" and "postgresql" not in repr(database_plan)
     assert "a-secret" not in repr(ActorPlan(settings=ReadSettings(api_key="a-secret")))
 

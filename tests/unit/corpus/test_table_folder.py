@@ -53,10 +53,10 @@ def test_manifest_has_the_size_and_digest_of_each_written_part(table: TableFolde
     assert (part.rows, part.failed) == (ROW_COUNT, 0)
     assert (part.bytes, part.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert [row["id"] for row in table.rows(["id"])] == [str(number) for number in range(ROW_COUNT)]
-    assert table.find_damaged([part]) == []
+    assert table.find_damaged_parts([part]) == []
     table.publish([])
-    table.remove_unlisted()
-    assert table.find_damaged([part]) == [part]
+    table.remove_unlisted_files()
+    assert table.find_damaged_parts([part]) == [part]
 
 
 def test_part_of_another_program_is_refused_even_with_a_matching_digest(table: TableFolder) -> None:

@@ -114,7 +114,7 @@ COLUMN_TYPES = {name: row[1] for name, row in COLUMN_EXAMPLES.items()}
 
 def test_property_types_become_column_types_and_nested_values_become_json() -> None:
     columns = make_typed_columns(ResponseFormat.of(AllColumns), ())
-    assert {column.name: column.arrow_type(pa) for column in columns} == COLUMN_TYPES
+    assert {column.name: column.make_arrow_type(pa) for column in columns} == COLUMN_TYPES
     answer = AllColumns.model_validate({name: row[2] for name, row in COLUMN_EXAMPLES.items()})
     values, problems = convert_values(columns, answer.model_dump(mode="json", by_alias=True))
     assert problems == []

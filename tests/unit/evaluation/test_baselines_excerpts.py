@@ -37,11 +37,11 @@ def test_document_ends_have_the_requested_number_of_tokens(words, repeats, head_
         def read_span(span) -> str:
             return store.read(document, span.start_byte, span.end_byte) if span else ""
 
-        for span in filter(None, (ends.whole(), ends.head(head_tokens), ends.tail(tail_tokens))):
+        for span in filter(None, (ends.make_whole_span(), ends.find_head(head_tokens), ends.find_tail(tail_tokens))):
             assert read_span(span) == text[span.start_char : span.end_char]
         assert ends.tokens == size
-        assert read_span(ends.whole()) == text
-        head_text, tail_text = read_span(ends.head(head_tokens)), read_span(ends.tail(tail_tokens))
+        assert read_span(ends.make_whole_span()) == text
+        head_text, tail_text = read_span(ends.find_head(head_tokens)), read_span(ends.find_tail(tail_tokens))
     assert text.startswith(head_text)
     assert text.endswith(tail_text)
     assert min(head_tokens, size) - 3 <= len(TOKENIZER.encode(head_text)) <= head_tokens or head_tokens < 4
@@ -62,12 +62,12 @@ def test_fit_to_window_returns_the_longest_text_that_fits(per_token, overhead, w
 
     class CountingWindow(ExcerptWindow):
         def __init__(self) -> None:
-            self.window, self.room = window, window - overhead
+            self.window_tokens, self.room_tokens = window, window - overhead
 
-        def text(self, spans: Any) -> str:
+        def read_text(self, spans: Any) -> str:
             return "".join(spans)
 
-        def needs(self, text: str) -> int:
+        def count_call_tokens(self, text: str) -> int:
             return overhead + per_token * len(text)
 
     if per_token > window - overhead:

@@ -178,7 +178,7 @@ def test_own_questions_are_read_from_every_file_format(tmp_path, file_format) ->
     task = load_data_task("qa_files", path, SETTINGS)
     assert (task.name, task.metric, sum(map(task.count, task.lengths))) == ("qa_files", Metric.ANY, 2)
     examples, count = task.examples, SETTINGS.tokenizer.count
-    assert task.own_lengths[0] == count(rows[0]["document"]) + count("Who, and when?")
+    assert task.example_lengths[0] == count(rows[0]["document"]) + count("Who, and when?")
     assert [(example.question, example.document, example.gold) for example in (examples[0], examples[1])] == [
         ("Who, and when?", rows[0]["document"], ("Rosa", "R. B.")),
         ("Where?", rows[1]["document"], ("Oslo",)),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from memagent_evaluation.demo_document import DemoQuestion, _load_texts, demo_texts, make_demo_document
+from memagent_evaluation.demo_document import DemoQuestion, _load_texts, iter_demo_texts, make_demo_document
 
 
 def split_sentences(text):
@@ -45,7 +45,7 @@ def test_questions_depend_on_the_seed_and_not_on_the_length() -> None:
     assert [question.question for question in short.questions] == [question.question for question in long.questions]
     assert other_seed.text != short.text
     assert len(long.text) / 4 >= 40_000
-    assert short.questions[0].question in next(demo_texts([1], 5_000))
+    assert short.questions[0].question in next(iter_demo_texts([1], 5_000))
 
 
 def test_no_sentence_occurs_more_than_five_times() -> None:

@@ -12,7 +12,7 @@ from support.evaluation import Keys
 from support.scripts import read_perfectly
 from support.traces import fan_out, make_answer, make_call, make_spans, make_trace
 
-from memagent_evaluation.failures import Loss, NeedleLoss, analyse, read_logged_run
+from memagent_evaluation.failures import Loss, NeedleLoss, find_losses, read_logged_run
 from memagent_evaluation.samples import Needle, Sample
 from memagent_graph import ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
@@ -53,7 +53,7 @@ def make_run(
     ],
 )
 def test_each_kind_of_loss_is_found_with_its_chunk(run, expected) -> None:
-    assert analyse(make_sample(NEEDLE), run) == (NeedleLoss(NEEDLE, *expected),)
+    assert find_losses(make_sample(NEEDLE), run) == (NeedleLoss(NEEDLE, *expected),)
 
 
 REFUSAL_EVENT = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
@@ -69,7 +69,7 @@ REFUSED_TRACE = make_trace(["a short", "story"], ["x", "x"], events={0: REFUSAL_
     ids=["beyond the budget", "refused by a rule"],
 )
 def test_fact_in_a_completion_but_in_no_memory_was_cut_or_refused(run, loss) -> None:
-    losses = analyse(make_sample(NEEDLE), run, {"0": "a long story of 4711", "1": "story"})
+    losses = find_losses(make_sample(NEEDLE), run, {"0": "a long story of 4711", "1": "story"})
     assert losses == (NeedleLoss(NEEDLE, loss, 0),)
 
 
@@ -100,14 +100,14 @@ LONG_NEEDLE = Needle("The key is 47112305.", "47112305", 0.5)
     ids=["never exact", "changed later", "changed in the answer", "then lost", "exact again", "another number"],
 )
 def test_value_written_in_another_format_is_reformatted_not_lost(run, expected) -> None:
-    assert analyse(make_sample(LONG_NEEDLE), run) == (NeedleLoss(LONG_NEEDLE, *expected),)
+    assert find_losses(make_sample(LONG_NEEDLE), run) == (NeedleLoss(LONG_NEEDLE, *expected),)
 
 
 def test_each_needle_has_its_own_loss() -> None:
     needles = NEEDLE, Needle("x", "12", 0.1), Needle("y", "99", 0.9)
-    losses = analyse(make_sample(*needles), make_run("12", "12 4711", "4711", answer="4711"))
+    losses = find_losses(make_sample(*needles), make_run("12", "12 4711", "4711", answer="4711"))
     assert [loss.loss for loss in losses] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
-    assert analyse(make_sample(), make_run("x")) == ()
+    assert find_losses(make_sample(), make_run("x")) == ()
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
@@ -125,14 +125,14 @@ def test_each_needle_has_its_own_loss() -> None:
 )
 def test_fact_in_no_memory_is_searched_for_in_the_chunks(chunks, cut, expected, depth) -> None:
     sample, run = read_without_writing(chunks, cut=cut, depth=depth)
-    (needle_loss,) = analyse(sample, run)
+    (needle_loss,) = find_losses(sample, run)
     assert (needle_loss.loss, needle_loss.chunk_index) == expected
 
 
 @pytest.mark.parametrize(("chunks", "loss"), [(["a", "b", "c"], Loss.NOT_READ), (CHUNKS, Loss.NEVER_WRITTEN)])
 def test_fact_after_an_early_stop_was_not_read(chunks, loss) -> None:
     sample, run = read_without_writing(chunks)
-    (needle_loss,) = analyse(sample, replace(run, stop_reason="enough"))
+    (needle_loss,) = find_losses(sample, replace(run, stop_reason="enough"))
     assert needle_loss.loss is loss
 
 
@@ -140,7 +140,7 @@ def test_only_the_answer_sentence_of_a_paragraph_needle_counts() -> None:
     chunks = ["The town is old and has a wall, as one reads. ", "The key is 4711. ", "It is lost."]
     sample, run = read_without_writing(chunks)
     paragraph = "The town is old and has a wall, as one reads. The key is 4711."
-    (needle_loss,) = analyse(replace(sample, needles=(Needle(paragraph, "4711", 0.0),)), run)
+    (needle_loss,) = find_losses(replace(sample, needles=(Needle(paragraph, "4711", 0.0),)), run)
     assert needle_loss.loss is Loss.NEVER_WRITTEN
 
 
@@ -158,14 +158,14 @@ def test_only_the_answer_sentence_of_a_paragraph_needle_counts() -> None:
 )
 def test_fact_is_held_if_any_branch_that_leads_to_the_answer_holds_it(memories, merged_memory, expected) -> None:
     trace = fan_out(memories, merged_memory, ["a", "b", "c", "d"])
-    assert analyse(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(NEEDLE, *expected),)
+    assert find_losses(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(NEEDLE, *expected),)
 
 
 def test_branch_that_does_not_lead_to_the_answer_is_ignored() -> None:
     left_span, right_span = make_spans(["a", "b"])
     calls = make_call("l", "x", reads=left_span, branch="l"), make_call("r", "4711", reads=right_span, branch="r")
     trace = Trace((*calls, make_answer("l")))
-    assert analyse(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(NEEDLE, Loss.NEVER_WRITTEN),)
+    assert find_losses(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(NEEDLE, Loss.NEVER_WRITTEN),)
 
 
 def reply_with_fact_last(prompt: str) -> str:
@@ -181,5 +181,5 @@ async def test_loss_is_determined_from_the_log_of_a_real_run(make_reader, log, s
     result = await reader.aread(text, "What is the key of harbor?")
     sample = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
     run, completions = read_logged_run(log, result.run_id, store)
-    assert analyse(sample, run, completions) == (NeedleLoss(sample.needles[0], Loss.CUT_BY_CAP, 0),)
+    assert find_losses(sample, run, completions) == (NeedleLoss(sample.needles[0], Loss.CUT_BY_CAP, 0),)
     assert "4711" not in run.updates[0].memory

@@ -98,7 +98,7 @@ def test_rows_are_sorted_in_the_order_of_the_plan() -> None:
     ],
 )
 def test_damaged_journal_error_names_the_line(tmp_path, monkeypatch, damage, message) -> None:
-    monkeypatch.setattr("memagent_evaluation.result_journal._MAX_PLANNED", 100)
+    monkeypatch.setattr("memagent_evaluation.result_journal._MAX_PLANNED_ROWS", 100)
     open_journal(tmp_path, make_row()).close()
     path = tmp_path / JOURNAL
     path.write_text(damage(path.read_text()))

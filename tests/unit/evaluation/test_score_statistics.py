@@ -17,10 +17,10 @@ from scipy import stats
 from memagent_evaluation.score_statistics import (
     compare,
     compute_newcombe_interval,
+    compute_sign_flip_p_value,
     compute_wilson_interval,
     correct_p_values,
     estimate,
-    sign_flip_p_value,
 )
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
@@ -140,7 +140,7 @@ def test_p_value_of_differences_of_one_size_is_binomial(positive_count, negative
     n, smaller_count = positive_count + negative_count, min(positive_count, negative_count)
     tail_probability = sum(comb(n, index) for index in range(smaller_count + 1)) / 2**n
     differences = [size] * positive_count + [-size] * negative_count + [0.0] * tie_count
-    assert sign_flip_p_value(differences) == pytest.approx(min(1.0, 2 * tail_probability))
+    assert compute_sign_flip_p_value(differences) == pytest.approx(min(1.0, 2 * tail_probability))
 
 
 @given(paired)
@@ -166,9 +166,9 @@ def test_sign_flip_test_equals_scipy_permutation_test() -> None:
 
 def test_sampled_sign_flips_are_seeded_and_close_to_the_normal_p_value() -> None:
     differences = [0.5 + number / 1e4 for number in range(25)] + [-0.5 - number / 1e4 for number in range(12)]
-    assert sign_flip_p_value(differences) == sign_flip_p_value(differences)
+    assert compute_sign_flip_p_value(differences) == compute_sign_flip_p_value(differences)
     z_score = math.fsum(differences) / math.hypot(*differences)
-    assert sign_flip_p_value(differences) == pytest.approx(2 * stats.norm.sf(z_score), abs=0.015)
+    assert compute_sign_flip_p_value(differences) == pytest.approx(2 * stats.norm.sf(z_score), abs=0.015)
 
 
 def test_newcombe_interval_of_uncorrelated_pairs_combines_wilson_intervals() -> None:

@@ -17,7 +17,7 @@ from memagent_evaluation.scorers import (
     Scores,
     compute_token_f1,
     contains,
-    is_exactly,
+    is_exact_match,
     normalise,
     score,
 )
@@ -73,19 +73,19 @@ def test_long_box_is_found_although_it_starts_far_from_the_end() -> None:
     ],
 )
 def test_strict_accepts_all_gold_strings_in_any_order_and_list_format(answer) -> None:
-    assert is_exactly(answer, ("7", "12", "30"), Metric.ALL)
+    assert is_exact_match(answer, ("7", "12", "30"), Metric.ALL)
 
 
 @pytest.mark.parametrize("answer", ["7, 12", "7, 12, 30, 31", "71230", "They are 7, 12, 30", "", "7, 12, 3 0"])
 def test_strict_refuses_extra_and_missing_strings(answer) -> None:
-    assert not is_exactly(answer, ("7", "12", "30"), Metric.ALL)
+    assert not is_exact_match(answer, ("7", "12", "30"), Metric.ALL)
 
 
 def test_gold_strings_may_have_several_words_or_contain_separators() -> None:
-    assert is_exactly("Red Fox and blue whale", ("blue whale", "red fox"), Metric.ALL)
-    assert not is_exactly("red, fox, blue whale", ("blue whale", "red fox"), Metric.ALL)
-    assert is_exactly("Ash, Sand and Sons; Rome", ("Rome", "Ash, Sand and Sons"), Metric.ALL)
-    assert is_exactly("1. sand 2. band", ("band", "sand"), Metric.ALL)
+    assert is_exact_match("Red Fox and blue whale", ("blue whale", "red fox"), Metric.ALL)
+    assert not is_exact_match("red, fox, blue whale", ("blue whale", "red fox"), Metric.ALL)
+    assert is_exact_match("Ash, Sand and Sons; Rome", ("Rome", "Ash, Sand and Sons"), Metric.ALL)
+    assert is_exact_match("1. sand 2. band", ("band", "sand"), Metric.ALL)
 
 
 # Lenient

@@ -45,18 +45,18 @@ async def test_every_system_loads_by_name_and_identifies_its_strategy(make_reade
     system = load_system(name, make_reader(strategy="refine"))
     assert system.name == name
     strategy_names = {"memagent": "refine", EXAMPLE: "own_gate"}
-    assert (await system.identity()).split()[0] == system.strategy.name == strategy_names.get(name, name)
+    assert (await system.compute_identity()).split()[0] == system.strategy.name == strategy_names.get(name, name)
 
 
 async def test_identity_has_strategy_options_and_role_templates(make_reader, monkeypatch) -> None:
     systems = [load_system(f"retrieval:chunks={chunk_count}", make_reader()) for chunk_count in (0, 3, 4, 3)]
-    identities = [await system.identity() for system in systems]
+    identities = [await system.compute_identity() for system in systems]
     assert len(set(identities)) == 3
     assert identities[1] == identities[3]
-    refine_identity = await load_system("refine", make_reader()).identity()
+    refine_identity = await load_system("refine", make_reader()).compute_identity()
     template = IMPROVE.template.replace("draft of the solution", "sketch of the solution")
     monkeypatch.setattr(Refine, "roles", (replace(IMPROVE, template=template), ANSWER))
-    assert await load_system("refine", make_reader()).identity() != refine_identity
+    assert await load_system("refine", make_reader()).compute_identity() != refine_identity
 
 
 async def test_unknown_system_error_suggests_similar_names(make_reader) -> None:

@@ -36,7 +36,7 @@ def test_length_is_reached_up_to_one_unit_and_never_exceeded(name, tokenizer):
     sample = load_task(name, TaskSettings(tokenizer)).sample(7000, 1)
     tokens = count_sample_tokens(sample, tokenizer)
     assert 7000 - LONGEST_UNIT_TOKENS < tokens <= 7000
-    assert abs(tokens - sample.reached) <= 5
+    assert abs(tokens - sample.reached_length) <= 5
 
 
 @settings(max_examples=20)
@@ -61,7 +61,7 @@ def test_any_length_is_kept_or_refused_with_a_possible_length(name, length, inde
             assert length > refused_length
     assert sample is not None
     assert 0 <= length - count_sample_tokens(sample, tokenizer) < LONGEST_UNIT_TOKENS
-    assert abs(sample.reached - count_sample_tokens(sample, tokenizer)) <= 2
+    assert abs(sample.reached_length - count_sample_tokens(sample, tokenizer)) <= 2
 
 
 def test_length_holds_when_text_suddenly_needs_more_tokens(tokenizer, tmp_path):
@@ -91,7 +91,7 @@ def test_consecutive_samples_ask_different_questions_on_one_document(name, small
         assert {needle.gold for needle in sample.needles} >= set(sample.gold)
         assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
         assert 2300 <= count_sample_tokens(sample, tokenizer) <= 2500
-        assert abs(count_sample_tokens(sample, tokenizer) - sample.reached) <= 2
+        assert abs(count_sample_tokens(sample, tokenizer) - sample.reached_length) <= 2
 
 
 def test_more_questions_than_needle_depths_share_a_document():

@@ -65,7 +65,7 @@ def test_document_of_the_requested_length_has_gold_and_distractors(name, length)
         sample, text, paragraphs, record = draw_sample(task, length, index)
         tokens = TOKENIZER.count(text) + TOKENIZER.count(sample.question) + 32
         assert 0 <= length - tokens < 300, "short by less than a passage"
-        assert abs(tokens - sample.reached) <= 2
+        assert abs(tokens - sample.reached_length) <= 2
         assert len(paragraphs) == len(set(paragraphs))
         assert {format_paragraph(paragraph) for paragraph in record.gold} <= set(paragraphs)
         own_distractors = {format_paragraph(paragraph) for paragraph in record.distractors}

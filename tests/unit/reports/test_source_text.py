@@ -56,8 +56,8 @@ def test_long_sentence_is_truncated_at_word_boundaries() -> None:
 
 def test_find_returns_the_occurrence_nearest_to_the_position() -> None:
     source = SourceText("It rains. It snows. It rains.")
-    assert source.find("It rains.", 18) == (20, 29)
-    assert source.find("It rains.", 2) == (0, 9)
+    assert source.find_quote("It rains.", 18) == (20, 29)
+    assert source.find_quote("It rains.", 2) == (0, 9)
 
 
 def test_find_page_returns_the_page_of_a_character() -> None:
@@ -91,4 +91,4 @@ def test_expanded_passage_of_any_text_is_found_at_its_position(text: str, data: 
     assert 0 <= sentence_start <= sentence_end <= len(text)
     quote = text[sentence_start:sentence_end]
     if quote:
-        assert source.find(quote, sentence_start) == (sentence_start, sentence_end)
+        assert source.find_quote(quote, sentence_start) == (sentence_start, sentence_end)

@@ -54,9 +54,9 @@ def test_month_is_within_a_date_of_that_month_only() -> None:
     (full_date,) = extract_facts("3 March 2021").dates
     (month,) = extract_facts("in March 2021").dates
     (other_month,) = extract_facts("in April 2021").dates
-    assert month.is_within(full_date)
-    assert not full_date.is_within(month)
-    assert not other_month.is_within(full_date)
+    assert month.is_stated_by(full_date)
+    assert not full_date.is_stated_by(month)
+    assert not other_month.is_stated_by(full_date)
 
 
 def test_may_is_a_month_only_in_a_date() -> None:

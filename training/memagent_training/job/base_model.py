@@ -13,7 +13,7 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import INSTALLABLE_POLICIES
 from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
 from memagent_graph.policies.model_info import hash_weights
-from memagent_graph.policies.profile import Profile, policy_folder
+from memagent_graph.policies.profile import Profile, find_policy_folder
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.training_errors import TrainingError
 
@@ -64,7 +64,7 @@ def find_base_model(name: str) -> BaseModel:
 
 def _locate_model(name: str) -> tuple[Path, str]:
     """Return the model's folder, and the path or hub id for transformers."""
-    folder = policy_folder(name)
+    folder = find_policy_folder(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             is_adapter = (folder / "adapter_config.json").is_file()

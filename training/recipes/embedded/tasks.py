@@ -62,7 +62,7 @@ class _PlantedFact(GeneratedTask):
         Raises:
             EvaluationError: the length is too small for the facts, question and answer.
         """
-        rng = self.rng(length, index)
+        rng = self.make_sample_rng(length, index)
         facts = PlantedFacts(rng, number_share=1.0)
         fact = self._draw_target(facts, rng)
         insertions = [Insertion(other.statement, rng.random()) for other in self.foreign(facts, fact, length)]

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from memagent_evaluation.demo_document import demo_texts
+from memagent_evaluation.demo_document import iter_demo_texts
 from memagent_graph.errors import MemAgentError
 from recipes.english.pinned_texts import PinnedText, read_text
 
@@ -129,7 +129,7 @@ def held_out_names() -> Iterator[str]:
 
 def make_demonstrations() -> Iterator[str]:
     """Yield the texts of the demonstration."""
-    yield from demo_texts(range(10), tokens=8_000)
+    yield from iter_demo_texts(range(10), tokens=8_000)
 
 
 def main() -> None:
