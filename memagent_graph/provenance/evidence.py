@@ -30,7 +30,7 @@ from memagent_graph.provenance.overlap import (
 )
 from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
-from memagent_graph.words import WORD, find_sentence_ends, is_unspaced, list_terms, words
+from memagent_graph.words import WORD, find_sentence_ends, fold_words, is_unspaced, list_terms
 
 _MIN_LIKENESS = 0.6
 _MIN_CONTAINED_SHARE = 0.8
@@ -438,7 +438,7 @@ def _match_next_lines(
         if unchanged_index is not None:
             lines.append(old_lines[unchanged_index])
             continue
-        folded_words = tuple(words(text))
+        folded_words = tuple(fold_words(text))
         content_words = select_content_words(folded_words)
         shared_word_counts = Counter(index for word in content_words for index in lines_by_word.get(word, ()))
         likeness = {

@@ -10,7 +10,7 @@ from datetime import datetime
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
-from memagent_graph.plain_text import list_names, quantity
+from memagent_graph.plain_text import format_count, list_names
 from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, SupportSpan, find_support
 from memagent_graph.provenance.places import find_section_label
 from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words, count_words
@@ -133,11 +133,9 @@ class Timeline:
         branch_note = f", on {branch_count:,} branch{'es' if branch_count > 1 else ''}" if branch_count else ""
         share_note = "" if self.read_share == 1 else f", {self.read_share:.0%} of the document"
         if view.trace.newest_excerpt_call is None:
-            read_text = (
-                f"{quantity(totals.chunks, 'chunk')}{share_note}, {totals.changes:,} changed the memory{branch_note}"
-            )
+            read_text = f"{format_count(totals.chunks, 'chunk')}{share_note}, {totals.changes:,} changed the memory{branch_note}"
         else:
-            passages = quantity(len({span for call in view.trace.calls for span in call.reads}), "passage")
+            passages = format_count(len({span for call in view.trace.calls for span in call.reads}), "passage")
             read_text = f"{passages} of {view.trace.tokens_shown:,} tokens in total"
         start_text = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
         cost = (
