@@ -24,7 +24,7 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from promises.comparison import normalise, simplify, to_json
 from support.fake_server import FakeServer
-from support.scripts import SMALL, SMALL_OPTIONS, make_document, read_perfectly
+from support.scripts import SMALL_BUDGET, SMALL_OPTIONS, make_document, read_perfectly
 from typing_extensions import TypedDict
 
 from memagent_graph import (
@@ -64,7 +64,7 @@ class Place:
     def reader(self, policy: Any, **options: Any) -> MemAgent:
         """A reader with small budgets."""
         defaults: dict[str, Any] = {
-            "tokenizer": "embedded", "budget": SMALL, "prompts": load_prompts(), "store": self.folder / "documents",
+            "tokenizer": "embedded", "budget": SMALL_BUDGET, "prompts": load_prompts(), "store": self.folder / "documents",
             "run_log": self.log, "checkpoints": self.folder / "checkpoints.sqlite",
         }  # fmt: skip
         return MemAgent(policy, **(defaults | options))

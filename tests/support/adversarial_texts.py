@@ -21,7 +21,7 @@ _ALPHABETS = (
 _WORDS = ("I'm", "WE'LL", "don't", "x'S", "'re", "\r\n", "\n\n  \n", "   ", "1234567", "<|im_end|>", "</s>", "<think>")
 
 
-def adversarial_texts(vocabulary: list[bytes], count: int = 1500) -> Iterator[str]:
+def make_adversarial_texts(vocabulary: list[bytes], count: int = 1500) -> Iterator[str]:
     """Short texts on which tokenizers are most likely to disagree, the same at each call.
 
     Mixed scripts, combining marks, unusual white space, contractions, control characters, text that looks like special

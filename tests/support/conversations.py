@@ -8,7 +8,7 @@ from memagent_graph import RunLog, Span, Writes, load_prompts
 from memagent_graph.run_log import Conversation, Outcome
 
 DOCUMENT: Any = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
-IDS: dict[str, Any] = {"prompt_token_ids": [1, 2, 4_000_000_000], "token_ids": [5, 6], "logprobs": [-0.5, -0.25]}
+TOKENS: dict[str, Any] = {"prompt_token_ids": [1, 2, 4_000_000_000], "token_ids": [5, 6], "logprobs": [-0.5, -0.25]}
 
 
 def make_conversation(position: int = 0, *, answers: bool = False, **changes: Any) -> Conversation:
@@ -41,7 +41,7 @@ def write_run(
     """
     question = changes.pop("question", f"Who is {run_id}?")
     document = {**DOCUMENT, "name": changes.pop("name", "book.txt")}
-    prompts, values = load_prompts(), {**IDS, **changes}
+    prompts, values = load_prompts(), {**TOKENS, **changes}
     log.wait(log.begin(run_id, question, document, {"model": "fake"}, prompts=prompts, trace={"a": "b"}))
     values = {"run_id": run_id, "template": prompts.fingerprint, **values}
     rows = [log.wait(log.record(make_conversation(position, **values))) for position in range(count)]

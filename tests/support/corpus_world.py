@@ -15,7 +15,7 @@ from aiohttp import web
 from support.document_files import make_docx
 from support.fake_server import FakeServer
 from support.programs import run_program
-from support.scripts import SMALL_OPTIONS, part, read_perfectly
+from support.scripts import SMALL_OPTIONS, extract, read_perfectly
 
 NAMES = ("harbor", "castle", "bridge")
 QUESTIONS = tuple(f"What is the key of {name}?" for name in NAMES)
@@ -35,11 +35,11 @@ def make_key(number: int, name: str) -> str:
     return str(1000 + 10 * number + NAMES.index(name))
 
 
-def write_corpus(folder: Path, documents: int, *, most_words: int) -> dict[str, int | None]:
+def write_corpus(folder: Path, documents: int, *, max_words: int) -> dict[str, int | None]:
     """Write text and DOCX files of differing lengths, one in twenty broken; return their numbers, None for broken."""
     lengths, numbers = random.Random(3), dict[str, int | None]()
     for number in range(documents):
-        text = make_text(number, int(40 * (most_words / 40) ** lengths.random()))
+        text = make_text(number, int(40 * (max_words / 40) ** lengths.random()))
         kind = {13: "pdf", 1: "docx"}.get(number % 20, "txt")
         contents = {"pdf": b"%PDF-1.7 broken", "docx": make_docx(text), "txt": text.encode()}
         place = folder / f"{number % 7}" / f"d{number}.{kind}"
@@ -55,7 +55,7 @@ class CountingServer(FakeServer):
     def __init__(self, *, faults: float = 0.0, delay: float = 0.0) -> None:
         super().__init__(self._respond, delay=delay)
         self._spoil, self._faults = random.Random(1), faults
-        self.read: Counter[tuple[str, str]] = Counter()
+        self.answer_counts: Counter[tuple[str, str]] = Counter()
         """The number of answers by section and question."""
 
     def _respond(self, body: dict[str, Any], number: int) -> Any:
@@ -70,12 +70,12 @@ class CountingServer(FakeServer):
                 )
             )
         prompt = body["messages"][-1]["content"]
-        if section := part(prompt, "section"):
-            self.read[section, part(prompt, "problem")] += 1
+        if section := extract(prompt, "section"):
+            self.answer_counts[section, extract(prompt, "problem")] += 1
         return read_perfectly(prompt)
 
 
-def corpus_command(source: Path | str, out: Path | str, server: FakeServer, *options: str) -> list[str]:
+def make_corpus_command(source: Path | str, out: Path | str, server: FakeServer, *options: str) -> list[str]:
     """Return the command line that reads a corpus through a server."""
     questions = [word for question in QUESTIONS for word in ("-q", question)]
     return [
@@ -86,15 +86,15 @@ def corpus_command(source: Path | str, out: Path | str, server: FakeServer, *opt
 
 def run_corpus_command(source: Path | str, out: Path | str, server: FakeServer, *options: str) -> Any:
     """Run it to its end."""
-    process = run_program(corpus_command(source, out, server, *options), capture_output=True)
+    process = run_program(make_corpus_command(source, out, server, *options), capture_output=True)
     assert "Traceback" not in process.stderr, process.stderr
     return process
 
 
-def wait_until_it_reads(process: Any, server: CountingServer, chunks: int = 1) -> None:
+def wait_for_chunks(process: Any, server: CountingServer, chunks: int = 1) -> None:
     """Wait until a process that reads through the server has read so many more chunks."""
-    number, end = sum(server.read.values()) + chunks, time.monotonic() + 120
-    while sum(server.read.values()) < number:
+    number, end = sum(server.answer_counts.values()) + chunks, time.monotonic() + 120
+    while sum(server.answer_counts.values()) < number:
         assert process.poll() is None and time.monotonic() < end, "it ended by itself, or does not read"
         time.sleep(0.005)
 

@@ -14,7 +14,7 @@ from support.scripts import make_document
 NAMES = ("harbor", "castle", "garden", "bridge", "tower", "valley")
 
 
-class Keys:
+class KeyTask:
     """One key to be found in `length` words."""
 
     name, metric, unit, answer_tokens = "keys", Metric.ALL, LengthUnit.TOKENS, 60

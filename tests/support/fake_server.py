@@ -24,7 +24,7 @@ class FakeServer:
     """Serves `respond(body, number)`: a text becomes a completion, a dict is sent as JSON, a `web.Response` as it is.
 
     `requests` holds every completion request in order, `bodies` their bytes, `headers` what came with each;
-    `most_at_once` is the largest number in flight. `authorization` is the header that is wanted, which a `key` stands
+    `peak_concurrency` is the largest number in flight. `authorization` is the header that is wanted, which a `key` stands
     for.
     """
 
@@ -59,7 +59,7 @@ class FakeServer:
         self.requests: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
-        self.most_at_once = 0
+        self.peak_concurrency = 0
         self._at_once = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -138,7 +138,7 @@ class FakeServer:
         self.requests.append(body)
         self.headers.append(dict(request.headers))
         self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
+        self.peak_concurrency = max(self.peak_concurrency, self._at_once)
         try:
             await asyncio.sleep(self.delay)
             if body["model"] not in {self.model, *self.adapters}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.scripts import part
+from support.scripts import extract
 
 
 def _marked_texts() -> dict[str, list[list[str]]]:
@@ -88,4 +88,4 @@ def reply_to(prompt: str) -> str:
     fact = next((fact for fact in FACTS.values() if fact.sentence.strip() in prompt or fact.memory in prompt), None)
     if "<section>" not in prompt:
         return f"\\boxed{{{fact.answer if fact else '?'}}}"
-    return fact.memory if fact else " ".join(part(prompt, "section").split()[:1])
+    return fact.memory if fact else " ".join(extract(prompt, "section").split()[:1])

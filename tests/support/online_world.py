@@ -27,7 +27,7 @@ from support import training_world
 ITERATIONS = 3
 GROUPS = 3
 """Of each iteration."""
-SMALL = training_world.SMALL | {"weight_decay": 0.0}
+SMALL_SETTINGS = training_world.SMALL_SETTINGS | {"weight_decay": 0.0}
 
 
 def make_world(folder: Path) -> list[list[RolloutGroup]]:
@@ -56,7 +56,7 @@ class ScriptedSource:
     seen: list[list[int]] = field(default_factory=list)
     """The policies that were there when it was asked."""
 
-    def groups_of(self, iteration: int) -> IterationGroups:
+    def get_groups(self, iteration: int) -> IterationGroups:
         self.iterations.append(iteration)
         self.seen.append(list(self.saved))
         if iteration == 1 and self.failure is not None:
@@ -91,16 +91,16 @@ class Training:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """As they are now."""
-        return weights_of(self.trainer)
+        return copy_weights(self.trainer)
 
 
-def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
+def copy_weights(trainer: Any) -> dict[str, torch.Tensor]:
     """A copy."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def config_of(output: Path, steps: int, iterations: int = ITERATIONS, **changes: Any) -> MultiConvDAPOConfig:
+def make_config(output: Path, steps: int, iterations: int = ITERATIONS, **changes: Any) -> MultiConvDAPOConfig:
     """Settings of `steps` optimizer steps an iteration."""
     schedule = {
         "max_steps": iterations * steps,
@@ -108,7 +108,7 @@ def config_of(output: Path, steps: int, iterations: int = ITERATIONS, **changes:
         "save_steps": steps,
         "save_total_limit": None,
     }
-    return load_preset("dapo", output_dir=str(output), **(SMALL | schedule | changes))
+    return load_preset("dapo", output_dir=str(output), **(SMALL_SETTINGS | schedule | changes))
 
 
 def make_training(
@@ -120,13 +120,13 @@ def make_training(
     policies: dict[int, dict[str, torch.Tensor]] = {}
 
     def save_policy(trainer: OnlineTrainer, iteration: int) -> None:
-        policies[iteration] = weights_of(trainer)
+        policies[iteration] = copy_weights(trainer)
         source.saved.append(iteration)
 
     trainer = OnlineTrainer(
         str(folder / "model"),
-        source.groups_of,
-        config_of(output, steps, **changes),
+        source.get_groups,
+        make_config(output, steps, **changes),
         steps_per_iteration=steps,
         save_policy=save_policy,
         callbacks=[callback],

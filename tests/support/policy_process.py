@@ -16,7 +16,7 @@ from typing import Any
 
 from support.fake_server import FakeServer
 from support.programs import KillableProcess, Program
-from support.scripts import part, read_perfectly
+from support.scripts import extract, read_perfectly
 
 TESTS = Path(__file__).parents[1]
 
@@ -58,8 +58,8 @@ def main(port: int, milliseconds: int, file: str) -> None:
         prompt = body["messages"][-1]["content"]
         request = {
             "salt": body.get("cache_salt"),
-            "problem": part(prompt, "problem"),
-            "section": part(prompt, "section"),
+            "problem": extract(prompt, "problem"),
+            "section": extract(prompt, "section"),
         }
         os.write(log, json.dumps(request).encode() + b"\n")
         return read_perfectly(prompt)

@@ -127,7 +127,7 @@ def _user() -> dict[str, Any]:
     return {}
 
 
-def running_server() -> Iterator[PostgresServer]:
+def run_postgres() -> Iterator[PostgresServer]:
     """The server, for a fixture; where PostgreSQL is missing its tests are skipped, or fail where CI is set."""
     try:
         with PostgresServer() as server:

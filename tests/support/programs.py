@@ -311,7 +311,7 @@ def _end() -> None:
     sys.stderr.flush()
 
 
-def records(output: str) -> list[dict[str, list[str]]]:
+def parse_records(output: str) -> list[dict[str, list[str]]]:
     """The questions of `memagent read` in its printed form: for each, the texts by their labels."""
     parsed: list[dict[str, list[str]]] = []
     for block in output.removesuffix("\n").split("\n\n"):
@@ -327,6 +327,6 @@ def records(output: str) -> list[dict[str, list[str]]]:
     return parsed
 
 
-def answers(output: str) -> list[str]:
+def parse_answers(output: str) -> list[str]:
     """The answers in what `memagent read` printed."""
-    return [answer for record in records(output) for answer in record.get("answer", ())]
+    return [answer for record in parse_records(output) for answer in record.get("answer", ())]

@@ -330,7 +330,7 @@ DIALECTS: dict[str, Dialect] = {
     for name, dialect in dialects.items()
 }
 
-TOO_LONG_IN_WORDS = {
+LENGTH_REFUSALS = {
     "vLLM": (400, "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens"),
     "llama.cpp": (400, "the request exceeds the available context size. try increasing the context size"),
     "llama.cpp, with the status 500": (500, "the request exceeds the available context size."),
@@ -344,7 +344,7 @@ TOO_LONG_IN_WORDS = {
 """Refusals that are about length, with their status."""
 
 
-def counting_server(count: Callable[[str], int], window: int = 100_000) -> FakeServer:
+def make_counting_server(count: Callable[[str], int], window: int = 100_000) -> FakeServer:
     """Return a server that counts tokens in its own way.
 
     Of a prompt that is longer than its window it keeps the newest tokens, and its models have tags and say nothing of a

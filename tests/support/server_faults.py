@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 Fault = Callable[[], "web.Response | dict[str, Any]"]
-ELSEWHERE = "http://elsewhere.example:8000/v1/chat/completions"
+OTHER_SERVER = "http://elsewhere.example:8000/v1/chat/completions"
 """Another server, to which no request may go."""
 
 
@@ -56,25 +56,27 @@ MALFORMED: dict[str, Fault] = {
 }
 """Replies with a success status and no completion; they are retried, as after a 500."""
 
-TOO_LONG: dict[str, Fault] = {
+OVERSIZED: dict[str, Fault] = {
     "a text without end": make_choice(message={"content": "x" * 9_000_000}, finish_reason="stop"),
     "spaces before the reply": make_response(" " * 9_000_000 + _GOOD % ""),
     "little that unpacks to much": make_response(gzip.compress(b" " * 50_000_000), Content_Encoding="gzip"),
 }
 """Replies larger than the limit."""
 
-BUSY: dict[str, Fault] = {str(status): make_error(status) for status in (408, 409, 429, 500, 502, 503, 504, 529)} | {
+RETRIED_ERRORS: dict[str, Fault] = {
+    str(status): make_error(status) for status in (408, 409, 429, 500, 502, 503, 504, 529)
+} | {
     "502 with a page": make_response("<html>Bad gateway</html>", 502),
     "500 with a body without end": make_response("x" * 9_000_000, 500),
 }
 """Errors that are retried."""
 
-FINAL: dict[str, Fault] = {str(status): make_error(status) for status in (400, 401, 403, 404, 405, 413, 422)} | {
+FINAL_ERRORS: dict[str, Fault] = {str(status): make_error(status) for status in (400, 401, 403, 404, 405, 413, 422)} | {
     "300": make_response("", 300),
     "304": make_response("", 304),
-    "307 to another server": make_response("", 307, Location=ELSEWHERE),
-    "308 to another server": make_response("", 308, Location=ELSEWHERE),
-    "302 to another server": make_response("", 302, Location=ELSEWHERE),
+    "307 to another server": make_response("", 307, Location=OTHER_SERVER),
+    "308 to another server": make_response("", 308, Location=OTHER_SERVER),
+    "302 to another server": make_response("", 302, Location=OTHER_SERVER),
     "301 to no address": make_response("", 301, Location="file:///etc/passwd"),
     "302 to half an address": make_response("", 302, Location="http://[::1/v1"),
     "307 without saying where": make_response("", 307),
@@ -82,7 +84,7 @@ FINAL: dict[str, Fault] = {str(status): make_error(status) for status in (400, 4
 }
 """Errors that are not retried."""
 
-EMPTY: dict[str, Fault] = {
+EMPTY_TEXTS: dict[str, Fault] = {
     "an empty text": make_choice(message={"content": ""}, finish_reason="stop"),
     "white space": make_choice(message={"content": " \n"}, finish_reason="stop"),
     "null, because it was cut off": make_choice(message={"content": None}, finish_reason="length"),

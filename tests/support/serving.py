@@ -23,7 +23,7 @@ from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import PageSessions
 from memagent_serve.serve_settings import ServeSettings
 from support.programs import KillableProcess, Program
-from support.scripts import SMALL
+from support.scripts import SMALL_BUDGET
 
 ALICE, BOB = "alice-has-a-secret-key", "bob-has-another-secret"
 KEYS = Keys([(Owner("alice"), ALICE), (Owner("bob"), BOB)])
@@ -38,7 +38,7 @@ def build_reader(
         or OpenAICompatiblePolicy("fake", base_url=upstream, api_key="the-server's-own-key", max_retries=retries),
         **{
             "tokenizer": "embedded",
-            "budget": SMALL,
+            "budget": SMALL_BUDGET,
             "prompts": load_prompts(),
             "store": folder / "documents",
             "checkpoints": folder / "checkpoints.sqlite",
@@ -48,8 +48,8 @@ def build_reader(
     )
 
 
-class Served:
-    """The value of `served`: the server's address, and the objects that it uses."""
+class Server:
+    """The value of `serve`: the server's address, and the objects that it uses."""
 
     def __init__(self, url: str, serving: ServerResources, sessions: PageSessions | None = None) -> None:
         self.url = url
@@ -66,7 +66,7 @@ class Served:
 
 
 @contextmanager
-def served(
+def serve(
     upstream: str | None,
     folder: Path,
     *,
@@ -74,13 +74,13 @@ def served(
     reader: dict[str, Any] | None = None,
     page: bool = False,
     **settings: Any,
-) -> Iterator[Served]:
+) -> Iterator[Server]:
     """A server in a thread, with the settings of `ServeSettings`, and with its live page if asked for."""
     ready, stop, failure = threading.Event(), threading.Event(), []
-    made: list[Served] = []
+    made: list[Server] = []
     listener = listen("127.0.0.1", 0)
 
-    async def serve() -> None:
+    async def serve_until_stopped() -> None:
         async with build_reader(upstream, folder, policy=policy, **(reader or {})) as agent:
             serving = ServerResources(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
             sessions = PageSessions(serving.settings.keys) if page else None
@@ -92,7 +92,7 @@ def served(
             running = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started and not running.done():  # noqa: ASYNC110  uvicorn tells no other way
                 await asyncio.sleep(0.01)
-            made.append(Served(f"http://127.0.0.1:{listener.getsockname()[1]}", serving, sessions))
+            made.append(Server(f"http://127.0.0.1:{listener.getsockname()[1]}", serving, sessions))
             ready.set()
             await asyncio.to_thread(stop.wait)
             server.should_exit = True
@@ -100,7 +100,7 @@ def served(
 
     def run() -> None:
         try:
-            asyncio.run(serve())
+            asyncio.run(serve_until_stopped())
         except BaseException as error:
             failure.append(error)
             ready.set()

@@ -93,7 +93,7 @@ def make_answer(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = (
     return make_call("answer", text, *parents, role="answer", writes=Writes.ANSWER, events=events, **took)
 
 
-def fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str], *, answer: str = "") -> Trace:
+def make_fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str], *, answer: str = "") -> Trace:
     """Return the trace of a run that read a document on parallel branches "0", "1" and so on, and merged them.
 
     Args:

@@ -18,11 +18,11 @@ def write_log(
     groups: Sequence[RolloutGroup],
     model: Path,
     *,
-    of_run: Mapping[str, Mapping[str, Any]] | None = None,
+    changes_by_run: Mapping[str, Mapping[str, Any]] | None = None,
     rewards: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> Path:
-    """Write the runs of each group; `changes` apply to every conversation, `of_run` to those of one run."""
+    """Write the runs of each group; `changes` apply to every conversation, `changes_by_run` to those of one run."""
     tokenizer = load_tokenizer(model).fingerprint
     log = RunLog(path)
     rollouts = [(group, rollout) for group in groups for rollout in group.rollouts_G]
@@ -30,14 +30,14 @@ def write_log(
         record = RunRecord(
             rollout.run_id, float(number), 2.0, f"What is in {group.group_id}?", DOCUMENT, {}, "answered", "so"
         )
-        of_this = {"tokenizer": tokenizer, **changes, **(of_run or {}).get(rollout.run_id, {})}
+        of_this = {"tokenizer": tokenizer, **changes, **(changes_by_run or {}).get(rollout.run_id, {})}
         reward = (rewards or {}).get(rollout.run_id, rollout.reward)
         log.add(LoggedRun(record, _conversations(rollout, of_this), rewards=[_reward(rollout, reward)]))
     log.close()
     return path
 
 
-def comparable(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+def select_comparable(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """Return the groups with two or more rollouts that read at least one chunk, as a reader's always do."""
     whole = [
         replace(group, rollouts_G=tuple(rollout for rollout in group.rollouts_G if len(rollout.conversations_K) > 1))

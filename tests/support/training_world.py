@@ -29,7 +29,7 @@ from memagent_training.job.trainer import MultiConvDAPOTrainer
 from support import small_models
 
 VOCABULARY = 64
-SMALL = {
+SMALL_SETTINGS = {
     "report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
     "token_budget": 200, "learning_rate": 0.005, "warmup_steps": 0, "max_logprob_gap": 9,
 }  # fmt: skip
@@ -96,10 +96,10 @@ def _conversation(
     return TrainingConversation(array("I", prompt), array("I", completion), logprobs, *at, False, "v1")
 
 
-def config_of(case: dict[str, Any], output: Path) -> MultiConvDAPOConfig:
+def make_config(case: dict[str, Any], output: Path) -> MultiConvDAPOConfig:
     """The settings of a case: a preset's, with changes."""
     base = {"max_grad_norm": 0.0, "learning_rate": 0.01, "groups_per_step": 3, "save_strategy": "no"}
-    changes = SMALL | base | {"token_budget": 400, "max_steps": 2, "seed": 5}
+    changes = SMALL_SETTINGS | base | {"token_budget": 400, "max_steps": 2, "seed": 5}
     return load_preset(case["preset"], output_dir=str(output), **(changes | case.get("changes", {})))
 
 
@@ -137,7 +137,7 @@ def run_case(folder: Path, case: dict[str, Any], output: Path) -> list[dict[str,
     groups = pickle.loads((folder / "groups.pkl").read_bytes())
     recorder = Recorder()
     trainer = MultiConvDAPOTrainer(
-        str(folder / "model"), groups, config_of(case, output), callbacks=[recorder], policy_versions=["v0", "v1"]
+        str(folder / "model"), groups, make_config(case, output), callbacks=[recorder], policy_versions=["v0", "v1"]
     )
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]

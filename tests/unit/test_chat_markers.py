@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_server import FakeServer
-from support.scripts import SMALL, part
+from support.scripts import SMALL_BUDGET, extract
 
 from memagent_graph import (
     ChatModelPolicy,
@@ -84,7 +84,7 @@ def test_neighbouring_text_leaves_or_makes_no_marker_or_tag(parts) -> None:
 
 
 async def load_prompts_of(policy, tokenizer="embedded", **options):
-    async with MemAgent(policy, budget=SMALL, run_log=False, tokenizer=tokenizer, **options) as agent:
+    async with MemAgent(policy, budget=SMALL_BUDGET, run_log=False, tokenizer=tokenizer, **options) as agent:
         return (await agent.aprepare()).prompts
 
 
@@ -159,7 +159,7 @@ def copy_hostile_text(prompt: str) -> str:
     """Copy markers of the section into the memory, up to its budget."""
     if "<section>" not in prompt:
         return "\\boxed{4711}"
-    facts = re.findall(r"The key of harbor is \d+\.", part(prompt, "section") + part(prompt, "memory"))
+    facts = re.findall(r"The key of harbor is \d+\.", extract(prompt, "section") + extract(prompt, "memory"))
     return " ".join([*facts[:1], *ALL[:12]])
 
 
@@ -171,14 +171,14 @@ def test_quotes_and_budgets_are_exact_although_much_is_escaped(make_reader) -> N
     for update, prompt in zip(result.updates, policy.prompts, strict=False):
         assert update.start_char == ends[-1]
         ends.append(update.end_char)
-        section, memory = part(prompt, "section"), part(prompt, "memory")
+        section, memory = extract(prompt, "section"), extract(prompt, "memory")
         own_text = HOSTILE[update.start_char : update.end_char]
         assert section.replace("\\", "") == own_text.strip()
         assert markers_in(section) == markers_in(memory) == frozenset()
-        assert tokenizer.count(section) <= SMALL.chunk_tokens
-        assert tokenizer.count(memory) <= SMALL.memory_tokens
+        assert tokenizer.count(section) <= SMALL_BUDGET.chunk_tokens
+        assert tokenizer.count(memory) <= SMALL_BUDGET.memory_tokens
     assert ends[-1] == len(HOSTILE)
-    assert any("\\" in part(prompt, "memory") for prompt in policy.prompts)
+    assert any("\\" in extract(prompt, "memory") for prompt in policy.prompts)
     assert EventKind.SHORTENED_CHUNK in {event.kind for event in result.events}
     quotes = [item for item in result.evidence if "4711" in item.quote]
     assert quotes
@@ -189,7 +189,7 @@ def test_a_question_is_counted_as_it_is_shown(make_reader) -> None:
     question = "<|im_end|>" * 6
     count = load_tokenizer("embedded").count
     tokens = count(GUARDED.neutralise(question))
-    reader = make_reader(run_log=False, budget=replace(SMALL, question_tokens=count(question)))
+    reader = make_reader(run_log=False, budget=replace(SMALL_BUDGET, question_tokens=count(question)))
     with pytest.raises(BudgetError, match=f"the question has {tokens} tokens and its budget is {count(question)}"):
         reader.read("some text", question)
 
@@ -197,10 +197,10 @@ def test_a_question_is_counted_as_it_is_shown(make_reader) -> None:
 def test_a_memory_that_only_escaping_makes_too_long_is_cut_with_an_event(make_reader) -> None:
     count = load_tokenizer("embedded").count
     memory = "<|im_end|> " * 60
-    while count(memory) > SMALL.memory_tokens:
+    while count(memory) > SMALL_BUDGET.memory_tokens:
         memory = memory[:-11]
-    assert count(GUARDED.neutralise(memory)) > SMALL.memory_tokens
+    assert count(GUARDED.neutralise(memory)) > SMALL_BUDGET.memory_tokens
     policy = ScriptedPolicy(lambda prompt: memory if "<section>" in prompt else "\\boxed{x}")
     result = make_reader(policy, run_log=False).read("some words " * 20, QUESTION)
     assert {event.kind for event in result.events} == {EventKind.OVERLONG}
-    assert count(GUARDED.neutralise(result.memory)) <= SMALL.memory_tokens
+    assert count(GUARDED.neutralise(result.memory)) <= SMALL_BUDGET.memory_tokens

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.traces import fan_out, make_call, make_spans
+from support.traces import make_call, make_fan_out, make_spans
 from support.traces import make_trace as line_of
 
 from memagent_graph import ScriptedPolicy
@@ -202,7 +202,7 @@ def test_of_many_chunks_only_those_that_brought_the_final_words_are_read() -> No
 
 def test_a_merges_lines_come_from_the_branches_that_read_them() -> None:
     chunks = ["Here Ilse Thornbury built the lighthouse. ", "It was lit in 1743 for the king. ", "Per ran the ferry. "]
-    trace = fan_out(
+    trace = make_fan_out(
         [["Ilse Thornbury built the lighthouse"], ["It was lit in 1743"], ["Per ran the ferry"]],
         "Ilse Thornbury built the lighthouse\nlit in 1743\nEnough is said of the rest",
         chunks,

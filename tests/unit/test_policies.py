@@ -125,7 +125,7 @@ async def test_requests_in_flight_are_bounded() -> None:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_concurrency=3)
         await asyncio.gather(*(ask(policy) for _ in range(12)))
         await policy.aclose()
-    assert server.most_at_once == 3
+    assert server.peak_concurrency == 3
 
 
 async def test_a_script_replies_in_order_and_its_end_is_an_error() -> None:

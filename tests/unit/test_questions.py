@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from support.scripts import make_document, part, read_perfectly
+from support.scripts import extract, make_document, read_perfectly
 from unit.test_questions_in_graphs import Uneven
 
 from memagent_graph import Limits, ScriptedPolicy, StopReason
@@ -51,7 +51,7 @@ def test_a_question_that_fails_leaves_the_others_and_can_be_resumed(make_reader,
     failing = True
 
     def reads(prompt: str):
-        return PolicyError("gone") if failing and "castle" in part(prompt, "problem") else read_perfectly(prompt)
+        return PolicyError("gone") if failing and "castle" in extract(prompt, "problem") else read_perfectly(prompt)
 
     reader = make_reader(ScriptedPolicy(reads), checkpoints=tmp_path / "checkpoints.sqlite")
     outcomes = reader.read(TEXT, questions=[HARBOR, CASTLE], run_id="r", return_exceptions=True)
@@ -67,7 +67,7 @@ def test_a_question_that_stops_early_does_not_hold_up_the_others(make_reader) ->
     def reads(prompt: str) -> str:
         if "<section>" not in prompt:
             return read_perfectly(prompt)
-        if "castle" in part(prompt, "problem"):
+        if "castle" in extract(prompt, "problem"):
             return "STOP"
         return f"REWRITE\n{read_perfectly(prompt)}"
 
@@ -89,7 +89,7 @@ def test_many_questions_are_read_for_in_passes(make_reader) -> None:
     questions = [f"What is the key of k{number}?" for number in range(30)]
     results = make_reader(policy).read(text, questions=questions, max_concurrency=10)
     assert len(results) == 30
-    passes = [int(re.findall(r"k(\d+)\?", part(prompt, "problem"))[0]) // 10 for prompt in policy.prompts]
+    passes = [int(re.findall(r"k(\d+)\?", extract(prompt, "problem"))[0]) // 10 for prompt in policy.prompts]
     assert passes == sorted(passes)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
-from support.chat_models import calls, in_turn
-from support.scripts import make_document, part, read_perfectly
+from support.chat_models import call_tools, make_chat_model
+from support.scripts import extract, make_document, read_perfectly
 from typing_extensions import TypedDict
 from unit.test_node import build_parent
 from unit.test_tool import caller, tool_messages
@@ -46,22 +46,22 @@ class Uneven(ScriptedPolicy):
         super().__init__(self._reply)
 
     def _reply(self, prompt: str) -> Any:
-        if self.broken and "harbor" in part(prompt, "problem") and "harbor is 100" in part(prompt, "section"):
+        if self.broken and "harbor" in extract(prompt, "problem") and "harbor is 100" in extract(prompt, "section"):
             return PolicyError("gone")
         return self.reads(prompt)
 
     async def complete(self, prompt: Any, sampling: Any) -> Any:
-        number = next((n for n, name in enumerate(NAMES) if name in part(prompt[0]["content"], "problem")), 0)
+        number = next((n for n, name in enumerate(NAMES) if name in extract(prompt[0]["content"], "problem")), 0)
         await asyncio.sleep(0.004 * (number % 2))
         return await super().complete(prompt, sampling)
 
     @property
     def sections(self) -> list[str]:
-        return [part(prompt, "section") for prompt in self.prompts if "<section>" in prompt]
+        return [extract(prompt, "section") for prompt in self.prompts if "<section>" in prompt]
 
     @property
     def counts(self) -> Counter[tuple[str, str]]:
-        return Counter((part(prompt, "problem"), part(prompt, "section")) for prompt in self.prompts)
+        return Counter((extract(prompt, "problem"), extract(prompt, "section")) for prompt in self.prompts)
 
     def shared_one_pass(self, questions: int = len(QUESTIONS)) -> bool:
         """Whether every section was shown to all questions before the next was shown to any."""
@@ -200,13 +200,13 @@ async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader)
         return TEXT
 
     def agent(*replies: Any) -> Any:
-        return create_agent(in_turn(*replies), [fetch], middleware=[middleware], checkpointer=saver)
+        return create_agent(make_chat_model(*replies), [fetch], middleware=[middleware], checkpointer=saver)
 
-    (first,) = tool_messages(await invoke(agent(calls(("fetch", {})), "read"), ASK))
+    (first,) = tool_messages(await invoke(agent(call_tools(("fetch", {})), "read"), ASK))
     policy.prompts.clear()
     policy.broken = True
     more = {"run_id": first.response_metadata["memagent"]["run_id"], "questions": QUESTIONS[:3]}
-    *_, message = tool_messages(await invoke(agent(calls(("ask_tool_result", more), prefix="b"), "done"), ASK))
+    *_, message = tool_messages(await invoke(agent(call_tools(("ask_tool_result", more), prefix="b"), "done"), ASK))
     for number in (1, 2):
         assert f"Question {number + 1}: {QUESTIONS[number]}\nAnswer: {KEYS[number]}" in message.text
     assert f"Question 1: {QUESTIONS[0]}\nThe result could not be read: gone" in message.text
@@ -215,13 +215,13 @@ async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader)
     assert [reading["answer"] for reading in others] == KEYS[1:3]
     policy.prompts.clear()
     policy.broken = False
-    *_, message = tool_messages(await invoke(agent(calls(("ask_tool_result", more), prefix="c"), "done"), ASK))
+    *_, message = tool_messages(await invoke(agent(call_tools(("ask_tool_result", more), prefix="c"), "done"), ASK))
     assert [reading["answer"] for reading in message.artifact["readings"]] == KEYS[:3]
     assert policy.shared_one_pass(3)
     policy.broken = True
     alone = {**more, "questions": QUESTIONS[:1]}
-    *_, message = tool_messages(await invoke(agent(calls(("ask_tool_result", alone), prefix="d"), "done"), ASK))
+    *_, message = tool_messages(await invoke(agent(call_tools(("ask_tool_result", alone), prefix="d"), "done"), ASK))
     assert (message.status, "The result could not be read: gone" in message.text) == ("error", True)
     many = {**more, "questions": QUESTIONS * 2}
-    *_, message = tool_messages(await invoke(agent(calls(("ask_tool_result", many), prefix="e"), "done"), ASK))
+    *_, message = tool_messages(await invoke(agent(call_tools(("ask_tool_result", many), prefix="e"), "done"), ASK))
     assert "at most 8 items" in message.text

@@ -14,8 +14,8 @@ from langchain.agents.middleware import ToolRetryMiddleware
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
-from support.chat_models import calls, in_turn
-from support.scripts import make_document, part, read_perfectly
+from support.chat_models import call_tools, make_chat_model
+from support.scripts import extract, make_document, read_perfectly
 from support.strategies import answer_perfectly
 from typing_extensions import TypedDict
 from unit.test_node import build_parent
@@ -69,7 +69,7 @@ class FailsOnce:
         self.replies = self.failures = 0
 
     def __call__(self, prompt: str) -> Any:
-        if self.at in part(prompt, "section") and not self.failures:
+        if self.at in extract(prompt, "section") and not self.failures:
             self.failures += 1
             return self.error
         self.replies += 1
@@ -135,7 +135,7 @@ async def test_a_loop_reads_again_at_every_turn_of_every_run_on_its_thread(make_
 async def test_a_tool_that_a_middleware_calls_again_continues_at_its_chunk(make_reader, sync, has_checkpoints) -> None:
     script = FailsOnce()
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)), on_failure="raise")
-    model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "It is 4711.")
+    model = make_chat_model(call_tools(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "It is 4711.")
     retries = ToolRetryMiddleware(max_retries=2, initial_delay=0.001, jitter=False)
     agent = create_agent(model, [tool], middleware=[retries], checkpointer=InMemorySaver() if has_checkpoints else None)
     state = await run(agent, {"messages": [("user", QUESTION)]}, sync=sync)
@@ -147,7 +147,7 @@ def test_an_agent_without_checkpoints_reads_on_when_its_model_asks_again(make_re
     script = FailsOnce()
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)))
     read = ("read_long_document", {"questions": [QUESTION], "text": TEXT})
-    model = in_turn(calls(read, prefix="a"), calls(read, prefix="b"), "It is 4711.")
+    model = make_chat_model(call_tools(read, prefix="a"), call_tools(read, prefix="b"), "It is 4711.")
     *_, failed, _, message, _ = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"]
     assert "The read failed" in failed.text
     assert failed.text.endswith("Ask the same question about the same document again to read on from there.")
@@ -160,7 +160,7 @@ def test_a_read_that_failed_in_an_agent_can_be_resumed_by_hand(make_reader) -> N
     script = FailsOnce()
     reader = make_reader(ScriptedPolicy(script))
     tool = ReadLongDocument(agent=reader)
-    model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Sorry.")
+    model = make_chat_model(call_tools(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Sorry.")
     message = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"][-2]
     with reader.copy(checkpoints=default_checkpoints()) as other:
         assert other.resume(message.artifact["readings"][0]["run_id"]).answer == "4711"
@@ -202,7 +202,7 @@ async def test_progress_of_branches_never_falls_and_counts_what_was_read_before_
     policy = ScriptedPolicy(FailsOnce("4711", script=say_both))
     tool = ReadLongDocument(agent=make_reader(policy, strategy="map_reduce:width=8", branches=3), on_failure="raise")
     text = make_document({0.1: "The key of harbor is 12.", 0.7: "The key of harbor is 4711."}, words=3000)
-    model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": text})), "Done.")
+    model = make_chat_model(call_tools(("read_long_document", {"questions": [QUESTION], "text": text})), "Done.")
     agent = create_agent(model, [tool], checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "one"}}
     events: list[Any] = []
@@ -211,7 +211,7 @@ async def test_progress_of_branches_never_falls_and_counts_what_was_read_before_
             events.append(event)
     resumed_events: list[Any] = [event async for event in agent.astream(None, config, stream_mode="custom")]
     reading = get_reading((await agent.aget_state(config)).values["messages"][-2])
-    sections = {part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt}
+    sections = {extract(prompt, "section") for prompt in policy.prompts if "<section>" in prompt}
     assert (reading["answer"], reading["chunks_read"]) == ("12, then 4711", len(sections))
     assert {item["quote"] for item in reading["evidence"]} == {"harbor is 12", "harbor is 4711"}
     for reports in (events, resumed_events):
@@ -231,7 +231,7 @@ async def test_progress_of_branches_never_falls_and_counts_what_was_read_before_
 def build_nested(make_reader: MakeReader, policy: ScriptedPolicy, levels: int, kind: str) -> Any:
     if kind == "agent":
         tool = ReadLongDocument(agent=make_reader(policy))
-        model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Done.")
+        model = make_chat_model(call_tools(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Done.")
         return create_agent(model, [tool])
     graph: Any = compile_graph(memagent_node(make_reader(policy)))
     for _ in range(levels):

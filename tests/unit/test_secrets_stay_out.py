@@ -22,7 +22,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from pydantic import SecretStr
 from support.fake_server import HELLO, FakeServer
-from support.programs import answers, run_program
+from support.programs import parse_answers, run_program
 from support.scripts import SMALL_OPTIONS, make_document
 
 from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
@@ -121,7 +121,7 @@ def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(isolate
         process = run_read_command(isolated_home, "--base-url", address, "--json")
         command = [sys.executable, "-m", "memagent_graph", "resume", "r", "--base-url", address]
         finished = run_program(command, capture_output=True)
-    assert (process.returncode, answers(finished.stdout)) == (4, ["4711"]), finished.stderr
+    assert (process.returncode, parse_answers(finished.stdout)) == (4, ["4711"]), finished.stderr
     assert server.base_url in process.stdout
     outputs = {"read": process.stdout + process.stderr, "resume": finished.stdout + finished.stderr}
     assert find_secrets((name, text.encode()) for name, text in outputs.items()) == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS, counting_server
+from support.server_dialects import DIALECTS, LENGTH_REFUSALS, make_counting_server
 
 from memagent_graph import Budget, MemAgent, ReadResult
 from memagent_graph.cli.policy_checks import CheckStatus, check_policy
@@ -59,9 +59,9 @@ def test_a_reason_to_stop_is_understood_in_any_spelling(reason: FinishReason, wo
     assert {parse_finish_reason(word) for word in words.split()} == {reason}
 
 
-@pytest.mark.parametrize("name", TOO_LONG_IN_WORDS)
+@pytest.mark.parametrize("name", LENGTH_REFUSALS)
 async def test_a_refusal_that_speaks_of_length_is_final_and_names_the_remedy(name: str) -> None:
-    status, words = TOO_LONG_IN_WORDS[name]
+    status, words = LENGTH_REFUSALS[name]
     refusal = {"error": {"message": words}}
     with (
         FakeServer(lambda body, number: web.json_response(refusal, status=status)) as server,
@@ -106,7 +106,7 @@ OTHER_COUNTS = {
 
 
 async def test_a_prompt_that_the_server_cut_is_an_event_with_both_counts_in_every_view() -> None:
-    with counting_server(OWN_COUNT, window=1500) as server:
+    with make_counting_server(OWN_COUNT, window=1500) as server:
         result = await read(server, LONG_TEXT, LONG_BUDGET)
     cuts = [event for event in result.events if event.kind is EventKind.PROMPT_CUT]
     assert [event.chunk_index for event in cuts] == list(range(len(cuts)))
@@ -121,7 +121,7 @@ SHORT_BUDGET = Budget(context_window=1024, question_tokens=32, memory_tokens=60,
 
 
 async def test_a_prompt_cut_by_a_small_window_is_an_event_and_the_probe_is_counted() -> None:
-    with counting_server(OWN_COUNT, window=400) as server:
+    with make_counting_server(OWN_COUNT, window=400) as server:
         result = await read(server, "and then some words " * 300, SHORT_BUDGET)
     assert {event.kind for event in result.events} == {EventKind.PROMPT_CUT}
     probes = [body for body in server.requests if "<section>" not in body["messages"][0]["content"]]
@@ -131,20 +131,20 @@ async def test_a_prompt_cut_by_a_small_window_is_an_event_and_the_probe_is_count
 
 
 async def test_a_read_can_stop_at_a_prompt_that_the_server_cut() -> None:
-    with counting_server(OWN_COUNT, window=1500) as server, pytest.raises(PromptCutError, match="window"):
+    with make_counting_server(OWN_COUNT, window=1500) as server, pytest.raises(PromptCutError, match="window"):
         await read(server, LONG_TEXT, LONG_BUDGET, on_incomplete="stop")
 
 
 @pytest.mark.parametrize("name", OTHER_COUNTS)
 async def test_a_server_that_counts_otherwise_did_not_cut(name: str) -> None:
-    with counting_server(OTHER_COUNTS[name]) as server:
+    with make_counting_server(OTHER_COUNTS[name]) as server:
         result = await read(server, LONG_TEXT, LONG_BUDGET)
     assert (result.answer, result.events) == ("4711", ())
 
 
 @pytest.mark.parametrize(("window", "status"), [(1500, CheckStatus.FAILED), (100_000, CheckStatus.OK)])
 async def test_doctor_sends_a_prompt_of_the_size_that_it_allows(window: int, status: CheckStatus) -> None:
-    with counting_server(OWN_COUNT, window) as server:
+    with make_counting_server(OWN_COUNT, window) as server:
         async with MemAgent(
             base_url=server.base_url, model="fake", tokenizer="embedded", budget=LONG_BUDGET, run_log=False
         ) as reader:

@@ -10,7 +10,7 @@ import zlib
 import pytest
 from aiohttp import web
 from support.fake_server import HELLO, FakeServer
-from support.server_faults import BUSY, ELSEWHERE, EMPTY, FINAL, MALFORMED, TOO_LONG
+from support.server_faults import EMPTY_TEXTS, FINAL_ERRORS, MALFORMED, OTHER_SERVER, OVERSIZED, RETRIED_ERRORS
 
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams, UpdateRule
 from memagent_graph.errors import (
@@ -28,9 +28,9 @@ QUESTION = "What is the key of harbor?"
 RETRIES = 2
 
 
-@pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
+@pytest.mark.parametrize("name", [*MALFORMED, *OVERSIZED, *RETRIED_ERRORS])
 async def test_temporary_faults_are_retried_and_then_become_an_error(name) -> None:
-    fault, faults = (MALFORMED | TOO_LONG | BUSY)[name], 2 * RETRIES + 1
+    fault, faults = (MALFORMED | OVERSIZED | RETRIED_ERRORS)[name], 2 * RETRIES + 1
     with FakeServer(lambda body, number: fault() if number < faults else "at last") as server:
         with pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as caught:
             await server.ask(max_retries=RETRIES)
@@ -39,7 +39,7 @@ async def test_temporary_faults_are_retried_and_then_become_an_error(name) -> No
     assert (completion.text, completion.retries) == ("at last", RETRIES)
     assert caught.value.hint
     assert len(str(caught.value)) < 1200
-    if name in BUSY:
+    if name in RETRIED_ERRORS:
         assert isinstance(caught.value, PolicyOverloadedError)
         assert ("it broke" in str(caught.value)) is name.isdigit(), "what the server said is told"
     elif "gzip" not in name:
@@ -47,17 +47,17 @@ async def test_temporary_faults_are_retried_and_then_become_an_error(name) -> No
         assert ("still broke its reply off" in str(caught.value)) is ("an error" in name)
 
 
-@pytest.mark.parametrize("name", FINAL)
+@pytest.mark.parametrize("name", FINAL_ERRORS)
 async def test_permanent_faults_are_not_retried(name) -> None:
     with (
-        FakeServer(lambda body, number: FINAL[name]()) as server,
+        FakeServer(lambda body, number: FINAL_ERRORS[name]()) as server,
         pytest.raises((PolicyRequestError, PolicyResponseError, PolicyAuthenticationError)) as caught,
     ):
         await server.ask(max_retries=RETRIES)
     assert caught.value.hint
     assert len(server.requests) == (6 if name == "307 to itself" else 1)
     if "another" in name:
-        assert f"redirects to another server, {ELSEWHERE}; the request was not sent there" in caught.value.message
+        assert f"redirects to another server, {OTHER_SERVER}; the request was not sent there" in caught.value.message
         assert caught.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")
 
 
@@ -103,11 +103,11 @@ def reader(server: FakeServer, **options) -> MemAgent:
     return MemAgent(policy, tokenizer="embedded", budget=Budget(chunk_tokens=60, memory_tokens=64), **options)
 
 
-@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("name", EMPTY_TEXTS)
 def test_a_completion_without_a_text_keeps_the_memory_and_says_by_which_rule(name) -> None:
     good = FakeServer().respond
     with (
-        FakeServer(lambda body, number: EMPTY[name]() if number == 2 else good(body, number)) as server,
+        FakeServer(lambda body, number: EMPTY_TEXTS[name]() if number == 2 else good(body, number)) as server,
         reader(server, run_log=False) as agent,
     ):
         result = agent.read(TEXT, QUESTION)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mcp.shared.memory import create_connected_server_and_client_session
 from rich.console import Console
-from support.scripts import make_document, part
+from support.scripts import extract, make_document
 
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, RunLog, ScriptedPolicy
 from memagent_graph.cli.show import load_view
@@ -35,7 +35,7 @@ STRATEGY = "retrieval:chunks=2:chunk_tokens=40"
 
 
 def answers_from_the_text(prompt: str) -> str:
-    return "\\boxed{" + (ANSWER if "harbor is 4711" in part(prompt, "text") else "?") + "}"
+    return "\\boxed{" + (ANSWER if "harbor is 4711" in extract(prompt, "text") else "?") + "}"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import NotRequired
 import pytest
 import rich.console
 from langgraph.checkpoint.memory import InMemorySaver
-from support.scripts import make_document, part, read_perfectly
+from support.scripts import extract, make_document, read_perfectly
 
 from memagent_graph import (
     ANSWER,
@@ -149,8 +149,8 @@ def test_calls_in_a_role_that_the_strategy_does_not_list_are_refused(make_reader
 
 def follow_the_link(prompt: str) -> str:
     """Note the place of the harbor, and the key of a place that the memory names."""
-    memory = (part(prompt, "memory") or part(prompt, "draft")).removeprefix("(empty)")
-    section = part(prompt, "section")
+    memory = (extract(prompt, "memory") or extract(prompt, "draft")).removeprefix("(empty)")
+    section = extract(prompt, "section")
     if "<section>" not in prompt:
         return "\\boxed{4711}" if "4711" in memory else "\\boxed{unknown}"
     facts = ["The harbor is in Fernley.", *(["The key of Fernley is 4711."] if "in Fernley" in memory else [])]
@@ -231,7 +231,7 @@ async def test_a_kill_before_a_step_loses_nothing_and_reads_nothing_twice(make_r
         if saved["next"] == [node] and saved["values"].get("span", {}).get("index") == chunk:
             break
     result = await reader.aresume("r")
-    sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
+    sections = [extract(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
     assert len(sections) == len(set(sections)) == result.chunks_read
     assert "".join(TEXT.split()) == "".join("".join(sections).split())
     assert result.answer == "4711"

@@ -10,7 +10,7 @@ from aiohttp import web
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
+from support.scripts import extract, make_document, read_perfectly
 from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 from typing_extensions import TypedDict
 from unit.test_node import build_parent
@@ -86,10 +86,10 @@ def test_the_answer_sees_the_schema_and_memories_see_the_fields(structured_reade
     reader = structured_reader(GOOD)
     reader.read(TEXT, QUESTION, response_format=Key)
     *updates, answer = reader.policy.prompts
-    assert part(answer, "schema") == json.dumps(Key.model_json_schema(), separators=(",", ":"))
+    assert extract(answer, "schema") == json.dumps(Key.model_json_schema(), separators=(",", ":"))
     assert "boxed" not in answer
-    assert all(part(update, "problem").endswith("- place (string)\n- key (integer)") for update in updates)
-    assert part(answer, "problem") == QUESTION
+    assert all(extract(update, "problem").endswith("- place (string)\n- key (integer)") for update in updates)
+    assert extract(answer, "problem") == QUESTION
 
 
 def test_fields_that_take_too_much_of_the_question_s_budget_are_shortened_or_left_out(structured_reader) -> None:
@@ -97,7 +97,7 @@ def test_fields_that_take_too_much_of_the_question_s_budget_are_shortened_or_lef
     for tokens in (200, 30, 16):
         reader = structured_reader(GOOD, budget=Budget(2000, tokens, 60, 100, 60))
         reader.read(TEXT, QUESTION, response_format=Key)
-        fields[tokens] = part(reader.policy.prompts[0], "problem").removeprefix(QUESTION).strip()
+        fields[tokens] = extract(reader.policy.prompts[0], "problem").removeprefix(QUESTION).strip()
     assert fields[200].count("\n") == 2
     assert fields[30] == "The answer will have these fields: place, key."
     assert fields[16] == ""
@@ -111,9 +111,9 @@ def test_a_reply_that_does_not_fit_is_shown_with_the_error_and_written_once_more
     assert [event.kind for event in result.events] == [EventKind.INVALID_ANSWER]
     assert "key: Field required" in result.events[0].detail
     repair = reader.policy.prompts[-1]
-    assert part(repair, "reply") == '{"place": "harbor"}'
-    assert "key: Field required" in part(repair, "error")
-    assert part(repair, "memory") == result.memory
+    assert extract(repair, "reply") == '{"place": "harbor"}'
+    assert "key: Field required" in extract(repair, "error")
+    assert extract(repair, "memory") == result.memory
 
 
 def test_an_answer_that_never_fits_is_kept_and_the_read_says_so(structured_reader) -> None:
@@ -243,10 +243,10 @@ def test_a_template_of_one_s_own_shows_the_schema_where_it_has_it(structured_rea
     reader = structured_reader(GOOD, "in words", prompts=load_prompts(answer_template=own))
     assert reader.read(TEXT, QUESTION, response_format=Key).value == Key(place="harbor", key=4711)
     assert reader.policy.prompts[-1].endswith("JSON, please.")
-    assert '"place"' in part(reader.policy.prompts[-1], "schema")
+    assert '"place"' in extract(reader.policy.prompts[-1], "schema")
     reader.policy.script = lambda prompt: "\\boxed{7}" if "<m>" in prompt else read_perfectly(prompt)
     assert reader.read(TEXT, QUESTION).answer == "7"
-    assert part(reader.policy.prompts[-1], "schema") == ""
+    assert extract(reader.policy.prompts[-1], "schema") == ""
 
 
 @pytest.mark.parametrize("name", ALL_STRATEGIES, ids=short_name)
@@ -268,7 +268,7 @@ def test_a_question_on_an_excerpt_shows_the_schema_instead_of_the_box(structured
     result = reader.read(TEXT[:1200], QUESTION, response_format=Key)
     assert result.value == Key(place="harbor", key=4711)
     (prompt,) = reader.policy.prompts
-    assert json.loads(part(prompt, "schema")) == Key.model_json_schema()
+    assert json.loads(extract(prompt, "schema")) == Key.model_json_schema()
     assert "boxed" not in prompt
     reader.read(TEXT[:1200], QUESTION)
     assert reader.policy.prompts[-1].endswith("\\boxed{}.")

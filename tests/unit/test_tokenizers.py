@@ -8,8 +8,8 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.adversarial_texts import adversarial_texts
-from support.made_tokenizers import CL100K, KINDS, Fed
+from support.adversarial_texts import make_adversarial_texts
+from support.made_tokenizers import CL100K, TOKENIZER_KINDS, LengthRecorder
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -22,13 +22,13 @@ from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("tokenizers")
-    for name, make in KINDS.items():
+    for name, make in TOKENIZER_KINDS.items():
         (root / name).mkdir()
         make().save(str(root / name / "tokenizer.json"))
     return root
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=list(TOKENIZER_KINDS))
 def tokenizer(request, folder):
     return load_tokenizer(folder / request.param)
 
@@ -75,7 +75,7 @@ def test_byte_level_bpe_by_tiktoken_has_the_ids_and_prefixes_of_the_library(kind
     tokenizer, library = load_tokenizer(folder / kind), by_library(specification(folder, kind))
     vocabulary = [tokenizer._fast._encoding.decode_single_token_bytes(token) for token in range(300, 2000)]
     inside = 0
-    for number, text in enumerate(adversarial_texts(vocabulary, count=1500)):
+    for number, text in enumerate(make_adversarial_texts(vocabulary, count=1500)):
         ids = tokenizer.encode(text)
         assert ids == library.encode(text)
         assert tokenizer.decode(ids) == library.decode(ids)
@@ -130,7 +130,7 @@ def test_much_of_one_character_neither_crashes_nor_crawls(unit, tokenizer, monke
     text = (unit * 100_000)[: 100_000 // len(unit.encode("utf-8", "replace"))]
     fresh = pickle.loads(pickle.dumps(tokenizer))  # it has encoded nothing yet
     owner, library = (fresh, "_backend") if fresh._choose_fast(text) is None else (fresh._fast, "_encoding")
-    fed = Fed(getattr(owner, library))
+    fed = LengthRecorder(getattr(owner, library))
     monkeypatch.setattr(owner, library, fed)
     ids = fresh.encode(text)
     largest = MAX_PIECE_BYTES // 4
@@ -142,9 +142,9 @@ def test_much_of_one_character_neither_crashes_nor_crawls(unit, tokenizer, monke
 
 
 def test_fingerprints_tell_tokenizers_apart_and_not_routes(folder, tmp_path):
-    prints = {kind: load_tokenizer(folder / kind).fingerprint for kind in KINDS}
-    assert len(set(prints.values())) == len(KINDS)
-    for kind in KINDS:
+    prints = {kind: load_tokenizer(folder / kind).fingerprint for kind in TOKENIZER_KINDS}
+    assert len(set(prints.values())) == len(TOKENIZER_KINDS)
+    for kind in TOKENIZER_KINDS:
         # The same tokenizer as another program writes it: merges in another form, other blanks, truncation set.
         other = specification(folder, kind)
         merges = other["model"].get("merges")

@@ -7,7 +7,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from pyarrow import parquet
 from support.conversations import make_conversation
 from support.fake_server import FakeServer
-from support.traces import fan_out, make_answer, make_call, make_spans, make_trace
+from support.traces import make_answer, make_call, make_fan_out, make_spans, make_trace
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, RunFilter
 from memagent_graph.calls import Writes
@@ -21,7 +21,7 @@ FIRST, SECOND = make_spans(["one ", "two "])
 
 
 def test_the_final_path_has_all_branches_that_were_merged_and_no_other() -> None:
-    whole = fan_out([["a", "b"], ["c", "d"]], "b d", ["w", "x", "y", "z"])
+    whole = make_fan_out([["a", "b"], ["c", "d"]], "b d", ["w", "x", "y", "z"])
     stray = make_call("stray", "e", reads=FIRST, branch="9")
     trace = Trace((stray, *whole.calls))
     assert [update.memory for update in trace.final_path] == ["a", "c", "b", "d", "b d"]
@@ -108,6 +108,6 @@ def test_a_decision_takes_a_turn_though_no_prompt_holds_it() -> None:
     probe, first = make_call("probe", "?", "0", role="probe", writes=Writes.DECISION), make_call("0", "m", reads=FIRST)
     assert Trace((first, probe, make_call("1", "m", "0", reads=SECOND))).critical_path_length == 3
     assert make_trace(["m"] * 4, ["a ", "b ", "c ", "d "], answer=make_answer("3")).critical_path_length == 5
-    merged = fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "])
+    merged = make_fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "])
     assert merged.critical_path_length == 5, "three chunks, the merge, the answer"
     assert Trace().critical_path_length == 0

@@ -17,7 +17,7 @@ from langchain_core.tracers.langchain import wait_for_all_tracers
 from langsmith import Client
 from support.chat_models import ScriptedChatModel
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
+from support.scripts import extract, make_document, read_perfectly
 
 from memagent_graph import ChatModelPolicy, Completion, FinishReason, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import PolicyError
@@ -151,7 +151,7 @@ async def test_a_run_stands_below_its_node_and_names_its_model(make_reader) -> N
     assert run.parent_run_id in by_id
     assert by_id[run.parent_run_id].name == "update_memory"
     assert run.extra["metadata"]["ls_model_name"] == "scripted"
-    assert part(repr(recorder.models[-1].outputs), "section") == ""
+    assert extract(repr(recorder.models[-1].outputs), "section") == ""
 
 
 async def test_a_failed_completion_is_a_failed_run(make_reader) -> None:
@@ -165,7 +165,7 @@ async def test_a_failed_completion_is_a_failed_run(make_reader) -> None:
 
 async def test_reasoning_is_left_out_like_the_chunk_that_it_quotes(make_reader) -> None:
     def script(prompt: str) -> str:
-        return f"<think>{part(prompt, 'section')}</think>{read_perfectly(prompt)}"
+        return f"<think>{extract(prompt, 'section')}</think>{read_perfectly(prompt)}"
 
     recorder = Recorder()
     graph = await make_reader(ScriptedPolicy(script)).agraph()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.scripts import make_document, part, read_perfectly
+from support.scripts import extract, make_document, read_perfectly
 
 from memagent_graph import (
     Budget,
@@ -71,13 +71,13 @@ def test_a_strategy_with_longer_prompts_takes_shorter_chunks_where_nobody_chose_
 def gate(prompt: str) -> str:
     if "<section>" not in prompt:
         return read_perfectly(prompt)
-    return f"REWRITE\n{read_perfectly(prompt)}" if "harbor" in part(prompt, "section") else "KEEP"
+    return f"REWRITE\n{read_perfectly(prompt)}" if "harbor" in extract(prompt, "section") else "KEEP"
 
 
 def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, log) -> None:
     memory = "  harbor 4711\twith  odd   blanks"
     policy = ScriptedPolicy(
-        lambda prompt: f"REWRITE\n{memory}" if "harbor" in part(prompt, "section") else gate(prompt)
+        lambda prompt: f"REWRITE\n{memory}" if "harbor" in extract(prompt, "section") else gate(prompt)
     )
     result = make_reader(policy, strategy="gated", run_log=log).read(TEXT, QUESTION, run_id="r")
     unchanged = [update for update in result.updates if not update.changed]
@@ -99,7 +99,7 @@ def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, log) 
     ],
 )
 def test_a_gate_outside_its_grammar_is_asked_again_and_then_keeps(make_reader, reply, detail) -> None:
-    policy = ScriptedPolicy(lambda prompt: reply if "castle is" in part(prompt, "section") else gate(prompt))
+    policy = ScriptedPolicy(lambda prompt: reply if "castle is" in extract(prompt, "section") else gate(prompt))
     result = make_reader(policy, strategy="gated").read(TEXT, QUESTION)
     assert result.answer == "4711"
     assert kinds(result) == ["malformed", "resampled"] * 2 + ["malformed"]
@@ -123,7 +123,7 @@ def test_a_gate_may_stop_where_it_is_allowed_to(make_reader, tmp_path) -> None:
 
 def test_stopping_at_the_last_chunk_is_no_early_stop(make_reader) -> None:
     last = TEXT.split()[-3]
-    policy = ScriptedPolicy(lambda prompt: "STOP" if last in part(prompt, "section") else gate(prompt))
+    policy = ScriptedPolicy(lambda prompt: "STOP" if last in extract(prompt, "section") else gate(prompt))
     result = make_reader(policy, strategy="gated:stop=yes").read(TEXT, QUESTION)
     assert (result.answer, result.stop_reason) == ("4711", StopReason.ANSWERED)
 
@@ -134,8 +134,8 @@ def test_stopping_at_the_last_chunk_is_no_early_stop(make_reader) -> None:
 def never_shorter(prompt: str) -> str:
     """Finds much in every section, and brings nothing together in fewer words."""
     if "<findings>" in prompt:
-        return part(prompt, "findings")
-    return " ".join(part(prompt, "section").split()[:40]) if "<section>" in prompt else "\\boxed{x}"
+        return extract(prompt, "findings")
+    return " ".join(extract(prompt, "section").split()[:40]) if "<section>" in prompt else "\\boxed{x}"
 
 
 @pytest.mark.parametrize("strategy", ["parallel", "segments:count=9", "map_reduce"])
@@ -146,14 +146,14 @@ def test_a_merge_that_never_shrinks_ends_and_never_fills_the_window(make_reader,
     merges = [prompt for prompt in policy.prompts if "<findings>" in prompt]
     assert merges
     assert max(map(count, policy.prompts)) + 60 + 24 <= 1000
-    assert max(count(part(prompt, "findings")) for prompt in merges) <= 100
+    assert max(count(extract(prompt, "findings")) for prompt in merges) <= 100
 
 
 def test_a_later_pass_sees_what_the_earlier_found_and_ends_when_there_is_nothing_new(make_reader) -> None:
     text = make_document({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=800)
 
     def reads(prompt: str) -> str:
-        section, known = part(prompt, "section"), part(prompt, "memory")
+        section, known = extract(prompt, "section"), extract(prompt, "memory")
         if "<section>" in prompt:
             if "Anna owns" in section and "chest" not in known:
                 return "Anna owns a chest"
@@ -192,11 +192,11 @@ HOPS_QUESTION = "Where does Anna keep what she owns?"
 
 def two_hops(prompt: str) -> str:
     """Notes what belongs to the names in its problem and memory, and asks in each way for what is missing."""
-    memory, section, problem = part(prompt, "memory"), part(prompt, "section"), part(prompt, "problem")
+    memory, section, problem = extract(prompt, "memory"), extract(prompt, "section"), extract(prompt, "problem")
     known = [line for line in memory.splitlines() if line != "(empty)"]
     if prompt.rstrip().endswith("ANSWER or ASK:"):
         return "ASK\nWhere is the chest?" if "chest" in memory and "pier" not in memory else "ANSWER"
-    text = section + part(prompt, "found") + part(prompt, "recalled")
+    text = section + extract(prompt, "found") + extract(prompt, "recalled")
     if "Anna owns a chest" in text and "Anna" in problem:
         known.append("Anna owns a chest")
     if "chest stands at the pier" in text.replace("is at", "stands at") and "chest" in "".join(known) + problem:
@@ -223,7 +223,7 @@ def test_a_reread_is_a_line_of_its_own_with_its_own_question(make_reader) -> Non
     result = make_reader(policy, strategy="reread").read(HOPS, HOPS_QUESTION)
     again = [call for call in result.trace.calls if call.branch == "1"]
     assert [step.chunk_index for step in again] == list(range(result.chunks_read // 2))
-    assert {part(prompt, "problem") for prompt in policy.prompts if "<section>" in prompt} == {
+    assert {extract(prompt, "problem") for prompt in policy.prompts if "<section>" in prompt} == {
         HOPS_QUESTION, "Where is the chest?",
     }  # fmt: skip
     integrated = next(call for call in result.trace.calls if call.role == "integrate")
@@ -256,13 +256,13 @@ def test_rereads_end_after_so_many(make_reader) -> None:
 def test_recalled_chunks_are_logged_as_reads_and_parents(make_reader, log) -> None:
 
     def forgets(prompt: str) -> str:
-        section = part(prompt, "section")
+        section = extract(prompt, "section")
         if "<section>" not in prompt:
-            return f"\\boxed{{{'4711' if '4711' in part(prompt, 'memory') else 'unknown'}}}"
+            return f"\\boxed{{{'4711' if '4711' in extract(prompt, 'memory') else 'unknown'}}}"
         if "harbor is" in section:
             return "harbor 4711"
         asks = "\nRECALL: harbor" if "castle is" in section else ""
-        return ("harbor 4711 again" if "4711" in part(prompt, "recalled") else "castle") + asks
+        return ("harbor 4711 again" if "4711" in extract(prompt, "recalled") else "castle") + asks
 
     result = make_reader(ScriptedPolicy(forgets), strategy="recall", run_log=log).read(TEXT, QUESTION, run_id="r")
     call = next(call for call in result.trace.calls if call.text == "harbor 4711 again")
@@ -276,10 +276,12 @@ def test_recalled_chunks_are_logged_as_reads_and_parents(make_reader, log) -> No
 
 @pytest.mark.parametrize("reply", ["RECALL: zebra", "harbor 1\nRECALL: zebra"])
 def test_a_look_up_that_finds_nothing_is_an_event(make_reader, reply) -> None:
-    policy = ScriptedPolicy(lambda prompt: reply if "castle is" in part(prompt, "section") else read_perfectly(prompt))
+    policy = ScriptedPolicy(
+        lambda prompt: reply if "castle is" in extract(prompt, "section") else read_perfectly(prompt)
+    )
     result = make_reader(policy, strategy="recall").read(TEXT, QUESTION)
     assert kinds(result) == ["not_recalled"]
-    assert "(nothing)" in part(policy.prompts[-2], "recalled")
+    assert "(nothing)" in extract(policy.prompts[-2], "recalled")
 
 
 def test_look_ups_are_bounded_and_one_after_the_last_chunk_counts_and_belongs_to_none(make_reader, tmp_path) -> None:
@@ -288,7 +290,7 @@ def test_look_ups_are_bounded_and_one_after_the_last_chunk_counts_and_belongs_to
     result = reader.read(TEXT, QUESTION, run_id="r")
     roles = [call.role for call in result.trace.calls]
     assert roles[-2:] == ["recall_last", "answer"]
-    passages = [part(prompt, "recalled") for prompt in policy.prompts if "<recalled>" in prompt]
+    passages = [extract(prompt, "recalled") for prompt in policy.prompts if "<recalled>" in prompt]
     assert sum(item != "(nothing)" for item in passages) == 4
     assert kinds(result).count("not_recalled") == result.chunks_read - 4
     assert [update.chunk_index for update in result.updates] == [*range(result.chunks_read), None]
@@ -310,11 +312,11 @@ def test_a_recalled_passage_never_fills_more_than_a_memory(make_reader) -> None:
     count = load_tokenizer("embedded").count
     policy = ScriptedPolicy(
         lambda prompt: (
-            f"{part(prompt, 'section')[:40]}\nRECALL: word7 and then" if "<section>" in prompt else "\\boxed{x}"
+            f"{extract(prompt, 'section')[:40]}\nRECALL: word7 and then" if "<section>" in prompt else "\\boxed{x}"
         )
     )
     make_reader(policy, strategy="recall").read(TEXT, QUESTION)
-    assert 0 < max(count(part(prompt, "recalled")) for prompt in policy.prompts) <= 60
+    assert 0 < max(count(extract(prompt, "recalled")) for prompt in policy.prompts) <= 60
     assert max(map(count, policy.prompts)) + 60 + 24 <= 1000
 
 
@@ -328,8 +330,12 @@ def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, log, strategy)
         if "<findings>" in prompt:
             return Completion("", FinishReason.REFUSED, "scripted")
         if "<section>" not in prompt:
-            return "\\boxed{4711}" if "4711" in part(prompt, "memory") else "\\boxed{unknown}"
-        return "harbor 4711" if "harbor" in part(prompt, "section") else " ".join(part(prompt, "section").split()[:20])
+            return "\\boxed{4711}" if "4711" in extract(prompt, "memory") else "\\boxed{unknown}"
+        return (
+            "harbor 4711"
+            if "harbor" in extract(prompt, "section")
+            else " ".join(extract(prompt, "section").split()[:20])
+        )
 
     result = make_reader(ScriptedPolicy(reads), strategy=strategy, run_log=log).read(TEXT, QUESTION, run_id="r")
     assert "refused" in kinds(result)
@@ -398,10 +404,10 @@ def test_one_call_with_all_is_estimated_for_the_document_once_and_whole(make_rea
 
     def reads(prompt: str) -> str:
         if prompt.rstrip().endswith("KEEP, REWRITE or STOP:"):
-            return "STOP" if "harbor is" in part(prompt, "section") else "KEEP"
+            return "STOP" if "harbor is" in extract(prompt, "section") else "KEEP"
         if prompt.rstrip().endswith("ANSWER or ASK:"):
             return "ASK\nWhere is the chest?" if "castle" not in prompt else "ANSWER"
-        return "harbor 4711" if "harbor is" in part(prompt, "section") else "none"
+        return "harbor 4711" if "harbor is" in extract(prompt, "section") else "none"
 
     class Sized(ScriptedPolicy):
         async def describe(self) -> ModelInfo:

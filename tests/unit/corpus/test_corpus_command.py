@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from support.command_line import memagent
-from support.corpus_world import QUESTIONS, CountingServer, corpus_command, make_text, read_rows, wait_until_it_reads
+from support.corpus_world import QUESTIONS, CountingServer, make_corpus_command, make_text, read_rows, wait_for_chunks
 from support.programs import Program
 
 from memagent_graph.cli.exit_codes import ExitCode
@@ -33,10 +33,10 @@ class CorpusCommandRunner:
             (self.folder / f"d{number}.txt").write_text(make_text(number, 60))
 
     def run(self, *options: str, source: Path | None = None, code: int = 0) -> Result:
-        return memagent(*corpus_command(source or self.folder, self.out, self.server, *options)[3:], code=code)
+        return memagent(*make_corpus_command(source or self.folder, self.out, self.server, *options)[3:], code=code)
 
     def run_without_questions(self, *options: str, source: Path | None = None) -> Result:
-        command = corpus_command(source or self.folder, self.out, self.server, *options)[3:]
+        command = make_corpus_command(source or self.folder, self.out, self.server, *options)[3:]
         return memagent(*(argument for argument in command if argument not in {"-q", *QUESTIONS}))
 
     @property
@@ -54,7 +54,7 @@ def test_an_estimate_reads_nothing_and_bounds_what_the_run_then_takes(corpus: Co
     corpus.write(5)
     estimate = ("--estimate", "--price-in", "1", "--price-out", "2", "--tokens-per-second", "100")
     values = json.loads(corpus.run(*estimate, "--json").stdout)
-    assert not corpus.server.read and not corpus.out.exists()
+    assert not corpus.server.answer_counts and not corpus.out.exists()
     assert (values["documents"], values["questions"], values["counted"]) == (5, 15, 5)
     assert values["price"] > 0 and values["seconds"] > 0
     words = corpus.run(*estimate).stdout
@@ -94,9 +94,9 @@ def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(corpus: Corpus
 def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(corpus: CorpusCommandRunner) -> None:
     corpus.write(8)
     corpus.server.delay = 0.02
-    command = corpus_command(corpus.folder, corpus.out, corpus.server, "--documents", "2", "--quiet")
+    command = make_corpus_command(corpus.folder, corpus.out, corpus.server, "--documents", "2", "--quiet")
     with Program(command, stderr=subprocess.PIPE) as process:
-        wait_until_it_reads(process, corpus.server)
+        wait_for_chunks(process, corpus.server)
         os.kill(process.pid, signal.SIGINT)
         errors = process.communicate()[1]
     assert process.returncode == ExitCode.INTERRUPTED, errors
@@ -153,4 +153,4 @@ def test_missing_ray_error_names_the_install_command(
         (ExitCode.USAGE, "Choose one with --ray", "--ray-actors", "2"),
     ):
         assert words in corpus.run(*options, code=code).stderr
-    assert not corpus.server.read
+    assert not corpus.server.answer_counts

@@ -15,11 +15,11 @@ from support.corpus_world import (
     NAMES,
     QUESTIONS,
     CountingServer,
-    corpus_command,
+    make_corpus_command,
     make_key,
     read_rows,
     run_corpus_command,
-    wait_until_it_reads,
+    wait_for_chunks,
     write_corpus,
 )
 from support.programs import Program
@@ -31,21 +31,21 @@ def test_a_corpus_killed_at_random_moments_ends_with_every_row_once(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
     documents, kills = size(40, 2000), size(2, 30)
-    made = write_corpus(tmp_path / "in", documents, most_words=size(600, 8000))
+    made = write_corpus(tmp_path / "in", documents, max_words=size(600, 8000))
     out, moments = tmp_path / "out", random.Random(7)
     options = ("--documents", str(IN_FLIGHT), "--rows-per-part", "40", "--quiet")
     with CountingServer(faults=0.1, delay=0.02) as server:
         for _ in range(kills):
-            with Program(corpus_command(tmp_path / "in", out, server, *options)) as process:
-                wait_until_it_reads(process, server)
+            with Program(make_corpus_command(tmp_path / "in", out, server, *options)) as process:
+                wait_for_chunks(process, server)
                 time.sleep(moments.uniform(0.0, size(400, 30_000) / 1000))
                 assert process.poll() is None, "the corpus was read before it could be killed"
                 os.kill(process.pid, signal.SIGKILL)
         done = run_corpus_command(tmp_path / "in", out, server, *options)
         assert done.returncode == 0, done.stderr
-        calls = sum(server.read.values())
+        calls = sum(server.answer_counts.values())
         again = run_corpus_command(tmp_path / "in", out, server, *options)
-        assert again.returncode == 0 and sum(server.read.values()) == calls, "nothing is read again"
+        assert again.returncode == 0 and sum(server.answer_counts.values()) == calls, "nothing is read again"
     rows = read_rows(out)
     require_each_row_once(rows, made)
     chunks, repeated = count_chunks(server)
@@ -72,6 +72,6 @@ def require_each_row_once(rows: list[dict[str, Any]], made: dict[str, int | None
 def count_chunks(server: CountingServer) -> tuple[int, int]:
     """How many chunks were read, and how often one was read again."""
     chunks: dict[str, int] = {}
-    for (section, _), count in server.read.items():
+    for (section, _), count in server.answer_counts.items():
         chunks[section] = max(count, chunks.get(section, 0))
     return len(chunks), sum(chunks.values()) - len(chunks)

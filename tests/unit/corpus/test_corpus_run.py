@@ -18,7 +18,7 @@ from unittest.mock import Mock, call
 
 import pytest
 from support.corpus_world import read_rows
-from support.made_documents import made_documents
+from support.made_documents import make_documents
 from support.scripts import read_perfectly
 
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
@@ -188,7 +188,7 @@ def test_one_bad_file_is_a_row_with_an_error_that_does_not_show_this_machine(wor
     world.write("good.txt", 7)
     (world.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
     (world.folder / "empty.txt").write_text("  \n")
-    (made,) = (document for document in made_documents() if document.name == "attached.eml")  # it is not wholly text
+    (made,) = (document for document in make_documents() if document.name == "attached.eml")  # it is not wholly text
     (world.folder / made.name).write_bytes(made.data)
     summary = world.run()
     assert (summary.read, summary.failed, summary.failed_rows, summary.incomplete) == (4, 2, 2, 1)

@@ -109,13 +109,13 @@ async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, mo
         document = CorpusDocument(name="a", text=make_text(1, 60))
         (row,) = await actor.reader.read_one(document)
         with lease(tmp_path / "c.sqlite-reading", row.id):
-            server.read.clear()
+            server.answer_counts.clear()
             (held,) = await actor.reader.read_one(document)
             assert held.error_kind == RunHeldError.__name__
             monkeypatch.setattr("memagent_corpus.corpus_reader._LOCK_WAIT_SECONDS", 60)
             waiting = asyncio.create_task(actor.reader.read_one(document))
             await asyncio.sleep(0.1)
-            assert not waiting.done() and not server.read
+            assert not waiting.done() and not server.answer_counts
         (row,) = await waiting
         assert row.answer == "1010"
         await actor.close()

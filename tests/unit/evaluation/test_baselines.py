@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_server import FakeServer
-from support.scripts import make_document, part
+from support.scripts import extract, make_document
 from support.strategies import answer_perfectly
 
 from memagent_evaluation.result_table import QuestionOutcome
@@ -41,8 +41,8 @@ def answer_any_prompt(prompt: str) -> str:
     """A perfect reply in any role, in the package's words and in the embedded policy's own."""
     if "<text>" not in prompt:
         return answer_perfectly(prompt)
-    name = part(prompt, "problem").split()[-1].rstrip("?")
-    keys = re.findall(rf"The key of {name} is (\d+)\.", part(prompt, "text"))
+    name = extract(prompt, "problem").split()[-1].rstrip("?")
+    keys = re.findall(rf"The key of {name} is (\d+)\.", extract(prompt, "text"))
     return f"\\boxed{{{keys[-1] if keys else 'none'}}}"
 
 
@@ -104,7 +104,7 @@ async def test_a_fact_in_a_short_document_is_found_at_the_cost_of_all_calls(ask,
     policy = WindowedPolicy()
     attempt = await ask(name, SHORT, policy, own=own)
     if name in {"full_context", "middle_truncation"}:
-        assert SHORT in {part(policy.prompts[0], "text"), part(policy.prompts[0], "section")}, "all of it"
+        assert SHORT in {extract(policy.prompts[0], "text"), extract(policy.prompts[0], "section")}, "all of it"
         assert attempt.detail == f"{count_tokens(SHORT)} of {count_tokens(SHORT)} tokens shown"
     assert (attempt.outcome, attempt.answer, attempt.raw_answer) == (QuestionOutcome.ANSWERED, "4711", "\\boxed{4711}")
     assert len(policy.prompts) == (2 if own else 1) if name in EXCERPTS else len(policy.prompts) > 2
@@ -256,7 +256,7 @@ async def test_the_ends_of_a_long_document_are_shown_and_its_middle_is_not(ask, 
     policy = WindowedPolicy()
     attempt = await ask("middle_truncation", make_document({depth: FACT}), policy, own=own)
     assert attempt.answer == (answer or "none")
-    excerpt = part(policy.prompts[0], "text") or part(policy.prompts[0], "section")
+    excerpt = extract(policy.prompts[0], "text") or extract(policy.prompts[0], "section")
     head, tail = re.split(r"\n\n(?:\[\.\.\.\]\n\n)?", excerpt)
     text = make_document({depth: FACT})
     assert text.startswith(head)
@@ -275,7 +275,7 @@ async def test_the_best_chunks_are_shown_in_the_document_s_order(ask) -> None:
     )
     policy = WindowedPolicy()
     attempt = await ask("retrieval", text, policy, retrieval={"chunks": 3, "chunk_tokens": 40})
-    excerpt = part(policy.prompts[0], "text").split("\n\n[...]\n\n")
+    excerpt = extract(policy.prompts[0], "text").split("\n\n[...]\n\n")
     assert [("key" in item, "north" in item, "4711" in item) for item in excerpt] == [
         (True, False, False),
         (False, True, False),
@@ -288,7 +288,7 @@ async def test_chunks_that_follow_each_other_are_shown_as_one(ask) -> None:
     policy = WindowedPolicy()
     text = " ".join(["The harbor is wide and deep and old."] * 12) + make_document({}, words=1200)
     await ask("retrieval", text, policy, retrieval={"chunks": 2, "chunk_tokens": 30})
-    assert text.startswith(part(policy.prompts[0], "text"))
+    assert text.startswith(extract(policy.prompts[0], "text"))
 
 
 async def test_as_many_chunks_are_shown_as_fit(ask) -> None:
@@ -302,7 +302,7 @@ async def test_as_many_chunks_are_shown_as_fit(ask) -> None:
 async def test_a_chunk_beyond_the_window_is_shown_in_part(ask, question) -> None:
     policy = WindowedPolicy()
     attempt = await ask("retrieval", LONG, policy, question=question, retrieval={"chunk_tokens": 5000})
-    assert LONG.startswith(part(policy.prompts[0], "text"))
+    assert LONG.startswith(extract(policy.prompts[0], "text"))
     assert re.fullmatch(r"[78]\d\d of [\d,]+ tokens shown", attempt.detail)
 
 
@@ -326,7 +326,7 @@ async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
     text = "aaaa bbbb. " * 900 + "The jazz quiz of Zoltan in Oz. " + "cccc dddd. " * 900
     policy, settings = WindowedPolicy(), {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)
-    assert "Zoltan" in part(policy.prompts[0], "text")
+    assert "Zoltan" in extract(policy.prompts[0], "text")
 
 
 # Refine
@@ -336,8 +336,8 @@ async def test_a_box_in_a_draft_does_not_shorten_it(ask) -> None:
     draft = "From the first part: it may be north.\n\\boxed{12}\nStill open: which harbor."
     policy = WindowedPolicy(lambda prompt: draft if "<draft>" in prompt else "\\boxed{12}")
     assert (await ask("refine", LONG, policy)).answer == "12"
-    assert {part(prompt, "draft") for prompt in policy.prompts[1:-1]} == {draft}
-    assert part(policy.prompts[-1], "memory") == draft
+    assert {extract(prompt, "draft") for prompt in policy.prompts[1:-1]} == {draft}
+    assert extract(policy.prompts[-1], "memory") == draft
 
 
 # A document as long as the window, RULER's usual setting

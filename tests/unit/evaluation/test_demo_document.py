@@ -12,7 +12,7 @@ import pytest
 from memagent_evaluation.demo_document import DemoQuestion, _load_texts, demo_texts, make_demo_document
 
 
-def sentences_of(text):
+def split_sentences(text):
     return re.split(r"(?<=[.!?])\s+|\n+", text)
 
 
@@ -22,7 +22,7 @@ def test_each_question_has_one_answer_in_one_sentence(seed) -> None:
     assert 20_000 <= len(document.text) / 4 < 22_000
     for question in document.questions:
         assert document.text.count(question.sentence) == 1
-        with_subject = [text for text in sentences_of(document.text) if question.subject in text]
+        with_subject = [text for text in split_sentences(document.text) if question.subject in text]
         right = [text for text in with_subject if question.is_right(text)]
         assert right == [question.sentence]
         assert question.is_right(question.answer)
@@ -49,7 +49,7 @@ def test_a_seed_has_the_same_questions_at_every_length_and_another_seed_others()
 
 
 def test_hardly_a_sentence_repeats() -> None:
-    sentences = [text for text in sentences_of(make_demo_document(40_000).text) if len(text.split()) > 6]
+    sentences = [text for text in split_sentences(make_demo_document(40_000).text) if len(text.split()) > 6]
     sentences = [text for text in sentences if not text.startswith("Present:")]
     _, most = Counter(sentences).most_common(1)[0]
     assert most <= 5

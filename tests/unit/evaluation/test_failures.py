@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from support import traces
-from support.evaluation import Keys
+from support.evaluation import KeyTask
 from support.scripts import read_perfectly
-from support.traces import fan_out, make_answer, make_call, make_spans, make_trace
+from support.traces import make_answer, make_call, make_fan_out, make_spans, make_trace
 
 from memagent_evaluation.failures import Loss, NeedleLoss, analyse, read_logged_run
 from memagent_evaluation.samples import Needle, Sample
@@ -23,7 +23,7 @@ NEEDLE = Needle("The key is 4711.", "4711", 0.5)
 
 
 def sample(*needles: Needle) -> Sample:
-    return Sample(Keys(), 100, 0, "What?", tuple(needle.gold for needle in needles), lambda: iter(["text"]), needles)
+    return Sample(KeyTask(), 100, 0, "What?", tuple(needle.gold for needle in needles), lambda: iter(["text"]), needles)
 
 
 def view(
@@ -156,7 +156,7 @@ def test_of_a_needle_that_is_a_paragraph_the_sentence_with_the_answer_counts() -
     ids=["kept", "lost at the merge", "lost on its branch", "kept by the other", "written by the merge", "never"],
 )
 def test_a_fact_is_held_if_any_branch_on_the_way_to_the_answer_holds_it(memories, merged, expected) -> None:
-    trace = fan_out(memories, merged, ["a", "b", "c", "d"])
+    trace = make_fan_out(memories, merged, ["a", "b", "c", "d"])
     assert analyse(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, *expected),)
 
 
@@ -177,7 +177,7 @@ async def test_a_real_read_is_told_from_its_log(make_reader, log, store) -> None
     fact = "The key of harbor is 4711."
     text = " ".join([fact, *(f"word{number} and then" for number in range(600))])
     result = await make_reader(ScriptedPolicy(verbose), run_log=log).aread(text, "What is the key of harbor?")
-    question = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
+    question = Sample(KeyTask(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
     run, completions = read_logged_run(log, result.run_id, store)
     assert analyse(question, run, completions) == (NeedleLoss(question.needles[0], Loss.CUT_BY_CAP, 0),)
     assert "4711" not in run.updates[0].memory

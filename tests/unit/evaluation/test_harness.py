@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import ANY, Mock, call
 
 import pytest
-from support.evaluation import Keys
+from support.evaluation import KeyTask
 from support.scripts import read_perfectly
 
 from memagent_evaluation.attempt_rows import make_run_id
@@ -44,13 +44,13 @@ class Oracle:
         self.wait = wait or (lambda number: asyncio.sleep(0.001))
         self.attempt_values = attempt
         self.run_ids: list[str] = []
-        self.at_once = self.most_at_once = 0
+        self.at_once = self.peak_concurrency = 0
 
     async def attempt(self, document: Any, question: str, *, run_id: str, answer_tokens: int, repeat: int) -> Attempt:
-        assert answer_tokens == Keys.answer_tokens
+        assert answer_tokens == KeyTask.answer_tokens
         self.run_ids.append(run_id)
         self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.peak_concurrency = max(self.peak_concurrency, self.at_once)
         try:
             number = len(self.run_ids) - 1
             await self.wait(number)
@@ -70,8 +70,8 @@ class Oracle:
 PLAN = EvaluationPlan.grid(("oracle",), ("keys",), (100, 400), 8)
 
 
-class Hops(Keys):
-    """As `Keys`, with a needle besides that the answer does not hold."""
+class Hops(KeyTask):
+    """As `KeyTask`, with a needle besides that the answer does not hold."""
 
     def sample(self, length: int, index: int) -> Sample:
         sample = super().sample(length, index)
@@ -92,7 +92,7 @@ def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[E
     ) -> tuple[EvaluationEnd, list[ResultRow]]:
         by_name = {system.name: system for system in systems}
         evaluation = Evaluation(
-            replace(plan, systems=tuple(by_name)), {"keys": task or Keys()}, by_name, store=store, **options
+            replace(plan, systems=tuple(by_name)), {"keys": task or KeyTask()}, by_name, store=store, **options
         )
         try:
             with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
@@ -116,7 +116,7 @@ async def test_every_system_answers_every_question_of_every_length(run, store) -
     )
     assert all(row.strict == row.lenient == row.string_match == row.token_f1 == 1.0 for row in rows)
     assert all((row.outcome, row.error, row.attempts, row.calls) == ("answered", None, 1, 1) for row in rows)
-    sample = Keys().sample(100, 3)
+    sample = KeyTask().sample(100, 3)
     row = next(row for row in rows if row.sample_id == sample.id)
     assert (row.question, row.gold) == (sample.question, sample.gold)
     assert row.needle_depths == (0.0, sample.needles[0].depth)
@@ -129,7 +129,7 @@ async def test_exactly_the_allowed_number_of_questions_runs_at_once(run, store) 
     seven = asyncio.Barrier(7)
     oracle = Oracle(store, wait=lambda number: asyncio.wait_for(seven.wait(), 60))
     await run(oracle, plan=questions(28), concurrency=7)
-    assert oracle.most_at_once == 7
+    assert oracle.peak_concurrency == 7
 
 
 async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_done(run, store) -> None:
@@ -152,7 +152,7 @@ async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_
 
 
 async def test_samples_with_the_same_text_keep_it_until_all_are_done(run, store) -> None:
-    class Same(Keys):
+    class Same(KeyTask):
         def sample(self, length: int, index: int) -> Sample:
             return replace(super().sample(length, 0), index=index)
 
@@ -290,7 +290,7 @@ async def test_wrong_and_missing_answers_score_zero_and_outcomes_are_counted(run
     ],
 )
 async def test_failing_samples_are_reported_after_all_others(run, tmp_path, store, error, in_text, words) -> None:
-    class Broken(Keys):
+    class Broken(KeyTask):
         def sample(self, length: int, index: int) -> Sample:
             def text() -> Iterator[str]:
                 yield "The beginning. "
@@ -316,7 +316,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
     def forgetful(prompt: str) -> str:
         return "nothing yet" if "the end " in prompt else read_perfectly(prompt)
 
-    class LastWord(Keys):
+    class LastWord(KeyTask):
         def sample(self, length: int, index: int) -> Sample:
             sample = super().sample(length, index)
             fillers = [f" filler{number}" for number in range(99)]

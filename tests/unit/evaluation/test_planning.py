@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.evaluation import Keys
+from support.evaluation import KeyTask
 
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
 from memagent_evaluation.planning import (
@@ -45,7 +45,7 @@ def test_invalid_lengths_are_refused(text) -> None:
 
 
 def test_named_lengths_are_the_same_for_all_tasks() -> None:
-    tasks = {"keys": Keys(), "file": from_file({100: 3})}
+    tasks = {"keys": KeyTask(), "file": from_file({100: 3})}
     assert build_plan(("memagent",), tasks, (10, 20), 5) == EvaluationPlan.grid(
         ("memagent",), ("keys", "file"), (10, 20), 5
     )
@@ -53,7 +53,7 @@ def test_named_lengths_are_the_same_for_all_tasks() -> None:
 
 def test_without_lengths_a_data_file_offers_all_its_lengths_and_counts() -> None:
     passages = SimpleNamespace(unit=LengthUnit.PASSAGES)
-    tasks = {"keys": Keys(), "passages": passages, "file": from_file({100: 3, 4000: 700})}
+    tasks = {"keys": KeyTask(), "passages": passages, "file": from_file({100: 3, 4000: 700})}
     plan = build_plan(("memagent",), tasks, None, 5)
     assert [cell for cell in plan.cells if cell.task == "file"] == [PlanCell("file", 100, 3), PlanCell("file", 4000, 5)]
     for name, unit in (("keys", LengthUnit.TOKENS), ("passages", LengthUnit.PASSAGES)):
@@ -81,8 +81,8 @@ async def test_an_answer_that_leaves_no_room_is_refused_with_the_task_s_name(mak
     context = await make_reader().aprepare()
     tight = replace(context, budget=replace(context.budget, answer_tokens=5000))
     with pytest.raises(BudgetError, match="keys does not fit in the policy's context window"):
-        check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, tight)
-    check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, context)
+        check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": KeyTask()}, tight)
+    check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": KeyTask()}, context)
 
 
 async def test_a_length_that_is_too_small_for_some_samples_is_refused_whichever_these_are(make_reader) -> None:

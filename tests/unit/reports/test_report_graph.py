@@ -17,8 +17,8 @@ import pytest
 from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
-from support.report_documents import asked_sections, reads_keys, reads_keys_and_writes, real_documents, writes_reports
-from support.scripts import make_document, part
+from support.report_documents import list_sections, read_keys, read_keys_and_write_report, write_report, write_topics
+from support.scripts import extract, make_document
 
 from memagent_graph import (
     Budget,
@@ -67,7 +67,7 @@ def keys(folder: Path, **by_name: str) -> list[Path]:
 
 
 def test_a_report_over_ten_real_documents_has_only_quotes_that_are_in_them(reader, tmp_path) -> None:
-    paths, policy = real_documents(tmp_path / "files"), ScriptedPolicy(writes_reports)
+    paths, policy = write_topics(tmp_path / "files"), ScriptedPolicy(write_report)
     agent = reader(policy)
     result = report(agent, QUESTION, paths)
     texts = [path.read_text("utf-8") for path in paths]
@@ -88,16 +88,16 @@ def test_a_report_over_ten_real_documents_has_only_quotes_that_are_in_them(reade
         assert all(sentence.is_quoted for sentence in copied)
         assert {ProblemKind.NUMBER, ProblemKind.NAME} <= {problem.kind for problem in invented.problems}
     assert [reference.number for reference in result.references] == list(range(1, len(result.references) + 1))
-    once = Counter(asked_sections(policy.prompts))
+    once = Counter(list_sections(policy.prompts))
     assert set(once.values()) == {1}
 
 
 def test_a_report_continues_after_a_failure_and_reads_only_new_documents(reader, tmp_path) -> None:
     failures = [PolicyError("the server is gone")]
-    paths = real_documents(tmp_path / "files")
+    paths = write_topics(tmp_path / "files")
 
     def script(prompt: str) -> Any:
-        return failures.pop() if failures and policy.prompts[8:] else writes_reports(prompt)
+        return failures.pop() if failures and policy.prompts[8:] else write_report(prompt)
 
     policy = ScriptedPolicy(script)
     agent = reader(policy)
@@ -105,7 +105,7 @@ def test_a_report_continues_after_a_failure_and_reads_only_new_documents(reader,
         report(agent, QUESTION, paths[:4], questions=QUESTIONS)
     first = report(agent, QUESTION, paths[:4], questions=QUESTIONS)
     assert {cell.state for cell in first.matrix.cells} <= {CellState.ANSWERED, CellState.EMPTY}
-    repeated = Counter(asked_sections(policy.prompts))
+    repeated = Counter(list_sections(policy.prompts))
     assert sum(repeated.values()) - len(repeated) <= 8, "one for each read that was under way"
     calls = len(policy.prompts)
     assert report(agent, QUESTION, paths[:4], questions=QUESTIONS) == first
@@ -113,14 +113,14 @@ def test_a_report_continues_after_a_failure_and_reads_only_new_documents(reader,
     longer = report(agent, QUESTION, paths[:5], questions=QUESTIONS)
     assert longer.report_id != first.report_id
     assert longer.matrix.cells[:8] == first.matrix.cells
-    new = {section for _, section in asked_sections(policy.prompts[calls:])}
+    new = {section for _, section in list_sections(policy.prompts[calls:])}
     assert new
     assert all(" ".join(section.split()) in " ".join(paths[4].read_text().split()) for section in new)
 
 
 def test_the_calls_of_a_report_are_logged_as_runs(reader, tmp_path) -> None:
-    agent = reader(ScriptedPolicy(writes_reports))
-    result = report(agent, QUESTION, real_documents(tmp_path / "files")[:3], judge=True)
+    agent = reader(ScriptedPolicy(write_report))
+    result = report(agent, QUESTION, write_topics(tmp_path / "files")[:3], judge=True)
     log = RunLog(tmp_path / "runs.sqlite")
     runs = {run.run_id: run for run in log.runs()}
     cells = {cell.run_id: cell for cell in result.matrix.cells}
@@ -143,7 +143,7 @@ def test_the_calls_of_a_report_are_logged_as_runs(reader, tmp_path) -> None:
 def test_a_policy_with_prompts_of_its_own_or_without_room_gives_an_extractive_report_with_events(
     reader, tmp_path, options, reason
 ) -> None:
-    policy = ScriptedPolicy(reads_keys)
+    policy = ScriptedPolicy(read_keys)
     result = report(reader(policy, **options), HARBOR, keys(tmp_path, a="4711", b="12"), judge=True)
     assert (result.mode, result.contradictions) == (ReportMode.EXTRACTIVE, ())
     kinds = [event.kind for event in result.events]
@@ -172,10 +172,10 @@ def test_a_policy_whose_profile_has_templates_for_the_roles_writes(reader, tmp_p
         )
         for name, last in end.items()
     }
-    policy = ScriptedPolicy(writes_reports)
+    policy = ScriptedPolicy(write_report)
     profile = Profile(WIDE, replace(load_prompts(), others=others))
     agent = reader(policy, budget=None, prompts=None, profile=profile)
-    result = report(agent, QUESTION, real_documents(tmp_path / "files")[:3])
+    result = report(agent, QUESTION, write_topics(tmp_path / "files")[:3])
     assert (result.mode, list(result.matrix.questions)) == (ReportMode.WRITTEN, QUESTIONS)
     assert sum(prompt.startswith("My own") for prompt in policy.prompts) >= 3
 
@@ -183,7 +183,7 @@ def test_a_policy_whose_profile_has_templates_for_the_roles_writes(reader, tmp_p
 def test_replies_without_text_do_not_stop_a_report(reader, tmp_path) -> None:
     def script(prompt: str) -> str:
         if "<section>" in prompt or "<quotes>" in prompt or "<answers>" in prompt:
-            return reads_keys_and_writes(prompt)
+            return read_keys_and_write_report(prompt)
         return "\\boxed{4711 \ud800}"
 
     agent = reader(ScriptedPolicy(script), budget=Budget())
@@ -197,7 +197,7 @@ def test_replies_in_another_form_fall_back_to_the_question_and_to_the_answers(re
     def script(prompt: str) -> str:
         if prompt.rstrip().endswith(("Questions:", "Headings:", "Sentences:")):
             return "..."
-        return reads_keys(prompt)
+        return read_keys(prompt)
 
     result = report(reader(ScriptedPolicy(script)), HARBOR, keys(tmp_path, a="4711"))
     assert result.matrix.questions == ("What is the key of harbor?",)
@@ -212,7 +212,7 @@ def test_wrong_quotes_of_a_sentence_are_replaced_by_supporting_quotes_of_its_sec
             return "The key of harbor is 12. [q1] [99]\nThe key of harbor is 4711.\nThe key of harbor is 5. [q1, q2]"
         if prompt.rstrip().endswith("Headings:"):
             return "Keys [1] [7]"
-        return reads_keys(prompt)
+        return read_keys(prompt)
 
     result = report(reader(ScriptedPolicy(script)), "Keys?", keys(tmp_path, a="4711", b="12"), questions=[HARBOR])
     first, second, third = result.sentences
@@ -228,9 +228,9 @@ def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(read
 
     def script(prompt: str) -> str:
         if prompt.rstrip().endswith("COMPATIBLE:"):
-            pairs.append(part(prompt, "answers"))
+            pairs.append(extract(prompt, "answers"))
             return "CONTRADICT" if "b.txt" in pairs[-1] else "COMPATIBLE"
-        return reads_keys_and_writes(prompt)
+        return read_keys_and_write_report(prompt)
 
     agent = reader(ScriptedPolicy(script))
     paths = keys(tmp_path, a="4711", b="12", c="4711", d="", e="5")
@@ -248,7 +248,7 @@ def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(read
 
 def test_more_pairs_than_are_judged_are_counted(reader, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(report_writing, "_MAX_PAIRS", 2)
-    agent = reader(ScriptedPolicy(reads_keys_and_writes))
+    agent = reader(ScriptedPolicy(read_keys_and_write_report))
     paths = keys(tmp_path, a="4711", b="12", c="5")
     result = report(agent, "Keys?", paths, questions=[HARBOR], judge=True, extractive=True)
     assert [(event.kind, event.detail[:14]) for event in result.events] == [(EventKind.NOT_JUDGED, "1 further pair")]
@@ -257,7 +257,7 @@ def test_more_pairs_than_are_judged_are_counted(reader, tmp_path, monkeypatch) -
 def test_pages_are_known_where_documents_have_them(reader, tmp_path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
-    result = report(reader(ScriptedPolicy(reads_keys)), HARBOR, [path], extractive=True)
+    result = report(reader(ScriptedPolicy(read_keys)), HARBOR, [path], extractive=True)
     ((_, quote),) = result.matrix.quotes()
     assert (quote.text, quote.page) == ("The key of harbor is 4711.", "page 2")
     assert "page 2" in result.to_markdown()
@@ -266,7 +266,7 @@ def test_pages_are_known_where_documents_have_them(reader, tmp_path) -> None:
 def test_a_document_that_cannot_be_read_is_a_row_of_failed_cells(reader, tmp_path) -> None:
     good = keys(tmp_path, a="4711")
     (tmp_path / "empty.txt").write_text("  \n")
-    agent = reader(ScriptedPolicy(reads_keys))
+    agent = reader(ScriptedPolicy(read_keys))
     paths = [*good, tmp_path / "missing.txt", tmp_path / "empty.txt"]
     result = report(agent, HARBOR, paths, extractive=True)
     states = [cell.state for cell in result.matrix.cells]
@@ -278,18 +278,18 @@ def test_a_document_that_cannot_be_read_is_a_row_of_failed_cells(reader, tmp_pat
 
 
 def test_equal_texts_are_read_once_and_equal_names_are_told_apart(reader, tmp_path) -> None:
-    policy = ScriptedPolicy(reads_keys)
+    policy = ScriptedPolicy(read_keys)
     text = make_document({0.5: "The key of harbor is 4711."}, words=300)
     agent = reader(policy)
     documents = [Document.from_text(text, "a"), Document.from_text(text, "a"), Document.from_text("Rain.", "a")]
     result = report(agent, HARBOR, documents, extractive=True)
     assert [document.name for document in result.matrix.documents] == ["a", "a (2)", "a (3)"]
     assert [cell.answer for cell in result.matrix.cells] == ["4711", "4711", None]
-    assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
+    assert set(Counter(list_sections(policy.prompts)).values()) == {1}
 
 
 def test_bad_requests_are_refused_before_anything_is_read(reader, tmp_path) -> None:
-    policy = ScriptedPolicy(reads_keys)
+    policy = ScriptedPolicy(read_keys)
     agent = reader(policy)
     paths = keys(tmp_path, a="4711")
     for question, documents, options, words in (
@@ -304,7 +304,7 @@ def test_bad_requests_are_refused_before_anything_is_read(reader, tmp_path) -> N
 
 
 def test_two_processes_do_not_write_one_report(reader, tmp_path) -> None:
-    agent = reader(ScriptedPolicy(reads_keys))
+    agent = reader(ScriptedPolicy(read_keys))
     paths = keys(tmp_path, a="4711")
     first = report(agent, HARBOR, paths, extractive=True)
     with lease(tmp_path / "checkpoints.sqlite-reading", first.report_id), pytest.raises(RunError, match="already"):
@@ -312,7 +312,7 @@ def test_two_processes_do_not_write_one_report(reader, tmp_path) -> None:
 
 
 async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_common(reader, tmp_path) -> None:
-    policy = ScriptedPolicy(reads_keys, delay=0.002)
+    policy = ScriptedPolicy(read_keys, delay=0.002)
     paths = keys(tmp_path, a="4711", b="12", c="5")
     questions = [HARBOR, "What is the key of castle?"]
     agent = reader(policy, budget=Budget(900, 50, 60, 100, 60))
@@ -322,7 +322,7 @@ async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_comm
     )
     assert [cell.answer for cell in both[0].matrix.column(0)] == ["4711", "12", "5"]
     assert [cell.answer for cell in both[1].matrix.column(1)] == ["5", "12", "4711"]
-    assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
+    assert set(Counter(list_sections(policy.prompts)).values()) == {1}
 
 
 async def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(reader, tmp_path) -> None:
@@ -330,7 +330,7 @@ async def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(
     from langgraph.graph import END, START, StateGraph
 
     paths = keys(tmp_path, a="4711")
-    agent = reader(ScriptedPolicy(reads_keys), checkpoints=None)
+    agent = reader(ScriptedPolicy(read_keys), checkpoints=None)
 
     async def node(state: dict[str, Any]) -> dict[str, Any]:
         return {"report": (await areport(agent, HARBOR, paths, extractive=True)).to_dict()}
@@ -356,7 +356,7 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
         (tmp_path / f"{number:02}.txt").write_text(text)
     moments = random.Random(7)
 
-    with FakeServer(lambda body, _: reads_keys_and_writes(body["messages"][0]["content"]), delay=0.03) as server:
+    with FakeServer(lambda body, _: read_keys_and_write_report(body["messages"][0]["content"]), delay=0.03) as server:
         questions = ("-q", HARBOR, "-q", "What is the key of castle?")
         options = ("--base-url", server.base_url, "--tokenizer", "embedded", "--context-window", "1500",
                    "--question-tokens", "60", "--memory-tokens", "60", "--chunk-tokens", "100",
@@ -371,7 +371,7 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
     rows = csv.DictReader((tmp_path / "out" / "matrix.csv").read_text("utf-8-sig").splitlines())
     answers = [row["answer"] for row in rows]
     assert answers == [key for number in range(documents) for key in (f"{1000 + number}", f"{2000 + number}")]
-    sections = Counter((part(prompt, "problem"), prompt) for prompt in prompts if "<section>" in prompt)
+    sections = Counter((extract(prompt, "problem"), prompt) for prompt in prompts if "<section>" in prompt)
     again = sum(sections.values()) - len(sections)
     # Each kill may lose the chunk that each of the two questions on each of the eight documents in flight was at.
     assert again <= kills * 2 * 8

@@ -23,8 +23,8 @@ from aiohttp import web
 from starlette.routing import Route
 from support.fake_server import FakeServer
 from support.scripts import make_document, read_perfectly
-from support.server_faults import TOO_LONG
-from support.serving import ALICE, BOB, KEYS, Served, served
+from support.server_faults import OVERSIZED
+from support.serving import ALICE, BOB, KEYS, Server, serve
 
 from memagent_graph import bounded_http
 from memagent_graph.documents import DocumentStore
@@ -50,15 +50,15 @@ def chat(content: Any, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Served]]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Server]]:
     folder = tmp_path_factory.mktemp("served")
     bounds = {"max_body": 3 * MEGABYTE, "request_memory": 4 * MEGABYTE, "storage": MEGABYTE, "idle_seconds": 0.5}
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, folder, keys=KEYS, **bounds) as server:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, folder, keys=KEYS, **bounds) as server:
         yield upstream, server
 
 
 @pytest.fixture
-def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
+def upstream(running: tuple[FakeServer, Server]) -> FakeServer:
     """The policy server of all tests; some let it reply otherwise."""
     upstream, _ = running
     upstream.respond = lambda body, number: "said"
@@ -66,15 +66,15 @@ def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
 
 
 @pytest.fixture
-def server(running: tuple[FakeServer, Served], upstream: FakeServer) -> Served:
+def server(running: tuple[FakeServer, Server], upstream: FakeServer) -> Server:
     return running[1]
 
 
-def post(server: Served, body: dict[str, Any], headers: dict[str, str] = KEY) -> httpx2.Response:
+def post(server: Server, body: dict[str, Any], headers: dict[str, str] = KEY) -> httpx2.Response:
     return httpx2.post(f"{server.api}/chat/completions", json=body, headers=headers, timeout=60)
 
 
-def upload(server: Served, name: str, data: bytes, headers: dict[str, str] = KEY) -> httpx2.Response:
+def upload(server: Server, name: str, data: bytes, headers: dict[str, str] = KEY) -> httpx2.Response:
     form = {"file": (name, data)}
     return httpx2.post(f"{server.api}/files", files=form, data={"purpose": "user_data"}, headers=headers, timeout=30)
 
@@ -86,7 +86,7 @@ def upload(server: Served, name: str, data: bytes, headers: dict[str, str] = KEY
     "authorization",
     [None, "Bearer", f"Basic {ALICE}", ALICE, f"Bearer {ALICE}x", f"Bearer {ALICE[:-1]}", "Bearer \xff\xfe"],
 )
-def test_nothing_is_had_without_a_key(server: Served, authorization: str | None) -> None:
+def test_nothing_is_had_without_a_key(server: Server, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization.encode("latin-1")}
     for path in ("/v1/models", "/v1/reads", "/metrics", "/nothing"):
         reply = httpx2.get(f"{server.url}{path}", headers=headers)
@@ -95,7 +95,7 @@ def test_nothing_is_had_without_a_key(server: Served, authorization: str | None)
 
 
 def test_a_clients_key_model_or_address_never_reaches_or_redirects_the_policys_calls(
-    server: Served, upstream: FakeServer
+    server: Server, upstream: FakeServer
 ) -> None:
     before = len(upstream.requests)
     for content in ("hello", LONG):
@@ -112,7 +112,7 @@ def test_a_clients_key_model_or_address_never_reaches_or_redirects_the_policys_c
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil", "", "a/b"]
 )
-def test_a_host_of_another_name_is_refused(server: Served, host: str) -> None:
+def test_a_host_of_another_name_is_refused(server: Server, host: str) -> None:
     forwarded = {"X-Forwarded-Host": "localhost", "Forwarded": "host=localhost"}
     for path in ("/", "/v1/models", "/health"):
         reply = httpx2.get(f"{server.url}{path}", headers={**KEY, **forwarded, "Host": host})
@@ -120,7 +120,7 @@ def test_a_host_of_another_name_is_refused(server: Served, host: str) -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example", "file://"])
-def test_a_page_of_another_origin_is_refused_and_told_nothing(server: Served, origin: str) -> None:
+def test_a_page_of_another_origin_is_refused_and_told_nothing(server: Server, origin: str) -> None:
     for method in ("GET", "OPTIONS"):
         headers = {**KEY, "Origin": origin, "Access-Control-Request-Method": "GET"}
         reply = httpx2.request(method, f"{server.api}/models", headers=headers)
@@ -129,7 +129,7 @@ def test_a_page_of_another_origin_is_refused_and_told_nothing(server: Served, or
 
 
 def test_a_page_of_this_host_may_ask_and_others_where_they_are_named(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, origins=("https://chat.example",)) as server:
+    with serve(upstream.base_url, tmp_path, origins=("https://chat.example",)) as server:
         own = httpx2.get(f"{server.api}/models", headers={"Origin": f"http://localhost:{server.port}"})
         assert own.status_code == 200
         assert "access-control-allow-origin" not in own.headers
@@ -138,7 +138,7 @@ def test_a_page_of_this_host_may_ask_and_others_where_they_are_named(upstream: F
         assert httpx2.get(f"{server.api}/models", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
-def test_a_form_of_a_page_is_no_request(server: Served) -> None:
+def test_a_form_of_a_page_is_no_request(server: Server) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         reply = httpx2.post(
             f"{server.api}/chat/completions", content=json.dumps(chat("hello")), headers={**KEY, "Content-Type": kind}
@@ -148,7 +148,7 @@ def test_a_form_of_a_page_is_no_request(server: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models/../files", "/v1/../../etc/passwd", "/v1/chat/completions/../../x",
                                   "//v1/models", "/v1/%2e%2e/%2e%2e/etc/passwd"])  # fmt: skip
-def test_no_path_leads_to_a_file_or_to_another_path_of_the_policy_server(server: Served, path: str) -> None:
+def test_no_path_leads_to_a_file_or_to_another_path_of_the_policy_server(server: Server, path: str) -> None:
     assert raw(server, f"GET {path} HTTP/1.1", AS_ALICE).startswith(b"HTTP/1.1 404")
 
 
@@ -158,14 +158,14 @@ def head(*lines: str) -> bytes:
     return "\r\n".join([*lines, *host, "", ""]).encode("latin-1")
 
 
-def raw(server: Served, *lines: str, body: bytes = b"") -> bytes:
+def raw(server: Server, *lines: str, body: bytes = b"") -> bytes:
     """What the server answers to bytes."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(head(*lines, "Connection: close") + body)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_line_breaks_in_names_reach_no_header_and_no_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     body = chat(LONG, model="fake\r\nX-Evil: 1")
     reply = post(server, body)
     assert reply.status_code == 404
@@ -183,7 +183,7 @@ def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog:
 
 
 def test_error_texts_of_a_policy_server_are_one_line_in_the_log(
-    server: Served, upstream: FakeServer, caplog: pytest.LogCaptureFixture
+    server: Server, upstream: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(body: dict[str, Any], number: int) -> web.Response:
         return web.json_response({"error": {"message": "no\r\nWARNING: forged\x1b[31m"}}, status=400)
@@ -199,7 +199,7 @@ def test_error_texts_of_a_policy_server_are_one_line_in_the_log(
 
 
 @pytest.mark.parametrize("run_id", ["' OR '1'='1", "%", "_", "..%2f..%2freads.sqlite", "x\x00", "a" * 4000])
-def test_no_id_of_a_read_is_a_query_or_a_path(server: Served, run_id: str) -> None:
+def test_no_id_of_a_read_is_a_query_or_a_path(server: Server, run_id: str) -> None:
     assert post(server, chat(LONG)).status_code == 200
     for method, path in (("GET", ""), ("POST", "/cancel")):
         url = f"{server.api}/reads/{run_id if '%2f' in run_id else quote(run_id)}{path}"
@@ -208,7 +208,7 @@ def test_no_id_of_a_read_is_a_query_or_a_path(server: Served, run_id: str) -> No
 
 def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, tmp_path: Path) -> None:
     text = f"{LONG} The key of castle is {PRIVATE}."
-    with served(upstream.base_url, tmp_path, keys=KEYS, page=True) as server:
+    with serve(upstream.base_url, tmp_path, keys=KEYS, page=True) as server:
         file = upload(server, f"{PRIVATE}.txt", text.encode()).json()
         run_id = post(server, chat(text)).headers[RUN_ID_HEADER]
         before = [httpx2.get(f"{server.api}/{path}", headers=KEY).content for path in ("files", f"reads/{run_id}")]
@@ -248,18 +248,18 @@ def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, t
 @pytest.mark.parametrize(
     "file_id", ["../reads.sqlite", "file-" + "0" * 31 + "/", "file-" + "0" * 32, "..%2f..%2fx", "x"]
 )
-def test_no_file_id_names_a_path(server: Served, file_id: str) -> None:
+def test_no_file_id_names_a_path(server: Server, file_id: str) -> None:
     assert httpx2.get(f"{server.api}/files/{file_id}", headers=KEY).status_code == 404
     part = [{"type": "file", "file": {"file_id": file_id}}]
     assert post(server, chat(part)).status_code == 404
 
 
-def test_a_file_that_is_too_large_or_empty_is_refused(server: Served) -> None:
+def test_a_file_that_is_too_large_or_empty_is_refused(server: Server) -> None:
     assert upload(server, "large.txt", b"x" * (2 * MEGABYTE)).status_code == 413
     assert upload(server, "empty.txt", b"").status_code == 400
 
 
-def test_a_form_of_countless_parts_is_refused(server: Served) -> None:
+def test_a_form_of_countless_parts_is_refused(server: Server) -> None:
     fields = {f"field{number}": "x" for number in range(100)}
     form = {"file": ("a.txt", b"text")}
     reply = httpx2.post(f"{server.api}/files", files=form, data=fields, headers=KEY)
@@ -268,7 +268,7 @@ def test_a_form_of_countless_parts_is_refused(server: Served) -> None:
     assert httpx2.post(f"{server.api}/files", files=files, headers=KEY).status_code == 400
 
 
-def test_compressed_bodies_are_refused(server: Served) -> None:
+def test_compressed_bodies_are_refused(server: Server) -> None:
     headers = {**KEY, "Content-Type": "application/json", "Content-Encoding": "gzip"}
     assert httpx2.post(f"{server.api}/chat/completions", content=b"\x1f\x8b", headers=headers).status_code == 415
 
@@ -280,7 +280,7 @@ def test_compressed_bodies_are_refused(server: Served) -> None:
     ("status", "kind"), [(200, "application/json"), (200, "text/event-stream"), (500, "application/json")]
 )
 def test_a_policy_server_that_repeats_its_key_tells_no_client(
-    server: Served, upstream: FakeServer, status: int, kind: str
+    server: Server, upstream: FakeServer, status: int, kind: str
 ) -> None:
     body = b'data: {"x": "the-server\'s-own-key"}\n\n'
     upstream.respond = lambda *_: web.Response(body=body, status=status, content_type=kind)
@@ -291,7 +291,7 @@ def test_a_policy_server_that_repeats_its_key_tells_no_client(
 
 @pytest.mark.parametrize("kind", ["application/octet-stream", "text/html"])
 def test_a_reply_of_the_policy_server_in_another_form_reaches_no_client(
-    server: Served, upstream: FakeServer, kind: str
+    server: Server, upstream: FakeServer, kind: str
 ) -> None:
     upstream.respond = lambda *_: web.Response(body=b"<p>the-server's-own-key", content_type=kind)
     reply = post(server, chat("hello"))
@@ -300,15 +300,15 @@ def test_a_reply_of_the_policy_server_in_another_form_reaches_no_client(
 
 
 @pytest.mark.parametrize(("content", "stream"), [(LONG, True), ("hello", False)])
-@pytest.mark.parametrize("name", TOO_LONG)
+@pytest.mark.parametrize("name", OVERSIZED)
 def test_a_policy_server_that_sends_without_end_fills_no_memory(
-    name: str, stream: bool, content: str, server: Served, upstream: FakeServer, monkeypatch: pytest.MonkeyPatch
+    name: str, stream: bool, content: str, server: Server, upstream: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flood(body: dict[str, Any], number: int) -> Any:
         text = body["messages"][-1]["content"]
         if "<problem>" in text:
             return read_perfectly(text)
-        reply = TOO_LONG[name]()
+        reply = OVERSIZED[name]()
         if body.get("stream"):
             reply.content_type = "text/event-stream"
         return reply
@@ -321,7 +321,7 @@ def test_a_policy_server_that_sends_without_end_fills_no_memory(
     assert json.loads(event)["error"]["code"] in {"bad_gateway", "policy_server_failed"}
 
 
-def test_a_connection_on_which_no_request_begins_is_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_on_which_no_request_begins_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "HEADER_SECONDS", 0.2)
     for beginning in (b"", b"GET /health HTTP/1.1\r\nHost: loc"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
@@ -330,7 +330,7 @@ def test_a_connection_on_which_no_request_begins_is_closed(server: Served, monke
 
 
 @pytest.mark.parametrize("host", ["localhost", "evil.example"])
-def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_is_a_request(server: Served, host: str) -> None:
+def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_is_a_request(server: Server, host: str) -> None:
     lines = ("POST /v1/files HTTP/1.1", f"Host: {host}", "Content-Length: 4", "Transfer-Encoding: chunked")
     reply = raw(server, *lines, body=b"0\r\n\r\n" + head("GET /v1/files HTTP/1.1"))
     assert reply.startswith(b"HTTP/1.1 400")
@@ -341,7 +341,7 @@ def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ThreadPoolExecutor(2) as pool, FakeServer(window=1000, delay=3) as slow:
-        with served(slow.base_url, tmp_path) as server:
+        with serve(slow.base_url, tmp_path) as server:
             waiting, streaming = (
                 pool.submit(httpx2.post, f"{server.api}/chat/completions", json=chat(LONG, stream=stream), timeout=60)
                 for stream in (False, True)
@@ -362,7 +362,7 @@ def _full_disk(store: DocumentStore) -> None:
     raise OSError(errno.ENOSPC, "no space left on device")
 
 
-def test_headers_without_an_end_are_refused_before_they_take_memory(server: Served) -> None:
+def test_headers_without_an_end_are_refused_before_they_take_memory(server: Server) -> None:
     """Whoever has no key can send them, too."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Endless: ")
@@ -372,7 +372,7 @@ def test_headers_without_an_end_are_refused_before_they_take_memory(server: Serv
     assert httpx2.get(f"{server.url}/health").status_code == 200
 
 
-def test_a_body_that_is_too_large_is_refused_before_it_came(server: Served) -> None:
+def test_a_body_that_is_too_large_is_refused_before_it_came(server: Server) -> None:
     assert raw(server, *POST_CHAT, "Content-Length: 999999999999").startswith(b"HTTP/1.1 413")
     chunked = b"".join(b"10000\r\n" + b"x" * 65536 + b"\r\n" for _ in range(49))
     refusal = raw(server, *POST_CHAT, "Transfer-Encoding: chunked", body=chunked)
@@ -409,14 +409,14 @@ def test_a_long_text_of_escapes_and_quotes_is_no_such_thing() -> None:
     assert parsed.messages[0].parts[0].text.decode() == text
 
 
-def test_slow_bodies_are_given_up(server: Served) -> None:
+def test_slow_bodies_are_given_up(server: Server) -> None:
     assert raw(server, *POST_CHAT, "Content-Length: 100", body=b"{").startswith(b"HTTP/1.1 408")
     form = ("POST /v1/files HTTP/1.1", AS_ALICE, "Content-Type: multipart/form-data; boundary=x", "Content-Length: 100")
     assert raw(server, *form, body=b"--x\r\n").startswith(b"HTTP/1.1 408")
 
 
 def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
+    with serve(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
         memory = server.serving.request_quota
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head(*POST_CHAT, f"Content-Length: {3 * MEGABYTE}") + b"x" * (2 * MEGABYTE))
@@ -431,7 +431,7 @@ def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_
     form = ("POST /v1/files HTTP/1.1", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 2000000")
     part = b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
     bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
-    with served(upstream.base_url, tmp_path, **bounds) as server:
+    with serve(upstream.base_url, tmp_path, **bounds) as server:
         arriving = server.serving.upload_quota
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(head(*form) + part + b"x" * (MEGABYTE * 3 // 2))
@@ -450,7 +450,7 @@ def test_conversions_of_one_key_hold_up_no_large_request_of_another_and_end_with
 ) -> None:
     conversions = endless_conversions(monkeypatch)
     part = {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8="}}
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, keys=KEYS) as server:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path, keys=KEYS) as server:
         with large_requests(server, 2, [part]):
             until(lambda: conversions == ["begun"] * 2)
             large = chat("hello", padding="x" * MEGABYTE)
@@ -474,7 +474,7 @@ def endless_conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_many_large_requests_of_one_key_are_parsed_one_after_another(
-    server: Served, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
     ended = Event()
@@ -495,7 +495,7 @@ def test_many_large_requests_of_one_key_are_parsed_one_after_another(
 
 
 @contextmanager
-def large_requests(server: Served, number: int, content: Any) -> Iterator[None]:
+def large_requests(server: Server, number: int, content: Any) -> Iterator[None]:
     """Alice sends some requests, whose replies she does not read."""
     body = json.dumps(chat(content, padding="x" * MEGABYTE)).encode()
     with ExitStack() as stack:
@@ -518,7 +518,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def test_a_stream_that_nobody_reads_holds_up_no_read(tmp_path: Path) -> None:
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path) as server, ExitStack() as stack:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path) as server, ExitStack() as stack:
         body = json.dumps(chat(LONG, stream=True)).encode()
         for _ in range(50):
             connection = stack.enter_context(socket.socket())
@@ -534,7 +534,7 @@ def test_a_stream_that_nobody_reads_holds_up_no_read(tmp_path: Path) -> None:
 def test_more_connections_than_there_may_be_are_refused_and_leave_the_server_well(
     upstream: FakeServer, tmp_path: Path
 ) -> None:
-    with served(upstream.base_url, tmp_path, max_connections=8) as server, ExitStack() as stack:
+    with serve(upstream.base_url, tmp_path, max_connections=8) as server, ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         until(lambda: httpx2.get(f"{server.api}/models").status_code == 503)

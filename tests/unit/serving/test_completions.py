@@ -14,9 +14,9 @@ import openai
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
-from support.server_faults import BUSY, FINAL, MALFORMED
-from support.serving import Served, served
+from support.scripts import extract, make_document, read_perfectly
+from support.server_faults import FINAL_ERRORS, MALFORMED, RETRIED_ERRORS
+from support.serving import Server, serve
 
 from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy
 
@@ -30,13 +30,13 @@ def say(body: dict[str, Any], number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Served]]:
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path_factory.mktemp("served")) as server:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Server]]:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path_factory.mktemp("served")) as server:
         yield upstream, server
 
 
 @pytest.fixture
-def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
+def upstream(running: tuple[FakeServer, Server]) -> FakeServer:
     """The policy server of all tests, which has forgotten what others sent."""
     upstream, _ = running
     upstream.respond = say
@@ -46,12 +46,12 @@ def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
 
 
 @pytest.fixture
-def server(running: tuple[FakeServer, Served], upstream: FakeServer) -> Served:
+def server(running: tuple[FakeServer, Server], upstream: FakeServer) -> Server:
     return running[1]
 
 
 @pytest.fixture
-def client(server: Served) -> Iterator[openai.OpenAI]:
+def client(server: Server) -> Iterator[openai.OpenAI]:
     """A client whose requests are read although they were read in other tests."""
     afresh = {"X-Memagent-New-Read": "1"}
     with openai.OpenAI(base_url=server.api, api_key="whatever", max_retries=0, default_headers=afresh) as client:
@@ -66,7 +66,7 @@ def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def post(server: Served, *messages: dict[str, Any], **options: Any) -> httpx2.Response:
+def post(server: Server, *messages: dict[str, Any], **options: Any) -> httpx2.Response:
     body = {"model": "fake", "messages": list(messages), **options}
     return httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)
 
@@ -75,7 +75,7 @@ def post(server: Served, *messages: dict[str, Any], **options: Any) -> httpx2.Re
 
 
 def test_a_short_request_reaches_the_policy_server_byte_by_byte_with_the_servers_own_key(
-    server: Served, upstream: FakeServer
+    server: Server, upstream: FakeServer
 ) -> None:
     body = b'{ "model":"fake",\n "messages":[{"role":"user","content":"h\\u00e9llo"}], "unknown": [1,  2] }'
     headers = {"Content-Type": "application/json", "Authorization": "Bearer the-client's-key"}
@@ -104,7 +104,7 @@ def test_a_short_request_reaches_the_policy_server_byte_by_byte_with_the_servers
     ],
 )
 def test_odd_fields_of_a_short_request_are_the_policy_servers_business(
-    server: Served, upstream: FakeServer, fields: dict[str, Any]
+    server: Server, upstream: FakeServer, fields: dict[str, Any]
 ) -> None:
     upstream.respond = lambda body, number: web.json_response({"choices": []})
     body = json.dumps({"model": "fake", "messages": [user("hello")], **fields}, indent=3).encode()
@@ -113,7 +113,7 @@ def test_odd_fields_of_a_short_request_are_the_policy_servers_business(
     assert upstream.bodies == [body]
 
 
-def test_a_salt_of_the_policy_servers_cache_is_no_clients_to_choose(server: Served, upstream: FakeServer) -> None:
+def test_a_salt_of_the_policy_servers_cache_is_no_clients_to_choose(server: Server, upstream: FakeServer) -> None:
     for content in ("hello", LONG):
         assert post(server, user(content), user(QUESTION), tools=[], cache_salt="another's").status_code == 200
     assert upstream.requests[0]["tools"] == []
@@ -138,7 +138,7 @@ def test_long_parts_of_every_type_are_read(client: openai.OpenAI, upstream: Fake
 
 @pytest.mark.parametrize("is_one_message", [True, False])
 def test_a_long_part_that_cannot_be_read_is_refused_and_not_sent(
-    is_one_message: bool, server: Served, upstream: FakeServer
+    is_one_message: bool, server: Server, upstream: FakeServer
 ) -> None:
     part = {"type": "search_results", "results": [{"text": LONG}]}
     question = {"type": "text", "text": QUESTION}
@@ -159,7 +159,7 @@ def test_a_front_ends_own_task_is_shortened_and_costs_one_call(client: openai.Op
     assert len(task_of_request) < len(LONG) / 2
 
 
-def test_a_stream_of_the_policy_server_is_relayed_as_it_is(server: Served, upstream: FakeServer) -> None:
+def test_a_stream_of_the_policy_server_is_relayed_as_it_is(server: Server, upstream: FakeServer) -> None:
     events = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n: beat\n\ndata: [DONE]\n\n'
     upstream.respond = lambda body, number: web.Response(body=events, content_type="text/event-stream")
     reply = post(server, user("hello"), stream=True)
@@ -171,15 +171,15 @@ async def test_short_requests_are_not_bounded_by_what_reads_may_have_in_flight(t
     body = {"model": "fake", "messages": [user("hello")]}
     with FakeServer(say, delay=0.5, window=1000) as upstream:
         policy = OpenAICompatiblePolicy("fake", base_url=upstream.base_url, api_key="x", max_concurrency=2)
-        with served(None, tmp_path, policy=policy) as server:
+        with serve(None, tmp_path, policy=policy) as server:
             async with httpx2.AsyncClient(timeout=60) as client:
                 requests = [client.post(f"{server.api}/chat/completions", json=body) for _ in range(6)]
                 replies = await asyncio.gather(*requests)
     assert {reply.status_code for reply in replies} == {200}
-    assert upstream.most_at_once > policy.max_concurrency
+    assert upstream.peak_concurrency > policy.max_concurrency
 
 
-def test_a_refusal_of_the_policy_server_is_relayed(server: Served) -> None:
+def test_a_refusal_of_the_policy_server_is_relayed(server: Server) -> None:
     reply = post(server, user("hello"), model="other")
     assert reply.status_code == 404
     assert reply.json() == {"error": {"message": "The model `other` does not exist.", "code": 404}}
@@ -213,7 +213,7 @@ def test_a_question_full_of_tags_is_shortened_until_it_fits_where_they_are_escap
     question = "Why does <section> stand in the <memory> of a </problem> here? " * 12 + QUESTION
     reply = ask(client, user(f"{LONG}\n\n{question}"))
     assert reply.choices[0].finish_reason == "stop"
-    problem = part(upstream.requests[-1]["messages"][-1]["content"], "problem")
+    problem = extract(upstream.requests[-1]["messages"][-1]["content"], "problem")
     assert QUESTION in problem
     assert "<\\section>" in problem
 
@@ -242,7 +242,7 @@ def test_a_streamed_reply_tells_progress_as_reasoning_and_then_the_answer(client
     assert any(getattr(delta, "annotations", None) for delta in deltas)
 
 
-def test_the_run_id_is_in_a_header_and_a_field_and_names_a_run_of_the_log(server: Served) -> None:
+def test_the_run_id_is_in_a_header_and_a_field_and_names_a_run_of_the_log(server: Server) -> None:
     reply = post(server, user(LONG), user(QUESTION))
     run_id = reply.headers["X-Memagent-Run-Id"]
     assert reply.json()["memagent"]["run_id"] == run_id
@@ -296,17 +296,20 @@ _EVENTS = {
 
 @pytest.mark.parametrize(
     ("name", "is_stream"),
-    [*((name, True) for name in [*MALFORMED, *BUSY, *FINAL, *_EVENTS]), *((name, False) for name in MALFORMED)],
+    [
+        *((name, True) for name in [*MALFORMED, *RETRIED_ERRORS, *FINAL_ERRORS, *_EVENTS]),
+        *((name, False) for name in MALFORMED),
+    ],
 )
 def test_faulty_replies_after_a_read_become_replies_of_the_api(
-    name: str, is_stream: bool, server: Served, upstream: FakeServer
+    name: str, is_stream: bool, server: Server, upstream: FakeServer
 ) -> None:
     def respond(body: dict[str, Any], number: int) -> Any:
         if "<problem>" in (text := body["messages"][-1]["content"]):
             return read_perfectly(text)
         if name in _EVENTS:
             return web.Response(text=f"data: {_EVENTS[name]}\n\n", content_type="text/event-stream")
-        return {**MALFORMED, **BUSY, **FINAL}[name]()
+        return {**MALFORMED, **RETRIED_ERRORS, **FINAL_ERRORS}[name]()
 
     upstream.respond = respond
     reply = post(server, user(LONG), user(QUESTION), tools=[{"type": "function"}], stream=is_stream)
@@ -407,7 +410,7 @@ def test_a_stop_text_ends_the_answer(client: openai.OpenAI) -> None:
     ],
 )  # fmt: skip
 def test_unsupported_options_are_errors_in_the_form_of_the_api(
-    server: Served, upstream: FakeServer, options: dict[str, Any], status: int, words: str
+    server: Server, upstream: FakeServer, options: dict[str, Any], status: int, words: str
 ) -> None:
     reply = post(server, user(LONG), user(QUESTION), **options)
     assert reply.status_code == status
@@ -418,14 +421,14 @@ def test_unsupported_options_are_errors_in_the_form_of_the_api(
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000])
-def test_malformed_json_is_refused(server: Served, body: bytes) -> None:
+def test_malformed_json_is_refused(server: Server, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_endpoints_that_are_not_served_say_so(server: Served) -> None:
+def test_endpoints_that_are_not_served_say_so(server: Server) -> None:
     for method, path in (("POST", "responses"), ("GET", "responses/resp_1"), ("POST", "responses/resp_1/cancel")):
         reply = httpx2.request(method, f"{server.api}/{path}")
         assert reply.status_code == 404
@@ -437,7 +440,7 @@ def test_endpoints_that_are_not_served_say_so(server: Served) -> None:
 def test_a_policy_server_that_is_down_is_told_and_health_says_which_part(tmp_path: Path) -> None:
     with FakeServer() as gone:
         url = gone.base_url
-    with served(url, tmp_path) as server:
+    with serve(url, tmp_path) as server:
         for messages in ([user("hello")], [user(LONG), user(QUESTION)]):
             reply = post(server, *messages)
             assert reply.status_code == 503
@@ -460,7 +463,7 @@ def test_a_failure_within_a_stream_is_an_error_of_the_client(client: openai.Open
         list(ask(client, user(LONG), user(QUESTION), stream=True))
 
 
-def test_health_and_metrics(server: Served, client: openai.OpenAI) -> None:
+def test_health_and_metrics(server: Server, client: openai.OpenAI) -> None:
     def count() -> list[float]:
         page = httpx2.get(f"{server.url}/metrics").text
         names = (
@@ -484,7 +487,7 @@ def test_health_and_metrics(server: Served, client: openai.OpenAI) -> None:
 def test_a_policy_in_this_process_answers_short_requests_and_reads_long_ones(tmp_path: Path) -> None:
     policy = ScriptedPolicy(lambda prompt: read_perfectly(prompt) if "<problem>" in prompt else f"said: {prompt[-5:]}")
     with (
-        served(None, tmp_path, policy=policy) as server,
+        serve(None, tmp_path, policy=policy) as server,
         openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client,
     ):
         name = policy.name

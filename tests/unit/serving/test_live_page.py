@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from support.fake_server import FakeServer
 from support.scripts import make_document
-from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
+from support.serving import ALICE, BOB, KEYS, Server, ServingProcess, serve
 from unit.serving.test_attacks import OF_JSON, endless_conversions, head, until
 from unit.serving.test_reads import sections
 
@@ -38,7 +38,7 @@ class Browser:
         assert self.client.post("/page/session", json={"token": token}).status_code == 204
 
     @classmethod
-    def of(cls, server: Served, key: str | None = None) -> Browser:
+    def of(cls, server: Server, key: str | None = None) -> Browser:
         return cls(server.url, key or server.sessions.token)
 
     @classmethod
@@ -89,13 +89,13 @@ class Browser:
 
 
 @pytest.fixture
-def server(upstream: FakeServer, tmp_path: Path) -> Iterator[Served]:
-    with served(upstream.base_url, tmp_path, page=True) as running:
+def server(upstream: FakeServer, tmp_path: Path) -> Iterator[Server]:
+    with serve(upstream.base_url, tmp_path, page=True) as running:
         yield running
 
 
 @pytest.fixture
-def browser(server: Served) -> Browser:
+def browser(server: Server) -> Browser:
     return Browser.of(server)
 
 
@@ -176,7 +176,7 @@ def test_a_read_paused_and_stopped_continues_where_it_was(browser: Browser, upst
 
 @pytest.mark.usefixtures("slow")
 def test_a_read_that_waits_can_be_paused_and_continued(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, page=True, max_reads=1) as server:
+    with serve(upstream.base_url, tmp_path, page=True, max_reads=1) as server:
         browser = Browser.of(server)
         _, waiting = browser.begin(QUESTION, "What is the key of castle?")
         assert browser.post(f"reads/{waiting}/pause").status_code == 204
@@ -189,7 +189,7 @@ def test_a_read_that_waits_can_be_paused_and_continued(upstream: FakeServer, tmp
 
 
 @pytest.mark.usefixtures("slow")
-def test_an_edited_memory_is_what_is_read_on_from_and_says_who_did_it(server: Served, browser: Browser) -> None:
+def test_an_edited_memory_is_what_is_read_on_from_and_says_who_did_it(server: Server, browser: Browser) -> None:
     (run_id,) = browser.begin()
     newest = pause(browser, run_id, 8)
     reply = browser.edit(run_id, newest, "harbor 99")
@@ -263,7 +263,7 @@ def test_one_can_ask_before_the_end_and_the_read_goes_on(browser: Browser) -> No
     assert finish(browser, run_id)["answer"] == "4711"
 
 
-def test_a_thumb_is_a_reward_under_the_keys_name(server: Served, browser: Browser) -> None:
+def test_a_thumb_is_a_reward_under_the_keys_name(server: Server, browser: Browser) -> None:
     (run_id,) = browser.begin()
     finish(browser, run_id)
     assert browser.post(f"reads/{run_id}/thumbs", up=False).status_code == 204
@@ -289,7 +289,7 @@ def test_sources_lead_to_the_passage_in_the_document(browser: Browser) -> None:
     assert [line["line"] for line in lines] == ["nothing yet", "harbor 4711"] or lines[-1]["line"] == "harbor 4711"
 
 
-def test_many_reads_are_listed_and_searched_by_pages(server: Served, browser: Browser) -> None:
+def test_many_reads_are_listed_and_searched_by_pages(server: Server, browser: Browser) -> None:
     ledger = server.serving.ledger
     for number in range(500):
         ledger.begin(
@@ -327,7 +327,7 @@ def test_a_killed_server_leaves_reads_that_continue_from_the_page(tmp_path: Path
 DATA = ("/page/session", "/page/reads", "/page/events", "/page/reads/x/page")
 
 
-def test_the_page_is_open_and_nothing_behind_it(server: Served) -> None:
+def test_the_page_is_open_and_nothing_behind_it(server: Server) -> None:
     assert httpx2.get(f"{server.url}/").status_code == 200
     for path in DATA:
         assert httpx2.get(f"{server.url}{path}", headers=OWN).status_code == 401
@@ -342,7 +342,7 @@ def test_the_page_is_open_and_nothing_behind_it(server: Served) -> None:
         assert "set-cookie" not in reply.headers
 
 
-def test_the_cookie_is_for_this_site_alone_and_no_script_reads_it(server: Served) -> None:
+def test_the_cookie_is_for_this_site_alone_and_no_script_reads_it(server: Server) -> None:
     reply = httpx2.post(f"{server.url}/page/session", json={"token": server.sessions.token}, headers=OWN)
     cookie = reply.headers["set-cookie"].lower()
     assert cookie.startswith(f"memagent_page_{server.port}=")
@@ -402,7 +402,7 @@ def test_script_in_names_documents_questions_memories_and_answers_is_sent_as_dat
 
 
 def test_bodies_of_the_page_are_bounded_in_size_and_time(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server:
+    with serve(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server:
         browser = Browser.of(server)
         assert browser.post("reads", files=["x" * 2**20], questions=["?"]).status_code == 413
         sign_in = head("POST /page/session HTTP/1.1", "X-Memagent-Page: 1", OF_JSON, "Content-Length: 10000")
@@ -422,7 +422,7 @@ def test_no_static_name_leads_to_another_file(browser: Browser) -> None:
 
 
 def test_sessions_are_those_of_their_key_and_end_with_signing_out(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, page=True, keys=KEYS) as server:
+    with serve(upstream.base_url, tmp_path, page=True, keys=KEYS) as server:
         assert server.sessions.token is None
         alice, bob = Browser.of(server, ALICE), Browser.of(server, BOB)
         (run_id,) = alice.begin()
@@ -469,7 +469,7 @@ async def test_streams_that_are_opened_all_at_once_are_as_many_as_may_be(browser
 
 @pytest.mark.parametrize("path", ["files", "reads"])
 def test_a_conversion_ends_with_its_client(
-    server: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch, path: str
+    server: Server, browser: Browser, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     states = endless_conversions(monkeypatch)
     content = {"file": ("a.txt", b"A text.")}

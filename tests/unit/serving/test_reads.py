@@ -15,8 +15,8 @@ import httpx2
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
-from support.serving import ALICE, BOB, KEYS, served
+from support.scripts import extract, make_document, read_perfectly
+from support.serving import ALICE, BOB, KEYS, serve
 from unit.serving.test_attacks import POST_CHAT, head, until
 
 from memagent_graph import Document, SamplingParams, ScriptedPolicy
@@ -54,7 +54,7 @@ def answer(reply: httpx2.Response) -> str:
 def sections(upstream: FakeServer) -> Counter[str]:
     """How often each chunk was asked about."""
     prompts = [request["messages"][-1]["content"] for request in upstream.requests]
-    return Counter(part(prompt, "section") for prompt in prompts if "<section>" in prompt)
+    return Counter(extract(prompt, "section") for prompt in prompts if "<section>" in prompt)
 
 
 def _ask_and_go_away(api: str, upstream: FakeServer) -> None:
@@ -70,7 +70,7 @@ def _ask_and_go_away(api: str, upstream: FakeServer) -> None:
 
 
 def test_a_client_that_asks_again_meets_its_own_read_while_it_runs(slow: FakeServer, tmp_path: Path) -> None:
-    with served(slow.base_url, tmp_path) as server:
+    with serve(slow.base_url, tmp_path) as server:
         _ask_and_go_away(server.api, slow)
         reply = post(server.api, body())
         again = post(server.api, body(stream=False))
@@ -83,7 +83,7 @@ def test_a_client_that_asks_again_meets_its_own_read_while_it_runs(slow: FakeSer
 
 
 def test_an_explicit_new_try_reads_afresh_and_later_asks_meet_that_one(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path) as server:
+    with serve(upstream.base_url, tmp_path) as server:
         first = post(server.api, body())
         new = post(server.api, body(), **{"X-Memagent-New-Read": "1"})
         later = post(server.api, body())
@@ -93,7 +93,7 @@ def test_an_explicit_new_try_reads_afresh_and_later_asks_meet_that_one(upstream:
 
 
 def test_a_read_that_ended_too_long_ago_is_done_again(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, keep_seconds=0.0) as server:
+    with serve(upstream.base_url, tmp_path, keep_seconds=0.0) as server:
         first, second = post(server.api, body()), post(server.api, body())
     assert second.headers["X-Memagent-Read"] == "started"
     assert first.headers["X-Memagent-Run-Id"] != second.headers["X-Memagent-Run-Id"]
@@ -101,7 +101,7 @@ def test_a_read_that_ended_too_long_ago_is_done_again(upstream: FakeServer, tmp_
 
 def test_another_question_or_sampling_is_another_read(upstream: FakeServer, tmp_path: Path) -> None:
     others = ({}, {"temperature": 0.7}, {"seed": 3}, {"max_tokens": 20}, {"question": "Which castle?"})
-    with served(upstream.base_url, tmp_path) as server, ThreadPoolExecutor(len(others)) as pool:
+    with serve(upstream.base_url, tmp_path) as server, ThreadPoolExecutor(len(others)) as pool:
         replies = list(pool.map(lambda other: post(server.api, body(**other)), others))
     assert {reply.headers["X-Memagent-Read"] for reply in replies} == {"started"}
     assert len({reply.headers["X-Memagent-Run-Id"] for reply in replies}) == len(others)
@@ -115,7 +115,7 @@ def test_a_read_that_failed_continues_at_its_chunk(tmp_path: Path) -> None:
             return web.json_response({"error": {"message": "out of memory"}}, status=500)
         return read_perfectly(request["messages"][-1]["content"])
 
-    with FakeServer(respond, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
+    with FakeServer(respond, window=1000) as upstream, serve(upstream.base_url, tmp_path) as server:
         failure = post(server.api, body())
         broken = False
         reply = post(server.api, body())
@@ -130,7 +130,7 @@ def test_a_read_that_failed_continues_at_its_chunk(tmp_path: Path) -> None:
 def test_a_read_that_a_limit_stopped_says_so_and_continues_when_asked_again(
     upstream: FakeServer, tmp_path: Path
 ) -> None:
-    with served(upstream.base_url, tmp_path, limits=Limits(max_chunks=5)) as server:
+    with serve(upstream.base_url, tmp_path, limits=Limits(max_chunks=5)) as server:
         replies = [post(server.api, body())]
         while replies[-1].json()["choices"][0]["finish_reason"] == "length":
             assert "Ask the same again, and it continues." in answer(replies[-1])
@@ -145,7 +145,7 @@ def test_a_read_that_a_limit_stopped_says_so_and_continues_when_asked_again(
 
 def test_a_client_that_goes_away_ends_the_read_only_where_that_is_set(slow: FakeServer, tmp_path: Path) -> None:
     for cancels in (False, True):
-        with served(slow.base_url, tmp_path / str(cancels), cancel_on_close=cancels) as server:
+        with serve(slow.base_url, tmp_path / str(cancels), cancel_on_close=cancels) as server:
             _ask_and_go_away(server.api, slow)
             if cancels:
                 until(lambda server=server: not len(server.serving.manager))
@@ -159,7 +159,7 @@ def test_a_read_is_seen_and_cancelled_by_its_id_and_continues_when_asked_again(
     slow: FakeServer, tmp_path: Path
 ) -> None:
     key = {"Authorization": f"Bearer {ALICE}"}
-    with served(slow.base_url, tmp_path, keys=KEYS) as server, ThreadPoolExecutor(1) as pool:
+    with serve(slow.base_url, tmp_path, keys=KEYS) as server, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(post, server.api, body())
         until(lambda: len(slow.requests) > 3)
         (read,) = httpx2.get(f"{server.api}/reads", headers=key).json()["data"]
@@ -179,7 +179,7 @@ def test_a_read_is_seen_and_cancelled_by_its_id_and_continues_when_asked_again(
 def test_another_keys_reads_are_invisible_and_equal_requests_of_two_keys_are_two_reads(
     upstream: FakeServer, tmp_path: Path
 ) -> None:
-    with served(upstream.base_url, tmp_path, keys=KEYS) as server:
+    with serve(upstream.base_url, tmp_path, keys=KEYS) as server:
         first, second = post(server.api, body()), post(server.api, body(), key=BOB)
         run_id = first.headers["X-Memagent-Run-Id"]
         assert second.headers["X-Memagent-Run-Id"] != run_id
@@ -190,7 +190,7 @@ def test_another_keys_reads_are_invisible_and_equal_requests_of_two_keys_are_two
 
 
 def test_each_key_has_a_salt_of_its_own_where_the_server_caches_by_salt(tmp_path: Path) -> None:
-    with FakeServer(window=1000, vllm=True) as upstream, served(upstream.base_url, tmp_path, keys=KEYS) as server:
+    with FakeServer(window=1000, vllm=True) as upstream, serve(upstream.base_url, tmp_path, keys=KEYS) as server:
         post(server.api, body())
         salts = {request["cache_salt"] for request in upstream.requests}
         post(server.api, body(), key=BOB)
@@ -204,7 +204,7 @@ def test_each_key_has_a_salt_of_its_own_where_the_server_caches_by_salt(tmp_path
 
 def test_beyond_the_bounds_a_request_is_refused_with_the_time_to_wait(slow: FakeServer, tmp_path: Path) -> None:
     with (
-        served(slow.base_url, tmp_path, max_reads=1, max_waiting=1, max_reads_per_key=2) as server,
+        serve(slow.base_url, tmp_path, max_reads=1, max_waiting=1, max_reads_per_key=2) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         places = [pool.submit(post, server.api, body(f"What is the key of harbor? {n}")) for n in range(2)]
@@ -226,7 +226,7 @@ def test_beyond_the_bounds_a_request_is_refused_with_the_time_to_wait(slow: Fake
 
 def test_one_key_cannot_take_all_places(slow: FakeServer, tmp_path: Path) -> None:
     with (
-        served(slow.base_url, tmp_path, max_reads=2, max_waiting=8, max_reads_per_key=1, keys=KEYS) as server,
+        serve(slow.base_url, tmp_path, max_reads=2, max_waiting=8, max_reads_per_key=1, keys=KEYS) as server,
         ThreadPoolExecutor(1) as pool,
     ):
         first = pool.submit(post, server.api, body())
@@ -238,7 +238,7 @@ def test_one_key_cannot_take_all_places(slow: FakeServer, tmp_path: Path) -> Non
 
 def test_a_key_may_have_lower_limits_of_its_own(upstream: FakeServer, tmp_path: Path) -> None:
     keys = Keys([(Owner("alice", max_tokens=500, max_bytes=20_000), ALICE), (Owner("bob"), BOB)])
-    with served(upstream.base_url, tmp_path, keys=keys) as server:
+    with serve(upstream.base_url, tmp_path, keys=keys) as server:
         stopped, whole = post(server.api, body()), post(server.api, body(), key=BOB)
         assert post(server.api, body(document="x" * 20_000)).status_code == 413
     assert stopped.json()["memagent"]["stop_reason"] == "max_tokens_total"
@@ -248,7 +248,7 @@ def test_a_key_may_have_lower_limits_of_its_own(upstream: FakeServer, tmp_path: 
 
 def test_signs_of_life_keep_a_stream_open(slow: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completions, "HEARTBEAT_SECONDS", 0.01)
-    with served(slow.base_url, tmp_path) as server:
+    with serve(slow.base_url, tmp_path) as server:
         lines = post(server.api, body(stream=True)).text.splitlines()
     assert any(line.startswith(": ping") for line in lines)
     assert "data: [DONE]" in lines

@@ -60,7 +60,7 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
     folder, iterations = world
     settings = replace(dapo.DAPO, importance_cap=2.0)
     model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    rate = online_world.SMALL["learning_rate"]
+    rate = online_world.SMALL_SETTINGS["learning_rate"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     weights = []
     for number, groups in enumerate(iterations):
