@@ -200,7 +200,7 @@ def test_branches_stand_side_by_side(page: Any, upstream: FakeServer) -> None:
 def test_five_thousand_reads_are_listed_and_searched(page: Any, server: Server) -> None:
     for number in range(5000):
         entry = Entry(f"run-{number}", "local", f"r{number}", f"Question {number}?", "book.txt", float(number))
-        server.serving.ledger.begin(entry)
+        server.resources.ledger.begin(entry)
     page.refresh()
     until(page, "document.getElementById('found').textContent === '5,000 reads'")
     assert len(page.find_elements(By.CSS_SELECTOR, "#reads li")) == 50

@@ -1,4 +1,4 @@
-"""Chat models that say what a test tells them to."""
+"""Chat models whose replies a test chooses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import Field
 
 
 class ScriptedChatModel(BaseChatModel):
-    """Replies with what `script` makes of the messages; takes any tools. `prompts` holds every prompt, in order."""
+    """Replies with `script(messages)`, and accepts any tools. `prompts` holds all prompts in order."""
 
     script: Callable[[list[BaseMessage]], AIMessage]
     prompts: list[list[BaseMessage]] = Field(default_factory=list)

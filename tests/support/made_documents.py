@@ -1,6 +1,6 @@
-"""Small documents of every kind that is read, made here: each with what must be in its text, and what must be told.
+"""Small documents of every kind, made by code: each with the facts in its text and the omissions to report.
 
-Each has one fact that is easily lost: a power, a spanned cell, a form's value, a page that is an image.
+Each has one fact that is easily lost: an exponent, a spanned cell, the value of a form, a page that is an image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from openpyxl.comments import Comment
 from support.document_files import format_pdf_line, make_docx, make_pdf, make_raw_pdf, make_zip
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
-_OTHER = (
+_NAMESPACES = (
     'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math" '
     'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships" '
     'xmlns:w14="http://schemas.microsoft.com/office/word/2010/wordml" '
@@ -32,65 +32,63 @@ _RELATION = "http://schemas.openxmlformats.org/officeDocument/2006/relationships
 _RELATIONS = (
     '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{}</Relationships>'.format
 )
-
-
 Texts = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A document, and what has to come of it."""
+    """A document, and the expected result of its conversion."""
 
     name: str
-    """The file name; the part before the dot names its peculiarity."""
+    """The file name; the part before the dot names what is special in the file."""
     data: bytes
     facts: Texts
-    """Texts that it must contain."""
+    """What the text must contain."""
     lost: Texts = ()
-    """Texts that it must not contain."""
+    """What the text must not contain."""
     omissions: Texts = ()
-    """The beginning of each of its omissions, with their number: "1 pages that are images (page 2)"."""
+    """How each omission starts, with its count: "1 pages that are images (page 2)"."""
     headings: Texts = ()
-    """The names of its headings, with those that they stand under; nothing is expected if there are none."""
+    """The names of the headings below their parents' names; () if they do not matter."""
     error: str = ""
-    """The words of its refusal, if it must be refused."""
+    """A part of the error message, if the file must be refused."""
 
 
 def make_word(body: str, **parts: str | bytes) -> bytes:
-    """A Word file with this body; other parts by name, "." as "__" and "/" as "___"."""
-    named = {name.replace("___", "/").replace("__", "."): content for name, content in parts.items()}
-    members: dict[str, str | bytes] = dict(_members(make_docx("x")))
-    members["word/document.xml"] = f"<w:document {W} {_OTHER}><w:body>{body}</w:body></w:document>"
+    """Return a Word file with this body; other parts by name, with "__" for "." and "___" for "/"."""
+    extra_parts = {name.replace("___", "/").replace("__", "."): content for name, content in parts.items()}
+    members: dict[str, str | bytes] = dict(_read_members(make_docx("x")))
+    members["word/document.xml"] = f"<w:document {W} {_NAMESPACES}><w:body>{body}</w:body></w:document>"
     relations = "".join(
         f'<Relationship Id="r{number}" Type="{_RELATION}/{name.partition(".")[0].rstrip("0123456789")}" Target="{name}"/>'
-        for number, name in enumerate(named)
+        for number, name in enumerate(extra_parts)
     )
     link = (
         f'<Relationship Id="link" Type="{_RELATION}/hyperlink" Target="https://example.org/x" TargetMode="External"/>'
     )
     members["word/_rels/document.xml.rels"] = _RELATIONS(relations + link)
-    members |= {f"word/{name}": content for name, content in named.items()}
+    members |= {f"word/{name}": content for name, content in extra_parts.items()}
     return make_zip(members)
 
 
-def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+def _read_members(data: bytes) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name in archive.namelist():
             yield name, archive.read(name)
 
 
 def p(text: str, properties: str = "") -> str:
-    """A paragraph of Word's."""
+    """Return a paragraph, the element w:p of Word."""
     return f"<w:p>{f'<w:pPr>{properties}</w:pPr>' if properties else ''}{r(text)}</w:p>"
 
 
 def r(text: str, properties: str = "") -> str:
-    """A run of Word's."""
+    """Return a run of text, the element w:r of Word."""
     return f'<w:r><w:rPr>{properties}</w:rPr><w:t xml:space="preserve">{text}</w:t></w:r>'
 
 
 def tc(text: str, properties: str = "") -> str:
-    """A cell of Word's."""
+    """Return a table cell, the element w:tc of Word."""
     return f"<w:tc><w:tcPr>{properties}</w:tcPr>{p(text)}</w:tc>"
 
 
@@ -98,13 +96,13 @@ def _number(level: int, number: int = 1) -> str:
     return f'<w:numPr><w:ilvl w:val="{level}"/><w:numId w:val="{number}"/></w:numPr>'
 
 
-def _numbering(*levels: tuple[str, str], more: str = "") -> str:
-    own = "".join(
-        f'<w:lvl w:ilvl="{at}"><w:start w:val="1"/><w:numFmt w:val="{form}"/><w:lvlText w:val="{text}"/></w:lvl>'
-        for at, (form, text) in enumerate(levels)
+def _define_numbering(*levels: tuple[str, str], more: str = "") -> str:
+    definition = "".join(
+        f'<w:lvl w:ilvl="{level}"><w:start w:val="1"/><w:numFmt w:val="{style}"/><w:lvlText w:val="{text}"/></w:lvl>'
+        for level, (style, text) in enumerate(levels)
     )
     return (
-        f'<w:numbering {W}><w:abstractNum w:abstractNumId="0">{own}</w:abstractNum>'
+        f'<w:numbering {W}><w:abstractNum w:abstractNumId="0">{definition}</w:abstractNum>'
         f'<w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>{more}</w:numbering>'
     )
 
@@ -123,12 +121,13 @@ def _mr(text: str) -> str:
     return f"<m:r><m:t>{text}</m:t></m:r>"
 
 
-def _note(kind: str, text: str) -> str:
+def _make_note(kind: str, text: str) -> str:
     return f'<w:{kind}s {W}><w:{kind} w:id="1" w:author="Ada">{p(text)}</w:{kind}></w:{kind}s>'
 
 
 def _word_files() -> Iterator[Case]:
-    two = (("decimal", "%1."), ("decimal", "%1.%2"))
+    levels = (("decimal", "%1."), ("decimal", "%1.%2"))
+    numbering = _define_numbering(*levels)
     scripts = f"<w:p>{r('3 × 10')}{r('6', SUPER)}{r(' units, x')}{r('-3', SUPER)}{r(', a')}{r('12', SUB)}</w:p>"
     yield Case("cut.docx", make_docx("x")[:-40], (), error="cut.docx is a damaged DOCX file")
     letter = "Dear reader,\n\nnaïve café & 日本語\n"
@@ -155,26 +154,26 @@ def _word_files() -> Iterator[Case]:
         p("Scope", '<w:pStyle w:val="H1"/>') + p("Terms", '<w:pStyle w:val="H1"/>') + p("Law", '<w:pStyle w:val="H2"/>')
     )
     yield Case(
-        "headings.docx", make_word(headings, styles__xml=_STYLES, numbering__xml=_numbering(*two)),
+        "headings.docx", make_word(headings, styles__xml=_STYLES, numbering__xml=numbering),
         ("# 1. Scope", "# 2. Terms", "## 2.1 Law"), headings=("1. Scope", "2. Terms", "2. Terms > 2.1 Law"),
     )  # fmt: skip
     items = (
         p("one", _number(0)) + p("inner", _number(1)) + p("two", _number(0)) + p("Between.") + p("three", _number(0))
     )
-    yield Case(
-        "list.docx", make_word(items, numbering__xml=_numbering(*two)), ("1. one", "1.1 inner", "2. two", "3. three")
-    )
-    roman = _numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"))
+    list_items = ("1. one", "1.1 inner", "2. two", "3. three")
+    yield Case("list.docx", make_word(items, numbering__xml=numbering), list_items)
+    roman = _define_numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"))
     yield Case(
         "letters.docx", make_word(p("A", _number(0)) + p("B", _number(0)) + p("c", _number(1)), numbering__xml=roman),
         ("Article II B", "(a) c"),
     )  # fmt: skip
-    again = '<w:num w:numId="2"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride></w:num>'
+    restart = '<w:num w:numId="2"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride></w:num>'
     yield Case(
-        "restart.docx", make_word(p("one", _number(0)) + p("seven", _number(0, 2)), numbering__xml=_numbering(*two, more=again)),
+        "restart.docx", make_word(p("one", _number(0)) + p("seven", _number(0, 2)), numbering__xml=_define_numbering(*levels, more=restart)),
         ("7. seven",),
     )  # fmt: skip
-    yield Case("bullets.docx", make_word(p("dot", _number(0)), numbering__xml=_numbering(("bullet", "·"))), ("- dot",))
+    bullets = _define_numbering(("bullet", "·"))
+    yield Case("bullets.docx", make_word(p("dot", _number(0)), numbering__xml=bullets), ("- dot",))
     box = '<w:sdt><w:sdtPr><w14:checkbox><w14:checked w14:val="{}"/></w14:checkbox></w:sdtPr><w:sdtContent><w:r><w:sym w:font="Segoe" w:char="2610"/></w:r></w:sdtContent></w:sdt>'
     field = '<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:checkBox>{}</w:checkBox></w:ffData></w:fldChar></w:r>'
     unset = '<w:default w:val="0"/>'
@@ -189,7 +188,7 @@ def _word_files() -> Iterator[Case]:
     yield Case("header.docx", body, ("Contract 4711", "Draft of May"))
     commented = f'<w:p>{r("Body")}<w:r><w:commentReference w:id="1"/></w:r></w:p>'
     noted = f'<w:p>{r("In 1987")}<w:r><w:rPr>{SUPER}</w:rPr><w:footnoteReference w:id="1"/></w:r></w:p>'
-    notes = {"comments__xml": _note("comment", "It is 42."), "footnotes__xml": _note("footnote", "See Ames.")}
+    notes = {"comments__xml": _make_note("comment", "It is 42."), "footnotes__xml": _make_note("footnote", "See Ames.")}
     facts = ("Body[^c1]", "[^c1]: Ada: It is 42.", "In 1987[^1]", "[^1]: See Ames.")
     yield Case("notes.docx", make_word(commented + noted, **notes), facts, ("19871",))
     boxes = "".join(
@@ -235,10 +234,9 @@ def _word_files() -> Iterator[Case]:
         "inside.docx", make_word(p("Outer."), **inside), ("Outer.", "The inner fact"),
         omissions=("1 files in it that were not read (data.bin",),
     )  # fmt: skip
-    mark = "<w:r><w:pict><v:shape xmlns:v='v'><v:textpath string='DRAFT'/></v:shape></w:pict></w:r>"
-    yield Case(
-        "watermark.docx", make_word(p("Body."), header1__xml=f"<w:hdr {W}><w:p>{mark}</w:p></w:hdr>"), ("DRAFT",)
-    )
+    watermark = "<w:r><w:pict><v:shape xmlns:v='v'><v:textpath string='DRAFT'/></v:shape></w:pict></w:r>"
+    header = f"<w:hdr {W}><w:p>{watermark}</w:p></w:hdr>"
+    yield Case("watermark.docx", make_word(p("Body."), header1__xml=header), ("DRAFT",))
 
 
 SUPER = '<w:vertAlign w:val="superscript"/>'
@@ -304,8 +302,8 @@ def _html_files() -> Iterator[Case]:
     yield page("layout", "<table><tr><td><table><tr><td>a<td>b<tr><td>1<td>2</table></table>", "| 1 | 2 |")
 
 
-def _rows(*rows: str | tuple[str, ...], at: tuple[int, ...] = (60, 320)) -> str:
-    """Lines below each other; those that are tuples are written across columns."""
+def _draw_rows(*rows: str | tuple[str, ...], at: tuple[int, ...] = (60, 320)) -> str:
+    """Return the PDF operators of lines below each other; the strings of a tuple go into columns at `at`."""
     return " ".join(
         f"BT /F1 11 Tf {x} {740 - 14 * number} Td ({text}) Tj ET"
         for number, row in enumerate(rows)
@@ -378,14 +376,14 @@ def _pdf_files() -> Iterator[Case]:
         ("er was Marta, who had 10 bees and a", "so the people of the town say, who"), ("dog that slept on the stairs.", "are often wrong about such things."),
     )  # fmt: skip
     yield pdf(
-        "rows_of_columns", [_rows("A title over both of the columns, with no gap in it", *prose, "A line below both of the columns, which is as long as the one above, too")],
+        "rows_of_columns", [_draw_rows("A title over both of the columns, with no gap in it", *prose, "A line below both of the columns, which is as long as the one above, too")],
         "A title over both of the columns, with no gap in it\nThe tower", "that a\nship brought", "on the stairs.\nLater it", "The key is\numbrella.", "such things.\nA line below",
     )  # fmt: skip
     three = [
         ("lorem ipsum dolor ", "sit amet elit sed ", "do tempor ut labo "),
         ("magna aliqua enim ", "ad minim veniam q ", "nostrud exercitat "),
     ]
-    page = _rows(*three * 3, at=(50, 220, 400))
+    page = _draw_rows(*three * 3, at=(50, 220, 400))
     yield pdf("three_columns", [page], "lorem ipsum dolor\nmagna aliqua enim\n" * 3 + "sit amet")
     cells = [
         ("Region of the tower", "Bees that it had in the year"),
@@ -394,7 +392,7 @@ def _pdf_files() -> Iterator[Case]:
         ("East of the long river", "None that were counted"),
         ("West", "Seven"),
     ]
-    yield pdf("rows_of_a_table", [_rows(*cells)], "South without the sea A thousand and two")
+    yield pdf("rows_of_a_table", [_draw_rows(*cells)], "South without the sea A thousand and two")
     unmapped = "60:<< /Type /Font /Subtype /Type3 /FontBBox [0 0 9 9] /FontMatrix [.1 0 0 .1 0 0] /CharProcs << >> /Encoding << /Differences [1 /g1 /g2 /g3] >> /FirstChar 1 /LastChar 3 /Widths [9 9 9] >>"
     drawn = "q 72 72 m " + " ".join(f"{80 + 9 * at} {100 + at * 37 % 90} l" for at in range(30)) + " S Q"
     framed = "q 30 30 550 730 re S 30 50 m 580 50 l S Q"  # the page has lines, and nothing that could be read
@@ -404,7 +402,7 @@ def _pdf_files() -> Iterator[Case]:
     yield pdf("drawn", pages, "Before.", lost=("\x01",), omissions=losses, objects=unmapped, resources="/F2 60 0 R")
 
 
-def _mail(subject: str = "Umbra") -> EmailMessage:
+def _make_mail(subject: str = "Umbra") -> EmailMessage:
     message = EmailMessage()
     message["From"], message["To"], message["Subject"] = "ada@example.org", "bo@example.org", subject
     return message
@@ -418,18 +416,18 @@ def _mail_files() -> Iterator[Case]:
     ):
         data = head + b"Content-Transfer-Encoding: " + coding + b"\n\n" + body
         yield Case(f"{coding.decode()}.eml", data, ("umbrella ü", "Subject: umbü", "From: a@example.org"))
-    both = _mail()
+    both = _make_mail()
     both.set_content("plain umbrella")
     both.add_alternative("<p>html umbrella</p>", subtype="html")
     yield Case("alternative.eml", both.as_bytes(), ("plain umbrella",), ("html umbrella",))
-    attached = _mail()
+    attached = _make_mail()
     attached.set_content("See the file.")
     files = {"a.docx": make_docx("The attached fact"), "a.txt": "Schlüssel".encode("cp1252"), "a.bin": b"\x00\x01"}
     for name, content in files.items():
         attached.add_attachment(content, maintype="application", subtype="octet-stream", filename=name)
     facts = ("See the file.", "The attached fact", "Schlüssel")
     yield Case("attached.eml", attached.as_bytes(), facts, omissions=("1 files in it that were not read (a.bin",))
-    outer = _mail("Outer")
+    outer = _make_mail("Outer")
     outer.set_content("Look:")
     outer.add_attachment(both)
     yield Case("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
@@ -437,13 +435,13 @@ def _mail_files() -> Iterator[Case]:
     yield Case("japanese.eml", old.encode("iso2022_jp"), ("東京タワー",))
     box = b"From a@b Mon Jan  1 00:00:00 2024\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
     yield Case("two.mbox", box, ("first", "Subject: two", "\nFrom here"), headings=("one", "two"))
-    pictured = _mail()
+    pictured = _make_mail()
     pictured.set_content("<p>See 10<sup>6</sup> <img src='cid:1'>", subtype="html")
     pictured.add_related(
         b"GIF89a", maintype="image", subtype="gif", cid="<1>", disposition="inline", filename="map.gif"
     )
     yield Case("pictured.eml", pictured.as_bytes(), ("See 10^6",), omissions=("1 pictures (map.gif)",))
-    stub = _mail()
+    stub = _make_mail()
     stub.set_content("View this message in your browser.")
     stub.add_alternative("<p>The fact is umbrella. " + "And more. " * 30, subtype="html")
     yield Case("stub.eml", stub.as_bytes(), ("umbrella",), ("browser",))
@@ -457,13 +455,13 @@ def _a(text: str) -> str:
     return f"<a:p><a:r><a:t>{text}</a:t></a:r></a:p>"
 
 
-def slides(*bodies: str, notes: str = "") -> bytes:
-    """A presentation."""
-    spaces = 'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+def make_slides(*bodies: str, notes: str = "") -> bytes:
+    """Return a presentation."""
+    namespaces = 'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
     relation = '<Relationship Id="{0}" Type="' + _RELATION + '/{1}" Target="{2}"/>'
     numbers = range(1, len(bodies) + 1)
     parts: dict[str, str | bytes] = {
-        "ppt/presentation.xml": f"<p:presentation {spaces}><p:sldIdLst>"
+        "ppt/presentation.xml": f"<p:presentation {namespaces}><p:sldIdLst>"
         + "".join(f'<p:sldId id="{n}" r:id="r{n}"/>' for n in numbers)
         + "</p:sldIdLst></p:presentation>",
         "ppt/_rels/presentation.xml.rels": _RELATIONS(
@@ -471,31 +469,31 @@ def slides(*bodies: str, notes: str = "") -> bytes:
         ),
     }
     for number, body in zip(numbers, bodies, strict=True):
-        parts[f"ppt/slides/s{number}.xml"] = f"<p:sld {spaces}><p:cSld><p:spTree>{body}</p:spTree></p:cSld></p:sld>"
+        parts[f"ppt/slides/s{number}.xml"] = f"<p:sld {namespaces}><p:cSld><p:spTree>{body}</p:spTree></p:cSld></p:sld>"
     if notes:
         parts["ppt/slides/_rels/s1.xml.rels"] = _RELATIONS(relation.format("r1", "notesSlide", "../notes.xml"))
-        parts["ppt/notes.xml"] = f"<p:notes {spaces}><p:sp><p:txBody>{_a(notes)}</p:txBody></p:sp></p:notes>"
+        parts["ppt/notes.xml"] = f"<p:notes {namespaces}><p:sp><p:txBody>{_a(notes)}</p:txBody></p:sp></p:notes>"
     return make_zip(parts)
 
 
-def sheets(rows: str, *, more: Mapping[str, str] | None = None) -> bytes:
-    """A workbook with one sheet."""
-    space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
-    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml."
+def make_workbook(rows: str, *, more: Mapping[str, str] | None = None) -> bytes:
+    """Return a workbook with one sheet."""
+    namespace = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    content_type = "application/vnd.openxmlformats-officedocument.spreadsheetml."
     return make_zip(
         {
-            "[Content_Types].xml": f'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/xl/workbook.xml" ContentType="{kind}sheet.main+xml"/><Override PartName="/xl/worksheets/sheet1.xml" ContentType="{kind}worksheet+xml"/></Types>',
+            "[Content_Types].xml": f'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/xl/workbook.xml" ContentType="{content_type}sheet.main+xml"/><Override PartName="/xl/worksheets/sheet1.xml" ContentType="{content_type}worksheet+xml"/></Types>',
             "_rels/.rels": _RELATIONS(f'<Relationship Id="r1" Type="{_RELATION}/officeDocument" Target="xl/workbook.xml"/>'),
-            "xl/workbook.xml": f'<workbook {space} xmlns:r="{_RELATION}"><sheets><sheet name="Sales" sheetId="1" r:id="r1"/></sheets></workbook>',
+            "xl/workbook.xml": f'<workbook {namespace} xmlns:r="{_RELATION}"><sheets><sheet name="Sales" sheetId="1" r:id="r1"/></sheets></workbook>',
             "xl/_rels/workbook.xml.rels": _RELATIONS(f'<Relationship Id="r1" Type="{_RELATION}/worksheet" Target="worksheets/sheet1.xml"/>'),
-            "xl/worksheets/sheet1.xml": f"<worksheet {space}><sheetData>{rows}</sheetData></worksheet>",
+            "xl/worksheets/sheet1.xml": f"<worksheet {namespace}><sheetData>{rows}</sheetData></worksheet>",
             **(more or {}),
         }
     )  # fmt: skip
 
 
-def _cell(place: str, text: str) -> str:
-    return f'<c r="{place}" t="inlineStr"><is><t>{text}</t></is></c>'
+def _make_cell(reference: str, text: str) -> str:
+    return f'<c r="{reference}" t="inlineStr"><is><t>{text}</t></is></c>'
 
 
 def _office_files() -> Iterator[Case]:
@@ -507,10 +505,10 @@ def _office_files() -> Iterator[Case]:
     auto = "<a:p><a:pPr lvl='{}'><a:buAutoNum type='{}' startAt='{}'/></a:pPr><a:r><a:t>{}</a:t></a:r></a:p>".format
     items = auto(0, "arabicPeriod", 3, "three") + auto(1, "alphaLcPeriod", 1, "in") + auto(0, "arabicPeriod", 3, "four")
     deep = "<p:grpSp>" * 20_000 + "</p:grpSp>" * 20_000
-    yield Case("deep.pptx", slides(deep), (), error="nested too deeply")
+    yield Case("deep.pptx", make_slides(deep), (), error="nested too deeply")
     yield Case(
         "slides.pptx",
-        slides(
+        make_slides(
             shape('<p:ph type="title"/>', _a("Plan")) + shape("", power),
             f"<p:graphicFrame>{table}</p:graphicFrame>{picture.format('A map of Ames')}{picture.format('')}",
             shape('<p:ph type="ctrTitle"/>', _a("End")) + shape("", items),
@@ -520,33 +518,33 @@ def _office_files() -> Iterator[Case]:
         omissions=("1 pictures without a description (slide 2)",),
         headings=("Plan", "End"),
     )
-    row = f'<row r="1">{_cell("A1", "Region")}{_cell("B1", "Units")}</row>'
-    last = f'<row r="1048576">{_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'
-    yield Case("sparse.xlsx", sheets(row + last), ("| Last |  | 7 |",))
+    row = f'<row r="1">{_make_cell("A1", "Region")}{_make_cell("B1", "Units")}</row>'
+    last = f'<row r="1048576">{_make_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'
+    yield Case("sparse.xlsx", make_workbook(row + last), ("| Last |  | 7 |",))
     comments = '<comments xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><commentList><comment ref="A1"><text><t>Checked by Ada</t></text></comment></commentList></comments>'
-    row += f'<row r="2">{_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
+    row += f'<row r="2">{_make_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
     yield Case(
         "formula.xlsx",
-        sheets(row, more={"xl/comments1.xml": comments}),
+        make_workbook(row, more={"xl/comments1.xml": comments}),
         ("## Sales", "| EU | 7 | =5+5 |", "Checked by Ada"),
         omissions=("1 formulas without a value (sheet Sales)",),
         headings=("Sales",),
     )
-    yield Case("excel.xlsx", _by_openpyxl(), (
+    yield Case("excel.xlsx", _make_openpyxl_workbook(), (
         "| EU | 12.5% | 4 € | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
     ), omissions=("1 formulas without a value (sheet Data)", "1 pictures without a description", "1 charts"))  # fmt: skip
 
 
-def _by_openpyxl() -> bytes:
-    """A workbook with formats of numbers, merged cells, a comment, a sheet that is hidden, and things on the first."""
+def _make_openpyxl_workbook() -> bytes:
+    """Return a workbook with number formats, merged cells, a comment, a hidden sheet and drawings."""
     book = openpyxl.Workbook()
     sheet = book.active
     sheet.title = "Data"
     sheet.oddHeader.left.text, sheet.oddFooter.center.text = "Draft of R&&D, &D", "&P"
     for row in (["Region", "a", "b", "c", "d"], ["EU", 0.125, 4, 7, 5], [None, datetime.date(2024, 5, 1)], ["=1+1"]):
         sheet.append(row)
-    for place, form in {"B2": "0.0%", "C2": '#,##0 "€"', "D2": "000", "E2": "[$$-409]#,##0"}.items():
-        sheet[place].number_format = form
+    for cell, number_format in {"B2": "0.0%", "C2": '#,##0 "€"', "D2": "000", "E2": "[$$-409]#,##0"}.items():
+        sheet[cell].number_format = number_format
     sheet.merge_cells("A2:A3")
     sheet["A2"].comment = Comment("seen", "Ada")
     book.create_sheet("Other")["A1"] = "hidden fact"
@@ -554,7 +552,7 @@ def _by_openpyxl() -> bytes:
     file = io.BytesIO()
     book.save(file)
     drawing = f"<d:wsDr xmlns:d='d' xmlns:a='a' xmlns:c='c'><d:sp>{_a('Boxed')}</d:sp><d:pic/><c:chart/></d:wsDr>"
-    return make_zip({**dict(_members(file.getvalue())), "xl/drawings/drawing1.xml": drawing})
+    return make_zip({**dict(_read_members(file.getvalue())), "xl/drawings/drawing1.xml": drawing})
 
 
 _ODF = " ".join(
@@ -563,8 +561,8 @@ _ODF = " ".join(
 )
 
 
-def opened(kind: str, body: str, styles: str = "") -> bytes:
-    """An OpenDocument file."""
+def make_open_document(kind: str, body: str, styles: str = "") -> bytes:
+    """Return an OpenDocument file."""
     return make_zip(
         {
             "mimetype": f"application/vnd.oasis.opendocument.{kind}",
@@ -589,14 +587,14 @@ def _open_files() -> Iterator[Case]:
     power = '<text:p>10<text:span text:style-name="T1">6</text:span></text:p>'
     note = "<text:p>In 1987<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>See Ames.</text:p></text:note-body></text:note></text:p>"
     yield Case(
-        "whole.odt", opened("text", headings + power + nested + table + note, raised + numbered),
+        "whole.odt", make_open_document("text", headings + power + nested + table + note, raised + numbered),
         ("## Terms 2", "10^6", "1. one", "2. two", "2.1 inner", "| EU | 7 |", "In 1987[^1: See Ames.]"),
         headings=("Terms 1", "Terms 1 > Terms 2"),
     )  # fmt: skip
     notes = "<presentation:notes><draw:frame><draw:text-box><text:p>Spoken fact</text:p></draw:text-box></draw:frame></presentation:notes>"
     yield Case(
         "slide.odp",
-        opened(
+        make_open_document(
             "presentation",
             "<draw:page><draw:frame presentation:class='title'><draw:text-box><text:p>Plan</text:p></draw:text-box></draw:frame>"
             "<draw:frame><draw:text-box><text:p>The fact.</text:p></draw:text-box></draw:frame><draw:frame><draw:image/></draw:frame>"
@@ -608,10 +606,13 @@ def _open_files() -> Iterator[Case]:
     )  # fmt: skip
     values = "<table:table table:name='S'><table:table-row><table:table-cell office:value='3'/><table:table-cell><text:p>z</text:p><office:annotation><text:p>seen</text:p></office:annotation></table:table-cell></table:table-row><table:shapes><draw:frame><draw:image/></draw:frame></table:shapes></table:table>"
     yield Case(
-        "values.ods", opened("spreadsheet", values), ("3", "z\n\n[Note: seen]"), omissions=("1 pictures without",)
+        "values.ods",
+        make_open_document("spreadsheet", values),
+        ("3", "z\n\n[Note: seen]"),
+        omissions=("1 pictures without",),
     )
     rows = f'<table:table table:name="Sales"><table:table-row>{cell("", "EU")}{cell("", "12")}</table:table-row><table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row><table:table-row>{cell("", "US")}{cell("", "3")}</table:table-row></table:table>'
-    yield Case("rows.ods", opened("spreadsheet", rows), ("## Sales", "| US | 3 |"))
+    yield Case("rows.ods", make_open_document("spreadsheet", rows), ("## Sales", "| US | 3 |"))
     container = '<container><rootfiles><rootfile full-path="o/p.opf"/></rootfiles></container>'
     package = '<package><metadata><title>Umbra</title></metadata><manifest><item id="a" href="a%20b.xhtml"/><item id="c" href="c.xhtml"/></manifest><spine><itemref idref="c"/><itemref idref="a"/></spine></package>'
     book = {
@@ -676,7 +677,7 @@ def _text_files() -> Iterator[Case]:
 
 
 def make_documents() -> list[Case]:
-    """All of them."""
+    """Return all documents."""
     return [
         *_word_files(), *_html_files(), *_pdf_files(), *_mail_files(), *_office_files(), *_open_files(), *_text_files()
     ]  # fmt: skip

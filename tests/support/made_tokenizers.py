@@ -1,4 +1,4 @@
-"""Tokenizers of the tokenizers library, small and trained on Python's byte_level sources."""
+"""Tokenizers of the tokenizers library, small and trained on Python's own sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINING_TEXTS = [
 
 
 def train_tokenizer(model, trainer, pre_tokenizer, decoder=None, normalizer=None):
-    """A tokenizer of the tokenizers library, trained on `TRAINING_TEXTS`."""
+    """Return a tokenizer of the tokenizers library that is trained on `TRAINING_TEXTS`."""
     backend = Backend(model)
     backend.pre_tokenizer = pre_tokenizer
     if decoder is not None:
@@ -68,15 +68,15 @@ TOKENIZER_KINDS = {
 
 
 class LengthRecorder:
-    """The library behind a tokenizer, with the lengths of all texts that it is given, in characters."""
+    """Passes calls on to a tokenizer library, and records the lengths of their texts in characters."""
 
     def __init__(self, library):
         self.library, self.lengths = library, []
 
     def __getattr__(self, name):
-        def call(text, *rest, **options):
+        def call(text, *arguments, **options):
             if isinstance(text, str):
                 self.lengths.append(len(text))
-            return getattr(self.library, name)(text, *rest, **options)
+            return getattr(self.library, name)(text, *arguments, **options)
 
         return call

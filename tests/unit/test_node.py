@@ -304,8 +304,7 @@ def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_p
         prompts = [body["messages"][0]["content"] for body in server.requests]
     answer = "4711" if questions == 1 else ["4711"] * 3
     assert done.stdout.splitlines()[1] == f"{json.dumps(answer)} prepare finish"
-    read = Counter(
-        (extract(prompt, "problem"), extract(prompt, "section")) for prompt in prompts if "<section>" in prompt
-    )
+    prompts = [prompt for prompt in prompts if "<section>" in prompt]
+    read = Counter((extract(prompt, "problem"), extract(prompt, "section")) for prompt in prompts)
     assert len(read) == questions * CHUNKS
     assert sum(read.values()) <= questions * (CHUNKS + len(kills))

@@ -40,7 +40,7 @@ async def read(server: FakeServer, text: str = TEXT, budget: Budget = BUDGET, **
 @pytest.mark.parametrize("name", DIALECTS)
 async def test_the_fact_is_found_and_what_happened_is_said(name: str) -> None:
     dialect = DIALECTS[name]
-    with dialect.server() as server:
+    with dialect.make_server() as server:
         result = await read(server, **dialect.settings)
     assert result.answer == "4711"
     assert {event.kind.value for event in result.events} == dialect.events
@@ -73,7 +73,7 @@ async def test_a_refusal_that_speaks_of_length_is_final_and_names_the_remedy(nam
 
 
 async def test_a_refused_field_is_left_out_from_then_on_and_its_limit_is_kept() -> None:
-    with DIALECTS["refused field: max_tokens"].server() as server:
+    with DIALECTS["refused field: max_tokens"].make_server() as server:
         await read(server)
     refused, *others = server.requests
     assert "max_tokens" in refused

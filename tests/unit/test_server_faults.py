@@ -159,7 +159,7 @@ async def test_logprobs_that_are_missing_or_of_another_number_than_the_tokens_do
     good = FakeServer(vllm=True)
 
     def respond(body, number):
-        reply = good.completion(body, good.respond(body, number))
+        reply = good.make_reply(body, good.respond(body, number))
         if number == 2:
             reply["choices"][0]["logprobs"]["content"].append({"token": "x", "logprob": -0.5})
         if number == 3:

@@ -276,9 +276,7 @@ def test_recalled_chunks_are_logged_as_reads_and_parents(make_reader, log) -> No
 
 @pytest.mark.parametrize("reply", ["RECALL: zebra", "harbor 1\nRECALL: zebra"])
 def test_a_look_up_that_finds_nothing_is_an_event(make_reader, reply) -> None:
-    policy = ScriptedPolicy(
-        lambda prompt: reply if "castle is" in extract(prompt, "section") else read_perfectly(prompt)
-    )
+    policy = ScriptedPolicy(lambda prompt: reply if "castle is" in prompt else read_perfectly(prompt))
     result = make_reader(policy, strategy="recall").read(TEXT, QUESTION)
     assert kinds(result) == ["not_recalled"]
     assert "(nothing)" in extract(policy.prompts[-2], "recalled")

@@ -216,7 +216,7 @@ def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, t
         signed_in = httpx2.post(f"{server.url}{SIGN_IN}", json={"token": BOB}, headers=own)
         cookie = signed_in.headers["Set-Cookie"].partition(";")[0]
         others = [OTHER, {**own, "Cookie": cookie}, {**OTHER, "X-Api-Key": ALICE}, {"Authorization": f"Basic {ALICE}"}]
-        routes = make_app(server.serving, LivePage(server.serving, server.sessions).routes()).routes
+        routes = make_app(server.resources, LivePage(server.resources, server.sessions).routes()).routes
         query = f"a={run_id}&b={run_id}&run={run_id}&q={PRIVATE}&chunk=0&file={file['id']}&id={file['id']}"
         tries = 0
         for route in routes:
@@ -346,7 +346,7 @@ def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(
                 pool.submit(httpx2.post, f"{server.api}/chat/completions", json=chat(LONG, stream=stream), timeout=60)
                 for stream in (False, True)
             )
-            reads = server.serving.manager._reads
+            reads = server.resources.manager._reads
             until(lambda: [read.followers for read in list(reads.values())] == [2])  # both requests wait for one read
             monkeypatch.setattr(DocumentStore, "_make_folders", _full_disk)
             refusal = post(server, chat(f"{LONG} more"))
@@ -378,7 +378,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_came(server: Server) -> N
     refusal = raw(server, *POST_CHAT, "Transfer-Encoding: chunked", body=chunked)
     assert b"413" in refusal[:20]
     assert b"POST /v1/files" in refusal, "it says how a longer document can be sent"
-    assert server.serving.request_quota.used == 0
+    assert server.resources.request_quota.used == 0
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_slow_bodies_are_given_up(server: Server) -> None:
 
 def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, tmp_path: Path) -> None:
     with serve(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
-        memory = server.serving.request_quota
+        memory = server.resources.request_quota
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head(*POST_CHAT, f"Content-Length: {3 * MEGABYTE}") + b"x" * (2 * MEGABYTE))
             until(lambda: memory.used == 3 * MEGABYTE)
@@ -432,7 +432,7 @@ def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_
     part = b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
     bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
     with serve(upstream.base_url, tmp_path, **bounds) as server:
-        arriving = server.serving.upload_quota
+        arriving = server.resources.upload_quota
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(head(*form) + part + b"x" * (MEGABYTE * 3 // 2))
             until(lambda: arriving.used > MEGABYTE)

@@ -246,7 +246,7 @@ def test_the_run_id_is_in_a_header_and_a_field_and_names_a_run_of_the_log(server
     reply = post(server, user(LONG), user(QUESTION))
     run_id = reply.headers["X-Memagent-Run-Id"]
     assert reply.json()["memagent"]["run_id"] == run_id
-    assert server.serving.reader.run_log.get(run_id).answer == "4711"
+    assert server.resources.reader.run_log.get(run_id).answer == "4711"
 
 
 def test_several_long_parts_are_read_in_order_with_their_names(client: openai.OpenAI, upstream: FakeServer) -> None:
@@ -296,10 +296,8 @@ _EVENTS = {
 
 @pytest.mark.parametrize(
     ("name", "is_stream"),
-    [
-        *((name, True) for name in [*MALFORMED, *RETRIED_ERRORS, *FINAL_ERRORS, *_EVENTS]),
-        *((name, False) for name in MALFORMED),
-    ],
+    [(name, True) for name in [*MALFORMED, *RETRIED_ERRORS, *FINAL_ERRORS, *_EVENTS]]
+    + [(name, False) for name in MALFORMED],
 )
 def test_faulty_replies_after_a_read_become_replies_of_the_api(
     name: str, is_stream: bool, server: Server, upstream: FakeServer

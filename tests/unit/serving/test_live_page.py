@@ -197,7 +197,7 @@ def test_an_edited_memory_is_what_is_read_on_from_and_says_who_did_it(server: Se
     assert browser.read(run_id)["edited"]
     browser.post(f"reads/{run_id}/continue")
     assert finish(browser, run_id)["answer"] == "99"
-    log = server.serving.reader.run_log
+    log = server.resources.reader.run_log
     (event,) = log.events(run_id)
     assert (event.detail, event.text) == (describe_edit("local"), "harbor 99")
     (other,) = browser.begin()
@@ -267,7 +267,7 @@ def test_a_thumb_is_a_reward_under_the_keys_name(server: Server, browser: Browse
     (run_id,) = browser.begin()
     finish(browser, run_id)
     assert browser.post(f"reads/{run_id}/thumbs", up=False).status_code == 204
-    (reward,) = server.serving.reader.run_log.rewards(run_id)
+    (reward,) = server.resources.reader.run_log.rewards(run_id)
     assert (reward.name, reward.value, reward.source) == ("thumbs", 0.0, "local")
     assert finish(browser, run_id)["thumb"] == 0.0
 
@@ -290,7 +290,7 @@ def test_sources_lead_to_the_passage_in_the_document(browser: Browser) -> None:
 
 
 def test_many_reads_are_listed_and_searched_by_pages(server: Server, browser: Browser) -> None:
-    ledger = server.serving.ledger
+    ledger = server.resources.ledger
     for number in range(500):
         ledger.begin(
             Entry(f"run-{number}", "local", f"r{number}", f"Frage {number}: ÄRGER?", "buch.txt", float(number))

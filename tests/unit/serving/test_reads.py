@@ -148,8 +148,8 @@ def test_a_client_that_goes_away_ends_the_read_only_where_that_is_set(slow: Fake
         with serve(slow.base_url, tmp_path / str(cancels), cancel_on_close=cancels) as server:
             _ask_and_go_away(server.api, slow)
             if cancels:
-                until(lambda server=server: not len(server.serving.manager))
-            entry = server.serving.ledger.search("local", "", newest=1)[0][0]
+                until(lambda server=server: not len(server.resources.manager))
+            entry = server.resources.ledger.search("local", "", newest=1)[0][0]
             assert entry.state is (ReadState.CANCELLED if cancels else ReadState.RUNNING)
             assert answer(post(server.api, body())) == "4711"
     assert set(sections(slow).values()) <= {2, 3}, "two servers read, and one of them was at a chunk when it stopped"
@@ -208,7 +208,7 @@ def test_beyond_the_bounds_a_request_is_refused_with_the_time_to_wait(slow: Fake
         ThreadPoolExecutor(2) as pool,
     ):
         places = [pool.submit(post, server.api, body(f"What is the key of harbor? {n}")) for n in range(2)]
-        until(lambda: len(server.serving.manager) == 2)
+        until(lambda: len(server.resources.manager) == 2)
         texts = list((tmp_path / "documents" / "texts").iterdir())
         refusal = post(server.api, body("A third question?", f"{LONG} more"))
         assert refusal.status_code == 429
@@ -230,7 +230,7 @@ def test_one_key_cannot_take_all_places(slow: FakeServer, tmp_path: Path) -> Non
         ThreadPoolExecutor(1) as pool,
     ):
         first = pool.submit(post, server.api, body())
-        until(lambda: len(server.serving.manager) == 1)
+        until(lambda: len(server.resources.manager) == 1)
         assert post(server.api, body("Another?")).status_code == 429
         assert answer(post(server.api, body(), key=BOB)) == "4711"
         assert answer(first.result()) == "4711"
