@@ -22,7 +22,7 @@ from langgraph.types import Command
 from support.chat_models import ScriptedChatModel, call_tools, make_chat_model
 from support.fake_server import FakeServer
 from support.scripts import extract, make_document, read_perfectly
-from unit.test_tracing import Recorder
+from unit.test_tracing import RunRecorder
 
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.transcripts import find_latest_request, find_safe_cuts, format_transcript, make_result_question
@@ -243,7 +243,7 @@ class TestToolResults:
         assert set(saver.storage["one"]) == {""}
 
     async def test_handlers_of_the_config_see_a_read_as_one_run_with_all_its_tokens(self, make_reader) -> None:
-        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        counter, recorder = UsageMetadataCallbackHandler(), RunRecorder()
         agent = make_agent(make_reader(), fetch_long(), "4711").with_config(callbacks=[counter, recorder])
         with get_usage_metadata_callback() as around:
             first = tool_message(await run(agent, ASK))
@@ -266,7 +266,7 @@ class TestToolResults:
             return PolicyUnreachableError("no connection") if len(policy.prompts) == 6 else read_perfectly(prompt)
 
         policy = ScriptedPolicy(script)
-        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        counter, recorder = UsageMetadataCallbackHandler(), RunRecorder()
         agent = make_agent(make_reader(policy), fetch_long(), "later").with_config(callbacks=[counter, recorder])
         await run(agent, ASK)
         (usage,) = counter.usage_metadata.values()
@@ -324,7 +324,7 @@ class TestHistories:
                 await run(agent, {"messages": [HumanMessage("hello")]})
 
     async def test_reading_a_history_shows_its_progress_and_is_counted(self, make_reader) -> None:
-        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        counter, recorder = UsageMetadataCallbackHandler(), RunRecorder()
         messages = [HumanMessage(f"turn {turn}: " + "word " * 60) for turn in range(20)]
         for way in ("stream", "astream"):
             policy = ScriptedPolicy(lambda prompt: "the memory")

@@ -20,7 +20,7 @@ from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
 from support.scripts import extract, make_document, read_perfectly
 from typing_extensions import TypedDict
-from unit.test_tracing import Recorder
+from unit.test_tracing import RunRecorder
 
 from langchain_memagent.node import memagent_node
 from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
@@ -158,7 +158,7 @@ def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
 
 
 async def test_no_run_of_the_package_shows_the_text_in_the_state(make_reader) -> None:
-    recorder = Recorder()
+    recorder = RunRecorder()
     policy = TracePolicy(process_inputs=omit_payload, process_outputs=omit_payload)
     parent = build_parent(memagent_node(make_reader()), trace_policy=policy).compile(name="parent")
     config: Any = {"callbacks": [recorder]}

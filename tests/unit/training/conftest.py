@@ -26,7 +26,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_search_for_garbage() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """accelerate begins each training with one over all imported modules: half the time of a small training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
