@@ -41,12 +41,12 @@ class SessionsServer(CountingServer):
         super().__init__(**options)
         self.sessions: set[tuple[str | None, str]] = set()
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def _serve_completion(self, request: web.Request) -> web.StreamResponse:
         words = (await request.json())["messages"][-1]["content"].split()
         matches = (match for word in words if (match := re.fullmatch(r"(d\d+)w\d+", word)))
         if (first := next(matches, None)) is not None:
             self.sessions.add((request.headers.get("X-Session-Id"), first[1]))
-        return await super()._complete(request)
+        return await super()._serve_completion(request)
 
 
 def test_the_rows_are_those_of_one_machine_and_no_actor_is_idle(cluster: RayWorld, tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_doctor_finds_a_healthy_server_healthy_and_else_what_is_wrong(server) ->
     server.respond, server.vllm = lambda body, number: "fine", True
     subjects = ("server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt")
     assert check() == dict.fromkeys(subjects, "ok")
-    server.vllm, server.window, server.count = False, None, lambda text: len(text.split())
+    server.vllm, server.window, server.count_tokens = False, None, lambda text: len(text.split())
     status = check()
     assert (status["window"], status["token ids"], status["tokenizer"]) == ("note", "note", "note")
     gone = memagent("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded", code=4)
