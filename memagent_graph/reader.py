@@ -42,19 +42,19 @@ from memagent_graph.reading.outcome import (
     load_newest_snapshot,
     load_trace_so_far,
     make_thread_config,
-    raise_first,
+    raise_first_error,
     result_from_state,
 )
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_outside_run
-from memagent_graph.reading.structured import format_for_resume, with_response_format
+from memagent_graph.reading.structured import load_format_for_resume, with_response_format
 from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
 from memagent_graph.storage.private_files import default_run_log, default_store
-from memagent_graph.strategies import reading_strategy
+from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -143,7 +143,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             converter=settings.converter, replace_undecodable=settings.replace_undecodable
         )
         self._parts = parts = replace(parts, store=self.store)
-        self.strategy = reading_strategy(parts.settings.strategy, parts.profile)
+        self.strategy = choose_strategy(parts.settings.strategy, parts.profile)
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list, self._close_graphs)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
         self._context: ReaderContext | None = None
@@ -232,7 +232,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 )
             return await await_result(self._start(document, question, options, is_shown=False))
         outcomes = await self._read_each(document, questions or (), options, max_concurrency, on_update)
-        return outcomes if return_exceptions else raise_first(outcomes)
+        return outcomes if return_exceptions else raise_first_error(outcomes)
 
     read = synchronous(aread)
 
@@ -264,7 +264,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 return await self.aread(*request, response_format=response_format)
 
         outcomes: list[Any] = await asyncio.gather(*map(one, requests), return_exceptions=True)
-        return outcomes if return_exceptions else [*raise_first(outcomes)]
+        return outcomes if return_exceptions else [*raise_first_error(outcomes)]
 
     batch = synchronous(abatch)
 
@@ -483,7 +483,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                     except PolicyError:
                         if not self._parts.is_sufficient:
                             raise
-                self.strategy = reading_strategy(self.settings.strategy, self._parts.profile or info.profile)
+                self.strategy = choose_strategy(self.settings.strategy, self._parts.profile or info.profile)
                 self._context = await asyncio.to_thread(assemble, self._parts, info)
         return self._context
 
@@ -541,7 +541,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         if self.run_log is not None:
             with suppress(RunError):  # it need not be logged
                 logged = (await asyncio.to_thread(self.run_log.get, run_id)).settings
-        graph = graph.with_response_format(format_for_resume(state, response_format, logged, run_id))
+        graph = graph.with_response_format(load_format_for_resume(state, response_format, logged, run_id))
         now = graph.reader_context.settings
         if state.get("settings", now) != now:
             raise RunMismatchError(

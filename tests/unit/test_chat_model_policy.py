@@ -146,7 +146,7 @@ async def test_an_error_of_the_model_and_a_prompt_of_token_ids_are_errors_of_the
 
 
 async def test_a_model_that_failed_while_it_wrote_is_asked_again_as_often_as_that_is_allowed(monkeypatch) -> None:
-    monkeypatch.setattr("memagent_graph.policies.chat_model._PAUSE", 0)
+    monkeypatch.setattr("memagent_graph.policies.chat_model._FIRST_PAUSE_SECONDS", 0)
     half = AIMessage("half a te", response_metadata={"finish_reason": "error"})
     refusal = AIMessage("", additional_kwargs={"refusal": "I cannot."})
     replies = iter([half, AIMessage("whole"), refusal, half, half])

@@ -61,7 +61,7 @@ def builder(form: PromptFormat, corpus: Path) -> RowBuilder:
 def test_statement_and_question_name_the_entity_and_only_the_statement_the_value() -> None:
     facts = PlantedFacts(4)
     for _ in range(500):
-        fact = facts.fact()
+        fact = facts.draw_fact()
         assert fact.entity.lower() in fact.statement.lower()
         assert fact.entity.lower() in fact.question.lower()
         assert fact.value in fact.statement
@@ -72,7 +72,7 @@ def test_splits_share_no_value_and_no_entity_word() -> None:
     for held_out in (False, True):
         facts = PlantedFacts(5, held_out=held_out, number_share=1.0)
         for _ in range(300):
-            assert is_held_out(facts.fact().value) is held_out
+            assert is_held_out(facts.draw_fact().value) is held_out
     train, other = PlantedFacts(5), PlantedFacts(5, held_out=True)
     assert not set(train._nouns) & set(other._nouns)
     assert not set(train._adjectives) & set(other._adjectives)
@@ -81,8 +81,8 @@ def test_splits_share_no_value_and_no_entity_word() -> None:
 def test_a_near_miss_shares_attribute_or_entity_but_never_both_nor_the_value() -> None:
     facts = PlantedFacts(6)
     for _ in range(500):
-        fact = facts.fact()
-        miss = facts.near_miss(fact)
+        fact = facts.draw_fact()
+        miss = facts.draw_near_miss(fact)
         same = (miss.attribute == fact.attribute, miss.entity.lower() == fact.entity.lower())
         assert same in {(True, False), (False, True)}
         assert miss.value != fact.value

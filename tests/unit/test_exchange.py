@@ -34,7 +34,7 @@ from memagent_graph.run_log import (
     RunRecord,
 )
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
-from memagent_graph.run_log.exchange.logged_run import contents, load_run
+from memagent_graph.run_log.exchange.logged_run import iterate_content, load_run
 from memagent_graph.storage import parquet_rows
 
 
@@ -51,7 +51,7 @@ def other(tmp_path: Path):
 def content(log: RunLog) -> dict[str, Any]:
     """All that a log holds, with rows replaced by their order in the run."""
     runs = [run for record in log.runs() if (run := load_run(log, record.run_id))]
-    return {run.record.run_id: ([*contents(run)], run.templates) for run in runs}
+    return {run.record.run_id: ([*iterate_content(run)], run.templates) for run in runs}
 
 
 def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_path, log, other) -> None:
@@ -337,7 +337,7 @@ def test_the_slightest_difference_is_other_content(tmp_path, log, other, change)
         "reward": replace(reward, value=2.0),
         "whose reward": replace(reward, conversation=second.id),
     }.get(change, reward)
-    other.add(LoggedRun(other.get("r"), [first, second], events, [reward]), replacing=True)
+    other.add(LoggedRun(other.get("r"), [first, second], events, [reward]), replace_existing=True)
     with pytest.raises(RunLogError, match="other content"):
         import_runs(other, path)
 
@@ -385,7 +385,7 @@ def with_column(name: str, value: Any, type_: pa.DataType | None = None) -> Call
     [
         (with_column("writes", "riddle"), "writes"),
         (with_column("outcome", "lost"), "outcome"),
-        (with_column("slot", 0), "contradicts itself"),
+        (with_column("slot", 0), "is inconsistent"),
         (with_column("events", "{"), "cannot be imported"),
         (with_column("events", '[{"time": "x"}]'), "cannot be imported"),
         (with_column("sampling", "[]"), "cannot be imported"),

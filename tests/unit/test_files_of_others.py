@@ -47,7 +47,7 @@ from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import LoggedRun, RunLog, columns
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
-from memagent_graph.run_log.packing import MAX_LIST, pack_text
+from memagent_graph.run_log.packing import MAX_LIST_LENGTH, pack_text
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage import parquet_rows
 from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, decompress
@@ -199,7 +199,7 @@ def raw_deflated(data: bytes) -> bytes:
 
 
 def many_ids() -> bytes:
-    count = MAX_LIST + 1
+    count = MAX_LIST_LENGTH + 1
     return b"\1" + count.to_bytes(4, "little") + bytes(count) + raw_deflated(bytes(3 * count))
 
 
@@ -532,7 +532,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(checkpoint_value, CHECKPOINT, id="checkpoint: metadata"),
         pytest.param(state(updated=[[]]), CHECKPOINT, id="checkpoint: channels"),
         pytest.param(state(run_id=None), "hold no state", id="checkpoint: no run"),
-        pytest.param(state(run_id="of somebody"), "of another run", id="checkpoint: another run"),
+        pytest.param(state(run_id="of somebody"), "to another run", id="checkpoint: another run"),
         pytest.param(state(stop_reason="evil"), "hold no state", id="checkpoint: an unknown end"),
         pytest.param(state(cursor={"byte": "x"}), "hold no state", id="checkpoint: a cursor"),
         *(

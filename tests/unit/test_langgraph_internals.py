@@ -25,7 +25,7 @@ def test_a_node_finds_the_exit_stacks_of_all_enclosing_graphs() -> None:
     exits: list[int] = []
 
     def record_exit_stacks(state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
-        exits.append(len({*map(id, ours.enclosing_exit_stacks(config))}))
+        exits.append(len({*map(id, ours.find_enclosing_exit_stacks(config))}))
         return state
 
     graph: Any = record_exit_stacks
@@ -36,7 +36,7 @@ def test_a_node_finds_the_exit_stacks_of_all_enclosing_graphs() -> None:
         graph = builder.compile()
     graph.invoke({})
     assert exits == [3]
-    assert not list(ours.enclosing_exit_stacks({}))
+    assert not list(ours.find_enclosing_exit_stacks({}))
 
 
 def test_no_other_module_has_langgraphs_private_names() -> None:

@@ -100,7 +100,7 @@ async def test_questions_on_a_document_share_its_cached_prompt(policy) -> None:
     facts = ("The river rose. " * 90, "The bridge fell. " * 90)
     prompts = [prompt(question, 0, fact) for question in QUESTIONS for fact in facts]
     alone = [await policy.complete(prompt, GREEDY) for prompt in prompts]
-    requests = [local._Request(policy._engine.prompt_ids(prompt, {}), GREEDY, Future()) for prompt in prompts]
+    requests = [local._Request(policy._engine.encode_prompt(prompt, {}), GREEDY, Future()) for prompt in prompts]
     batches = policy._group_by_prefix(requests)
     assert [len(batch) for batch in batches] == [len(QUESTIONS)] * len(facts)
     for batch in batches:

@@ -455,7 +455,7 @@ def test_a_log_that_is_moved_while_it_is_written_is_noticed_and_the_read_continu
     assert log.get("next").answer == "1904"
     log.wait(log.end("next", "answered", "1905"))
     log.path.rename(tmp_path / "moved-again.sqlite")
-    with pytest.raises(RunLogError, match="Put it back before its runs continue"):
+    with pytest.raises(RunLogError, match="Put the file back before its runs continue"):
         log.wait(log.end("next", "answered", "1906"))
 
 

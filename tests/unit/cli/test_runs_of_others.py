@@ -108,5 +108,5 @@ def test_a_strategy_that_only_the_log_names_runs_no_code(stop_run, server, tmp_p
         connection.execute("UPDATE runs SET settings = json_set(settings, '$.strategy', ?)", [strategy])
         connection.commit()
     refusal = memagent("resume", "r", code=ExitCode.USAGE).stderr
-    assert "runs only where you name it yourself" in refusal and f"--strategy {strategy}" in refusal
+    assert "runs only if you name it yourself" in refusal and f"--strategy {strategy}" in refusal
     assert not (tmp_path / "ran").exists() and not server.headers

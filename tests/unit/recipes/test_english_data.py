@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memagent_evaluation.english_facts import EnglishFacts, MoreFacts, relations, words
+from memagent_evaluation.english_facts import AdditionalFacts, EnglishFacts, list_relations, list_words
 from recipes.english.encoded_lessons import RELATIONS
 from recipes.english.exclusion import Exclusion
 from recipes.english.lessons import NOT_STATED, LessonMaker, plant
@@ -128,38 +128,38 @@ def test_answers_are_in_the_notes_or_not_stated() -> None:
 
 
 def test_no_held_out_person_or_town_is_trained_on() -> None:
-    exclusion = Exclusion(frozenset(), frozenset(name.casefold() for name in words("first_names", held_out=True)))
+    exclusion = Exclusion(frozenset(), frozenset(name.casefold() for name in list_words("first_names", held_out=True)))
     assert not any(exclusion.overlap(one.prompt + one.reply) for reading in readings() for one in reading)
     assert any(exclusion.overlap(one.prompt) for reading in readings(held_out=True) for one in reading)
 
 
 def test_the_facts_for_training_have_none_of_what_is_held_out() -> None:
-    more = MoreFacts.read(RELATIONS)
+    additional_facts = AdditionalFacts.read(RELATIONS)
     held_out = {
         text
-        for relation in relations()
+        for relation in list_relations()
         for texts in (relation.statements, relation.questions)
-        for text in relation.worded(texts, held_out=True)
+        for text in relation.select_wordings(texts, held_out=True)
         if relation.held_out or len(texts) >= 3
     }
     assert len(held_out) > 60
-    for relation in more.relations:
+    for relation in additional_facts.relations:
         assert not held_out & {*relation.statements, *relation.questions, *relation.subject_questions}
-    for kind, listed in more.words.items():
-        assert not set(listed) & set(words(kind, held_out=True)) or kind not in {"first_names", "family_names", "towns"}
+    for kind, words in additional_facts.words.items():
+        assert kind not in {"first_names", "family_names", "towns"} or not {*words} & {*list_words(kind, held_out=True)}
 
 
 def test_every_relation_for_training_makes_statements_and_questions() -> None:
-    more = MoreFacts.read(RELATIONS)
-    facts = EnglishFacts(1, more=more)
+    additional_facts = AdditionalFacts.read(RELATIONS)
+    facts = EnglishFacts(1, additional=additional_facts)
     assert len({relation.name for relation in facts.relations}) == len(facts.relations) > 150
-    for relation in more.relations:
+    for relation in additional_facts.relations:
         for texts in (relation.statements, relation.questions, relation.subject_questions):
-            assert relation.worded(texts, held_out=False) == texts
-        fact = facts.fact(relation)
+            assert relation.select_wordings(texts, held_out=False) == texts
+        fact = facts.draw_fact(relation)
         assert fact.subject.lower() in fact.statement.lower()
         assert fact.value.lower() in fact.statement.lower()
-        question, answer = facts.question(fact)
+        question, answer = facts.draw_question(fact)
         other = fact.value if answer == fact.subject else fact.subject
         assert other.lower() in question.lower()
         assert not set("{}") & set(fact.statement + question)

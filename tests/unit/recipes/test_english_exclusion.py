@@ -47,12 +47,12 @@ def test_texts_that_it_is_measured_on_are_excluded(exclusion) -> None:
 
 
 def test_held_out_names_are_excluded(exclusion) -> None:
-    from memagent_evaluation.english_facts import words
+    from memagent_evaluation.english_facts import list_words
 
-    name, town = words("first_names", held_out=True)[0], words("towns", held_out=True)[0]
+    name, town = list_words("first_names", held_out=True)[0], list_words("towns", held_out=True)[0]
     assert exclusion.overlap(f"Yesterday {name} came.")
     assert exclusion.overlap(f"The road to {town} is closed.")
-    assert not exclusion.overlap(f"Yesterday {words('first_names', held_out=False)[0]} came.")
+    assert not exclusion.overlap(f"Yesterday {list_words('first_names', held_out=False)[0]} came.")
 
 
 def test_rows_are_refused_with_the_text_that_overlaps_and_where_the_file_is_missing(exclusion, tmp_path) -> None:

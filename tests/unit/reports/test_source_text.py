@@ -56,8 +56,8 @@ def test_a_long_sentence_is_quoted_in_part() -> None:
 
 def test_of_several_places_the_nearest_is_found() -> None:
     source = SourceText("It rains. It snows. It rains.")
-    assert source.find("It rains.", 18) == (20, 29)
-    assert source.find("It rains.", 2) == (0, 9)
+    assert source.find_quote("It rains.", 18) == (20, 29)
+    assert source.find_quote("It rains.", 2) == (0, 9)
 
 
 def test_a_page_is_that_in_which_a_character_is() -> None:
@@ -91,4 +91,4 @@ def test_every_passage_of_any_text_is_found_in_it(text: str, data: st.DataObject
     assert 0 <= sentence_start <= sentence_end <= len(text)
     quote = text[sentence_start:sentence_end]
     if quote:
-        assert source.find(quote, sentence_start) == (sentence_start, sentence_end)
+        assert source.find_quote(quote, sentence_start) == (sentence_start, sentence_end)

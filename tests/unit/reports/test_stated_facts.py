@@ -54,9 +54,9 @@ def test_a_part_of_a_date_is_within_the_date_and_no_other() -> None:
     (whole,) = extract_facts("3 March 2021").dates
     (month,) = extract_facts("in March 2021").dates
     (other,) = extract_facts("in April 2021").dates
-    assert month.is_within(whole)
-    assert not whole.is_within(month)
-    assert not other.is_within(whole)
+    assert month.is_stated_by(whole)
+    assert not whole.is_stated_by(month)
+    assert not other.is_stated_by(whole)
 
 
 def test_may_is_a_verb_and_a_month() -> None:

@@ -202,7 +202,7 @@ def test_a_long_message_is_read_and_its_question_answered(client: openai.OpenAI,
     calls = [body["messages"] for body in upstream.requests]
     assert all(len(json.dumps(call)) < 3000 for call in calls), "a prompt was longer than the window"
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
-    assert reply.usage.prompt_tokens == sum(upstream.count_tokens(message["content"]) for call in calls for message in call)
+    assert reply.usage.prompt_tokens == sum(upstream.count_tokens(item["content"]) for call in calls for item in call)
     assert reply.memagent["calls"] == len(calls) == reply.memagent["chunks_read"] + 1
     assert reply.memagent["read"] == ["the message"]
 
