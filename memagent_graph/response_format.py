@@ -144,7 +144,7 @@ class ResponseFormat:
             return cls.of(model)
         hint = "Pass a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
-            schema = parse_json(read_text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, pipes=True))
+            schema = parse_json(read_text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, allow_pipes=True))
         except OSError as error:
             reason = f"the schema {name} cannot be read: {error.strerror or error}"
             raise ResponseFormatError(reason, hint=hint) from error

@@ -24,7 +24,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import ValidationError
 
-from memagent_graph.addresses import LOCAL_NAMES, host_in_url
+from memagent_graph.addresses import LOCAL_NAMES, format_host
 from memagent_graph.bounded_http import BOUNDED_HTTP
 from memagent_graph.plain_text import in_one_line, plain
 from memagent_graph.reader import MemAgent
@@ -190,12 +190,12 @@ def _shorten_log_record(record: logging.LogRecord) -> bool:
 def get_url(listener: socket.socket) -> str:
     """Return the URL of the server."""
     host, port = listener.getsockname()[:2]
-    return f"http://{host_in_url(host)}:{port}/mcp"
+    return f"http://{format_host(host)}:{port}/mcp"
 
 
 def make_security_settings(host_names: Iterable[str]) -> TransportSecuritySettings:
     """Return the accepted Host and Origin headers: this machine and `host_names`, with any port."""
-    hosts = [host_in_url(name) for name in (*LOCAL_NAMES, *host_names)]
+    hosts = [format_host(name) for name in (*LOCAL_NAMES, *host_names)]
     host_patterns = [pattern for host in dict.fromkeys(hosts) for pattern in (host, f"{host}:*")]
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=True,

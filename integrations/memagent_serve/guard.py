@@ -112,13 +112,13 @@ class Guard:
         if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have used the other one
             message = "the request has two lengths, Content-Length and Transfer-Encoding"
             raise ApiError(400, message, headers={"Connection": "close"})
-        if not self._names.has_host(headers.get("host", "")):
+        if not self._names.allows_host(headers.get("host", "")):
             raise ApiError(
                 421,
                 "this server does not accept that host name; start it with --server-name and the name that clients use",
                 code="unknown_host",
             )
-        if (origin := headers.get("origin")) is not None and not self._names.has_origin(origin):
+        if (origin := headers.get("origin")) is not None and not self._names.allows_origin(origin):
             raise ApiError(
                 403,
                 "web pages of this origin are not allowed; start the server with --allow-origin to allow them",

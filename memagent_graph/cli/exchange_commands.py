@@ -85,12 +85,12 @@ class Import:
         from memagent_graph.cli.console import Console
         from memagent_graph.run_log import RunLog
         from memagent_graph.run_log.exchange import import_runs, is_sqlite_file, merge_logs
-        from memagent_graph.storage.private_files import default_run_log
+        from memagent_graph.storage.private_files import get_default_run_log
 
         with report_failures(as_json=self.as_json), Console().show_status("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):
                 raise RunLogError(f"there is no file {missing}", hint="Check the path of the file.")
-            log = RunLog(self.log or default_run_log())
+            log = RunLog(self.log or get_default_run_log())
             logs = [source for source in self.sources if is_sqlite_file(source)]
             files = (source for source in self.sources if source not in logs)
             reports = [import_runs(log, source, replace=self.replace) for source in files]

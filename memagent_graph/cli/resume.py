@@ -62,10 +62,10 @@ class Resume(RunOptions):
             from memagent_graph.response_format import ResponseFormat
             from memagent_graph.run_log import RunFilter, RunLog
             from memagent_graph.settings import ReadSettings
-            from memagent_graph.storage.private_files import default_run_log
+            from memagent_graph.storage.private_files import get_default_run_log
             from memagent_graph.strategies import load_strategy
 
-            log = RunLog(self.log or default_run_log())
+            log = RunLog(self.log or get_default_run_log())
             run_ids = find_runs_to_resume(log, self.run_id)
             run_id, read_id = run_ids[0], find_read_id(run_ids[0])
             if open_questions := {*list_open_questions(log, read_id)} - {*run_ids}:

@@ -127,9 +127,9 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
 def _is_being_read(log: RunLog, run_id: str) -> bool:
     """Return whether a reader holds a run in the default checkpoint file or in the one next to the log."""
     from memagent_graph.storage.checkpoints import is_being_read
-    from memagent_graph.storage.private_files import default_checkpoints
+    from memagent_graph.storage.private_files import get_default_checkpoints
 
-    files = {default_checkpoints(), log.path.with_name(default_checkpoints().name)}
+    files = {get_default_checkpoints(), log.path.with_name(get_default_checkpoints().name)}
     return any(is_being_read(checkpoints, run_id) for checkpoints in files)
 
 

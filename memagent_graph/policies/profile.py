@@ -24,7 +24,7 @@ from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import ENGLISH_FOLDER, find_added_policy_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_json_file, read_text_file
-from memagent_graph.storage.private_files import data_folder
+from memagent_graph.storage.private_files import get_data_folder
 
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
     "rl-memoryagent": {
@@ -48,7 +48,7 @@ def find_profile_folder(name: Path | str) -> Path:
     The profile of `english` is a part of this package, so it is available even if the policy was not added.
     """
     if name in PUBLISHED:
-        return data_folder() / "profiles" / str(name)
+        return get_data_folder() / "profiles" / str(name)
     return ENGLISH_FOLDER if name == "english" and not find_added_policy_folder(name) else find_policy_folder(name)
 
 
