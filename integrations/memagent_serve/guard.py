@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent_graph.addresses import AllowedNames
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 from memagent_graph.policies.redaction import make_redaction
 from memagent_serve.api_errors import ApiError, api_error, stopping_error
 from memagent_serve.keys import Keys
@@ -93,8 +93,8 @@ class Guard:
             if failure.status >= 500:
                 log.warning(
                     "request to %s failed: %s",
-                    in_one_line(scope["path"], 200),
-                    in_one_line(str(error)),
+                    make_one_line(scope["path"], 200),
+                    make_one_line(str(error)),
                     exc_info=failure.code == "internal",
                 )
             if response.status and not response.is_open_stream:

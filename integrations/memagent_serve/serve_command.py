@@ -19,7 +19,7 @@ from memagent_graph.cli.options import (
     open_reader,
 )
 from memagent_graph.errors import PolicyError
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -166,7 +166,7 @@ async def _serve(request: Serve) -> None:
             try:
                 await asyncio.wait_for(asyncio.shield(reader.aprepare()), _SECONDS_TO_ASK)
             except (PolicyError, TimeoutError) as error:  # its server may start later; other errors need a change
-                typer.echo(f"the policy does not answer yet. {in_one_line(str(error))}", err=True)
+                typer.echo(f"the policy does not answer yet. {make_one_line(str(error))}", err=True)
             serving = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(

@@ -15,7 +15,7 @@ from support.made_documents import make_word
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.documents import Document, conversion
-from memagent_graph.errors import DocumentError, MissingExtraError, install_command
+from memagent_graph.errors import DocumentError, MissingExtraError, make_install_command
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reader import MemAgent
 
@@ -147,7 +147,7 @@ def test_a_converter_that_crashes_or_writes_no_valid_result_is_an_error(tmp_path
 def test_the_error_for_a_missing_converter_names_the_extra(module, name, data, tmp_path, store, monkeypatch):
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('', name={module!r})")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(MissingExtraError, match=re.escape(install_command("files"))):
+    with pytest.raises(MissingExtraError, match=re.escape(make_install_command("files"))):
         store.add(Document.from_bytes(data, name=name))
 
 

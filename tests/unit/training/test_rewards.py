@@ -15,7 +15,7 @@ from memagent_evaluation.samples import Metric, Sample
 from memagent_evaluation.scorers import REWARD_NAMES, score
 from memagent_graph import Limits, ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent
-from memagent_graph.prompts import AnswerFormat, last_boxed
+from memagent_graph.prompts import AnswerFormat, extract_last_boxed
 from memagent_graph.run_log import Conversation, Outcome, Reward, RunRecord
 from memagent_training.data.reward_functions import LoggedReward
 from memagent_training.data.training_runs import Gold, TrainingRun
@@ -157,7 +157,7 @@ def test_a_reward_equals_the_score_of_an_evaluation_by_both_names(reply, metric,
     task.metric = metric
     sample = Sample(task, 1, 0, QUESTION, gold, lambda: iter([""]))
     visible_text = reply.rpartition("</think>")[2].strip()
-    answer = last_boxed(visible_text) if answer_format is AnswerFormat.BOXED else visible_text
+    answer = extract_last_boxed(visible_text) if answer_format is AnswerFormat.BOXED else visible_text
     scores = score(sample, answer, reply, answer_format=answer_format)
     stop_reason = "no_answer" if answer is None else "answered"
     answer_run = run(reply, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
