@@ -215,7 +215,7 @@ def render_training_page() -> str:
     )
     lines += ["", "## Rewards", ""]
     lines += [
-        f"{reward_names.SIGNATURE} and name it as `--reward FILE.py:reward`; one of conversations, in a term "
+        f"{reward_names.REWARD_SIGNATURE} and name it as `--reward FILE.py:reward`; one of conversations, in a term "
         "of `credit`, returns a number for each of `run.conversations_K`. None means that it cannot judge the run.",
         "[An example](../../examples/own_reward.py). Those that come with the package:",
         "",

@@ -18,7 +18,7 @@ from support.corpus_world import QUESTIONS, CountingServer, corpus_command, make
 from support.programs import Program
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.errors import install_command
+from memagent_graph.errors import make_install_command
 
 
 class CorpusCommandRunner:
@@ -148,7 +148,7 @@ def test_missing_ray_error_names_the_install_command(
     monkeypatch.setitem(sys.modules, "ray", None)
     corpus.write(1)
     for exit_code, message, *options in (
-        (ExitCode.SETTINGS, install_command("ray"), "--ray", "auto"),
+        (ExitCode.SETTINGS, make_install_command("ray"), "--ray", "auto"),
         (ExitCode.USAGE, "--ray-actors", "--ray", "auto", "--ray-actors", "0"),
         (ExitCode.USAGE, "Choose one with --ray", "--ray-actors", "2"),
     ):

@@ -26,7 +26,7 @@ from support.programs import run_ranks  # noqa: E402
 
 from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.algorithm.advantages import AdvantageSettings, OverlongPenalty, prepare_batch  # noqa: E402
-from memagent_training.algorithm.step_metrics import compute_row_metrics, measure_device  # noqa: E402
+from memagent_training.algorithm.step_metrics import compute_device_metrics, compute_row_metrics  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.forward import recomputed  # noqa: E402
 from memagent_training.job.config import FIXED_OPTIONS, MultiConvDAPOConfig  # noqa: E402
@@ -210,7 +210,7 @@ def test_sampling_metrics_equal_their_formulas(two_steps) -> None:
     trainer, *_ = two_steps
     pairs = [
         (logged, old)
-        for row in trainer.schedule.all_groups_step().rows
+        for row in trainer.schedule.make_step_of_all_groups().rows
         for logged, old, is_learned in zip(
             torch.tensor(row.conversation.logprobs_T),
             trainer._recomputed_logprobs[row.run_id, row.conversation_index],
@@ -244,7 +244,7 @@ def test_a_known_gpu_has_its_share_of_operations(name: str, mfu: float | None, m
     values = {"is_available": True, "max_memory_allocated": 2**31, "get_device_name": name}
     for function, value in values.items():
         monkeypatch.setattr(torch.cuda, function, lambda value=value: value)
-    metrics = measure_device(tokens=1000, seconds=2.0, weights=10, processes=4)
+    metrics = compute_device_metrics(tokens=1000, seconds=2.0, weights=10, processes=4)
     assert (metrics["train/tokens_per_second"], metrics["memory/peak_gib"]) == (500, 2)
     assert metrics.get("mfu") == (None if mfu is None else pytest.approx(mfu))
 

@@ -120,7 +120,7 @@ def _prepare(request: Train) -> PreparedJob:
     if not is_main_process():
         return prepared
     if not request.dry_run:
-        for line in prepared.replay.report.summary():
+        for line in prepared.replay.report.format_lines():
             typer.echo(line, err=True)
     for folder in prepared.checkpoints.incomplete:
         typer.echo(f"passed over {folder}, which was not written to its end", err=True)

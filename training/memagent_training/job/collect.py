@@ -23,9 +23,9 @@ from memagent_evaluation.scorers import OwnMetric
 from memagent_graph import MemAgent, MemAgentError, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
-from memagent_training.data.reward_functions import RewardFunction, check_reward, why_unknown
+from memagent_training.data.reward_functions import RewardFunction, require_finite_reward, why_unknown
 from memagent_training.data.training_runs import Gold, read_run
-from memagent_training.rewards.reward_names import name_reward
+from memagent_training.rewards.reward_names import resolve_reward
 from memagent_training.training_errors import RewardError, TrainingError
 
 _T = TypeVar("_T")
@@ -149,7 +149,7 @@ async def collect(
     """
     if agent.run_log is None:
         raise TrainingError("The reader keeps no run log", hint="Make it with run_log=...: training replays the log.")
-    reward_name, reward_function = name_reward(reward)
+    reward_name, reward_function = resolve_reward(reward)
     collection = Collection()
     read_slots = asyncio.Semaphore(settings.concurrency)
     reader = _GroupReader(agent, agent.run_log, settings, reward_name, reward_function, read_slots, collection)
@@ -215,7 +215,7 @@ class _GroupReader:
             hint = "Pass it what it needs; if redaction drops answers from the log, they cannot be rewarded."
             message = f"the reward {self.reward_name!r} returned no reward ({why_unknown(self.reward_function, run)})"
             raise RewardError(message, run_id=run_id, hint=hint)
-        return check_reward(value, run, self.reward_name)
+        return require_finite_reward(value, run, self.reward_name)
 
     def _find_logged_rewards(self, run_ids: tuple[str, ...]) -> list[float] | None:
         """Return the rewards of a group that an earlier call completed; None if a reward is missing."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 from trl.trainer.grpo_config import GRPOConfig
 
 from memagent_training.algorithm.advantages import AdvantageSettings, Baseline, LossWeights, OverlongPenalty
-from memagent_training.algorithm.credit import parse_terms
+from memagent_training.algorithm.credit import parse_credit_terms
 from memagent_training.algorithm.loss import TokenLoss
 from memagent_training.algorithm.planner import PADDING_ROW_TOKENS, Layout
 from memagent_training.algorithm.schedule import Schedule
@@ -277,7 +277,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             mask_truncated=self.mask_truncated_completions,
             drop_zero_variance=self.drop_zero_variance,
             loss_weights=LossWeights(self.loss_weights),
-            credit=parse_terms(self.credit or ()),
+            credit=parse_credit_terms(self.credit or ()),
         )
 
     def make_schedule(

@@ -204,10 +204,10 @@ def plan_training(prepared: PreparedJob) -> dict[str, Any]:
             "refused": {reason.value: list(runs) for reason, runs in report.refused.items()},
             "remedies": {reason.value: reason.remedy for reason in report.refused},
         },
-        "dropped": {group: reason.value for group, reason in schedule.dropped.items()},
+        "dropped": {group: reason.value for group, reason in schedule.drop_reasons.items()},
         "model_version": prepared.base.version,
         "schedule": {
-            "groups": len(schedule.kept),
+            "groups": len(schedule.kept_groups),
             "steps_per_pass": schedule.steps_per_pass,
             "total_steps": prepared.total_steps,
             "resumes_from": None if newest is None else newest.name,
@@ -228,7 +228,7 @@ def plan_training(prepared: PreparedJob) -> dict[str, Any]:
 
 def iter_plan_lines(prepared: PreparedJob, plan: dict[str, Any]) -> Iterator[str]:
     """Yield the plan as lines of text."""
-    yield from prepared.replay.report.summary()
+    yield from prepared.replay.report.format_lines()
     if plan["dropped"]:
         groups = [f"{group} ({reason})" for group, reason in plan["dropped"].items()]
         yield f"groups without a training signal: {len(groups)}: {list_names(groups, MAX_LISTED)}"
@@ -250,7 +250,7 @@ def iter_plan_lines(prepared: PreparedJob, plan: dict[str, Any]) -> Iterator[str
 def _iter_first_steps(prepared: PreparedJob) -> Iterator[ScheduledStep]:
     tokens = 0
     for index in range(min(prepared.schedule.steps_per_pass, prepared.total_steps)):
-        step = prepared.schedule.step(index)
+        step = prepared.schedule.get_step(index)
         tokens += step.plan.row_tokens
         if index and tokens > _MAX_PLANNED_TOKENS:
             return

@@ -55,7 +55,7 @@ def write_rows(schedule: Schedule, path: Path) -> int:
 
 
 def _iter_rows(schedule: Schedule, step_index: int) -> Iterator[dict[str, Any]]:
-    scheduled_step = schedule.step(step_index)
+    scheduled_step = schedule.get_step(step_index)
     for row in scheduled_step.batch.rows:
         conversation, group = row.conversation, scheduled_step.groups[row.group_index]
         mask = conversation.loss_mask_T

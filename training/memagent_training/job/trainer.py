@@ -30,12 +30,12 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from memagent_training.algorithm.advantages import TrainingRow
-from memagent_training.algorithm.credit import check_roles
+from memagent_training.algorithm.credit import require_roles
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, ScheduledStep
-from memagent_training.algorithm.step_metrics import TokenMetrics, compute_row_metrics, measure_device
-from memagent_training.data.rollouts import RolloutGroup, check_token_ids
+from memagent_training.algorithm.step_metrics import TokenMetrics, compute_device_metrics, compute_row_metrics
+from memagent_training.data.rollouts import RolloutGroup, require_known_token_ids
 from memagent_training.forward import recomputed
 from memagent_training.forward.layouts import IdRow, MicroBatch, lay_out
 from memagent_training.forward.recomputed import LogProbGap, RowKey, compare_logprobs, row_key
@@ -82,7 +82,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if groups is not None:
             rollouts = [rollout for group in groups for rollout in group.rollouts_G]
             roles = {conversation.role for rollout in rollouts for conversation in rollout.conversations_K}
-            check_roles(args.advantage_settings.terms, roles)
+            require_roles(args.advantage_settings.terms, roles)
             self._start_schedule(groups, args, args.seed)
             steps = self.schedule.steps_per_pass
         super().__init__(
@@ -108,15 +108,15 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         policy: Any = self.model
         self._weight_count = int(sum(parameter.numel() for parameter in policy.parameters()))
         if groups is not None:
-            check_token_ids(policy.config, groups)
+            require_known_token_ids(policy.config, groups)
 
     def _start_schedule(
         self, groups: Sequence[RolloutGroup], args: MultiConvDAPOConfig, seed: int, steps: int | None = None
     ) -> None:
         """Schedule the optimizer steps over these groups, `steps` of them if set, and forget the previous groups."""
         self.schedule = args.make_schedule(groups, seed=seed, steps=steps)
-        if not self.schedule.kept:
-            counts = Counter(self.schedule.dropped.values())
+        if not self.schedule.kept_groups:
+            counts = Counter(self.schedule.drop_reasons.values())
             reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items()) or "there are none"
             raise TrainingError(
                 f"None of the {len(groups)} groups has a training signal ({reasons})", hint=EQUAL_REWARDS_REMEDY
@@ -127,7 +127,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
     def _get_scheduled_step(self) -> ScheduledStep:
         """Return the next optimizer step."""
-        return self.schedule.step(self.state.global_step)
+        return self.schedule.get_step(self.state.global_step)
 
     # Methods that the Trainer's loop calls
 
@@ -355,7 +355,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             )
         self.args.require_steps_after_warm_up(self.state.max_steps)
         is_recomputed = self.args.old_logprobs == OldLogProbs.RECOMPUTED
-        step = self.schedule.all_groups_step() if is_recomputed else self.schedule.step(0)
+        step = self.schedule.make_step_of_all_groups() if is_recomputed else self.schedule.get_step(0)
         logprobs = self._compute_logprobs(model, step, self.args.temperature, heaviest_only=not is_recomputed)
         if is_recomputed:
             self._recomputed_logprobs = logprobs
@@ -414,12 +414,14 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         gap = compare_logprobs(step.rows, self._recomputed_logprobs) if self.args.logged_is_sampled else None
         gap = gap or self.logprob_gap  # if no row was recomputed, the gap before the first step
         step_metrics = {
-            **metrics.reduced(self.accelerator),
+            **metrics.reduce(self.accelerator),
             **(gap.metrics if gap is not None else {}),
-            **measure_device(plan.forwarded_tokens, seconds, self._weight_count, self.accelerator.num_processes),
+            **compute_device_metrics(
+                plan.forwarded_tokens, seconds, self._weight_count, self.accelerator.num_processes
+            ),
             **compute_row_metrics(step.groups, step.batch, self.policy_versions),
             "reward/with_dropped": self._mean_reward,
-            "groups/dropped_fraction": len(self.schedule.dropped) / len(self.schedule.groups),
+            "groups/dropped_fraction": len(self.schedule.drop_reasons) / len(self.schedule.groups),
             "tokens/forwarded": plan.forwarded_tokens,
             "conversations/forwarded": len(step.rows),
             "tokens/padding_fraction": plan.padding_tokens / plan.forwarded_tokens,

@@ -19,12 +19,12 @@ import msgspec
 
 from memagent_graph.plain_text import list_names
 from memagent_graph.run_log import RunLog
-from memagent_training.algorithm.credit import check_roles
-from memagent_training.algorithm.planner import check_lengths
+from memagent_training.algorithm.credit import require_roles
+from memagent_training.algorithm.planner import require_rows_fit
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Schedule
 from memagent_training.data.replay import Replay, load_groups
 from memagent_training.data.replay_report import MAX_LISTED
-from memagent_training.data.reward_functions import RewardFunction, name_function
+from memagent_training.data.reward_functions import RewardFunction, get_function_name
 from memagent_training.job import training_output
 from memagent_training.job.base_model import BaseModel, find_base_model, make_lora_config
 from memagent_training.job.config import MultiConvDAPOConfig
@@ -123,7 +123,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
         job.runs,
         reward=job.reward,
         term_rewards=choose_term_rewards(terms, has_gold=job.gold is not None),
-        find_gold=None if job.gold is None else job.gold.of,
+        find_gold=None if job.gold is None else job.gold.find,
         groups=job.groups,
         whole_groups=not job.partial_groups,
         max_tokens=min((limit for limit in (job.max_tokens, base.window) if limit is not None), default=None),
@@ -134,7 +134,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     groups = replay.require_groups()
     config = _set_sampled_temperature(job, config, replay.report.temperatures)
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-    check_roles(terms, {conversation.role for rollout in rollouts for conversation in rollout.conversations_K})
+    require_roles(terms, {conversation.role for rollout in rollouts for conversation in rollout.conversations_K})
     _require_same_tokenizer(job, base, replay)
     schedule = config.make_schedule(replay.groups)
     _require_learnable_schedule(schedule, replay)
@@ -177,7 +177,7 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
         report, reward = prepared.replay.report, job.reward
         card_facts = {
             "runs": f"{report.rollouts:,} in {report.groups:,} groups, from {report.source}",
-            "reward": reward if isinstance(reward, str) else name_function(reward),
+            "reward": reward if isinstance(reward, str) else get_function_name(reward),
             "preset": str(job.preset),
             "optimizer steps": f"{trainer.state.global_step:,}",
         }
@@ -254,4 +254,4 @@ def _require_learnable_schedule(schedule: Schedule, replay: Replay) -> None:
             f"all rewards are equal within every group, so that there is nothing to learn{group_list}{refusal_text}",
             hint=" ".join([*([report.remedies] if report.refused else []), EQUAL_REWARDS_REMEDY]),
         )
-    check_lengths(schedule.batch.rows, schedule.token_budget)
+    require_rows_fit(schedule.batch.rows, schedule.token_budget)

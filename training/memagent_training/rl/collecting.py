@@ -149,13 +149,13 @@ class Collector:
             self._serving.run_log,
             reward=LoggedReward(None, REWARD_SOURCE),
             term_rewards=self._term_rewards,
-            find_gold=self._make_gold_answers(number, stage, group_of).of if self._term_rewards else None,
+            find_gold=self._make_gold_answers(number, stage, group_of).find if self._term_rewards else None,
             run_filter=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,
             max_tokens=self._prepared.base.window,
         )
         if replay.report.refused:
-            log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.summary()))
+            log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.format_lines()))
         return replay.require_groups()
 
     def _make_gold_answers(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:

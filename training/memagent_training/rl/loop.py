@@ -24,7 +24,7 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.grouping import group_values
 from memagent_graph.prompts import AnswerFormat
-from memagent_training.data.reward_functions import name_function
+from memagent_training.data.reward_functions import get_function_name
 from memagent_training.job import training_output
 from memagent_training.job.base_model import make_lora_config
 from memagent_training.job.job_options import Engine
@@ -120,7 +120,7 @@ def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, reached: int)
     facts = {
         "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
         "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {reached} iterations",
-        "reward": job.reward if isinstance(job.reward, str) else name_function(job.reward),
+        "reward": job.reward if isinstance(job.reward, str) else get_function_name(job.reward),
         "preset": str(job.preset),
     }
     for measurement in journal.measurements:
