@@ -133,7 +133,8 @@ class Timeline:
         branch_note = f", on {branch_count:,} branch{'es' if branch_count > 1 else ''}" if branch_count else ""
         share_note = "" if self.read_share == 1 else f", {self.read_share:.0%} of the document"
         if view.trace.newest_excerpt_call is None:
-            read_text = f"{format_count(totals.chunks, 'chunk')}{share_note}, {totals.changes:,} changed the memory{branch_note}"
+            chunk_count = format_count(totals.chunks, "chunk")
+            read_text = f"{chunk_count}{share_note}, {totals.changes:,} changed the memory{branch_note}"
         else:
             passages = format_count(len({span for call in view.trace.calls for span in call.reads}), "passage")
             read_text = f"{passages} of {view.trace.tokens_shown:,} tokens in total"
