@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, exit_code
+from memagent_graph.cli.exit_codes import ExitCode, choose_exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.plain_text import format_count
 from memagent_training.training_errors import require_version
@@ -84,7 +84,7 @@ def report_failures(
     Args:
         as_json: whether standard output has a JSON object.
         interrupted: the message after Ctrl-C.
-        codes: exit codes of errors, by class name, that `exit_code` does not know: importing them is slow.
+        codes: exit codes of errors, by class name, that `choose_exit_code` does not know: importing them is slow.
     """
     try:
         with warnings.catch_warnings():
@@ -96,7 +96,7 @@ def report_failures(
 
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(FAILURE_DELAY)
-        code = (codes or {}).get(type(error).__name__, exit_code(error))
+        code = (codes or {}).get(type(error).__name__, choose_exit_code(error))
         if error.run_id is not None and error.run_id not in error.message:  # the console names only resumable runs
             error.message = f"{error.message} (run {error.run_id})"
         Console(as_json=as_json and is_main_process()).report_error(error, code)
