@@ -84,7 +84,7 @@ def served(
         async with build_reader(upstream, folder, policy=policy, **(reader or {})) as agent:
             serving = ServerResources(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
             sessions = PageSessions(serving.settings.keys) if page else None
-            routes = LivePage(serving, sessions).routes() if sessions else []
+            routes = LivePage(serving, sessions).make_routes() if sessions else []
             app = make_app(serving, routes, sessions)
             options = {**BOUNDED_HTTP, "limit_concurrency": serving.settings.max_connections}
             server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **options))

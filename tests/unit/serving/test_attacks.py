@@ -32,9 +32,9 @@ from memagent_serve import completions, short_requests
 from memagent_serve.api_errors import ApiError
 from memagent_serve.app import make_app
 from memagent_serve.chat_replies import RUN_ID_HEADER
-from memagent_serve.chat_requests import parse, parse_fields
+from memagent_serve.chat_requests import parse_chat, parse_fields
 from memagent_serve.live import LivePage
-from memagent_serve.page_sessions import SIGN_IN
+from memagent_serve.page_sessions import SIGN_IN_PATH
 
 LONG = make_document({0.3: "The key of harbor is 4711."}, words=1000)
 KEY = {"Authorization": f"Bearer {ALICE}"}
@@ -213,17 +213,17 @@ def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, t
         run_id = post(server, chat(text)).headers[RUN_ID_HEADER]
         before = [httpx2.get(f"{server.api}/{path}", headers=KEY).content for path in ("files", f"reads/{run_id}")]
         own = {"X-Memagent-Page": "1", "Origin": server.url}
-        signed_in = httpx2.post(f"{server.url}{SIGN_IN}", json={"token": BOB}, headers=own)
+        signed_in = httpx2.post(f"{server.url}{SIGN_IN_PATH}", json={"token": BOB}, headers=own)
         cookie = signed_in.headers["Set-Cookie"].partition(";")[0]
         others = [OTHER, {**own, "Cookie": cookie}, {**OTHER, "X-Api-Key": ALICE}, {"Authorization": f"Basic {ALICE}"}]
-        routes = make_app(server.serving, LivePage(server.serving, server.sessions).routes()).routes
+        routes = make_app(server.serving, LivePage(server.serving, server.sessions).make_routes()).routes
         query = f"a={run_id}&b={run_id}&run={run_id}&q={PRIVATE}&chunk=0&file={file['id']}&id={file['id']}"
         tries = 0
         for route in routes:
             assert isinstance(route, Route) and route.methods
             ids = (run_id, file["id"]) if "{" in route.path else (run_id,)
             for key, method in itertools.product(ids, sorted(route.methods - {"HEAD"})):
-                if route.path == SIGN_IN:
+                if route.path == SIGN_IN_PATH:
                     continue
                 url = f"{server.url}{re.sub('{.*}', key, route.path)}?{query}"
                 body = chat([{"type": "file", "file": {"file_id": key}}])
@@ -378,7 +378,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_came(server: Served) -> N
     refusal = raw(server, *POST_CHAT, "Transfer-Encoding: chunked", body=chunked)
     assert b"413" in refusal[:20]
     assert b"POST /v1/files" in refusal, "it says how a longer document can be sent"
-    assert server.serving.request_quota.used == 0
+    assert server.serving.request_quota.used_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_bytes_that_are_no_text_are_refused_wherever_they_are() -> None:
 
 def test_a_long_text_of_escapes_and_quotes_is_no_such_thing() -> None:
     text = '{"a": [1, "\\"]}, ' * 500_000
-    parsed = parse(parse_fields(json.dumps(chat(text)).encode()))
+    parsed = parse_chat(parse_fields(json.dumps(chat(text)).encode()))
     assert parsed.messages[0].parts[0].text is not None
     assert parsed.messages[0].parts[0].text.decode() == text
 
@@ -420,11 +420,11 @@ def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, t
         memory = server.serving.request_quota
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head(*POST_CHAT, f"Content-Length: {3 * MEGABYTE}") + b"x" * (2 * MEGABYTE))
-            until(lambda: memory.used == 3 * MEGABYTE)
+            until(lambda: memory.used_bytes == 3 * MEGABYTE)
             reply = post(server, chat("word " * 300_000))
             assert reply.status_code == 429
             assert int(reply.headers["Retry-After"]) >= 1
-        until(lambda: memory.used == 0)
+        until(lambda: memory.used_bytes == 0)
 
 
 def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_path: Path) -> None:
@@ -435,13 +435,13 @@ def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_
         arriving = server.serving.upload_quota
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(head(*form) + part + b"x" * (MEGABYTE * 3 // 2))
-            until(lambda: arriving.used > MEGABYTE)
+            until(lambda: arriving.used_bytes > MEGABYTE)
             assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 429
             for _ in range(20):  # a client that is never idle
                 connection.sendall(b"x")
                 time.sleep(0.1)
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
-        until(lambda: arriving.used == 0)
+        until(lambda: arriving.used_bytes == 0)
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200
 
 

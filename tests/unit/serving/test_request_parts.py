@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
-from memagent_serve.chat_requests import ChatRequest, PartPosition, parse, parse_fields
+from memagent_serve.chat_requests import ChatRequest, PartPosition, parse_chat, parse_fields
 from memagent_serve.long_parts import (
     ReadingPlan,
     compose_question,
@@ -23,7 +23,7 @@ TOKENIZER = load_tokenizer("embedded")
 
 
 def request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
-    return parse(parse_fields(json.dumps({"model": "m", "messages": list(messages), **fields}).encode()))
+    return parse_chat(parse_fields(json.dumps({"model": "m", "messages": list(messages), **fields}).encode()))
 
 
 def say(role: str, content: Any, **fields: Any) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def say(role: str, content: Any, **fields: Any) -> dict[str, Any]:
 def plan(chat: ChatRequest, room: int, findings: int = 100) -> ReadingPlan:
     sizes = count_part_tokens(chat, TOKENIZER)
     total = count_prompt_tokens(chat, sizes, TOKENIZER)
-    return plan_reading(chat, sizes, total=total, room=room, findings=findings)
+    return plan_reading(chat, sizes, prompt_tokens=total, max_tokens=room, findings_tokens=findings)
 
 
 # What is read
@@ -43,8 +43,8 @@ def test_the_fewest_and_largest_parts_are_read() -> None:
     chat = request(say("user", "word " * 2000), say("user", "some " * 300), say("user", "Which?"))
     reading = plan(chat, 1000)
     assert reading.positions == (PartPosition(0, 0),)
-    assert reading.history == 0
-    assert reading.latest == 2
+    assert reading.history_length == 0
+    assert reading.latest_index == 2
 
 
 def test_a_long_system_message_is_read_and_everything_where_nothing_fits() -> None:
@@ -58,9 +58,9 @@ def test_of_many_small_messages_the_older_are_read_as_one() -> None:
     messages = [say("user" if n % 2 == 0 else "assistant", f"message {n} " + "word " * 20) for n in range(80)]
     chat = request(say("system", "Be brief."), *messages, say("user", "Which?"))
     reading = plan(chat, 1000)
-    assert 0 < reading.history < 81
+    assert 0 < reading.history_length < 81
     assert reading.positions == ()
-    rest = TOKENIZER.count(" ".join(str(message["content"]) for message in messages[reading.history - 1 :]))
+    rest = TOKENIZER.count(" ".join(str(message["content"]) for message in messages[reading.history_length - 1 :]))
     assert rest < 1000
 
 
@@ -72,9 +72,9 @@ def test_a_tool_result_is_never_parted_from_its_call() -> None:
         rounds.append(say("tool", "word " * 30, tool_call_id=f"c{n}"))
     chat = request(say("user", "Find it."), *rounds)
     reading = plan(chat, 900)
-    assert reading.history
-    assert chat.messages[reading.history].role == "assistant"
-    assert reading.latest == 0, "the user's request stays"
+    assert reading.history_length
+    assert chat.messages[reading.history_length].role == "assistant"
+    assert reading.latest_index == 0, "the user's request stays"
 
 
 # The question

@@ -29,7 +29,7 @@ def uploads(folder: Path, *, quota: int = 10_000, total_quota: int = 100_000, **
 
 
 def text_keys(files: Uploads, owner: Owner) -> set[str]:
-    return {row["key"] for row in files.ledger.run("SELECT key FROM texts WHERE owner = ?", (owner.name,))}
+    return {row["key"] for row in files.ledger.execute("SELECT key FROM texts WHERE owner = ?", (owner.name,))}
 
 
 def files_in(folder: Path) -> int:
