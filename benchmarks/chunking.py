@@ -108,7 +108,7 @@ def _time_call(work: Callable[[], object]) -> float:
 
 def _count_chunked_tokens(store: DocumentStore, ref: DocumentRef, tokenizer: HFTokenizer) -> int:
     # Clear the cache of the previous round, to measure a document that was not read before.
-    chunking._PIECES = chunking._PieceCache(chunking._CACHED_BYTES)
+    chunking._PIECE_CACHE = chunking._PieceCache(chunking._CACHED_BYTES)
     return sum(chunk.tokens for chunk in Chunker(store, ref, tokenizer, CHUNK_TOKENS).chunks())
 
 

@@ -211,8 +211,8 @@ def _measure_ledger(seconds: float, questions: int) -> float:
                 )
                 for number in range(questions)
             ]  # fmt: skip
-            ledger.begin(name)
-            ledger.finish(name, "1", rows)
+            ledger.mark_begun(name)
+            ledger.store_rows(name, "1", rows)
             documents += 1
         rate = documents / (time.monotonic() - start_time)
         ledger.close()

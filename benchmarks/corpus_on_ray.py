@@ -25,7 +25,7 @@ from benchmarks.figures import Figure
 from benchmarks.slow_server import run_slow_server
 from benchmarks.text import generate_documents
 from memagent_corpus import CorpusDocument, CorpusReader, CorpusRow, TableFolder, open_inputs
-from memagent_corpus.corpus_run import CHECKPOINTS, lock_table, run_corpus
+from memagent_corpus.corpus_run import CHECKPOINTS_FILE, lock_table, run_corpus
 from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
 from memagent_corpus.source_access import CorpusSize
 from memagent_graph.reader import MemAgent
@@ -101,7 +101,7 @@ async def read_with_actors(table: Path, out: Path, settings: ReadSettings, actor
     inputs, folder, clock = open_inputs(str(table)), TableFolder(str(out)), Clock()
     with ExitStack() as stack:
         work = stack.enter_context(lock_table(folder))
-        checkpoints = str(work / CHECKPOINTS)
+        checkpoints = str(work / CHECKPOINTS_FILE)
         engine: Any = None
         if actors:
             plan = ActorPlan(settings=settings, questions=(QUESTION,), access=inputs.access, checkpoints=checkpoints)

@@ -41,7 +41,7 @@ def build_sizes(shape: tuple[int, int, int, int, int, bool], *, with_adapters: b
     )  # fmt: skip
     with torch.device("meta"):
         model: Any = Qwen3ForCausalLM(config)
-        return ModelSizes.of(get_peft_model(model, make_lora_config(32)) if with_adapters else model)
+        return ModelSizes.from_model(get_peft_model(model, make_lora_config(32)) if with_adapters else model)
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
             )
             for adapters in (False, True)
         )
-        totals = [decimal(memory) for memory in (*map(full.total_on, RANKS), with_adapters.total)]
+        totals = [decimal(memory) for memory in (*map(full.compute_total, RANKS), with_adapters.total)]
         table.add_row(name, f"{full.sizes.parameters / 1e9:.2f}B", decimal(full.activations), *totals)
     Console(width=140).print(table)
 

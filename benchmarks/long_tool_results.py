@@ -95,8 +95,11 @@ def generate_trials(number: int = TRIALS, tokens: int = TOKENS) -> Iterator[Tria
     prose = make_prose(tokens)
     for _ in range(number):
         paragraphs, depth = prose.split("\n\n"), generator.random()
-        fact = facts.fact()
-        distractors = [facts.near_miss(fact), *(facts.fact(exclude=frozenset({fact.entity.lower()})) for _ in range(3))]
+        fact = facts.draw_fact()
+        distractors = [
+            facts.draw_near_miss(fact),
+            *(facts.draw_fact(exclude=frozenset({fact.entity.lower()})) for _ in range(3)),
+        ]
         for position, fact_at_depth in sorted(
             [(depth, fact), *((generator.random(), distractor) for distractor in distractors)], key=lambda p: -p[0]
         ):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from memagent_evaluation.planted_facts import MAGIC, Fact, PlantedFacts
-from memagent_evaluation.tasks.haystacks import python_prose
+from memagent_evaluation.tasks.haystacks import iter_python_prose
 
 PARAGRAPHS = 4
 SHORTEST, LONGEST = 80, 600
@@ -50,13 +50,13 @@ def generate_questions(number: int, *, held_out: bool, seed: int = 0) -> Iterato
     """Yield questions, each about its own fact."""
     rng = random.Random(f"{seed}/{held_out}")
     facts = PlantedFacts(rng, held_out=held_out, number_share=1.0)
-    prose = [part for part in islice(python_prose(), 3000) if SHORTEST < len(part) < LONGEST]
+    prose = [part for part in islice(iter_python_prose(), 3000) if SHORTEST < len(part) < LONGEST]
     while number:
-        fact = facts.fact()
+        fact = facts.draw_fact()
         if fact.attribute.startswith(MAGIC):
             continue
         filler = rng.sample(prose, PARAGRAPHS)
-        near_miss = facts.near_miss(fact)
+        near_miss = facts.draw_near_miss(fact)
         paragraphs = [*filler, fact.statement, near_miss.statement]
         rng.shuffle(paragraphs)
         yield Question(f"Name the {fact.attribute} of {fact.entity}.", fact, near_miss, paragraphs)

@@ -95,8 +95,8 @@ def generate_facts() -> list[Claim]:
         facts = EnglishFacts(SEED + number)
         lines = []
         for _ in range(5):
-            fact = facts.fact()
-            lines.append(facts.state(fact.relation, fact.subject, fact.value))
+            fact = facts.draw_fact()
+            lines.append(facts.draw_statement(fact.relation, fact.subject, fact.value))
         text = " ".join(lines)
         source = SourceText(text)
         spans = [(text.index(line), text.index(line) + len(line)) for line in lines]

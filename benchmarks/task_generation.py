@@ -22,7 +22,7 @@ from benchmarks.figures import Figure, print_table
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.haystacks import python_prose
+from memagent_evaluation.tasks.haystacks import iter_python_prose
 from memagent_evaluation.tasks.passages import make_passage_task
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -82,7 +82,7 @@ def measure() -> list[Figure]:
     settings = TaskSettings(load_tokenizer("embedded"))
     with tempfile.TemporaryDirectory() as folder:
         book = Path(folder) / "book.txt"
-        book.write_text("\n\n".join(islice(python_prose(), PARAGRAPHS_OF_TEXT)), encoding="utf-8")
+        book.write_text("\n\n".join(islice(iter_python_prose(), PARAGRAPHS_OF_TEXT)), encoding="utf-8")
         file_settings = TaskSettings(settings.tokenizer, haystack=book)
         kinds: dict[str, Callable[[], Task]] = {
             "noise (niah_single_1)": lambda: load_task("niah_single_1", settings),

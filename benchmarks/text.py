@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 
-from memagent_evaluation.tasks.haystacks import python_prose
+from memagent_evaluation.tasks.haystacks import iter_python_prose
 from memagent_graph.tokenizers import load_tokenizer
 
 
@@ -32,5 +32,5 @@ def generate_documents(tokens: int, documents: int) -> Iterator[str]:
 def _load_paragraphs() -> tuple[list[str], list[int]]:
     """Return paragraphs, and the tokens of each with the blank line after it."""
     tokenizer = load_tokenizer("embedded")
-    paragraphs = list(islice(python_prose(), 6000))
+    paragraphs = list(islice(iter_python_prose(), 6000))
     return paragraphs, [tokenizer.count(paragraph) + 2 for paragraph in paragraphs]

@@ -72,7 +72,7 @@ def make_reader(url: str, store: DocumentStore, *, logprobs: bool, run_log: RunL
     """Return a reader of the slow server; with `logprobs` it treats the server as vLLM."""
     policy = OpenAICompatiblePolicy("slow", base_url=url)
     if logprobs:
-        policy._served = {"id": "slow", "owned_by": "vllm"}
+        policy._model_entry = {"id": "slow", "owned_by": "vllm"}
     return MemAgent(
         policy,
         tokenizer="embedded",

@@ -38,7 +38,7 @@ from memagent_training.data.rollouts import RolloutGroup as Group
 from memagent_training.data.rollouts import TrainingConversation as Conversation
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import BoxedExactMatch
-from memagent_training.rewards.reward_names import find_built_in
+from memagent_training.rewards.reward_names import find_built_in_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +243,8 @@ def main() -> None:
     gold, settings = GoldAnswers.load(arguments.gold) if arguments.gold else None, PRESETS[arguments.preset]
     device = torch.accelerator.current_accelerator(check_available=True)  # None without one
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, device_map=device)
-    terms = {term.reward: find_built_in(term.reward) for term in settings.terms if term.reward != "outcome"}
-    reward, find_gold = (BoxedExactMatch(), gold.of) if gold else (arguments.reward, None)
+    terms = {term.reward: find_built_in_reward(term.reward) for term in settings.terms if term.reward != "outcome"}
+    reward, find_gold = (BoxedExactMatch(), gold.find) if gold else (arguments.reward, None)
     replay = load_groups(arguments.runs, reward=reward, term_rewards=terms, find_gold=find_gold)
     train(model, replay.require_groups(), settings, steps=arguments.steps, learning_rate=arguments.learning_rate)
     shutil.copytree(arguments.model, arguments.out, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))

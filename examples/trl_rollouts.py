@@ -26,7 +26,7 @@ from memagent_training.algorithm.advantages import AdvantageSettings, TrainingRo
 from memagent_training.data.replay import load_groups
 from memagent_training.data.reward_functions import RewardFunction
 from memagent_training.job.collect import CollectedGroup, CollectSettings, collect
-from memagent_training.rewards.reward_names import name_reward
+from memagent_training.rewards.reward_names import resolve_reward
 from memagent_training.training_errors import RewardError, TrainingError
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class ReaderRollouts:
                 await asyncio.to_thread(self._queue_sample, _make_sample(row, number, version, group))
 
     def _prepare_rows(self, group: CollectedGroup) -> tuple[TrainingRow, ...]:
-        runs, (name, _) = self._agent.run_log, name_reward(self._reward)
+        runs, (name, _) = self._agent.run_log, resolve_reward(self._reward)
         assert isinstance(runs, RunLog)  # noqa: S101  collect() checked it
         groups = dict.fromkeys(group.run_ids, group.name)
         return tuple(prepare_batch(load_groups(runs, reward=name, groups=groups).groups, self._advantage).rows)

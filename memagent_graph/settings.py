@@ -23,7 +23,7 @@ from memagent_graph.errors import MemAgentError, NoPolicyError, RunError, RunLog
 from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import INSTALLABLE_POLICIES, find_added_policy_folder, find_default_policy
-from memagent_graph.policies.server_url import NO_KEY, parse_origin, without_password
+from memagent_graph.policies.server_url import NO_KEY, parse_origin, remove_password
 
 log = logging.getLogger(__name__)
 
@@ -369,7 +369,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         if "policy" not in objects:
             values.setdefault("model", None)
         if self.base_url:
-            values["base_url"] = without_password(self.base_url)
+            values["base_url"] = remove_password(self.base_url)
         return values
 
     def resolve(self) -> Self:
@@ -382,7 +382,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         """
         if isinstance(self.model, str) and "://" in self.model:
             raise MemAgentError(
-                f"the model is the address of a server, {without_password(self.model)}",
+                f"the model is the address of a server, {remove_password(self.model)}",
                 hint="Pass the address as base_url (--base-url). The model is a name on that server, and is optional.",
             )
         if isinstance(self.policy, str) and "://" in self.policy:
@@ -407,7 +407,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     @property
     def policy_reason(self) -> str:
         """The policy that reads and the reason, in one line."""
-        model = without_password(self.base_url) if self.base_url and self.model is None else self.model
+        model = remove_password(self.base_url) if self.base_url and self.model is None else self.model
         name = str(self.policy or model)
         return ". ".join([f"policy {name}: {_REASONS[self.chosen_by]}", *filter(None, [_ABILITIES.get(name)])])
 

@@ -179,8 +179,8 @@ def render_training_page() -> str:
 
     config_type, names = config.MultiConvDAPOConfig, job_settings.list_presets()
     docs, values = read_field_docs(config_type), {name: job_settings.read_preset(name) for name in names}
-    shown = [name for name in config_type.__annotations__ if name not in config.FIXED]
-    shown += sorted({name for preset in values.values() for name in preset} - set(shown) - set(config.FIXED))
+    shown = [name for name in config_type.__annotations__ if name not in config.FIXED_OPTIONS]
+    shown += sorted({name for preset in values.values() for name in preset} - set(shown) - set(config.FIXED_OPTIONS))
     fields = config_type.__dataclass_fields__
 
     def format_cell(value: object) -> str:
@@ -202,12 +202,12 @@ def render_training_page() -> str:
         "",
     ]
     lines += format_table(("setting", "default", *names, "meaning"), map(make_setting_row, shown))
-    others = ", ".join(f"`{name}`" for name in config_type.names() if name not in {*shown, *config.FIXED})
+    others = ", ".join(f"`{name}`" for name in config_type.list_names() if name not in {*shown, *config.FIXED_OPTIONS})
     lines += ["", f"With the meaning that transformers and TRL give them: {others}.", ""]
     lines += ["Any other value of these is refused:", ""]
     lines += format_table(
         ("setting", "value", "instead"),
-        ((f"`{name}`", format_cell(value), instead) for name, (value, instead) in sorted(config.FIXED.items())),
+        ((f"`{name}`", format_cell(value), instead) for name, (value, instead) in sorted(config.FIXED_OPTIONS.items())),
     )
     lines += ["", "## Metrics", "", "The trackers of `--set report_to=...` and `trainer_state.json` have them.", ""]
     lines += format_table(
@@ -215,7 +215,7 @@ def render_training_page() -> str:
     )
     lines += ["", "## Rewards", ""]
     lines += [
-        f"{reward_names.SIGNATURE} and name it as `--reward FILE.py:reward`; one of conversations, in a term "
+        f"{reward_names.REWARD_SIGNATURE} and name it as `--reward FILE.py:reward`; one of conversations, in a term "
         "of `credit`, returns a number for each of `run.conversations_K`. None means that it cannot judge the run.",
         "[An example](../../examples/own_reward.py). Those that come with the package:",
         "",

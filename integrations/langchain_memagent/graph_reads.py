@@ -1,9 +1,9 @@
-"""The reads of tools, nodes and middleware, which continue at their chunk when a task of a graph is executed again.
+"""Reads in tools, nodes and middleware. When a graph executes a task again, its reads continue where they stopped.
 
-Every such read has a run id that is derived from the task and from what is read, and its state is in the checkpoints of
-the reader: its own, or else in the user's data folder. So a task that is executed again finds its reads, whoever
-executes it: the graph, after a kill, an error or an interrupt; LangGraph's `RetryPolicy`; or LangChain's
-`ToolRetryMiddleware`. The checkpoints of the graph itself hold no part of a read.
+The run id of such a read is derived from the task and from what is read. Its state is in the reader's own checkpoints
+or, if it has none, in the user's data folder. So a task that is executed again finds its reads, whoever executes it:
+the graph, after a kill, an error or an interrupt; LangGraph's `RetryPolicy`; or LangChain's `ToolRetryMiddleware`. The
+checkpoints of the graph itself contain no state of a read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, re
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import store_document
-from memagent_graph.reading.langgraph_internals import enclosing_exit_stacks
+from memagent_graph.reading.langgraph_internals import find_enclosing_exit_stacks
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
-from memagent_graph.storage.private_files import default_checkpoints
+from memagent_graph.storage.private_files import get_default_checkpoints
 from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class GraphReads:
     """The reads of one tool, node or middleware.
 
     Args:
-        agent: the reader. Without checkpoints of its own, it gets some in the user's data folder at the first read.
+        agent: the reader. If it has no checkpoints, they are created in the user's data folder at the first read.
         response_format: the form of the answers, if they are structured.
     """
 
@@ -52,16 +52,16 @@ class GraphReads:
                 hint="Pass the MemAgent. Its graph, agent.graph(), can be a node by itself: add_node(name, graph).",
             )
         self._agent = agent
-        self._format = None if response_format is None else ResponseFormat.of(response_format)
+        self._response_format = None if response_format is None else ResponseFormat.of(response_format)
 
     @cached_property
     def reader(self) -> MemAgent:
         """The reader, which has checkpoints."""
-        return self._agent if self._agent.keeps_checkpoints else self._agent.copy(checkpoints=default_checkpoints())
+        return self._agent if self._agent.keeps_checkpoints else self._agent.copy(checkpoints=get_default_checkpoints())
 
     async def prepare(self) -> ReaderContext:
-        """Return what the reader works with. Raises what `MemAgent.aprepare` raises."""
-        return with_response_format(await self.reader.aprepare(), self._format)
+        """Return the reader's context. Raises what `MemAgent.aprepare` raises."""
+        return with_response_format(await self.reader.aprepare(), self._response_format)
 
     async def store(self, document: Any) -> DocumentRef:
         """Store a document that `Document.of` accepts, and return its reference; a reference is returned unchanged."""
@@ -76,53 +76,54 @@ class GraphReads:
         limits: Limits | None = None,
         past_limit: Container[str] = (),
     ) -> list[ReadResult | Exception]:
-        """Read a document once for several questions; a run that was begun before continues at its chunk.
+        """Read a document once for several questions; a run that has begun continues at the chunk it had reached.
 
         Args:
             document: a document's reference, or a function that returns it, called for every run that has not begun.
             run_ids: each question's run id, from `derive_run_id`; None for a run that nobody continues.
             report: called with every update.
             limits: where the read for one question stops early; the reader's own if left out.
-            past_limit: the questions whose runs are continued even if they stopped at a limit.
+            past_limit: the questions whose runs continue even if they stopped at a limit.
 
         Returns:
             The result or the error of each question, in order. All reads run to their end.
         """
 
-        async def read(question: str, run_id: str | None, barrier: Barrier) -> ReadResult:
-            name = run_id or new_run_id()
+        async def read(question: str, task_run_id: str | None, barrier: Barrier) -> ReadResult:
+            run_id = task_run_id or new_run_id()
             return await self.reader.aresume_or_read(
-                name, document, question, may_resume=run_id is not None, past_limit=question in past_limit,
-                on_update=partial(report, name, question), response_format=self._format, limits=limits, barrier=barrier,
+                run_id, document, question, may_resume=task_run_id is not None, past_limit=question in past_limit,
+                on_update=partial(report, run_id, question), response_format=self._response_format, limits=limits,
+                barrier=barrier,
             )  # fmt: skip
 
-        reads = [partial(read, question, run_id) for question, run_id in run_ids.items()]
+        reads = [partial(read, question, task_run_id) for question, task_run_id in run_ids.items()]
         return await read_in_passes(reads, MAX_SHARED_READS)
 
 
 def derive_run_id(config: RunnableConfig, *key: object) -> str | None:
-    """Return the id that a run has whenever the task of `config` is executed; None outside a graph.
+    """Return a run id that is the same in every execution of the task of `config`; None outside a graph.
 
     Args:
         config: the config of the node or tool.
-        key: what distinguishes the read from others of the task.
+        key: values that distinguish the read from other reads of the task.
     """
-    task = config.get("configurable", {})
-    if not task.get("checkpoint_ns"):
+    configurable = config.get("configurable", {})
+    if not configurable.get("checkpoint_ns"):
         return None
-    names = repr((task.get("thread_id"), task["checkpoint_ns"], *key))
-    return "in-" + hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()[:24]
+    key_text = repr((configurable.get("thread_id"), configurable["checkpoint_ns"], *key))
+    return "in-" + hashlib.sha256(key_text.encode("utf-8", "replace")).hexdigest()[:24]
 
 
 def run_in_graph(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine for a synchronous node or tool. Breaking off the stream of an enclosing graph cancels it.
+    """Run a coroutine for a synchronous node or tool. Closing the stream of an enclosing graph cancels it.
 
     Raises:
-        PermanentError: the stream was broken off.
+        PermanentError: the stream was closed early.
     """
     cancellation = Cancellation()
-    for exits in enclosing_exit_stacks(ensure_config()):
-        exits.callback(cancellation.cancel)
+    for exit_stack in find_enclosing_exit_stacks(ensure_config()):
+        exit_stack.callback(cancellation.cancel)
     return run_sync(coroutine, cancellation)
 
 
@@ -131,17 +132,17 @@ class CallingGraph:
     """The graph that calls a read: its config, and its custom stream, which exists only in its context."""
 
     config: RunnableConfig
-    write: Callable[[Any], None]
+    write_event: Callable[[Any], None]
     context: contextvars.Context
     tool_call_id: str | None = None
 
     @classmethod
     def current(cls, tool_call_id: str | None = None) -> CallingGraph:
         """Return the graph that runs the calling code; outside a graph, events are dropped."""
-        write: Callable[[Any], None] = lambda event: None  # noqa: E731  outside a graph
+        write_event: Callable[[Any], None] = lambda event: None  # noqa: E731  outside a graph
         with suppress(RuntimeError, KeyError):
-            write = get_stream_writer()
-        return cls(ensure_config(), write, contextvars.copy_context(), tool_call_id)
+            write_event = get_stream_writer()
+        return cls(ensure_config(), write_event, contextvars.copy_context(), tool_call_id)
 
     def report(self, run_id: str, question: str, update: MemoryUpdate, kind: str = "memory_update") -> None:
         """Write a memory update to the custom stream."""
@@ -154,4 +155,4 @@ class CallingGraph:
             "progress": update.progress,
             "memory": update.memory,
         }
-        self.context.copy().run(self.write, event)
+        self.context.copy().run(self.write_event, event)

@@ -23,9 +23,9 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.outcome import raise_first
+from memagent_graph.reading.outcome import raise_first_error
 from memagent_graph.reading.state import Limits, new_run_id
-from memagent_graph.reading.tracing import detach
+from memagent_graph.reading.tracing import await_detached
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shorten_text
 
@@ -36,24 +36,24 @@ except ImportError as error:
     raise MissingExtraError("langchain", "the middleware") from error
 
 ToolResult: TypeAlias = ToolMessage | Command[Any]
-_READINGS = "memagent_readings"
+_READINGS_KEY = "memagent_readings"
 _MAX_QUESTIONS = 8
 _FRAME_BYTES = 700
-"""Reserved for the sentences that introduce the beginning of a result that could not be read."""
+"""Bytes reserved for the sentences before the beginning of a result that could not be read."""
 _MAX_ERROR_LENGTH = 300
 
 
-def _merge(old: dict[str, DocumentRef] | None, new: dict[str, DocumentRef] | None) -> dict[str, DocumentRef]:
+def _merge_documents(old: dict[str, DocumentRef] | None, new: dict[str, DocumentRef] | None) -> dict[str, DocumentRef]:
     return {**(old or {}), **(new or {})}
 
 
 class ReadingState(AgentState[Any]):
-    """An agent's state with the middleware's addition: the document of each run of this thread.
+    """An agent's state, with a key for the document of each read of this thread.
 
-    The addition is private, so that no caller can add another thread's documents.
+    The key is private, so that no caller can add another thread's documents.
     """
 
-    memagent_readings: NotRequired[Annotated[dict[str, DocumentRef], PrivateStateAttr, _merge]]
+    memagent_readings: NotRequired[Annotated[dict[str, DocumentRef], PrivateStateAttr, _merge_documents]]
 
 
 class AskToolResult(BaseModel):
@@ -71,7 +71,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     """Reads tool results and message histories that are too long, for the user's request.
 
     A tool result of more than `result_tokens` tokens is stored, and the agent's model is shown a reading of it: the
-    answer, the memory that the reader kept, and a run id with which it can ask the whole result further questions,
+    answer, the memory that the reader kept, and a run id with which it can ask further questions about the result,
     through the tool `ask_tool_result`. If the reader fails, the result is kept: the model sees the error, and can ask
     about the result later. The application finds run id, document, answer and usage in the message's
     `response_metadata["memagent"]`. The artifact stays as the tool made it.
@@ -91,7 +91,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         result_tokens: the longest tool result that is shown unchanged; None leaves all unchanged.
         history_tokens: the longest history that is shown unchanged; None leaves all unchanged.
         keep_messages: how many recent messages of a longer history stay unchanged, if they fit.
-        limits: limits for the reading of one tool result; the reader's own by default.
+        limits: limits of the read of one tool result; the reader's own by default.
 
     Raises:
         BudgetError: `history_tokens` leaves too little room next to a memory; raised at the agent's first model call if
@@ -163,9 +163,9 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """Return the result with a reading instead of every text that is too long, and an entry for it in the state."""
         messages = _find_tool_messages(result)
         readings = await asyncio.gather(*(self._read_message(request, message) for message in messages))
-        replacements = {id(old): new for old, (new, _) in zip(messages, readings, strict=True)}
-        documents = {run_id: document for _, stored in readings for run_id, document in stored.items()}
-        state_update = {_READINGS: documents} if documents else {}
+        replacements = {id(message): shown for message, (shown, _) in zip(messages, readings, strict=True)}
+        documents = {run_id: document for _, entries in readings for run_id, document in entries.items()}
+        state_update = {_READINGS_KEY: documents} if documents else {}
         if isinstance(result, ToolMessage):
             message = replacements[id(result)]
             return Command(update={"messages": [message], **state_update}) if state_update else message
@@ -177,7 +177,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self, request: ToolCallRequest, message: ToolMessage
     ) -> tuple[ToolMessage, dict[str, DocumentRef]]:
         """Return the message to show; if it was read, also its document by run id."""
-        assert self._result_tokens is not None  # noqa: S101  _needs_reading looked
+        assert self._result_tokens is not None  # noqa: S101  checked by _needs_reading
         text = _find_long_text(message, self._result_tokens)
         if text is None:
             return message, {}
@@ -186,8 +186,8 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         document: DocumentRef | None = None
         try:
             context = await self._reads.prepare()
-            tokens = await asyncio.to_thread(context.tokenizer.count, text)
-            if tokens <= self._result_tokens:
+            token_count = await asyncio.to_thread(context.tokenizer.count, text)
+            if token_count <= self._result_tokens:
                 return message, {}
             document = await self._store(text, tool)
             user_request = find_latest_request(_get_messages(request.state))
@@ -198,7 +198,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 context.budget.question_tokens,
                 context.tokenizer,
             )
-            [result] = raise_first(await self._read(document, {question: run_id}, caller))
+            [result] = raise_first_error(await self._read(document, {question: run_id}, caller))
         except (MemAgentError, OSError) as error:
             # Keep the result if possible, whatever failed.
             with suppress(MemAgentError, OSError):
@@ -206,11 +206,11 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             failure_text = _format_failure(
                 tool, text, error, self._result_tokens, run_id, is_stored=document is not None
             )
-            original: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
-            new = _replace_text(message, failure_text, {"run_id": run_id, **original, "error": str(error)})
-            return new, {run_id: document} if document else {}
+            source_values: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
+            replacement = _replace_text(message, failure_text, {"run_id": run_id, **source_values, "error": str(error)})
+            return replacement, {run_id: document} if document else {}
         values = await asyncio.to_thread(result.to_dict)
-        return _replace_text(message, _format_reading(tool, tokens, result), values), {run_id: result.document}
+        return _replace_text(message, _format_reading(tool, token_count, result), values), {run_id: result.document}
 
     async def _store(self, text: str, tool: str) -> DocumentRef:
         return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
@@ -218,16 +218,16 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     async def _read(
         self, document: DocumentRef, run_ids: Mapping[str, str], caller: CallingGraph
     ) -> list[ReadResult | Exception]:
-        """Read for each question, as one run for the agent's handlers. Raises the first error if all fail."""
+        """Read once for all questions; the agent's handlers see one run. Raises the first error if all reads fail."""
         inputs = {"questions": list(run_ids), "document": document["name"], "run_ids": list(run_ids.values())}
         async with report_read(caller.config, self._agent.policy.name, inputs, caller.report) as cost:
-            read_each = partial(self._reads.read_each, document, run_ids, cost.add, limits=self._limits)
-            outcomes = await detach(read_each)
+            read_each = partial(self._reads.read_each, document, run_ids, cost.add_update, limits=self._limits)
+            outcomes = await await_detached(read_each)
             results = [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
             if not results:
-                raise_first(outcomes)
+                raise_first_error(outcomes)
             if len(results) == len(outcomes):  # for reads that failed, only their updates are counted
-                cost.settle([result.usage for result in results], answers=[result.answer for result in results])
+                cost.set_totals([result.usage for result in results], answers=[result.answer for result in results])
                 cost.model = results[0].model
         return outcomes
 
@@ -239,7 +239,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     async def _aask(
         self, run_id: str, questions: list[str], runtime: ToolRuntime[Any, Any]
     ) -> tuple[str, dict[str, Any]]:
-        documents = runtime.state.get(_READINGS) or {}
+        documents = runtime.state.get(_READINGS_KEY) or {}
         if run_id not in documents:
             remedy = (
                 f"Available run ids: {', '.join(documents)}."
@@ -317,23 +317,23 @@ def _get_messages(state: Any) -> list[AnyMessage]:
     return list(messages or [])
 
 
-def _format_reading(tool: str, tokens: int, result: ReadResult) -> str:
-    """Return the text that the model sees in place of a tool result of `tokens` tokens that was read."""
+def _format_reading(tool: str, token_count: int, result: ReadResult) -> str:
+    """Return the text that the model sees in place of a tool result of `token_count` tokens that was read."""
     return (
-        f"[The result of {tool} has {tokens:,} tokens, too long to show. It was read with this question in mind: "
+        f"[The result of {tool} has {token_count:,} tokens, too long to show. It was read with this question in mind: "
         f"{result.question}]\n\n{result.findings()}\n\n[{result.extent} The whole result is kept. To learn something "
         f'else from it, call ask_tool_result with run_id="{result.run_id}" and questions.]'
     )
 
 
-def _format_failure(tool: str, text: str, error: Exception, tokens: int, run_id: str, *, is_stored: bool) -> str:
+def _format_failure(tool: str, text: str, error: Exception, max_bytes: int, run_id: str, *, is_stored: bool) -> str:
     """Return the text that the model sees in place of a tool result that could not be read.
 
     Args:
         tool: the tool's name.
         text: the result.
         error: why it could not be read.
-        tokens: the maximum number of bytes to return, and so of tokens.
+        max_bytes: the maximum number of bytes to return. A token is at least one byte.
         run_id: the id for asking about the result again, if it is stored.
         is_stored: whether the result is stored.
     """
@@ -344,10 +344,10 @@ def _format_failure(tool: str, text: str, error: Exception, tokens: int, run_id:
         )
     else:
         remedy = "It could not be stored either: call the tool again, requesting less data if it supports that."
-    head = text.encode(errors="replace")[: max(0, tokens - _FRAME_BYTES)].decode(errors="ignore")
+    beginning = text.encode(errors="replace")[: max(0, max_bytes - _FRAME_BYTES)].decode(errors="ignore")
     return (
         f"[The result of {tool} is too long to show, and reading it failed: {str(error)[:_MAX_ERROR_LENGTH]} "
-        f"{remedy} This is how it begins:]\n\n{head}"
+        f"{remedy} This is how it begins:]\n\n{beginning}"
     )
 
 
@@ -357,9 +357,9 @@ def _format_further_answers(
     """Return the answers to further questions: for the model, and, under "readings", for the application.
 
     Raises:
-        Exception: a read had a defect, which is no error of the reader.
+        Exception: a read failed with an error other than `MemAgentError` or `OSError`.
     """
-    raise_first([outcome for outcome in outcomes if not isinstance(outcome, MemAgentError | OSError)])
+    raise_first_error([outcome for outcome in outcomes if not isinstance(outcome, MemAgentError | OSError)])
     texts: list[str] = []
     readings: list[dict[str, Any]] = []
     for number, (question, outcome) in enumerate(zip(questions, outcomes, strict=True), 1):
@@ -372,18 +372,18 @@ def _format_further_answers(
     return "\n\n".join(texts), {"readings": readings}
 
 
-def _find_long_text(message: ToolMessage, tokens: int) -> str | None:
-    """Return a tool message's text if it may have more than `tokens` tokens: every token is at least one byte."""
+def _find_long_text(message: ToolMessage, max_tokens: int) -> str | None:
+    """Return a tool message's text if it may have more than `max_tokens` tokens: every token is at least one byte."""
     if isinstance(text := message.content, list):
         text = "\n".join(part for part in map(get_block_text, text) if part is not None)
-    return text if len(text) * 4 > tokens and len(text.encode(errors="replace")) > tokens else None
+    return text if len(text) * 4 > max_tokens and len(text.encode(errors="replace")) > max_tokens else None
 
 
 def _replace_text(message: ToolMessage, text: str, values: dict[str, Any]) -> ToolMessage:
     """Return the message with another text, and `values` in its metadata."""
     content: str | list[str | dict[str, Any]] = text
     if not isinstance(message.content, str):
-        others = [block for block in message.content if get_block_text(block) is None]
-        content = [{"type": "text", "text": text}, *others] if others else text
+        other_blocks = [block for block in message.content if get_block_text(block) is None]
+        content = [{"type": "text", "text": text}, *other_blocks] if other_blocks else text
     metadata = {**message.response_metadata, "memagent": values}
     return message.model_copy(update={"content": content, "response_metadata": metadata})

@@ -24,12 +24,12 @@ Fetcher: TypeAlias = Callable[[str], Content | Awaitable[Content]]
 """A function that downloads a web address. It decides which hosts are allowed, and is called only with http and https
 addresses."""
 
-_SCHEMES = ("http", "https")
-_KINDS = ("path", "text", "state_key", "url")
+_WEB_SCHEMES = ("http", "https")
+_SOURCE_KINDS = ("path", "text", "state_key", "url")
 
 
 class FileBackend(Protocol):
-    """The methods of a deepagents backend that are used here: list a folder, and return files' bytes."""
+    """The two methods of a deepagents backend that are used here."""
 
     async def als(self, path: str) -> Any:
         """Return the folder's entries, with their sizes if the backend knows them."""
@@ -40,7 +40,7 @@ class FileBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NamedSource:
-    """The document that a model named; exactly one of the first four is set."""
+    """The document that a model named: exactly one of the first four fields is set."""
 
     path: str | None = None
     text: str | None = None
@@ -51,8 +51,8 @@ class NamedSource:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The names of those of the four that are set."""
-        return tuple(kind for kind in _KINDS if getattr(self, kind) is not None)
+        """The names of the fields that are set, without `pages`."""
+        return tuple(kind for kind in _SOURCE_KINDS if getattr(self, kind) is not None)
 
 
 @dataclass(frozen=True)
@@ -79,37 +79,37 @@ class DocumentSources:
         }
         return tuple(kind for kind, is_offered in availability.items() if is_offered)
 
-    async def open(self, named: NamedSource, state: Any = None) -> Document:
+    async def open(self, source: NamedSource, state: Any = None) -> Document:
         """Return the document that a model named.
 
         Args:
-            named: the source.
+            source: the source.
             state: the agent's state, a mapping or an object with attributes; None outside an agent.
 
         Raises:
             RefusedSourceError: the source may not be read, does not exist, or is too large.
             DocumentError: `pages` does not name pages.
         """
-        document = await self._open(named, state)
-        return document.only(named.pages or None)
+        document = await self._open(source, state)
+        return document.only(source.pages or None)
 
-    async def _open(self, named: NamedSource, state: Any) -> Document:
-        if len(named.kinds) != 1:
+    async def _open(self, source: NamedSource, state: Any) -> Document:
+        if len(source.kinds) != 1:
             raise RefusedSourceError(
-                f"exactly one source must be named, got {' and '.join(named.kinds) or 'none'}",
+                f"exactly one source must be named, got {' and '.join(source.kinds) or 'none'}",
                 hint=f"Choose one of: {', '.join(self.kinds)}.",
             )
-        if named.path is not None:
-            return await self._open_path(named.path)
-        if named.text is not None:
-            return self._make_document(named.text, "the text")
-        if named.state_key is not None:
-            return self._open_state_key(named.state_key, state)
-        return await self._fetch(named.url or "")
+        if source.path is not None:
+            return await self._open_path(source.path)
+        if source.text is not None:
+            return self._make_document(source.text, "the text")
+        if source.state_key is not None:
+            return self._open_state_value(source.state_key, state)
+        return await self._fetch(source.url or "")
 
     async def _open_path(self, path: str) -> Document:
-        if self.backend is not None and (file := await self._open_virtual_file(path, self.backend)):
-            return file
+        if self.backend is not None and (document := await self._open_virtual_file(path, self.backend)):
+            return document
         if self.backend is not None and not self.roots.roots:
             raise RefusedSourceError(
                 f"there is no file {shorten_name(path)!r} that may be read",
@@ -119,22 +119,22 @@ class DocumentSources:
 
     async def _open_virtual_file(self, path: str, backend: FileBackend) -> Document | None:
         """Return a backend's file; None if the path cannot be a backend's, or the backend has no such file."""
-        virtual = PurePosixPath(path)
-        if not virtual.is_absolute() or ".." in virtual.parts or "\0" in path:
+        virtual_path = PurePosixPath(path)
+        if not virtual_path.is_absolute() or ".." in virtual_path.parts or "\0" in path:
             return None
         try:
-            # The size first: a backend returns a file's bytes only as a whole.
-            for entry in (await backend.als(str(virtual.parent))).entries or ():
-                if PurePosixPath(entry["path"]) == virtual:
+            # Check the size first: a backend can only return all bytes of a file.
+            for entry in (await backend.als(str(virtual_path.parent))).entries or ():
+                if PurePosixPath(entry["path"]) == virtual_path:
                     self.roots.require_size(entry.get("size") or 0, repr(shorten_name(path)))
             (reply,) = await backend.adownload_files([path])
         except (OSError, ValueError):
             return None
         if reply.content is None:
             return None
-        return self._make_document(reply.content, repr(shorten_name(path)), virtual.name)
+        return self._make_document(reply.content, repr(shorten_name(path)), virtual_path.name)
 
-    def _open_state_key(self, key: str, state: Any) -> Document:
+    def _open_state_value(self, key: str, state: Any) -> Document:
         if key not in self.state_keys:
             remedy = f"Choose one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
             raise RefusedSourceError(f"the state key {shorten_name(key)!r} may not be read", hint=remedy)
@@ -157,10 +157,10 @@ class DocumentSources:
             raise RefusedSourceError("web addresses are not read here", hint=f"Choose one of: {', '.join(self.kinds)}.")
         try:
             parts = urlsplit(url)
-            is_web = parts.scheme.lower() in _SCHEMES and parts.hostname
+            is_web_address = parts.scheme.lower() in _WEB_SCHEMES and parts.hostname
         except ValueError:
-            is_web = None
-        if not is_web:
+            is_web_address = None
+        if not is_web_address:
             raise RefusedSourceError(
                 f"{display_url!r} is not a web address", hint="Only whole http and https addresses are read."
             )
@@ -180,10 +180,10 @@ class DocumentSources:
             )
         return self._make_document(content, display_url, PurePosixPath(unquote(parts.path)).name or str(parts.hostname))
 
-    def _make_document(self, content: Content, what: str, name: str = "text") -> Document:
+    def _make_document(self, content: Content, display_name: str, name: str = "text") -> Document:
         if isinstance(content, bytes):
-            self.roots.require_size(len(content), what)
+            self.roots.require_size(len(content), display_name)
             return Document.from_bytes(content, name)
-        self.roots.require_text(content, what)
-        # Not `Document.of`, which checks whether a short text names a file: that would reveal files outside.
+        self.roots.require_text(content, display_name)
+        # Not `Document.of`: it checks whether a short text is a path, which would reveal files outside the roots.
         return Document.from_text(content, name)

@@ -13,8 +13,8 @@ from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import check_questions
-from memagent_graph.reading.langgraph_internals import state_keys
-from memagent_graph.reading.outcome import raise_first
+from memagent_graph.reading.langgraph_internals import find_writable_keys
+from memagent_graph.reading.outcome import raise_first_error
 from memagent_graph.response_format import ResponseFormatSource
 
 StateSource: TypeAlias = str | Callable[[Any], Any]
@@ -40,10 +40,10 @@ def memagent_node(
 
     It works under `invoke` and `ainvoke`, with the parent's callbacks, and without counting against the parent's
     recursion limit. Every memory update is on the parent's stream (`stream_mode="custom"`). When the parent is resumed
-    after an error or a kill, the read continues at the chunk it was at. Its state is in the reader's checkpoints, by
-    default in the user's data folder; where a parent is resumed on another machine, give the reader a server that both
-    reach: `MemAgent(checkpoints="postgresql://...")`. Every execution of the node is a separate read: in parallel
-    branches, in a loop, and several documents by `Send`.
+    after an error or a kill, the read continues at the chunk it had reached. Its state is in the reader's checkpoints,
+    by default in the user's data folder; if a parent may be resumed on another machine, give the reader a database that
+    both machines reach: `MemAgent(checkpoints="postgresql://...")`. Every execution of the node is a separate read: in
+    parallel branches, in a loop, and several documents by `Send`.
 
     >>> builder.add_node("read", memagent_node(agent, document="report"))  # doctest: +SKIP
 
@@ -57,7 +57,8 @@ def memagent_node(
 
     Args:
         agent: the reader; it is prepared at the first call.
-        question: a key of the state, or a function of it (of the argument, for `Send`), for a text or a list of texts.
+        question: a key of the state with a text or a list of texts, or a function of the state (with `Send`: of its
+            argument) that returns them.
         document: the same for the document: text, `pathlib.Path`, LangChain documents, or, so that the parent's
             checkpoints stay small, a reference from `agent.store.add`.
         answer: the key for the answer (text; None if a limit stopped the read); None writes none.
@@ -66,16 +67,16 @@ def memagent_node(
         evidence: the key for the quotes that support the answer: a list of `Evidence` as dicts.
         stop_reason: the key for why the read ended, as text.
         response_format: the form of the answer: a Pydantic model, or a JSON schema as a dict. `answer` is then JSON.
-        value: the key for its content as JSON values, which checkpoints can store; None if it does not have the form.
+        value: the key for the answer as JSON values, which checkpoints can store; None if it does not have the form.
         write: for everything else, a function of the state and the `ReadResult` (for several questions, a list of them)
             that returns more changes, for example a list of answers with `Send`:
             `lambda state, result: {"findings": [(state["title"], result.answer)]}`.
-        name: its name in drawings and traces.
+        name: the node's name in drawings and traces.
 
     Raises:
         ResponseFormatError, MissingExtraError: `response_format` cannot be used.
-        MemAgentError: when it runs: the state lacks a key that it reads or writes, or has no question; and everything
-            that `MemAgent.read` raises.
+        MemAgentError: when the node runs: the state lacks a key that it reads or writes, or has no question; and
+            everything that `MemAgent.read` raises.
     """
     reads = GraphReads(agent, response_format)
 
@@ -96,22 +97,24 @@ def memagent_node(
     def get_inputs(state: Any) -> tuple[Any, Any]:
         return _get_value(state, document, "document"), _get_value(state, question, "question")
 
-    async def read(source: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
+    async def read(document_value: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
         texts = check_questions(questions, await reads.prepare())
-        reference = await reads.store(source)
+        reference = await reads.store(document_value)
         run_ids = {text: derive_run_id(config, text, reference["key"]) for text in texts}
         outcomes = dict(
             zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.current().report), strict=True)
         )
-        return raise_first([outcomes[text] for text in texts])
+        return raise_first_error([outcomes[text] for text in texts])
 
     def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, questions = get_inputs(state)
-        return make_change(state, run_in_graph(read(source, questions, config)), is_list=not isinstance(questions, str))
+        document_value, questions = get_inputs(state)
+        return make_change(
+            state, run_in_graph(read(document_value, questions, config)), is_list=not isinstance(questions, str)
+        )
 
     async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, questions = get_inputs(state)
-        results = await read(source, questions, config)
+        document_value, questions = get_inputs(state)
+        results = await read(document_value, questions, config)
         return await asyncio.to_thread(make_change, state, results, is_list=not isinstance(questions, str))
 
     node = _StateRunnable(run, arun, name=name)
@@ -122,11 +125,11 @@ def memagent_node(
 class _StateRunnable(RunnableLambda[Any, dict[str, Any]]):
     """A function of the state whose run shows the state's keys, but not their values, which may be documents.
 
-    The run of the parent's own node around it shows the state, unless that was added with a `TracePolicy`.
+    The parent's run of the node still shows the state, unless the node was added with a `TracePolicy`.
     """
 
     written_keys: Collection[str] = ()
-    """The keys that it writes in any case."""
+    """The keys that every execution writes."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
         """Run it. Raises MemAgentError if LangGraph would drop what it writes, before it reads if that is known."""
@@ -148,8 +151,8 @@ class _StateRunnable(RunnableLambda[Any, dict[str, Any]]):
         self._require_keys(change, config)
         return change
 
-    def _require_keys(self, written: Collection[str], config: RunnableConfig | None) -> None:
-        if missing := [f'"{key}"' for key in written if key not in state_keys(config, self, written)]:
+    def _require_keys(self, keys: Collection[str], config: RunnableConfig | None) -> None:
+        if missing := [f'"{key}"' for key in keys if key not in find_writable_keys(config, self, keys)]:
             raise MemAgentError(
                 f"the graph's state has no {' and no '.join(missing)}, and LangGraph drops what a node writes there",
                 hint='Add the key to the state, or name another: memagent_node(..., answer="...").',

@@ -1,11 +1,10 @@
 """The reader for `langgraph dev` and LangGraph Platform; `integrations/langgraph.json` names `make_graph`.
 
 Everything is set by environment variables. OPENAI_BASE_URL and OPENAI_API_KEY name the policy's server; without a
-server and a model, a policy that was added to this machine reads. Each field of
-`ReadSettings` has a variable: MEMAGENT_MODEL, MEMAGENT_TOKENIZER, MEMAGENT_CHUNK_TOKENS, MEMAGENT_TEMPERATURE and so
-on. Documents and the run log are kept in the folder MEMAGENT_HOME, which must be shared between replicas. Checkpoints
-are the platform's own, so threads can be listed, edited (`memory`, as the node `update_memory`) and resumed through its
-API and in LangGraph Studio.
+server and a model, a policy that was added to this machine reads. Each field of `ReadSettings` has a variable:
+MEMAGENT_MODEL, MEMAGENT_TOKENIZER, MEMAGENT_CHUNK_TOKENS, MEMAGENT_TEMPERATURE and so on. Documents and the run log are
+kept in the folder MEMAGENT_HOME, which must be shared between replicas. Checkpoints are the platform's own, so threads
+can be listed, edited (`memory`, as the node `update_memory`) and resumed through its API and in LangGraph Studio.
 
     cd integrations && langgraph dev
     client.runs.wait(thread_id, "memagent", input={"question": "...", "document": "the text itself"})
@@ -30,7 +29,7 @@ from memagent_graph.errors import BudgetError, EmptyDocumentError, EncodingError
 from memagent_graph.reading.state import ReaderInput, ReaderOutput, ReaderState
 from memagent_graph.settings import ReadSettings
 
-_making = threading.Lock()
+_build_lock = threading.Lock()
 
 
 class InputError(MemAgentError, ValueError):
@@ -42,7 +41,7 @@ class InputError(MemAgentError, ValueError):
 
 
 class ServedGraph(ReaderGraph):
-    """A reader for remote callers: a document that is text is never used as the name of a file on this machine."""
+    """A reader for remote callers: text in `document` is never taken as the path of a file on this machine."""
 
     async def astream(
         self,
@@ -58,9 +57,9 @@ class ServedGraph(ReaderGraph):
         if isinstance(input, dict) and isinstance(text := input.get("document"), str):
             input = {**input, "document": Document.from_text(text)}  # noqa: A001
         try:
-            async with aclosing(super().astream(input, config, **options)) as parts:
-                async for part in parts:
-                    yield part
+            async with aclosing(super().astream(input, config, **options)) as stream:
+                async for item in stream:
+                    yield item
         except MemAgentError as error:
             if type(error) is MemAgentError or isinstance(error, BudgetError | EmptyDocumentError | EncodingError):
                 raise InputError(error.message, hint=error.remedy_with(_name_variable), run_id=error.run_id) from error
@@ -68,7 +67,7 @@ class ServedGraph(ReaderGraph):
 
 
 async def make_graph() -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Return the graph, without a checkpointer: the platform has its own. Made at the first request, then kept.
+    """Return the graph without a checkpointer: the platform has its own. It is built once, at the first request.
 
     Without a policy the server starts, and every run says how to add one.
 
@@ -99,7 +98,7 @@ def _make_refusing_graph(error: NoPolicyError) -> CompiledStateGraph[Any, Any, A
 
 
 def _build() -> ReaderGraph:
-    with _making:
+    with _build_lock:
         return _build_once()
 
 

@@ -3,7 +3,7 @@
     agent = create_agent(model, tools=[..., ReadLongDocument(agent=MemAgent(...), roots=["reports"])])
 
 The model names a document and asks questions; it gets answers with numbered quotes, and the application gets run ids,
-spans and costs in the tool message's artifact. If the model may not read something, a message tells it why.
+spans and costs in the tool message's artifact. If the model may not read a document, a message tells it why.
 
 If the policy fails in the middle of a read (for example because its server is down), by default the model gets the
 error with the run id and the remedy, so that an agent with other tools can continue without the document. The read is
@@ -52,16 +52,16 @@ _DESCRIPTION = (
     "document in one call: its questions share one pass over the document. Each question is answered on its own, from "
     "the document alone, so make it complete in itself."
 )
-_SOURCES = {
+_SOURCE_HELP = {
     "path": "Path of the file to read.",
     "text": "The text to read, if it is not in a file.",
     "state_key": "The key of the agent's state that has the text to read.",
     "url": "Web address (http or https) of the document to read.",
 }
-_PAGES = "Of a PDF file, the pages to read, as in 5, 5-10, 12- or 1-3,7. Leave it out to read all."
+_PAGES_HELP = "Of a PDF file, the pages to read, as in 5, 5-10, 12- or 1-3,7. Leave it out to read all."
 
 
-def _describe_wrong_arguments(error: Any) -> str:
+def _describe_validation_error(error: Any) -> str:
     if not isinstance(error, ValidationError):
         return "The arguments do not fit the tool's schema."
     problems = [
@@ -95,7 +95,7 @@ class ReadLongDocument(BaseTool):
             and each reading in the artifact has a `value`. (`response_format` is LangChain's own field.)
 
     Raises:
-        pydantic.ValidationError: an option of another name, or a value of the wrong type.
+        pydantic.ValidationError: an unknown option, or a value of the wrong type.
         ResponseFormatError, MissingExtraError: `answer_schema` cannot be used.
     """
 
@@ -105,7 +105,7 @@ class ReadLongDocument(BaseTool):
     description: str = ""
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
     handle_tool_error: Any = True
-    handle_validation_error: Any = Field(default=_describe_wrong_arguments)
+    handle_validation_error: Any = Field(default=_describe_validation_error)
 
     agent: SkipValidation[MemAgent] = Field(
         default_factory=lambda: MemAgent(settings=ReadSettings.from_environment(os.environ)), exclude=True, repr=False
@@ -141,20 +141,20 @@ class ReadLongDocument(BaseTool):
         )
 
     def _run(
-        self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
+        self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **source_arguments: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        return run_in_graph(self._arun(questions, runtime, **named))
+        return run_in_graph(self._arun(questions, runtime, **source_arguments))
 
     async def _arun(
-        self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
+        self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **source_arguments: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        questions = self._check(questions)
-        source, caller = NamedSource(**named), CallingGraph.current(getattr(runtime, "tool_call_id", None))
-        with self._errors_for_model():
-            _check_lengths(questions, await self._reads.prepare())
+        questions = self._clean_questions(questions)
+        source, caller = NamedSource(**source_arguments), CallingGraph.current(getattr(runtime, "tool_call_id", None))
+        with self._report_errors_to_model():
+            _require_short_questions(questions, await self._reads.prepare())
             state, document_tasks = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
 
-            async def reference() -> DocumentRef:
+            async def get_reference() -> DocumentRef:
                 """Open and store the document when a read first needs it, and then once."""
                 if not document_tasks:
                     document_tasks.append(asyncio.create_task(self._store(source, state)))
@@ -163,17 +163,21 @@ class ReadLongDocument(BaseTool):
             run_ids = {
                 question: derive_run_id(caller.config, caller.tool_call_id, source, question) for question in questions
             }
-            earlier = await self._find_unfinished_runs(questions, reference, state) if all(run_ids.values()) else {}
-            outcomes = await self._reads.read_each(
-                reference, run_ids | earlier, caller.report, limits=self.limits, past_limit=earlier
+            unfinished_ids = (
+                await self._find_unfinished_runs(questions, get_reference, state) if all(run_ids.values()) else {}
+            )
+            read_outcomes = await self._reads.read_each(
+                get_reference, run_ids | unfinished_ids, caller.report, limits=self.limits, past_limit=unfinished_ids
             )
             # If the document may not be read, all reads have its error.
             document = await document_tasks[0] if document_tasks else None
-            answers = dict(zip(run_ids, map(self._accept, outcomes), strict=True))
-            rows = [(question, answers[question]) for question in questions]
-            return await asyncio.to_thread(self._reply, rows, document, caller, can_continue=all(run_ids.values()))
+            outcomes = dict(zip(run_ids, map(self._raise_unreported, read_outcomes), strict=True))
+            pairs = [(question, outcomes[question]) for question in questions]
+            return await asyncio.to_thread(
+                self._make_reply, pairs, document, caller, can_continue=all(run_ids.values())
+            )
 
-    def _check(self, questions: list[str]) -> list[str]:
+    def _clean_questions(self, questions: list[str]) -> list[str]:
         if not 1 <= len(questions) <= self.max_questions:
             raise ToolException(f"Ask 1 to {self.max_questions} questions in one call, not {len(questions)}.")
         questions = [question.strip() for question in questions]
@@ -185,43 +189,48 @@ class ReadLongDocument(BaseTool):
         return await self._reads.store(await self._sources.open(source, state))
 
     async def _find_unfinished_runs(
-        self, questions: list[str], reference: Callable[[], Awaitable[DocumentRef]], state: Any
+        self, questions: list[str], get_reference: Callable[[], Awaitable[DocumentRef]], state: Any
     ) -> dict[str, str]:
         """Return the run ids of the questions that earlier calls left unfinished for the same document."""
         run_ids = find_unfinished_runs(state, self.name)
         if not run_ids:
             return {}
-        key = (await reference())["key"]
+        key = (await get_reference())["key"]
         return {question: run_ids[key, question] for question in questions if (key, question) in run_ids}
 
-    def _accept(self, outcome: ReadResult | Exception) -> Outcome:
-        """Return the outcome, or raise it if it is an error that is not reported to the model."""
+    def _raise_unreported(self, outcome: ReadResult | Exception) -> Outcome:
+        """Return the outcome; raise it if it is an error that is not reported to the model."""
         if isinstance(outcome, ReadResult) or (self.on_failure == "tell" and isinstance(outcome, MemAgentError)):
             return outcome
         raise outcome
 
-    def _reply(
-        self, rows: list[tuple[str, Outcome]], document: DocumentRef | None, caller: CallingGraph, *, can_continue: bool
+    def _make_reply(
+        self,
+        pairs: list[tuple[str, Outcome]],
+        document: DocumentRef | None,
+        caller: CallingGraph,
+        *,
+        can_continue: bool,
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        content = format_for_model(rows, can_continue=can_continue)
-        results = [outcome for _, outcome in rows if isinstance(outcome, ReadResult)]
-        readings = [describe_reading(question, outcome, can_continue=can_continue) for question, outcome in rows]
+        content = format_for_model(pairs, can_continue=can_continue)
+        results = [outcome for _, outcome in pairs if isinstance(outcome, ReadResult)]
+        readings = [describe_reading(question, outcome, can_continue=can_continue) for question, outcome in pairs]
         artifact = ReadArtifact(document=results[0].document if results else document, readings=readings)
         if results:
             return content, artifact
         if caller.tool_call_id is None:
             raise ToolException(content)
-        # The message of an exception has no artifact, without which the read cannot be continued.
+        # Not an exception: its message would have no artifact, and the read could not be continued.
         message = ToolMessage(
             content, artifact=artifact, tool_call_id=caller.tool_call_id, name=self.name, status="error"
         )
         return message, artifact
 
     @contextmanager
-    def _errors_for_model(self) -> Iterator[None]:
+    def _report_errors_to_model(self) -> Iterator[None]:
         """Turn errors into messages for the model, unless `on_failure` is "raise" and the read failed.
 
-        The model is always told if a document cannot be read.
+        The model always gets the error if a document cannot be read.
         """
         try:
             yield
@@ -234,17 +243,17 @@ class ReadLongDocument(BaseTool):
 class _Arguments(BaseModel):
     """The base class of the arguments. It refuses the kinds of source that this tool does not read."""
 
-    offered: ClassVar[tuple[str, ...]] = ()
+    offered_kinds: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_others(cls, values: Any) -> Any:
+    def _refuse_other_kinds(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         # Models that fill in every argument leave the unnecessary ones empty.
-        values = {name: value for name, value in values.items() if value != "" or name not in _SOURCES}
-        if others := [kind for kind in _SOURCES if kind not in cls.offered and values.get(kind) is not None]:
-            raise ValueError(f"{others[0]} cannot be read here; choose one of: {', '.join(cls.offered)}")
+        values = {name: value for name, value in values.items() if value != "" or name not in _SOURCE_HELP}
+        if refused := [kind for kind in _SOURCE_HELP if kind not in cls.offered_kinds and values.get(kind) is not None]:
+            raise ValueError(f"{refused[0]} cannot be read here; choose one of: {', '.join(cls.offered_kinds)}")
         return values
 
 
@@ -256,20 +265,20 @@ def _make_arguments_schema(sources: DocumentSources, max_questions: int) -> type
             Field(min_length=1, description=f"The questions, 1 to {max_questions}, each complete in itself."),
         )
     }
-    only = " Name the document in exactly one way." if len(sources.kinds) > 1 else ""
+    one_way_hint = " Name the document in exactly one way." if len(sources.kinds) > 1 else ""
     for kind in sources.kinds:
-        kind_of_value = Literal[sources.state_keys] if kind == "state_key" else str
-        fields[kind] = (kind_of_value | None, Field(default=None, description=_SOURCES[kind] + only))
+        value_type = Literal[sources.state_keys] if kind == "state_key" else str
+        fields[kind] = (value_type | None, Field(default=None, description=_SOURCE_HELP[kind] + one_way_hint))
     if not {"path", "url"}.isdisjoint(sources.kinds):
-        fields["pages"] = (str | None, Field(default=None, description=_PAGES))
+        fields["pages"] = (str | None, Field(default=None, description=_PAGES_HELP))
     # Excluded from dumps: pydantic would go through the agent's whole state.
     fields["runtime"] = (Annotated[Any, InjectedToolArg()], Field(default=None, exclude=True))
     arguments = create_model("ReadLongDocumentArguments", __base__=_Arguments, **fields)
-    arguments.offered = sources.kinds
+    arguments.offered_kinds = sources.kinds
     return arguments
 
 
-def _check_lengths(questions: Sequence[str], context: ReaderContext) -> None:
+def _require_short_questions(questions: Sequence[str], context: ReaderContext) -> None:
     """Check all questions before any chunk is read, so that one that is too long costs nothing."""
     for question in questions:
         try:

@@ -18,7 +18,7 @@ from langgraph.graph import END
 from langchain_memagent.detached_reads import report_read
 from langchain_memagent.graph_reads import OnUpdate
 from langchain_memagent.transcripts import (
-    SOURCE,
+    SOURCE_KEY,
     find_latest_request,
     find_safe_cuts,
     format_transcript,
@@ -33,7 +33,7 @@ from memagent_graph.reading.outcome import Progress
 from memagent_graph.reading.state import Limits, ReaderState, SequentialState
 from memagent_graph.reading.steps import Change, StepContext, overwrite_memory, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.reading.tracing import detach
+from memagent_graph.reading.tracing import await_detached
 from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers import Tokenizer
@@ -64,7 +64,7 @@ class RollingHistory:
     _memories: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False, repr=False)
 
     def may_be_long(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return whether the messages may exceed the limit. Their bytes are counted, since a token has at least one."""
+        """Return whether the messages have more bytes than the limit has tokens. A token has at least one byte."""
         return (
             sum(len(format_transcript([message]).encode("utf-8", "surrogatepass")) for message in messages)
             > self.tokens
@@ -77,7 +77,7 @@ class RollingHistory:
 
         Args:
             messages: the history.
-            config: the agent's. Its handlers see a read, and memories are not shared between its threads.
+            config: the agent's config. Its handlers see a read; its threads share no memories.
             report: called with the read's run id, its question and each update.
 
         Raises:
@@ -85,22 +85,22 @@ class RollingHistory:
             BudgetError: the limit leaves too little space next to a memory.
         """
         context = await self.agent.aprepare()
-        thread = str(config.get("configurable", {}).get("thread_id", ""))
+        thread_id = str(config.get("configurable", {}).get("thread_id", ""))
         self.require_room(context.budget)
         sizes = [context.tokenizer.count(format_transcript([message])) for message in messages]
         if sum(sizes) <= self.tokens:
             return messages
-        request = find_latest_request(messages)
-        shown_request = _shorten_request(messages, request, self.tokens, context.tokenizer)
-        request_size = context.tokenizer.count(format_transcript([shown_request])) if shown_request else 0
-        recent_tokens = self.tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
-        cuts = _list_cuts(messages, thread)
-        # The number of messages that are in a memory already; at first none.
+        latest_request = find_latest_request(messages)
+        short_request = _shorten_request(messages, latest_request, self.tokens, context.tokenizer)
+        request_tokens = context.tokenizer.count(format_transcript([short_request])) if short_request else 0
+        recent_tokens = self.tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_tokens
+        cuts = _list_cuts(messages, thread_id)
+        # How many messages are in a memory already; at first none.
         messages_in_memory = max((cut for cut, key in cuts.items() if key in self._memories), default=0)
         memory = self._memories.get(cuts[messages_in_memory], "")
         cut = self._choose_cut(list(cuts), sizes, recent_tokens)
         if sum(sizes[messages_in_memory:]) > recent_tokens and cut > messages_in_memory:
-            text = request[1] if request else None
+            text = latest_request[1] if latest_request else None
             question = make_history_question(text, context.budget.question_tokens, context.tokenizer)
             memory = await read_messages_into_memory(
                 self.agent, memory, messages[messages_in_memory:cut], question, config=config, report=report
@@ -108,14 +108,14 @@ class RollingHistory:
             messages_in_memory = cut
         if messages_in_memory:
             self._remember(cuts[messages_in_memory], memory)
-        recent = messages[messages_in_memory:]
-        result: list[AnyMessage] = [make_memory_message(memory, messages_in_memory)] if messages_in_memory else []
-        if request and shown_request:
-            if request[0] < messages_in_memory:
-                result.append(shown_request)
+        recent_messages = messages[messages_in_memory:]
+        history: list[AnyMessage] = [make_memory_message(memory, messages_in_memory)] if messages_in_memory else []
+        if latest_request and short_request:
+            if latest_request[0] < messages_in_memory:
+                history.append(short_request)
             else:
-                recent[request[0] - messages_in_memory] = shown_request
-        return result + recent
+                recent_messages[latest_request[0] - messages_in_memory] = short_request
+        return history + recent_messages
 
     def _choose_cut(self, cuts: Sequence[int], sizes: Sequence[int], recent_tokens: int) -> int:
         """Return the last cut that keeps enough messages, or, if they are too long, the first later cut that fits."""
@@ -140,7 +140,7 @@ class RollingHistory:
 
 
 def _shorten_request(
-    messages: Sequence[BaseMessage], request: tuple[int, str] | None, tokens: int, tokenizer: Tokenizer
+    messages: Sequence[BaseMessage], request: tuple[int, str] | None, max_tokens: int, tokenizer: Tokenizer
 ) -> HumanMessage | None:
     """Return the user's latest request, cut if its text takes more than a quarter of the limit."""
     if request is None:
@@ -148,24 +148,24 @@ def _shorten_request(
     position, text = request
     message = messages[position]
     assert isinstance(message, HumanMessage)  # noqa: S101  find_latest_request looks for nothing else
-    short = shorten_text(text, max(1, tokens // 4), tokenizer.count)
-    return message if short == text else message.model_copy(update={"content": short})
+    short_text = shorten_text(text, max(1, max_tokens // 4), tokenizer.count)
+    return message if short_text == text else message.model_copy(update={"content": short_text})
 
 
-def _list_cuts(messages: Sequence[BaseMessage], thread: str) -> dict[int, str]:
-    """Return the positions at which a history can be divided, each with a digest of the thread and what is before it.
+def _list_cuts(messages: Sequence[BaseMessage], thread_id: str) -> dict[int, str]:
+    """Return the positions at which a history can be divided, each with a digest of the thread and the messages before.
 
     The messages before a cut are read, the others stay unchanged.
     """
-    digest = hashlib.sha256(json.dumps(thread).encode())
+    digest = hashlib.sha256(json.dumps(thread_id).encode())
     digests = [digest.hexdigest()]
     for message in messages:
-        digest.update(_encode(message))
+        digest.update(_encode_message(message))
         digests.append(digest.hexdigest())
     return {position: digests[position] for position in find_safe_cuts(messages) if position < len(messages)}
 
 
-def _encode(message: BaseMessage) -> bytes:
+def _encode_message(message: BaseMessage) -> bytes:
     """Return a message's content for a digest; ids and metadata may change between calls."""
     content: list[object] = [message.type, message.content, message.name]
     if isinstance(message, AIMessage):
@@ -183,7 +183,7 @@ def make_memory_message(text: str, messages_read: int) -> HumanMessage:
     return HumanMessage(
         f"[The first {messages_read} messages of this conversation are replaced by this summary:]\n\n{text}"
         "\n\n[The conversation continues from there.]",
-        additional_kwargs={SOURCE: "memagent"},
+        additional_kwargs={SOURCE_KEY: "memagent"},
     )
 
 
@@ -200,8 +200,8 @@ async def read_messages_into_memory(
 
     Args:
         agent: the reader.
-        memory: the memory before.
-        messages: the messages.
+        memory: the memory of the messages before these.
+        messages: the messages to read.
         question: the question that the messages are read for.
         config: the config of the surrounding graph; its handlers see the read.
         report: called with the read's run id, its question and each update.
@@ -215,29 +215,29 @@ async def read_messages_into_memory(
     context = await agent.aprepare()
 
     async def run_read(report: OnUpdate) -> Mapping[str, Any]:
-        # A dialogue is private to its thread, so its text is deleted after the read.
+        # A dialogue is private to its thread, so the text is deleted after the read.
         with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
             store = DocumentStore(folder).with_options(replace_undecodable=True)
             document = Document.from_text(text, name="conversation")
             reference = await store.add_async(document)
-            private = replace(context, store=store, run_log=None, limits=Limits())
-            graph = build_graph(private, _ContinueMemory(memory), checkpointer=False)
+            private_context = replace(context, store=store, run_log=None, limits=Limits())
+            graph = build_graph(private_context, _ContinueMemory(memory), checkpointer=False)
             state: dict[str, Any] = {"question": question, "document": reference, "memory": memory}
             progress = Progress(Trace((), reference["size"]), memory)
-            async for mode, part in graph.astream(state, stream_mode=["updates", "values"]):
-                if mode == "values":
-                    state = part
+            async for stream_mode, payload in graph.astream(state, stream_mode=["updates", "values"]):
+                if stream_mode == "values":
+                    state = payload
                     continue
-                for change in filter(None, part.values()):
+                for change in filter(None, payload.values()):
                     for update in progress.updates(change):
                         report(state["run_id"], question, update)
         return state
 
     inputs = {"question": question, "document": "conversation"}
     async with report_read(config, agent.policy.name, inputs, report) as cost:
-        state = await detach(partial(run_read, cost.add))
+        state = await await_detached(partial(run_read, cost.add_update))
         usage = state["usage"]
-        cost.settle([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
+        cost.set_totals([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
     return str(state["memory"])
 
 
@@ -257,12 +257,12 @@ class _ContinueMemory(Strategy):
         graph.add_node("update_memory", overwrite_memory)
         graph.add_edge(OPEN, "take_memory")
         graph.add_edge("take_memory", "read_chunk")
-        graph.add_conditional_edges("read_chunk", _choose_after_read_chunk, ["update_memory", END])
+        graph.add_conditional_edges("read_chunk", _route_after_read_chunk, ["update_memory", END])
         graph.add_edge("update_memory", "read_chunk")
 
     async def _take_memory(self, state: ReaderState, step: StepContext) -> Change:
         return {"memory": self.memory}
 
 
-def _choose_after_read_chunk(state: SequentialState) -> str:
+def _route_after_read_chunk(state: SequentialState) -> str:
     return END if state.get("span") is None else "update_memory"

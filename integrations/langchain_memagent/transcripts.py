@@ -1,4 +1,4 @@
-"""Messages as text that a policy can read, the questions that they are read for, and where a history may be cut.
+"""Formats messages as text for a policy, makes the questions for reading it, and finds where a history may be cut.
 
 A cut never separates tool calls from their results.
 """
@@ -23,13 +23,13 @@ def format_transcript(messages: Iterable[BaseMessage]) -> str:
 
     Blocks that are not text are named by their kind.
     """
-    tools: dict[str, str] = {}
+    tool_names: dict[str, str] = {}
     paragraphs: list[str] = []
     for message in messages:
         if isinstance(message, ToolMessage):
-            tool = message.name or tools.get(message.tool_call_id, "a tool")
-            outcome = "Error" if message.status == "error" else "Result"
-            paragraphs.append(f"{outcome} of {tool}: {get_text(message.content)}")
+            tool_name = message.name or tool_names.get(message.tool_call_id, "a tool")
+            label = "Error" if message.status == "error" else "Result"
+            paragraphs.append(f"{label} of {tool_name}: {get_text(message.content)}")
             continue
         text = get_text(message.content)
         if text.strip():
@@ -37,7 +37,7 @@ def format_transcript(messages: Iterable[BaseMessage]) -> str:
             paragraphs.append(f"{speaker}: {text}")
         if isinstance(message, AIMessage):
             for call in message.tool_calls:
-                tools[call["id"] or ""] = call["name"]
+                tool_names[call["id"] or ""] = call["name"]
                 paragraphs.append(f"Assistant calls {format_call(call['name'], call['args'])}")
     return "\n\n".join(paragraphs)
 
@@ -48,10 +48,10 @@ def format_call(name: str, arguments: Any) -> str:
 
 
 def get_text(content: str | Sequence[str | dict[str, Any]]) -> str:
-    """Return a message's content as text; other blocks as their kind in brackets."""
+    """Return a message's content as text; blocks that are not text become their kind in brackets."""
     if isinstance(content, str):
         return content
-    return "\n".join(get_block_text(block) or f"[{_get_kind(block)}]" for block in content if _is_shown(block))
+    return "\n".join(get_block_text(block) or f"[{_get_block_kind(block)}]" for block in content if _is_shown(block))
 
 
 def get_block_text(block: str | dict[str, Any]) -> str | None:
@@ -69,32 +69,32 @@ def find_safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
     later part never begins with a tool result, which model servers refuse.
     """
     inseparable: set[int] = set()
-    calls: dict[str, int] = {}
-    open_calls: dict[str, int] = {}
+    call_positions: dict[str, int] = {}
+    open_call_positions: dict[str, int] = {}
     for position, message in enumerate(messages):
         if isinstance(message, ToolMessage):
-            call = calls.get(message.tool_call_id, position - 1)
-            inseparable.update(range(call + 1, position + 1))
-            open_calls.pop(message.tool_call_id, None)
+            call_position = call_positions.get(message.tool_call_id, position - 1)
+            inseparable.update(range(call_position + 1, position + 1))
+            open_call_positions.pop(message.tool_call_id, None)
             continue
-        # Another speaker ends the wait. Otherwise, a call without a result would keep all later messages together.
-        open_calls = {}
+        # The next speaker ends the wait for results, or a call without one would keep all later messages together.
+        open_call_positions = {}
         if isinstance(message, AIMessage):
             calls_of_message = (*message.tool_calls, *message.invalid_tool_calls)
-            open_calls = dict.fromkeys((call["id"] or "" for call in calls_of_message), position)
-            calls.update(open_calls)
-    for call in open_calls.values():
-        inseparable.update(range(call + 1, len(messages) + 1))
+            open_call_positions = dict.fromkeys((call["id"] or "" for call in calls_of_message), position)
+            call_positions.update(open_call_positions)
+    for call_position in open_call_positions.values():
+        inseparable.update(range(call_position + 1, len(messages) + 1))
     return [position for position in range(len(messages) + 1) if position == 0 or position not in inseparable]
 
 
-def _get_kind(block: str | dict[str, Any]) -> str:
+def _get_block_kind(block: str | dict[str, Any]) -> str:
     return str(block.get("type", "something")) if isinstance(block, dict) else "text"
 
 
 def _is_shown(block: str | dict[str, Any]) -> bool:
-    """Return whether a block is shown. Tool calls are taken from `tool_calls`, and reasoning is left out."""
-    return _get_kind(block) not in {
+    """Return whether a block is shown. Tool calls are not (`tool_calls` has them), and neither is reasoning."""
+    return _get_block_kind(block) not in {
         "tool_use",
         "tool_call",
         "function_call",
@@ -107,7 +107,7 @@ def _is_shown(block: str | dict[str, Any]) -> bool:
 Questions: TypeAlias = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """The questions of a tool call; a single question may be passed as plain text, as models often do."""
 
-SOURCE = "lc_source"
+SOURCE_KEY = "lc_source"
 """Key in a message's `additional_kwargs` by which middlewares mark the messages that they add."""
 
 STANDING_QUESTION = "What will matter later: who wants what, names, numbers, facts, decisions, open tasks?"
@@ -115,7 +115,7 @@ STANDING_QUESTION = "What will matter later: who wants what, names, numbers, fac
 
 _MIN_TOKENS_FOR_CONTEXT = 256
 """If the budget is below 256 tokens, only the request is used. Policies with such budgets were trained on single
-questions: the embedded policy finds ten of ten facts with these, and none if another sentence follows the question."""
+questions: the embedded policy finds ten of ten facts with these, and none if a sentence follows the question."""
 
 
 def find_latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
@@ -125,37 +125,37 @@ def find_latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | No
     """
     for position in range(len(messages) - 1, -1, -1):
         message = messages[position]
-        if isinstance(message, HumanMessage) and SOURCE not in message.additional_kwargs:
+        if isinstance(message, HumanMessage) and SOURCE_KEY not in message.additional_kwargs:
             text = get_text(message.content).strip()
             if text:
                 return position, text
     return None
 
 
-def make_result_question(request: str | None, tool: str, arguments: Any, tokens: int, tokenizer: Tokenizer) -> str:
+def make_result_question(request: str | None, tool: str, arguments: Any, max_tokens: int, tokenizer: Tokenizer) -> str:
     """Return the question for reading a tool's result: the user's request, then the call's name and arguments.
 
     Long arguments are cut to a third of the budget, then the request is cut; "[...]" marks the cuts. If the budget is
     below `_MIN_TOKENS_FOR_CONTEXT`, only the request is used.
     """
-    call = shorten_text(format_call(tool, arguments), tokens // 3, tokenizer.count)
+    call = shorten_text(format_call(tool, arguments), max_tokens // 3, tokenizer.count)
     if not request:
-        return shorten_text(f"What does the result of {call} say?", tokens, tokenizer.count)
-    return _append_context(request, f"\n(The text is the result of {call}.)", tokens, tokenizer)
+        return shorten_text(f"What does the result of {call} say?", max_tokens, tokenizer.count)
+    return _append_context(request, f"\n(The text is the result of {call}.)", max_tokens, tokenizer)
 
 
-def make_history_question(request: str | None, tokens: int, tokenizer: Tokenizer) -> str:
+def make_history_question(request: str | None, max_tokens: int, tokenizer: Tokenizer) -> str:
     """Return the question for reading the older part of a dialogue: the user's request and `STANDING_QUESTION`.
 
     If the budget is below `_MIN_TOKENS_FOR_CONTEXT`, only the request is used.
     """
     if not request:
-        return shorten_text(STANDING_QUESTION, tokens, tokenizer.count)
-    return _append_context(request, f"\n{STANDING_QUESTION}", tokens, tokenizer)
+        return shorten_text(STANDING_QUESTION, max_tokens, tokenizer.count)
+    return _append_context(request, f"\n{STANDING_QUESTION}", max_tokens, tokenizer)
 
 
-def _append_context(request: str, context: str, tokens: int, tokenizer: Tokenizer) -> str:
-    if tokens < _MIN_TOKENS_FOR_CONTEXT:
-        return shorten_text(request, tokens, tokenizer.count)
-    room = max(1, tokens - tokenizer.count(context))
-    return shorten_text(shorten_text(request, room, tokenizer.count) + context, tokens, tokenizer.count)
+def _append_context(request: str, context: str, max_tokens: int, tokenizer: Tokenizer) -> str:
+    if max_tokens < _MIN_TOKENS_FOR_CONTEXT:
+        return shorten_text(request, max_tokens, tokenizer.count)
+    request_tokens = max(1, max_tokens - tokenizer.count(context))
+    return shorten_text(shorten_text(request, request_tokens, tokenizer.count) + context, max_tokens, tokenizer.count)

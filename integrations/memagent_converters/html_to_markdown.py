@@ -19,49 +19,50 @@ from memagent_graph.converters import Block, Omission, Parts, SourceFile
 _SKIPPED_TAGS: Final = frozenset(
     ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
 )
-PICTURES: Final = "pictures without a description"
+UNDESCRIBED_PICTURES: Final = "pictures without a description"
 _OMITTED_CONTENT: Final = {
-    "img": PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects", "embed": "embedded objects",
-    "audio": "sounds and films", "video": "sounds and films", "canvas": "drawings of scripts",
+    "img": UNDESCRIBED_PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects",
+    "embed": "embedded objects", "audio": "sounds and films", "video": "sounds and films",
+    "canvas": "drawings of scripts",
 }  # fmt: skip
 """Names in omission reports for elements that show something other than text."""
 _TRACKING_WIDTHS: Final = frozenset(("0", "1", "0px", "1px"))
 """The widths of tracking pixels, which show nothing."""
-_PARAGRAPHS: Final = frozenset(
+_PARAGRAPH_TAGS: Final = frozenset(
     ("p", "div", "section", "article", "aside", "main", "nav", "header", "footer", "address", "figure", "figcaption",
      "form", "fieldset", "legend", "dl", "dt", "title", "body", "details", "summary", "center", "hgroup", "search")
 )  # fmt: skip
-_HEADINGS: Final = {f"h{level}": "#" * level + " " for level in range(1, 7)}
-_MARKS: Final = {
+_HEADING_PREFIXES: Final = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_INLINE_MARKS: Final = {
     "b": "**", "strong": "**", "i": "*", "em": "*", "s": "~~", "del": "~~", "strike": "~~", "code": "`", "kbd": "`",
     "samp": "`", "tt": "`",
 }  # fmt: skip
 _FRAMED_TAGS: Final = frozenset(
-    (*_HEADINGS, *_MARKS, "sup", "sub", "a", "li", "ul", "ol", "blockquote", "pre", "table", "caption", "tr", "td",
-     "th", "select", "textarea", "rt", "q", "dd")
+    (*_HEADING_PREFIXES, *_INLINE_MARKS, "sup", "sub", "a", "li", "ul", "ol", "blockquote", "pre", "table", "caption",
+     "tr", "td", "th", "select", "textarea", "rt", "q", "dd")
 )  # fmt: skip
 """Elements that add Markdown to their text. The text of other elements is added to their parent unchanged."""
 _INPUTS_WITHOUT_TEXT: Final = frozenset(("hidden", "password", "submit", "button", "reset", "image", "file"))
-_SPACE: Final = re.compile(r"[ \t\n\r\f]+")
-_ORDINAL: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|™|\s*", re.IGNORECASE)
+_WHITE_SPACE: Final = re.compile(r"[ \t\n\r\f]+")
+_ORDINAL_SUFFIX: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|™|\s*", re.IGNORECASE)
 _MAX_COLUMNS: Final = 1000
 _TABLE_PARTS: Final = frozenset(("table", "tr"))
-"""Elements that have cells, and no text of their own."""
+"""Elements that contain cells, but no text of their own."""
 _MAX_DEPTH: Final = 200
-"""Elements that are nested more deeply become plain text, because each level rewrites and indents all below it."""
+"""Elements that are nested more deeply become plain text, because each level copies and indents all text inside it."""
 MAX_REPEATED_LENGTH: Final = 200
 """Maximum characters of a cell whose text is repeated in each row and column that the cell spans."""
-_BEGIN: Final = "\x02"
+_HEADING_START: Final = "\x02"
 """Marks the beginning of a heading while the Markdown is built."""
-_HEADING: Final = re.compile(rf"{_BEGIN}(#{{1,6}}) ([^\n]*)")
-_PICTURE: Final = re.compile(r"<(?:img|image)\b", re.IGNORECASE)
-_INLINE: Final = re.compile(r"[*`~]+|\[\^\w+\]|\]\([^)]*\)|!?\[")
+_MARKED_HEADING: Final = re.compile(rf"{_HEADING_START}(#{{1,6}}) ([^\n]*)")
+_PICTURE_TAG: Final = re.compile(r"<(?:img|image)\b", re.IGNORECASE)
+_INLINE_MARKDOWN: Final = re.compile(r"[*`~]+|\[\^\w+\]|\]\([^)]*\)|!?\[")
 """Markdown syntax in a heading's text."""
 
-_CLASS: Final = re.compile(r"\.([\w-]+)\s*(?:,|$)")
+_CLASS_SELECTOR: Final = re.compile(r"\.([\w-]+)\s*(?:,|$)")
 _SCRIPT_STYLE: Final = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
 
-_NOTE: Final = frozenset(("noteref", "doc-noteref"))
+_NOTE_ROLES: Final = frozenset(("noteref", "doc-noteref"))
 
 Token = str | int
 """A piece of text, or the number of newlines before the next piece."""
@@ -84,7 +85,7 @@ class _Frame:
     """The rows of a table."""
     cells: list[_Cell] = field(default_factory=list)
     """The cells of a row."""
-    number: int = 0
+    item_number: int = 0
     """The number of a list's last item."""
 
 
@@ -111,39 +112,41 @@ def iter_markdown(html: str, label: str | None = None, *, end: str = "\n") -> Pa
     omission_counts: Counter[str] = Counter()
     text = _render(html, omission_counts) + end
     if not text.strip() and not omission_counts:  # pictures marked as decoration are the only content
-        omission_counts[PICTURES] += len(_PICTURE.findall(html))
-    starts = list(_HEADING.finditer(text))
-    if not starts or starts[0].start() or label is not None:
-        yield Block(text[: starts[0].start() if starts else None].replace(_BEGIN, ""), label)
-    path: list[tuple[int, str]] = []
-    for start, next_start in zip_longest(starts, starts[1:]):
-        level = len(start[1])
-        path = [outer for outer in path if outer[0] < level] + [(level, _INLINE.sub("", start[2]).strip())]
-        below = text[start.start() : next_start.start() if next_start else None].replace(_BEGIN, "")
-        yield Block(below, headings=tuple(title for _, title in path))
+        omission_counts[UNDESCRIBED_PICTURES] += len(_PICTURE_TAG.findall(html))
+    heading_matches = list(_MARKED_HEADING.finditer(text))
+    if not heading_matches or heading_matches[0].start() or label is not None:
+        yield Block(text[: heading_matches[0].start() if heading_matches else None].replace(_HEADING_START, ""), label)
+    heading_path: list[tuple[int, str]] = []
+    for match, next_match in zip_longest(heading_matches, heading_matches[1:]):
+        level = len(match[1])
+        heading_path = [outer for outer in heading_path if outer[0] < level] + [
+            (level, _INLINE_MARKDOWN.sub("", match[2]).strip())
+        ]
+        section = text[match.start() : next_match.start() if next_match else None].replace(_HEADING_START, "")
+        yield Block(section, headings=tuple(title for _, title in heading_path))
     yield from list_omissions(omission_counts, label or "")
 
 
 def list_omissions(omission_counts: Counter[str], place: str = "") -> Iterator[Omission]:
-    """Yield the counted losses of a document, or of a part of it, as omissions."""
-    for what, count in (+omission_counts).items():
-        yield Omission(what, place, "Look at these places in the document itself, or name a converter.", count)
+    """Yield an omission for each kind of content that was left out of a document or of a part of it."""
+    for kind, count in (+omission_counts).items():
+        yield Omission(kind, place, "Look at these places in the document itself, or name a converter.", count)
 
 
 def render_markdown(html: str) -> str:
     """Return HTML as Markdown, as one text."""
-    return _render(html, Counter()).replace(_BEGIN, "")
+    return _render(html, Counter()).replace(_HEADING_START, "")
 
 
 def _render(html: str, omission_counts: Counter[str]) -> str:
-    """Return HTML as Markdown with `_BEGIN` before each heading, and count omitted elements in `omission_counts`."""
+    """Return HTML as Markdown with `_HEADING_START` before each heading, and count omitted elements."""
     tree = _parse(html)
-    if "<math" in html:  # visible copies of formulas, which some pages have beside MathML
+    if "<math" in html:  # some pages repeat each formula for browsers without MathML
         for node in tree.css(".katex-html, .mwe-math-element > img"):
             node.decompose()
     script_classes = _find_script_classes(tree) if "vertical-align" in html else None
     frames = [_Frame("", {})]
-    in_pre = excess_depth = 0
+    pre_depth = excess_depth = 0
     for node, is_end in _iter_nodes(tree.root):
         frame = frames[-1]
         tag = node.tag
@@ -151,20 +154,22 @@ def _render(html: str, omission_counts: Counter[str]) -> str:
             tag = _find_script_tag(node.attributes, script_classes)
         if tag == "-text":
             text = (node.text_content or "").replace("\xad", "")
-            frame.tokens.append(_Verbatim(text) if in_pre else _SPACE.sub(" ", text))
+            frame.tokens.append(_Verbatim(text) if pre_depth else _WHITE_SPACE.sub(" ", text))
         elif tag in _FRAMED_TAGS and (
             excess_depth or (len(frames) > _MAX_DEPTH and not is_end and frame.tag not in _TABLE_PARTS)
         ):
             excess_depth += -1 if is_end else 1
             frame.tokens.append(2)
         elif tag in _FRAMED_TAGS:
-            in_pre += (-1 if is_end else 1) * (tag == "pre")
+            pre_depth += (-1 if is_end else 1) * (tag == "pre")
             if not is_end:
-                frames.append(_Frame(tag, node.attributes, number=_get_number_before_list(node) if tag == "ol" else 0))
+                frames.append(
+                    _Frame(tag, node.attributes, item_number=_get_number_before_list(node) if tag == "ol" else 0)
+                )
             else:
                 frames.pop()
                 _close_element(frame, frames, node)
-        elif not is_end or tag in _PARAGRAPHS:
+        elif not is_end or tag in _PARAGRAPH_TAGS:
             _add_element(frame, tag, node)
             if not is_end and tag in _OMITTED_CONTENT and _is_omitted(node.attributes):
                 omission_counts[_OMITTED_CONTENT[tag]] += 1
@@ -172,7 +177,7 @@ def _render(html: str, omission_counts: Counter[str]) -> str:
 
 
 def _parse(html: str) -> Any:
-    """Parse a page. The time grows with the square of depth and attributes; the bound of the conversion ends it."""
+    """Parse a page. The time is quadratic in depth and attributes; the time limit of the conversion bounds it."""
     from selectolax.lexbor import LexborHTMLParser, SelectolaxError  # noqa: PLC0415  the extra `files`
 
     # The parser does not accept lone surrogates.
@@ -190,12 +195,12 @@ def _find_script_classes(tree: Any) -> dict[str, str]:
         name: match[1][:3]
         for names, _, rule in rules
         if (match := _SCRIPT_STYLE.search(rule))
-        for name in _CLASS.findall(names)
+        for name in _CLASS_SELECTOR.findall(names)
     }
 
 
 def _find_script_tag(attributes: Mapping[str, str | None], tags: Mapping[str, str]) -> str:
-    """Return the tag that the style of a span corresponds to: sup, sub or span."""
+    """Return the tag for the style of a span: sup, sub or span."""
     if match := _SCRIPT_STYLE.search(attributes.get("style") or ""):
         return match[1][:3]
     return next((tags[name] for name in (attributes.get("class") or "").split() if name in tags), "span")
@@ -203,12 +208,12 @@ def _find_script_tag(attributes: Mapping[str, str | None], tags: Mapping[str, st
 
 def _iter_nodes(root: Any) -> Iterator[tuple[Any, bool]]:
     """Yield every node at its beginning (False), and every element at its end (True), in document order."""
-    node, is_done = root, False
+    node, is_visited = root, False
     while node is not None:
-        skipped = node.tag in _SKIPPED_TAGS or node.tag == "math"
-        if not is_done:
+        is_skipped = node.tag in _SKIPPED_TAGS or node.tag == "math"
+        if not is_visited:
             yield node, False
-            if not skipped and (child := node.child) is not None:
+            if not is_skipped and (child := node.child) is not None:
                 node = child
                 continue
         if node.tag[0] not in "-_!":
@@ -216,7 +221,7 @@ def _iter_nodes(root: Any) -> Iterator[tuple[Any, bool]]:
         if node.mem_id == root.mem_id:  # comparing nodes would compare their whole HTML
             return
         next_node = node.next
-        node, is_done = (next_node, False) if next_node is not None else (node.parent, True)
+        node, is_visited = (next_node, False) if next_node is not None else (node.parent, True)
 
 
 def _add_element(frame: _Frame, tag: str, node: Any) -> None:
@@ -229,14 +234,14 @@ def _add_element(frame: _Frame, tag: str, node: Any) -> None:
             tokens += [2, "---", 2]
         case "img" | "area":
             if alt := (node.attributes.get("alt") or "").strip():
-                tokens.append(f"![{_SPACE.sub(' ', alt)}]")
+                tokens.append(f"![{_WHITE_SPACE.sub(' ', alt)}]")
         case "input":
             tokens.append(_format_input(node.attributes))
         case "option":
             tokens.append(1)
         case "math":
             tokens.append(linearize(_parse_formula(node)))
-        case _ if tag in _PARAGRAPHS:
+        case _ if tag in _PARAGRAPH_TAGS:
             tokens.append(2)
 
 
@@ -288,8 +293,8 @@ def _close_element(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # n
                 spans[1] = 1 << 16
             row.cells.append(_Cell(_join_tokens(frame.tokens), min(spans[0], _MAX_COLUMNS), spans[1]))
         case "table":
-            before = [2, frame.tokens[0], 2] if frame.tokens else []
-            tokens += [*before, 2, _Verbatim(format_table(frame.rows)), 2]
+            caption = [2, frame.tokens[0], 2] if frame.tokens else []
+            tokens += [*caption, 2, _Verbatim(format_table(frame.rows)), 2]
         case "caption":
             tokens.insert(0, _join_tokens(frame.tokens))
         case "pre":
@@ -301,18 +306,18 @@ def _close_element(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # n
         case "li":
             tokens += [1, _Verbatim(_format_item(frame, parent)), 1]
         case "blockquote" | "dd":
-            inner = _join_tokens(frame.tokens)
+            content = _join_tokens(frame.tokens)
             mark = "> " if tag == "blockquote" else "  "
             tokens += (
-                [2, _Verbatim("\n".join((mark + line).rstrip() for line in inner.split("\n"))), 2] if inner else [2]
+                [2, _Verbatim("\n".join((mark + line).rstrip() for line in content.split("\n"))), 2] if content else [2]
             )
         case "select":
             tokens.append(f" {_format_selection(node)} ")
         case "textarea":
             tokens += [1, _Verbatim((node.text() or "").strip()), 1]
-        case _ if tag in _HEADINGS:
-            if inner := " ".join(_join_tokens(frame.tokens).split()):
-                tokens += [2, _BEGIN + _HEADINGS[tag] + inner.replace(_BEGIN, ""), 2]
+        case _ if tag in _HEADING_PREFIXES:
+            if content := " ".join(_join_tokens(frame.tokens).split()):
+                tokens += [2, _HEADING_START + _HEADING_PREFIXES[tag] + content.replace(_HEADING_START, ""), 2]
         case _:
             _close_inline_element(frame, parent)
 
@@ -320,30 +325,30 @@ def _close_element(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # n
 def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
     tokens, tag = parent.tokens, frame.tag
     if any(isinstance(token, int) or (isinstance(token, _Verbatim) and "\n" in token) for token in frame.tokens):
-        tokens += frame.tokens  # it has blocks in it
+        tokens += frame.tokens  # it contains blocks
         return
     raw = "".join(map(str, frame.tokens))
-    inner = raw.strip()
-    before, after = raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :] if inner else ""
+    content = raw.strip()
+    leading_space, trailing_space = raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :] if content else ""
     match tag:
-        case "sup" if inner and not _ORDINAL.fullmatch(inner):
-            mark = re.fullmatch(r"\[{0,2}\(?([^\[\]]{1,6}?)\)?\]{0,2}\(#.*\)", inner)
-            text = f"[^{mark[1]}]" if mark else inner if inner.startswith("[^") else format_script("^", inner)
-        case "sub" if inner:
-            text = format_script("_", inner)
-        case "a" if inner and _NOTE & {frame.attributes.get("epub:type"), frame.attributes.get("role")}:
-            text = f"[^{inner.strip('[]^')}]"
-        case "a" if inner and (target := (frame.attributes.get("href") or "").strip()):
-            text = inner if target == inner else f"[{inner}]({target})"
-        case "rt" if inner:
-            text = f"({inner})"
-        case "q" if inner:
-            text = f"“{inner}”"
-        case _ if tag in _MARKS and inner:
-            text = f"{_MARKS[tag]}{inner}{_MARKS[tag]}"
+        case "sup" if content and not _ORDINAL_SUFFIX.fullmatch(content):
+            note = re.fullmatch(r"\[{0,2}\(?([^\[\]]{1,6}?)\)?\]{0,2}\(#.*\)", content)
+            text = f"[^{note[1]}]" if note else content if content.startswith("[^") else format_script("^", content)
+        case "sub" if content:
+            text = format_script("_", content)
+        case "a" if content and _NOTE_ROLES & {frame.attributes.get("epub:type"), frame.attributes.get("role")}:
+            text = f"[^{content.strip('[]^')}]"
+        case "a" if content and (target := (frame.attributes.get("href") or "").strip()):
+            text = content if target == content else f"[{content}]({target})"
+        case "rt" if content:
+            text = f"({content})"
+        case "q" if content:
+            text = f"“{content}”"
+        case _ if tag in _INLINE_MARKS and content:
+            text = f"{_INLINE_MARKS[tag]}{content}{_INLINE_MARKS[tag]}"
         case _:
-            text = inner
-    tokens += [before, _Verbatim(text), after] if text else [raw]
+            text = content
+    tokens += [leading_space, _Verbatim(text), trailing_space] if text else [raw]
 
 
 def _format_selection(node: Any) -> str:
@@ -359,16 +364,16 @@ def _format_item(frame: _Frame, parent: _Frame) -> str:
     indent = "  " * min(_parse_int(frame.attributes.get("level"), 0), 20)
     marker = frame.attributes.get("marker") or "-"
     if parent.tag == "ol":
-        step = -1 if "reversed" in parent.attributes else 1
-        parent.number = _parse_int(frame.attributes.get("value"), parent.number + step)
+        increment = -1 if "reversed" in parent.attributes else 1
+        parent.item_number = _parse_int(frame.attributes.get("value"), parent.item_number + increment)
         style = parent.attributes.get("type") or "1"
-        marker = f"{format_number(parent.number, STYLES.get(style, 'decimal'))}."
+        marker = f"{format_number(parent.item_number, NUMBER_STYLES.get(style, 'decimal'))}."
     lines = _join_tokens(frame.tokens).split("\n")
-    rest = [f"{indent}{' ' * (len(marker) + 1)}{line}".rstrip() for line in lines[1:]]
-    return "\n".join([f"{indent}{marker} {lines[0]}".rstrip(), *rest])
+    continuation_lines = [f"{indent}{' ' * (len(marker) + 1)}{line}".rstrip() for line in lines[1:]]
+    return "\n".join([f"{indent}{marker} {lines[0]}".rstrip(), *continuation_lines])
 
 
-STYLES: Final = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+NUMBER_STYLES: Final = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 """Word's name of a numbering style, by the `type` of an HTML list."""
 
 
@@ -380,10 +385,10 @@ def format_number(number: int, style: str) -> str:
         style: Word's name: decimal, decimalZero, lowerLetter, upperLetter, lowerRoman, upperRoman.
     """
     if style.endswith("Roman") and 0 < number < 4000:
-        steps = zip((1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1),
+        numerals = zip((1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1),
                     ("M", "CM", "D", "CD", "C", "XC", "L", "XL", "X", "IX", "V", "IV", "I"), strict=True)  # fmt: skip
         text = ""
-        for value, letters in steps:
+        for value, letters in numerals:
             text += letters * (number // value)
             number %= value
     elif style.endswith("Letter") and 0 < number < 1000:
@@ -401,39 +406,39 @@ def format_table(rows: list[list[_Cell]]) -> str:
     cells = [cell for row in rows for cell in row]
     if any("\n| --- " in cell.text or cell.text.startswith("| ") for cell in cells) or len(rows) < 2:
         if len(rows) == 1 and len(cells) > 1 and all("\n" not in cell.text for cell in cells):
-            return " | ".join(cell.text.replace(_BEGIN, "") for cell in cells)
+            return " | ".join(cell.text.replace(_HEADING_START, "") for cell in cells)
         return "\n\n".join(cell.text for cell in cells if cell.text)
-    lines_of_cells = list(_lay_out(rows))
-    width = max(map(len, lines_of_cells), default=0)
-    lines = ["| " + " | ".join([*row, *[""] * (width - len(row))]) + " |" for row in lines_of_cells]
+    text_rows = list(_iter_text_rows(rows))
+    width = max(map(len, text_rows), default=0)
+    lines = ["| " + " | ".join([*row, *[""] * (width - len(row))]) + " |" for row in text_rows]
     return "\n".join([*lines[:1], "| " + " | ".join(["---"] * width) + " |", *lines[1:]]) if width else ""
 
 
-def _lay_out(rows: list[list[_Cell]]) -> Iterator[list[str]]:
+def _iter_text_rows(rows: list[list[_Cell]]) -> Iterator[list[str]]:
     """Yield the rows with a text for each column, including cells that are spanned from above or the left."""
     spans_below: dict[int, tuple[int, str]] = {}
     """By column: the number of further rows that a cell from above spans, and its text."""
     for row in rows:
-        line: list[str] = []
+        column_texts: list[str] = []
         cells = iter(row)
-        while len(line) < _MAX_COLUMNS:
-            left, text = spans_below.get(len(line), (0, ""))
-            if left:
-                spans_below[len(line)] = left - 1, text
-                line.append(text)
+        while len(column_texts) < _MAX_COLUMNS:
+            rows_left, text = spans_below.get(len(column_texts), (0, ""))
+            if rows_left:
+                spans_below[len(column_texts)] = rows_left - 1, text
+                column_texts.append(text)
                 continue
             cell = next(cells, None)
             if cell is None:
-                if not any(left for column, (left, _) in spans_below.items() if column > len(line)):
+                if not any(rows_left for column, (rows_left, _) in spans_below.items() if column > len(column_texts)):
                     break
-                line.append("")
+                column_texts.append("")
                 continue
-            text = " ".join(cell.text.replace(_BEGIN, "").split()).replace("|", "\\|")
+            text = " ".join(cell.text.replace(_HEADING_START, "").split()).replace("|", "\\|")
             repeated_text = text if len(text) <= MAX_REPEATED_LENGTH else ""
             for column in range(cell.columns):
-                spans_below[len(line)] = cell.rows - 1, repeated_text
-                line.append(repeated_text if column else text)
-        yield line
+                spans_below[len(column_texts)] = cell.rows - 1, repeated_text
+                column_texts.append(repeated_text if column else text)
+        yield column_texts
 
 
 def format_rows(rows: list[list[str]]) -> str:

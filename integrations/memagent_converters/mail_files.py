@@ -1,6 +1,6 @@
-"""E-mail: one message (.eml, also .mhtml), or a box of them (.mbox), with the standard library.
+"""Converts e-mail with the standard library: a message (.eml, .mhtml) or a mailbox (.mbox).
 
-Of alternative bodies, the plain text is read, unless the HTML says far more. Attachments are converted as separate
+Of alternative bodies, the plain text is read, unless the HTML has far more words. Attachments are converted as separate
 files.
 """
 
@@ -29,7 +29,7 @@ def convert(source: SourceFile) -> Parts:
     message = _PARSER.parsebytes(data)
     if not message.keys():
         raise ConversionError(
-            f"{source.name} is called e-mail but has no header",
+            f"{source.name} is named as an e-mail but has no headers",
             "Rename it to .txt to read it as text.",
             kind="unsupported",
         )
@@ -37,7 +37,7 @@ def convert(source: SourceFile) -> Parts:
 
 
 def convert_box(source: SourceFile) -> Parts:
-    """Convert a box of messages; each is a section."""
+    """Convert a mailbox; each message is a section."""
     for number, data in enumerate(_iter_messages(source), 1):
         yield Block("", f"message {number}")
         yield from _convert_message(source, _PARSER.parsebytes(data))
@@ -58,7 +58,7 @@ def _iter_messages(source: SourceFile) -> Iterator[bytes]:
         is_blank = not line.strip()
     if not has_message:
         raise ConversionError(
-            f"{source.name} is called a mail box but has no message", "Rename it to .txt to read it as text.",
+            f"{source.name} is named as a mailbox but has no message", "Rename it to .txt to read it as text.",
             kind="unsupported",
         )  # fmt: skip
     yield _QUOTED_FROM.sub(rb"\1", b"".join(lines))
@@ -75,34 +75,34 @@ def _convert_message(source: SourceFile, message: Message[Any, Any]) -> Parts:
 def _get_header(message: Message[Any, Any], name: str) -> str:
     try:
         return " ".join(str(message[name] or "").split())
-    except Exception:  # noqa: BLE001  the standard parser of headers fails at some damaged ones
+    except Exception:  # noqa: BLE001  the standard library fails to parse some damaged headers
         return " ".join(
             next((str(text) for key, text in message.raw_items() if key.lower() == name.lower()), "").split()
         )
 
 
 def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
-    kind = part.get_content_type()
-    if kind == "message/rfc822":
-        inner = part.get_payload()
-        if isinstance(inner, list) and inner and isinstance(inner[0], Message):
+    content_type = part.get_content_type()
+    if content_type == "message/rfc822":
+        payload = part.get_payload()
+        if isinstance(payload, list) and payload and isinstance(payload[0], Message):
             yield Block("Forwarded message:\n")
-            yield from _convert_message(source, inner[0])
+            yield from _convert_message(source, payload[0])
     elif part.is_multipart():
         parts = [subpart for subpart in part.get_payload() if isinstance(subpart, Message)]
-        if kind == "multipart/alternative":
-            plain = next((subpart for subpart in parts if subpart.get_content_type() == "text/plain"), parts[-1])
+        if content_type == "multipart/alternative":
+            plain_part = next((subpart for subpart in parts if subpart.get_content_type() == "text/plain"), parts[-1])
             html = "".join(
                 _decode_text(subpart) for subpart in parts[-1].walk() if subpart.get_content_type() == "text/html"
             )
-            says_little = len(render_markdown(html).split()) > 3 * len(_decode_text(plain).split())
-            parts = parts[-1:] if says_little else [plain]
+            is_plain_text_short = len(render_markdown(html).split()) > 3 * len(_decode_text(plain_part).split())
+            parts = parts[-1:] if is_plain_text_short else [plain_part]
         for subpart in parts:
             yield from _convert_part(source, subpart)
-    elif part.get_content_disposition() == "attachment" or not kind.startswith("text/"):
-        yield from _convert_attachment(source, part, kind)
+    elif part.get_content_disposition() == "attachment" or not content_type.startswith("text/"):
+        yield from _convert_attachment(source, part, content_type)
     else:
-        yield Block(_render_text(part, kind).strip() + GAP)
+        yield Block(_render_text(part, content_type).strip() + GAP)
 
 
 def _decode_text(part: Message[Any, Any]) -> str:
@@ -111,21 +111,23 @@ def _decode_text(part: Message[Any, Any]) -> str:
     return decode_web_text(data if isinstance(data, bytes) else b"", part.get_content_charset()).replace("\r\n", "\n")
 
 
-def _render_text(part: Message[Any, Any], kind: str) -> str:
-    return render_markdown(_decode_text(part)) if kind == "text/html" else _decode_text(part)
+def _render_text(part: Message[Any, Any], content_type: str) -> str:
+    return render_markdown(_decode_text(part)) if content_type == "text/html" else _decode_text(part)
 
 
-def _convert_attachment(source: SourceFile, part: Message[Any, Any], kind: str) -> Parts:
-    name = part.get_filename() or f"{kind} without a name"
+def _convert_attachment(source: SourceFile, part: Message[Any, Any], content_type: str) -> Parts:
+    name = part.get_filename() or f"{content_type} without a name"
     data = part.get_payload(decode=True)
-    if not isinstance(data, bytes) or kind.startswith(("multipart/", "application/pgp-sig", "application/pkcs7-sig")):
+    if not isinstance(data, bytes) or content_type.startswith(
+        ("multipart/", "application/pgp-sig", "application/pkcs7-sig")
+    ):
         return
-    if kind.startswith("image/") and part.get_content_disposition() != "attachment":
+    if content_type.startswith("image/") and part.get_content_disposition() != "attachment":
         yield Omission("pictures", name, "Look at them in the message.")
         return
-    if kind in {"application/pkcs7-mime", "application/pgp-encrypted"}:
+    if content_type in {"application/pkcs7-mime", "application/pgp-encrypted"}:
         yield Omission("encrypted parts", name, "Save the message decrypted.")
-    elif kind.startswith("text/"):
-        yield Block(_render_text(part, kind) + GAP, f"file {name}")
+    elif content_type.startswith("text/"):
+        yield Block(_render_text(part, content_type) + GAP, f"file {name}")
     else:
         yield from source.embedded(name, data)

@@ -1,4 +1,4 @@
-"""OpenDocument files: texts (.odt), presentations (.odp) and spreadsheets (.ods)."""
+"""Converts OpenDocument files: texts (.odt), presentations (.odp) and spreadsheets (.ods)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from html import escape
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from memagent_converters.html_to_markdown import PICTURES, STYLES, format_number, iter_markdown, list_omissions
+from memagent_converters.html_to_markdown import (
+    NUMBER_STYLES,
+    UNDESCRIBED_PICTURES,
+    format_number,
+    iter_markdown,
+    list_omissions,
+)
 from memagent_converters.xml_archives import (
     XmlArchive,
     find_child,
     format_formula,
     get_attribute,
+    get_local_name,
     iter_descendants,
-    local_name,
     make_html_table,
 )
 from memagent_graph.converters import GAP, ConversionError, Parts, SourceFile
@@ -23,7 +29,7 @@ from memagent_graph.converters import GAP, ConversionError, Parts, SourceFile
 _SKIPPED_TAGS: Final = frozenset(
     ("tracked-changes", "sequence-decls", "variable-decls", "forms", "settings", "bookmark-ref-format")
 )
-_MAX_REPEATED: Final = 1000
+_MAX_REPETITIONS: Final = 1000
 """The maximum number of repetitions of a row or cell with a value. Empty ones are left out."""
 
 
@@ -38,20 +44,24 @@ def convert(source: SourceFile) -> Parts:
     if manifest is not None and next(iter_descendants(manifest, "encryption-data"), None) is not None:
         raise ConversionError(f"{source.name} is protected by a password", "Save it without one.", kind="unsupported")
     document = _OpenDocument(archive)
-    headings = document.format_page_headings()
+    headers_and_footers = document.format_headers_and_footers()
     body = find_child(document.root, "body")
     for content in body if body is not None else ():
-        parts = [node for node in content if local_name(node) in {"page", "table"}]
-        if not parts or local_name(content) == "text":
-            html = headings["header"] + "".join(map(document.format_block, content)) + headings["footer"]
+        pages = [node for node in content if get_local_name(node) in {"page", "table"}]
+        if not pages or get_local_name(content) == "text":
+            html = (
+                headers_and_footers["header"]
+                + "".join(map(document.format_block, content))
+                + headers_and_footers["footer"]
+            )
             yield from iter_markdown(html)
             continue
-        for number, part in enumerate(parts, 1):
-            is_sheet = local_name(part) == "table"
-            name = get_attribute(part, "name")
+        for number, page in enumerate(pages, 1):
+            is_sheet = get_local_name(page) == "table"
+            name = get_attribute(page, "name")
             heading = f"<h2>{escape(name)}</h2>" if is_sheet else ""
             label = f"sheet {name}" if is_sheet else f"slide {number}"
-            yield from iter_markdown(heading + document.format_block(part), label, end=GAP)
+            yield from iter_markdown(heading + document.format_block(page), label, end=GAP)
     yield from list_omissions(document.omission_counts)
 
 
@@ -61,32 +71,33 @@ class _OpenDocument:
     def __init__(self, archive: XmlArchive) -> None:
         self._archive = archive
         self.root = archive.read_required_xml("content.xml")
-        self._other = archive.read_xml("styles.xml")
+        self._styles_root = archive.read_xml("styles.xml")
         self.omission_counts: Counter[str] = Counter()
-        self._positions: dict[str, str] = {}
-        """The element for each style of text that has one: sup or sub."""
-        self._lists: dict[str, dict[int, Element]] = {}
-        """The levels of each style of list."""
-        for root in filter(lambda node: node is not None, (self._other, self.root)):
+        self._script_tags: dict[str, str] = {}
+        """The HTML tag, sup or sub, of each text style that raises or lowers its text."""
+        self._list_levels: dict[str, dict[int, Element]] = {}
+        """The elements of the levels of each list style."""
+        for root in filter(lambda node: node is not None, (self._styles_root, self.root)):
             for style in iter_descendants(root, "style", "list-style"):  # type: ignore[arg-type]
                 name = get_attribute(style, "name")
                 position = get_attribute(find_child(style, "text-properties"), "text-position").partition(" ")[0]
                 if position and position not in {"0%", "0"}:
-                    self._positions[name] = "sub" if position == "sub" or position.startswith("-") else "sup"
-                if local_name(style) == "list-style":
-                    self._lists[name] = {int(get_attribute(node, "level", "1")): node for node in style}
-        self._counts: dict[str, dict[int, int]] = {}
+                    self._script_tags[name] = "sub" if position == "sub" or position.startswith("-") else "sup"
+                if get_local_name(style) == "list-style":
+                    self._list_levels[name] = {int(get_attribute(node, "level", "1")): node for node in style}
+        self._item_numbers: dict[str, dict[int, int]] = {}
+        """The last number at each level, by list style."""
 
-    def format_page_headings(self) -> dict[str, str]:
-        """Return the headers and the footers of the pages, each text once."""
+    def format_headers_and_footers(self) -> dict[str, str]:
+        """Return the headers and the footers of all pages as HTML, each text once."""
         texts: dict[str, dict[str, None]] = {"header": {}, "footer": {}}
-        for node in iter_descendants(self._other, "header", "footer") if self._other is not None else ():
-            texts[local_name(node)]["".join(map(self.format_block, node))] = None
-        return {kind: "".join(unique) for kind, unique in texts.items()}
+        for node in iter_descendants(self._styles_root, "header", "footer") if self._styles_root is not None else ():
+            texts[get_local_name(node)]["".join(map(self.format_block, node))] = None
+        return {kind: "".join(unique_texts) for kind, unique_texts in texts.items()}
 
     def format_block(self, element: Element) -> str:  # noqa: PLR0911  one case for each element
-        """Return an element between paragraphs as HTML."""
-        match local_name(element):
+        """Return a block element as HTML."""
+        match get_local_name(element):
             case "p":
                 return f"<p>{self._format_inline(element)}</p>"
             case "h":
@@ -102,42 +113,49 @@ class _OpenDocument:
                 text = "".join(map(self.format_block, element))
                 return f"<p>Notes:</p>{text}" if re.sub("<[^>]*>", "", text).strip() else ""
             case "annotation":
-                return f"<p>{self._format_piece(element)}</p>"
+                return f"<p>{self._format_inline_element(element)}</p>"
             case "frame" if get_attribute(element, "class") == "title":
                 return "".join(f"<h2>{self._format_inline(node)}</h2>" for node in iter_descendants(element, "p"))
             case "frame" if find_child(element, "text-box", "table") is None:
-                return f"<p>{self._format_piece(element)}</p>"
+                return f"<p>{self._format_inline_element(element)}</p>"
         return "".join(map(self.format_block, element))
 
     def _format_list(self, element: Element, style: str, level: int) -> str:
         """Return a list. Numbering continues if the list says so, or from the last list of this style at this level."""
-        form = self._lists.get(style, {}).get(level)
-        counts = self._counts.setdefault(style, {})
+        level_style = self._list_levels.get(style, {}).get(level)
+        item_numbers = self._item_numbers.setdefault(style, {})
         if get_attribute(element, "continue-numbering") != "true" and level == 1:
-            counts.clear()
+            item_numbers.clear()
         html = ""
-        for item in (node for node in element if local_name(node) in {"list-item", "list-header"}):
+        for item in (node for node in element if get_local_name(node) in {"list-item", "list-header"}):
             start = get_attribute(item, "start-value")
-            if not start and level not in counts:
-                start = get_attribute(form, "start-value")
-            counts[level] = int(start) if start else counts.get(level, 0) + 1
-            for deeper in [other for other in counts if other > level]:
-                del counts[deeper]
-            text = "<br>".join(self._format_inline(node) for node in item if local_name(node) != "list")
-            html += f'<li marker="{escape(self._format_marker(style, form, level))}" level="{level - 1}">{text}</li>'
-            html += "".join(self._format_list(node, style, level + 1) for node in item if local_name(node) == "list")
+            if not start and level not in item_numbers:
+                start = get_attribute(level_style, "start-value")
+            item_numbers[level] = int(start) if start else item_numbers.get(level, 0) + 1
+            for deeper_level in [other_level for other_level in item_numbers if other_level > level]:
+                del item_numbers[deeper_level]
+            text = "<br>".join(self._format_inline(node) for node in item if get_local_name(node) != "list")
+            html += (
+                f'<li marker="{escape(self._format_marker(style, level_style, level))}" level="{level - 1}">{text}</li>'
+            )
+            html += "".join(
+                self._format_list(node, style, level + 1) for node in item if get_local_name(node) == "list"
+            )
         return html
 
-    def _format_marker(self, style: str, form: Element | None, level: int) -> str:
-        if form is None or not get_attribute(form, "num-format"):
+    def _format_marker(self, style: str, level_style: Element | None, level: int) -> str:
+        if level_style is None or not get_attribute(level_style, "num-format"):
             return "-"
-        first = max(1, level - int(get_attribute(form, "display-levels", "1")) + 1)
+        first_level = max(1, level - int(get_attribute(level_style, "display-levels", "1")) + 1)
         numbers = [
-            format_number(self._counts[style].get(number, 1), STYLES.get(get_attribute(node, "num-format"), "decimal"))
-            for number, node in sorted(self._lists[style].items())
-            if first <= number <= level
+            format_number(
+                self._item_numbers[style].get(shown_level, 1),
+                NUMBER_STYLES.get(get_attribute(node, "num-format"), "decimal"),
+            )
+            for shown_level, node in sorted(self._list_levels[style].items())
+            if first_level <= shown_level <= level
         ]
-        return get_attribute(form, "num-prefix") + ".".join(numbers) + get_attribute(form, "num-suffix")
+        return get_attribute(level_style, "num-prefix") + ".".join(numbers) + get_attribute(level_style, "num-suffix")
 
     def _format_table(self, table: Element) -> str:
         rows = []
@@ -145,39 +163,39 @@ class _OpenDocument:
             cells = [
                 cell
                 for node in row
-                if local_name(node) == "table-cell"
+                if get_local_name(node) == "table-cell"
                 for cell in [self._format_cell(node)]
-                * min(int(get_attribute(node, "number-columns-repeated", "1")), _MAX_REPEATED)
+                * min(int(get_attribute(node, "number-columns-repeated", "1")), _MAX_REPETITIONS)
             ]
             while cells and not cells[-1][0]:
                 cells.pop()
             if cells:
-                rows += [cells] * min(int(get_attribute(row, "number-rows-repeated", "1")), _MAX_REPEATED)
+                rows += [cells] * min(int(get_attribute(row, "number-rows-repeated", "1")), _MAX_REPETITIONS)
         return make_html_table(rows) + "".join(
-            self.format_block(node) for node in table if local_name(node) == "shapes"
+            self.format_block(node) for node in table if get_local_name(node) == "shapes"
         )
 
     def _format_cell(self, cell: Element) -> tuple[str, int, int]:
         html = "".join(map(self.format_block, cell)) or escape(get_attribute(cell, "value"))
-        spans = [int(get_attribute(cell, f"number-{what}-spanned", "1")) for what in ("columns", "rows")]
+        spans = [int(get_attribute(cell, f"number-{axis}-spanned", "1")) for axis in ("columns", "rows")]
         return html, spans[0], spans[1]
 
     def _format_inline(self, element: Element) -> str:
         pieces = [escape(element.text or "")]
         for node in element:
-            pieces += [self._format_piece(node), escape(node.tail or "")]
+            pieces += [self._format_inline_element(node), escape(node.tail or "")]
         return "".join(pieces)
 
-    def _format_piece(self, element: Element) -> str:  # noqa: PLR0911  one case for each element
-        match local_name(element):
+    def _format_inline_element(self, element: Element) -> str:  # noqa: PLR0911  one case for each element
+        match get_local_name(element):
             case "s" | "tab":
                 return " "
             case "line-break":
                 return "<br>"
             case "span":
-                tag = self._positions.get(get_attribute(element, "style-name"))
-                inner = self._format_inline(element)
-                return f"<{tag}>{inner}</{tag}>" if tag else inner
+                tag = self._script_tags.get(get_attribute(element, "style-name"))
+                content = self._format_inline(element)
+                return f"<{tag}>{content}</{tag}>" if tag else content
             case "a":
                 return f'<a href="{escape(get_attribute(element, "href"))}">{self._format_inline(element)}</a>'
             case "note":
@@ -186,21 +204,21 @@ class _OpenDocument:
                 mark = next(iter_descendants(element, "note-citation"), element)
                 return f"[^{escape(''.join(mark.itertext()))}: {text}]"
             case "annotation":
-                texts = (self._format_inline(node) for node in element if local_name(node) in {"p", "list"})
+                texts = (self._format_inline(node) for node in element if get_local_name(node) in {"p", "list"})
                 return f"[Note: {' '.join(texts)}]"
             case "object":
                 member = get_attribute(element, "href").removeprefix("./")
                 root = self._archive.read_xml(f"{member}/content.xml")
-                if root is not None and local_name(root) == "math":
+                if root is not None and get_local_name(root) == "math":
                     return format_formula(root)
                 self.omission_counts["embedded objects"] += 1
                 return ""
             case "text-box" | "table" | "list":
-                return "".join(map(self.format_block, element if local_name(element) == "text-box" else [element]))
+                return "".join(map(self.format_block, element if get_local_name(element) == "text-box" else [element]))
             case "desc":
                 return f"![{escape(''.join(element.itertext()))}]"
             case "frame" if find_child(element, "image") is not None and find_child(element, "desc") is None:
-                self.omission_counts[PICTURES] += find_child(element, "object") is None
+                self.omission_counts[UNDESCRIBED_PICTURES] += find_child(element, "object") is None
             case name if name in _SKIPPED_TAGS:
                 return ""
         return self._format_inline(element)

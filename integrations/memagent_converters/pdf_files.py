@@ -1,4 +1,6 @@
-"""PDF files, page by page, with pdfium: text, values of forms, notes, attached files; and which pages have no text.
+"""Converts PDF files page by page with pdfium: text, form values, notes and attached files.
+
+Pages without text are reported as omissions.
 
 pdfium was chosen for its size (12 MB installed), speed and licence (BSD).
 """
@@ -13,29 +15,42 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from math import inf
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
 
 from memagent_converters.equations import format_script
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 
-_OCR: Final = "Run optical character recognition on the file first, for example with ocrmypdf, or name a converter."
+_OCR_REMEDY: Final = (
+    "Run optical character recognition on the file first, for example with ocrmypdf, or name a converter."
+)
 _LINE_END_HYPHEN: Final = re.compile(r"(\w+)[\ufffe\xad](?:\r?\n)?(\w+)")
-_NUMBER: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’]) ?(?P<digits>[-+−–]?\d+)(?P<end>(?:\r\n(?=.))?)")
-_MAX_SCRIPT_SIZE: Final = 0.85
+_NUMBER_AFTER_TEXT: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’]) ?(?P<digits>[-+−–]?\d+)(?P<end>(?:\r\n(?=.))?)")
+_MAX_SCRIPT_HEIGHT: Final = 0.85
+"""Maximum height of a script, as a fraction of the height of the character before it."""
 _MIN_SHIFT: Final = 0.1
 """Minimum vertical shift of a script, as a fraction of the height of the character before it."""
-_UNMAPPED: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ufffd\ue000-\uf8ff\ufff0-\ufff8\U000f0000-\U0010ffff]")
-_MAX_UNMAPPED: Final = 0.15
+_UNMAPPED_CHARACTER: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ufffd\ue000-\uf8ff\ufff0-\ufff8\U000f0000-\U0010ffff]")
+_MAX_UNMAPPED_FRACTION: Final = 0.15
 """Above this fraction of unmapped characters a page needs OCR; custom bullets stay below it."""
 _MAX_SCAN_CHARACTERS: Final = 100
 """Pages with fewer characters are checked for being scans; a stamp or page number is still text."""
 _MAX_PAGES_OPEN: Final = 100
 """A document is reopened after this many pages, because pdfium keeps the fonts of all pages in memory."""
-_MAX_VALUES: Final = 100_000
+_MAX_FIELDS: Final = 100_000
 _LINE: Final = re.compile(r"[^\r\n\ufffe]*[^\s\ufffe]\ufffe?")  # it may end with pdfium's own hyphen
-_MIN_ROWS: Final = 4
-_Part = tuple[int, int, float, float]  # begin, end, left and right
+_MIN_COLUMN_LINES: Final = 4
+_GetBox = Callable[[int], tuple[float, float, float]]
+"""Returns the left and the right edge of a character on the page, and its height, in points."""
+
+
+class _LinePart(NamedTuple):
+    """Text of a line between two wide gaps: its characters in the page's text, and its edges on the page, in points."""
+
+    begin: int
+    end: int
+    left: float
+    right: float
 
 
 def convert(source: SourceFile) -> Parts:
@@ -48,21 +63,21 @@ def convert(source: SourceFile) -> Parts:
 
     document = _open(pypdfium2, source)
     pages = _select_pages(source, len(document))
-    for index, number in enumerate(pages, 1):
-        if index % _MAX_PAGES_OPEN == 0:  # frees the fonts
+    for page_count, page_index in enumerate(pages, 1):
+        if page_count % _MAX_PAGES_OPEN == 0:  # frees the fonts
             document.close()
             document = _open(pypdfium2, source)
-        label = f"page {number + 1}"
+        label = f"page {page_index + 1}"
         try:
-            page = document[number]
+            page = document[page_index]
             text, omissions = _convert_page(pypdfium2, document, page, label)
             page.close()
         except pypdfium2.PdfiumError as error:
             raise ConversionError(
-                f"page {number + 1} of the PDF file {source.name} cannot be read: {error}",
+                f"{label} of the PDF file {source.name} cannot be read: {error}",
                 "The file is damaged: repair it (qpdf rewrites what it can), or remove the page.",
             ) from error
-        yield Block(text if number == pages[-1] else text + GAP, label)
+        yield Block(text if page_index == pages[-1] else text + GAP, label)
         yield from omissions
     yield from _read_xfa_values(pypdfium2.raw, document)
     for index in range(document.count_attachments()):
@@ -83,18 +98,18 @@ def _open(pdfium: Any, source: SourceFile) -> Any:
     return document
 
 
-def _select_pages(source: SourceFile, count: int) -> list[int]:
+def _select_pages(source: SourceFile, page_count: int) -> list[int]:
     """Return the requested pages in order, counted from 0; all pages if none were requested."""
     if not source.pages:
-        return list(range(count))
+        return list(range(page_count))
     pages: set[int] = set()
-    for part in source.pages.split(","):
-        first, dash, last = part.partition("-")
-        begin, end = int(first), int(last) if last else count if dash else int(first)
-        if max(begin, end) > count:
+    for page_range in source.pages.split(","):
+        first, dash, last = page_range.partition("-")
+        begin, end = int(first), int(last) if last else page_count if dash else int(first)
+        if max(begin, end) > page_count:
             raise ConversionError(
-                f"the PDF file {source.name} has {count} pages, and {part} was asked for",
-                f"Choose pages from 1 to {count}; {min(begin, count)}- goes to the end.",
+                f"the PDF file {source.name} has {page_count} pages, and {page_range} was asked for",
+                f"Choose pages from 1 to {page_count}; {min(begin, page_count)}- goes to the end.",
             )
         pages.update(range(begin - 1, end))
     return sorted(pages)
@@ -106,74 +121,82 @@ def _convert_page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[st
     text = _join_words(_sort_columns(pdfium.raw, textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
     textpage.close()
     omissions = []
-    characters = len("".join(text.split()))
-    unmapped = len(_UNMAPPED.findall(text))
-    if unmapped > _MAX_UNMAPPED * characters:
-        omissions.append(Omission("pages whose glyphs have no characters", label, _OCR))
-        text = _UNMAPPED.sub("", text)
-    elif unmapped:
+    character_count = len("".join(text.split()))
+    unmapped_count = len(_UNMAPPED_CHARACTER.findall(text))
+    if unmapped_count > _MAX_UNMAPPED_FRACTION * character_count:
+        omissions.append(Omission("pages whose glyphs have no characters", label, _OCR_REMEDY))
+        text = _UNMAPPED_CHARACTER.sub("", text)
+    elif unmapped_count:
         text = text.replace("\x00", "")
-    if characters < _MAX_SCAN_CHARACTERS and (what := _describe_content(pdfium.raw, page, has_text=characters > 0)):
-        omissions.append(Omission(what, label, _OCR))
+    if character_count < _MAX_SCAN_CHARACTERS and (
+        content := _describe_content(pdfium.raw, page, has_text=character_count > 0)
+    ):
+        omissions.append(Omission(content, label, _OCR_REMEDY))
     values = list(_format_annotations(pdfium.raw, document, page))
     return "\n".join([*filter(None, [text]), *values]), omissions
 
 
 def _sort_columns(raw: Any, textpage: Any, text: str) -> str:
-    """Return a page's text, column by column, with superscripts and subscripts marked."""
+    """Return a page's text column by column, with marks for superscripts and subscripts."""
     if max(text, default="") > "\uffff":  # pdfium counts UTF-16 units
         return text
     rectangle = raw.FS_RECTF()
 
-    def box(index: int) -> tuple[float, float, float]:
+    def get_box(index: int) -> tuple[float, float, float]:
         raw.FPDFText_GetLooseCharBox(textpage, raw.FPDFText_GetCharIndexFromTextIndex(textpage, index), rectangle)
         return rectangle.left, rectangle.right, rectangle.top - rectangle.bottom
 
-    is_whole = raw.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + _MIN_ROWS  # no line is in parts
-    parts = [(0, len(text))] if is_whole else _split_columns(text, box)
-    return "\r\n".join(_mark_scripts(raw, textpage, text[begin:end], begin) for begin, end in parts)
+    has_no_gaps = raw.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + _MIN_COLUMN_LINES
+    ranges = [(0, len(text))] if has_no_gaps else _split_columns(text, get_box)
+    return "\r\n".join(_mark_scripts(raw, textpage, text[begin:end], begin) for begin, end in ranges)
 
 
-def _split_columns(text: str, box: Callable[[int], tuple[float, float, float]]) -> list[tuple[int, int]]:
-    """Return the parts of a page's text in reading order, also if its columns were written row by row.
+def _split_columns(text: str, get_box: _GetBox) -> list[tuple[int, int]]:
+    """Return the character ranges of a page's text in reading order, even if its columns were written row by row.
 
-    Lines of two columns have a wide gap at the same place. If the text on one side of the gap is prose, it is a column:
-    its lines are full, and some of them continue a sentence. Otherwise the lines are rows of a table, as one part.
-    `box` returns where on the page a character begins and ends, and its height, in points.
+    Lines of two columns have a wide gap at the same place. If the text on each side of the gap is prose (its lines are
+    full, and some of them continue a sentence), the sides are columns. Otherwise the lines are rows of a table, and
+    stay in their order.
     """
-    lines = [[*_split_line(text, *match.span(), box)] for match in _LINE.finditer(text)]
-    columns: list[int] = []
-    for left, count in sorted(Counter(round(part[2]) for line in lines for part in line[1:]).items()):
-        if count >= _MIN_ROWS and (not columns or left > columns[-1] + 40):  # closer ones are indented lines
-            columns.append(left)
+    lines = [[*_split_line(text, *match.span(), get_box)] for match in _LINE.finditer(text)]
+    column_lefts: list[int] = []
+    for left, count in sorted(Counter(round(part.left) for line in lines for part in line[1:]).items()):
+        # Smaller distances are indents.
+        if count >= _MIN_COLUMN_LINES and (not column_lefts or left > column_lefts[-1] + 40):
+            column_lefts.append(left)
 
-    def find_column(part: _Part) -> int:
-        return bisect(columns, part[2] + 1)
+    def find_column(part: _LinePart) -> int:
+        return bisect(column_lefts, part.left + 1)
 
-    ordered: list[_Part] = []
-    for fits, rows in groupby(lines, lambda line: all(part[3] < [*columns, inf][find_column(part)] for part in line)):
-        parts = [*chain(*rows)]
-        sides = [[part for part in parts if find_column(part) == number] for number in range(len(columns) + 1)]
-        ordered += chain(*sides) if fits and all(_is_prose(text, side) for side in sides) else parts
-    return [(0, len(text))] if ordered == sorted(ordered) else [part[:2] for part in ordered]
+    ordered_parts: list[_LinePart] = []
+    for is_in_columns, column_lines in groupby(
+        lines, lambda line: all(part.right < [*column_lefts, inf][find_column(part)] for part in line)
+    ):
+        parts = [*chain(*column_lines)]
+        columns = [[part for part in parts if find_column(part) == number] for number in range(len(column_lefts) + 1)]
+        are_columns = is_in_columns and all(_is_prose(text, column) for column in columns)
+        ordered_parts += chain(*columns) if are_columns else parts
+    if ordered_parts == sorted(ordered_parts):
+        return [(0, len(text))]
+    return [(part.begin, part.end) for part in ordered_parts]
 
 
-def _split_line(text: str, begin: int, end: int, box: Callable[[int], tuple[float, float, float]]) -> Iterator[_Part]:
-    left = box(begin)[0]
+def _split_line(text: str, begin: int, end: int, get_box: _GetBox) -> Iterator[_LinePart]:
+    left = get_box(begin)[0]
     for space in (index for index in range(begin + 1, end - 1) if text[index] == " "):
-        (_, right, height), next_left = box(space - 1), box(space + 1)[0]
+        (_, right, height), next_left = get_box(space - 1), get_box(space + 1)[0]
         if next_left - right > 1.2 * height:
-            yield begin, space, left, right
+            yield _LinePart(begin, space, left, right)
             begin, left = space + 1, next_left
-    yield begin, end, left, box(end - 1)[1]
+    yield _LinePart(begin, end, left, get_box(end - 1)[1])
 
 
-def _is_prose(text: str, lines: Sequence[_Part]) -> bool:
-    if len(lines) < _MIN_ROWS or median(end - begin for begin, end, *_ in lines) < 15:
+def _is_prose(text: str, lines: Sequence[_LinePart]) -> bool:
+    if len(lines) < _MIN_COLUMN_LINES or median(line.end - line.begin for line in lines) < 15:
         return False
-    widths = [right - left for *_, left, right in lines]
-    beginnings = sum(text[begin].isupper() or not text[begin].isalpha() for begin, *_ in lines)
-    return median(widths) >= 0.6 * max(widths) and beginnings <= 0.7 * len(lines)
+    widths = [line.right - line.left for line in lines]
+    sentence_starts = sum(text[line.begin].isupper() or not text[line.begin].isalpha() for line in lines)
+    return median(widths) >= 0.6 * max(widths) and sentence_starts <= 0.7 * len(lines)
 
 
 def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
@@ -190,20 +213,21 @@ def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
         raw.FPDFText_GetCharOrigin(textpage, index, x, y)
         return y.value, box.top - box.bottom
 
-    def mark(match: re.Match[str]) -> str:
+    def mark_number(match: re.Match[str]) -> str:
         begin, end = match.span("digits")
-        line, height = measure(match.start() - 1)
+        baseline, height = measure(match.start() - 1)
         for index in range(begin, end):
-            digit_line, digit_height = measure(index)
-            if digit_height < _MAX_SCRIPT_SIZE * height and abs(digit_line - line) > _MIN_SHIFT * height:
-                before = text[match.start() : index] if index > begin else ""  # without the space of another line
-                continues_line = match["end"] and abs(measure(match.end())[0] - line) < _MIN_SHIFT * height
-                sign = "^" if digit_line > line else "_"
-                return before + format_script(sign, text[index:end]) + ("" if continues_line else match["end"])
-            line, height = digit_line, digit_height
+            digit_baseline, digit_height = measure(index)
+            if digit_height < _MAX_SCRIPT_HEIGHT * height and abs(digit_baseline - baseline) > _MIN_SHIFT * height:
+                # The space before a script is left out.
+                digits_before = text[match.start() : index] if index > begin else ""
+                continues_line = match["end"] and abs(measure(match.end())[0] - baseline) < _MIN_SHIFT * height
+                sign = "^" if digit_baseline > baseline else "_"
+                return digits_before + format_script(sign, text[index:end]) + ("" if continues_line else match["end"])
+            baseline, height = digit_baseline, digit_height
         return match[0]
 
-    return _NUMBER.sub(mark, text)
+    return _NUMBER_AFTER_TEXT.sub(mark_number, text)
 
 
 def _join_words(text: str) -> str:
@@ -211,38 +235,39 @@ def _join_words(text: str) -> str:
     if "\ufffe" not in text and "\xad" not in text:
         return text
 
-    def join(match: re.Match[str]) -> str:
+    def join_match(match: re.Match[str]) -> str:
         hyphenated = f"{match[1]}-{match[2]}"
         return hyphenated if hyphenated in text else match[1] + match[2]
 
-    return _LINE_END_HYPHEN.sub(join, text).replace("\ufffe", "-").replace("\xad", "")
+    return _LINE_END_HYPHEN.sub(join_match, text).replace("\ufffe", "-").replace("\xad", "")
 
 
 def _describe_content(raw: Any, page: Any, *, has_text: bool) -> str | None:
     """Return what a page with hardly any text shows instead: an image or drawn letters; None if it is empty."""
-    images = segments = 0.0
-    for item in page.get_objects(max_depth=3):
-        if item.type == raw.FPDF_PAGEOBJ_IMAGE:
-            left, bottom, right, top = item.get_bounds()
-            images += (right - left) * (top - bottom)
-        elif item.type == raw.FPDF_PAGEOBJ_PATH:
-            segments += raw.FPDFPath_CountSegments(item)
-    if images > page.get_width() * page.get_height() / 2 or (images and not has_text):
+    image_area = segment_count = 0.0
+    for page_object in page.get_objects(max_depth=3):
+        if page_object.type == raw.FPDF_PAGEOBJ_IMAGE:
+            left, bottom, right, top = page_object.get_bounds()
+            image_area += (right - left) * (top - bottom)
+        elif page_object.type == raw.FPDF_PAGEOBJ_PATH:
+            segment_count += raw.FPDFPath_CountSegments(page_object)
+    if image_area > page.get_width() * page.get_height() / 2 or (image_area and not has_text):
         return "pages that are images"
-    return "pages that are drawn, without characters" if segments > 15 and not has_text else None  # fewer are a frame
+    is_drawn = segment_count > 15 and not has_text  # fewer segments are a frame
+    return "pages that are drawn, without characters" if is_drawn else None
 
 
 def _format_annotations(raw: Any, document: Any, page: Any) -> Iterator[str]:
     """Yield a page's annotations as lines: form fields with their values, notes, texts."""
-    form = document.formenv
-    for index in range(min(raw.FPDFPage_GetAnnotCount(page), _MAX_VALUES)):
+    form_environment = document.formenv
+    for index in range(min(raw.FPDFPage_GetAnnotCount(page), _MAX_FIELDS)):
         annotation = raw.FPDFPage_GetAnnot(page, index)
         if not annotation:
             continue
-        kind = raw.FPDFAnnot_GetSubtype(annotation)
-        if kind == raw.FPDF_ANNOT_WIDGET and form is not None:
-            line = _format_field(raw, form, annotation)
-        elif kind in {raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP, raw.FPDF_ANNOT_WIDGET}:
+        subtype = raw.FPDFAnnot_GetSubtype(annotation)
+        if subtype == raw.FPDF_ANNOT_WIDGET and form_environment is not None:
+            line = _format_field(raw, form_environment, annotation)
+        elif subtype in {raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP, raw.FPDF_ANNOT_WIDGET}:
             line = ""
         else:
             contents = _read_string(raw.FPDFAnnot_GetStringValue, annotation, b"Contents").strip()
@@ -252,26 +277,26 @@ def _format_annotations(raw: Any, document: Any, page: Any) -> Iterator[str]:
             yield line
 
 
-def _format_field(raw: Any, form: Any, annotation: Any) -> str:
+def _format_field(raw: Any, form_environment: Any, annotation: Any) -> str:
     """Return a form field's name and value; empty if it has none."""
-    kind = raw.FPDFAnnot_GetFormFieldType(form, annotation)
-    name = _read_string(raw.FPDFAnnot_GetFormFieldAlternateName, form, annotation) or _read_string(
-        raw.FPDFAnnot_GetFormFieldName, form, annotation
+    field_type = raw.FPDFAnnot_GetFormFieldType(form_environment, annotation)
+    name = _read_string(raw.FPDFAnnot_GetFormFieldAlternateName, form_environment, annotation) or _read_string(
+        raw.FPDFAnnot_GetFormFieldName, form_environment, annotation
     )
-    value = _read_string(raw.FPDFAnnot_GetFormFieldValue, form, annotation).strip()
-    if kind in {raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON}:
-        is_on = raw.FPDFAnnot_IsChecked(form, annotation)
-        choice = _read_string(raw.FPDFAnnot_GetFormFieldExportValue, form, annotation)
+    value = _read_string(raw.FPDFAnnot_GetFormFieldValue, form_environment, annotation).strip()
+    if field_type in {raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON}:
+        is_checked = raw.FPDFAnnot_IsChecked(form_environment, annotation)
+        choice = _read_string(raw.FPDFAnnot_GetFormFieldExportValue, form_environment, annotation)
         suffix = f" ({choice})" if choice and choice.lower() not in {"yes", "on", "1", "true"} else ""
-        return f"{'☒' if is_on else '☐'} {name}{suffix}"
-    if kind in {raw.FPDF_FORMFIELD_LISTBOX, raw.FPDF_FORMFIELD_COMBOBOX}:
+        return f"{'☒' if is_checked else '☐'} {name}{suffix}"
+    if field_type in {raw.FPDF_FORMFIELD_LISTBOX, raw.FPDF_FORMFIELD_COMBOBOX}:
         options = [
-            _read_string(raw.FPDFAnnot_GetOptionLabel, form, annotation, index)
-            for index in range(min(raw.FPDFAnnot_GetOptionCount(form, annotation), _MAX_VALUES))
-            if raw.FPDFAnnot_IsOptionSelected(form, annotation, index)
+            _read_string(raw.FPDFAnnot_GetOptionLabel, form_environment, annotation, index)
+            for index in range(min(raw.FPDFAnnot_GetOptionCount(form_environment, annotation), _MAX_FIELDS))
+            if raw.FPDFAnnot_IsOptionSelected(form_environment, annotation, index)
         ]
         value = ", ".join(options) or value
-    if kind == raw.FPDF_FORMFIELD_PUSHBUTTON or not value:
+    if field_type == raw.FPDF_FORMFIELD_PUSHBUTTON or not value:
         return ""
     return f"{name}: {value}"
 
@@ -282,8 +307,8 @@ def _read_string(function: Any, *arguments: Any) -> str:
     if size <= 2:
         return ""
     buffer = ctypes.create_string_buffer(size)
-    first = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_ushort))
-    function(*arguments, first, size)
+    pointer = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_ushort))
+    function(*arguments, pointer, size)
     return buffer.raw[: size - 2].decode("utf-16-le", "replace").replace("\r", "\n")
 
 

@@ -1,4 +1,4 @@
-"""Rich text (.rtf), by striprtf. Superscripts, subscripts, notes and headers, which it drops, are marked first."""
+"""Converts rich text (.rtf) with striprtf. Scripts, notes and headers, which it would drop, become text first."""
 
 from __future__ import annotations
 
@@ -6,43 +6,52 @@ import re
 from collections import Counter
 from typing import Final
 
-from memagent_converters.html_to_markdown import PICTURES, list_omissions
+from memagent_converters.html_to_markdown import UNDESCRIBED_PICTURES, list_omissions
 from memagent_graph.converters import Block, Parts, SourceFile
 
-_SCRIPTS: Final = re.compile(
+_SCRIPT_COMMANDS: Final = re.compile(
     r"\\(super|up[1-9]\d*|sub|dn[1-9]\d*)(?![a-z0-9])(?:\\(?!nosupersub|chftn|u-?\d)[a-z]+-?\d*)* ?"
     r"(?=[^\\} ]|\\(?:'|u-?\d))"
 )
-_DELETED: Final = re.compile(r"\\deleted(?![a-z0-9])")
-_GROUPS: Final = re.compile(r"(?:\\\*)?\\(footnote|annotation|(?:head|foot)er[lrf]?)(?![a-z]) ?|\\.|[{}]", re.DOTALL)
-_LOST: Final = {"embedded objects": re.compile(r"\\objdata\b"), PICTURES: re.compile(r"\\pict\b")}
+_DELETED_COMMAND: Final = re.compile(r"\\deleted(?![a-z0-9])")
+_GROUP_TOKENS: Final = re.compile(
+    r"(?:\\\*)?\\(footnote|annotation|(?:head|foot)er[lrf]?)(?![a-z]) ?|\\.|[{}]", re.DOTALL
+)
+_OMITTED_CONTENT: Final = {
+    "embedded objects": re.compile(r"\\objdata\b"),
+    UNDESCRIBED_PICTURES: re.compile(r"\\pict\b"),
+}
 
 
 def convert(source: SourceFile) -> Parts:
     """Convert a rich text file."""
     from striprtf.striprtf import rtf_to_text  # noqa: PLC0415  the extra `files`
 
-    raw = source.read().decode("latin-1")
-    marked = _SCRIPTS.sub(lambda match: r"\plain " + ("^" if match[1].startswith(("super", "up")) else "_"), raw)
-    text = rtf_to_text(_with_notes(_DELETED.sub(r"\\*", marked)), errors="replace")
-    # It leaves the two halves of a character beyond 16 bits apart.
+    rtf = source.read().decode("latin-1")
+    rtf_with_scripts = _SCRIPT_COMMANDS.sub(
+        lambda match: r"\plain " + ("^" if match[1].startswith(("super", "up")) else "_"), rtf
+    )
+    text = rtf_to_text(_inline_notes(_DELETED_COMMAND.sub(r"\\*", rtf_with_scripts)), errors="replace")
+    # striprtf leaves the two surrogates of a character beyond 16 bits separate.
     yield Block(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip() + "\n")
-    yield from list_omissions(Counter({what: len(mark.findall(raw)) for what, mark in _LOST.items()}))
+    yield from list_omissions(Counter({kind: len(pattern.findall(rtf)) for kind, pattern in _OMITTED_CONTENT.items()}))
 
 
-def _with_notes(rtf: str) -> str:
-    """Return a document whose notes, headers and footers are groups of its text."""
-    ends: list[str] = []
-    """The end marks of the open groups."""
+def _inline_notes(rtf: str) -> str:
+    """Return a document with its notes, headers and footers as groups of the text, which striprtf keeps."""
+    closing_marks: list[str] = []
+    """The text to write at the end of each open group."""
 
-    def replace_piece(match: re.Match[str]) -> str:
+    def replace_token(match: re.Match[str]) -> str:
         if match[0] == "{":
-            ends.append("")
-        elif match[0] == "}" and ends:
-            return ends.pop() + "}"
-        elif match[1] and ends:
-            begin, ends[-1] = ("[Note: ", "]") if match[1] in {"footnote", "annotation"} else ("", r"\par ")
-            return begin
+            closing_marks.append("")
+        elif match[0] == "}" and closing_marks:
+            return closing_marks.pop() + "}"
+        elif match[1] and closing_marks:
+            opening_mark, closing_marks[-1] = (
+                ("[Note: ", "]") if match[1] in {"footnote", "annotation"} else ("", r"\par ")
+            )
+            return opening_mark
         return match[0]
 
-    return _GROUPS.sub(replace_piece, rtf)
+    return _GROUP_TOKENS.sub(replace_token, rtf)

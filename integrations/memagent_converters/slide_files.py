@@ -1,4 +1,4 @@
-"""Presentations (.pptx): the slides in order, each a section, with tables, formulas and speaker's notes."""
+"""Converts presentations (.pptx): each slide is a section with its tables, formulas and speaker's notes."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from html import escape
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from memagent_converters.html_to_markdown import PICTURES, format_number, iter_markdown, list_omissions
+from memagent_converters.html_to_markdown import UNDESCRIBED_PICTURES, format_number, iter_markdown, list_omissions
 from memagent_converters.xml_archives import (
     XmlArchive,
     find_child,
     format_formula,
     get_attribute,
+    get_local_name,
     iter_descendants,
-    local_name,
     make_html_table,
 )
 from memagent_graph.converters import GAP, Parts, SourceFile
 
-_MAIN: Final = "ppt/presentation.xml"
-_TITLES: Final = frozenset(("title", "ctrTitle"))
+_PRESENTATION: Final = "ppt/presentation.xml"
+_TITLE_PLACEHOLDERS: Final = frozenset(("title", "ctrTitle"))
 _RELATED_PARTS: Final = {"notesSlide": "Notes:", "comments": "Comments:", "diagramData": ""}
 """The heading for each part that belongs to a slide, by relation type."""
-_STYLES: Final = {
+_NUMBER_STYLES: Final = {
     "alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "lowerRoman", "romanUc": "upperRoman"
 }  # fmt: skip
 _SKIPPED_PLACEHOLDERS: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
-"""Placeholders without text that belongs to the slide."""
+"""Placeholders whose text is not content of the slide, such as its number."""
 
 
 def convert(source: SourceFile) -> Parts:
     """Convert a presentation."""
     archive = XmlArchive(source.name, source.file)
-    relations = archive.read_relations(_MAIN)
-    for number, entry in enumerate(iter_descendants(archive.read_required_xml(_MAIN), "sldId"), 1):
+    relations = archive.read_relations(_PRESENTATION)
+    for number, entry in enumerate(iter_descendants(archive.read_required_xml(_PRESENTATION), "sldId"), 1):
         reference = next((value for key, value in entry.items() if key.endswith("}id")), "")
         member = relations.get(reference, ("", ""))[1]
         label, slide = f"slide {number}", archive.read_xml(member)
@@ -61,12 +61,12 @@ def convert(source: SourceFile) -> Parts:
 def iter_shapes(parent: Element, omission_counts: Counter[str]) -> Iterator[str]:
     """Yield the shapes of a slide or a sheet as HTML: texts, tables, descriptions of pictures."""
     for element in parent:
-        match local_name(element):
+        match get_local_name(element):
             case "sp":
-                holder = find_child(element, "nvSpPr", "nvPr", "ph")
-                kind = get_attribute(holder, "type")
+                placeholder = find_child(element, "nvSpPr", "nvPr", "ph")
+                kind = get_attribute(placeholder, "type")
                 if kind not in _SKIPPED_PLACEHOLDERS:
-                    yield from _iter_texts(element, is_title=kind in _TITLES)
+                    yield from _iter_texts(element, is_title=kind in _TITLE_PLACEHOLDERS)
             case "tbl":
                 rows = [
                     [
@@ -76,16 +76,16 @@ def iter_shapes(parent: Element, omission_counts: Counter[str]) -> Iterator[str]
                             int(get_attribute(cell, "rowSpan", "1")),
                         )
                         for cell in row
-                        if local_name(cell) == "tc"
+                        if get_local_name(cell) == "tc"
                         and not {get_attribute(cell, "hMerge"), get_attribute(cell, "vMerge")} & {"1", "true"}
                     ]
                     for row in element
-                    if local_name(row) == "tr"
+                    if get_local_name(row) == "tr"
                 ]
                 yield make_html_table(rows)
             case "pic":
                 text = get_attribute(find_child(element, "nvPicPr", "cNvPr"), "descr").strip()
-                omission_counts[PICTURES] += not text
+                omission_counts[UNDESCRIBED_PICTURES] += not text
                 yield f"<p>![{escape(text)}]</p>" if text else ""
             case "Fallback":
                 continue
@@ -94,25 +94,31 @@ def iter_shapes(parent: Element, omission_counts: Counter[str]) -> Iterator[str]
 
 
 def _iter_texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
-    counts: dict[int, int] = {}
+    item_numbers: dict[int, int] = {}
     """The number of the last paragraph, by level."""
     for paragraph in iter_descendants(shape, "p"):
         text, properties = _format_paragraph(paragraph), find_child(paragraph, "pPr")
-        level, numbers = int(get_attribute(properties, "lvl", "0")), find_child(properties, "buAutoNum")
-        counts = {other: count for other, count in counts.items() if other < level + (numbers is not None)}
+        level, numbering = int(get_attribute(properties, "lvl", "0")), find_child(properties, "buAutoNum")
+        item_numbers = {
+            outer_level: item_number
+            for outer_level, item_number in item_numbers.items()
+            if outer_level < level + (numbering is not None)
+        }
         if is_title:
             text = f"<h2>{text[3:-4]}</h2>"
-        elif numbers is not None:
-            counts[level] = counts.get(level, int(get_attribute(numbers, "startAt", "1")) - 1) + 1
-            marker = format_number(counts[level], _STYLES.get(get_attribute(numbers, "type")[:7], "decimal"))
+        elif numbering is not None:
+            item_numbers[level] = item_numbers.get(level, int(get_attribute(numbering, "startAt", "1")) - 1) + 1
+            marker = format_number(
+                item_numbers[level], _NUMBER_STYLES.get(get_attribute(numbering, "type")[:7], "decimal")
+            )
             text = f'<li marker="{marker}." level="{level}">{text[3:-4]}</li>'
         yield text
 
 
 def _format_paragraph(paragraph: Element) -> str:
-    pieces = [escape(paragraph.text or "")] if local_name(paragraph) == "text" else []
+    pieces = [escape(paragraph.text or "")] if get_local_name(paragraph) == "text" else []
     for run in paragraph.iter():
-        match local_name(run):
+        match get_local_name(run):
             case "r" | "fld" if find_child(run, "t") is not None:
                 text = escape(find_child(run, "t").text or "")  # type: ignore[union-attr]
                 shift = get_attribute(find_child(run, "rPr"), "baseline", "0")

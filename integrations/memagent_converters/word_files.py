@@ -1,4 +1,4 @@
-"""Word files (.docx): numbered headings and lists, notes, forms, formulas, tracked changes.
+"""Converts Word files (.docx): numbered headings and lists, notes, forms, formulas, tracked changes.
 
 Insertions are kept, deletions are dropped. Each header and footer appears once. Notes and comments are at the end, with
 a mark like [^1] at their place in the text.
@@ -14,25 +14,25 @@ from itertools import groupby
 from typing import Any, Final
 from xml.etree.ElementTree import Element
 
-from memagent_converters.html_to_markdown import PICTURES, format_number, iter_markdown, list_omissions
+from memagent_converters.html_to_markdown import UNDESCRIBED_PICTURES, format_number, iter_markdown, list_omissions
 from memagent_converters.xml_archives import (
     XmlArchive,
     find_child,
     format_formula,
     get_attribute,
     get_int,
+    get_local_name,
     iter_descendants,
-    local_name,
     make_html_table,
 )
 from memagent_graph.converters import Parts, SourceFile
 
-_MAIN: Final = "word/document.xml"
+_DOCUMENT: Final = "word/document.xml"
 _SKIPPED_TAGS: Final = frozenset(
     ("del", "moveFrom", "instrText", "delText", "rPr", "pPr", "Fallback", "sdtPr", "sectPr")
 )
-_MARKS: Final = {"b": "b", "i": "i", "strike": "s", "dstrike": "s"}
-_OFF: Final = frozenset(("0", "false", "none", "off"))
+_MARK_TAGS: Final = {"b": "b", "i": "i", "strike": "s", "dstrike": "s"}
+_FALSE_VALUES: Final = frozenset(("0", "false", "none", "off"))
 _DINGBATS: Final = {
     "6F": "☐", "70": "☐", "71": "☐", "72": "☐", "78": "☒", "A3": "☐", "A8": "☐", "FB": "✗", "FC": "✓", "FD": "☒",
     "FE": "☑", "6C": "●", "A7": "▪", "E0": "→", "D8": "➢",
@@ -44,9 +44,9 @@ _SYMBOLS: Final = dict(
         strict=True,
     )
 )
-"""The characters that the font Symbol shows for letters."""
+"""The characters that the font Symbol shows instead of letters."""
 _SYMBOL_LETTERS: Final = re.compile("[\uf020-\uf0ff]")
-_LEVEL: Final = re.compile(r"%([1-9])")
+_LEVEL_PLACEHOLDER: Final = re.compile(r"%([1-9])")
 
 
 def convert(source: SourceFile) -> Parts:
@@ -66,17 +66,15 @@ class _WordDocument:
     def __init__(self, archive: XmlArchive) -> None:
         self.archive = archive
         self.omission_counts: Counter[str] = Counter()
-        self._relations = archive.read_relations(_MAIN)
+        self._relations = archive.read_relations(_DOCUMENT)
         self._styles = _Styles(archive.read_xml("word/styles.xml"))
-        self._numbers = _ListNumbers(archive.read_xml("word/numbering.xml"), self._styles)
+        self._list_numbers = _ListNumbers(archive.read_xml("word/numbering.xml"), self._styles)
         self._text_boxes: list[str] = []
         """The text boxes of the current paragraph, as HTML."""
-        self._field: list[Element] = []
-        """The `ffData` of the open fields."""
 
     def to_html(self) -> str:
-        """Return the whole document."""
-        root = self.archive.read_required_xml(_MAIN)
+        """Return the document with its headers, notes and footers as HTML."""
+        root = self.archive.read_required_xml(_DOCUMENT)
         body = find_child(root, "body")
         header, footer = self._format_headers("header"), self._format_headers("footer")
         text = "".join(self._iter_blocks(body)) if body is not None else ""
@@ -89,25 +87,25 @@ class _WordDocument:
     def _format_headers(self, kind: str) -> str:
         """Return the headers or footers, each text once."""
         texts: dict[str, None] = {}
-        for type_, target in self._relations.values():
-            root = self.archive.read_xml(target) if type_ == kind else None
+        for relation_type, target in self._relations.values():
+            root = self.archive.read_xml(target) if relation_type == kind else None
             if root is not None:
                 texts["".join(self._iter_blocks(root))] = None
         return "".join(text for text in texts if re.search(r"[^\W\d_]{2}", re.sub(r"<[^>]*>", "", text)))
 
-    def _format_notes(self, member: str, mark: str) -> str:
+    def _format_notes(self, member: str, prefix: str) -> str:
         root = self.archive.read_xml(member)
         notes = []
         for note in root if root is not None else ():
             if get_attribute(note, "type") not in {"separator", "continuationSeparator", "continuationNotice"}:
-                author = f" {get_attribute(note, 'author')}:" if mark == "c" else ""
+                author = f" {get_attribute(note, 'author')}:" if prefix == "c" else ""
                 text = re.sub(r"</?p>", " ", "".join(self._iter_blocks(note)))
-                notes.append(f"<p>[^{mark}{get_attribute(note, 'id')}]:{escape(author)} {text}</p>")
+                notes.append(f"<p>[^{prefix}{get_attribute(note, 'id')}]:{escape(author)} {text}</p>")
         return "".join(notes)
 
     def _iter_blocks(self, parent: Element) -> Iterator[str]:
         for element in parent:
-            match local_name(element):
+            match get_local_name(element):
                 case "p":
                     yield self._format_paragraph(element)
                 case "tbl":
@@ -118,28 +116,28 @@ class _WordDocument:
                     yield from self._iter_blocks(element)
 
     def _format_paragraph(self, element: Element) -> str:
-        outer, self._text_boxes = self._text_boxes, []
+        outer_text_boxes, self._text_boxes = self._text_boxes, []
         runs = "".join(
             "".join(f"<{tag}>" for tag in tags)
-            + "".join(text for _, text in same)
+            + "".join(text for _, text in group)
             + "".join(f"</{tag}>" for tag in tags[::-1])
-            for tags, same in groupby(self._iter_runs(element), key=lambda run: run[0])
+            for tags, group in groupby(self._iter_runs(element), key=lambda run: run[0])
         )
-        boxes, self._text_boxes = "".join(self._text_boxes), outer
+        text_boxes, self._text_boxes = "".join(self._text_boxes), outer_text_boxes
         properties = find_child(element, "pPr")
         style = _get_child_value(properties, "pStyle")
-        label, level = self._numbers.compute_label(properties, style)
+        label, level = self._list_numbers.compute_label(properties, style)
         heading = self._styles.get_heading_level(style, properties)
         if heading and runs.strip():
-            return f"<h{heading}>{escape(label + ' ' if label else '')}{runs}</h{heading}>{boxes}"
+            return f"<h{heading}>{escape(label + ' ' if label else '')}{runs}</h{heading}>{text_boxes}"
         if label:
-            return f'<li marker="{escape(label)}" level="{level}">{runs}</li>{boxes}'
-        return f"<p>{runs}</p>{boxes}"
+            return f'<li marker="{escape(label)}" level="{level}">{runs}</li>{text_boxes}'
+        return f"<p>{runs}</p>{text_boxes}"
 
     def _iter_runs(self, parent: Element) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield the pieces of a paragraph, each with the HTML elements that it is in."""
         for element in parent:
-            name = local_name(element)
+            name = get_local_name(element)
             match name:
                 case "r":
                     tags_of_run = self._get_tags(find_child(element, "rPr"))
@@ -152,9 +150,9 @@ class _WordDocument:
                 case "oMath" | "oMathPara":
                     yield (), " ".join(map(format_formula, iter_descendants(element, "oMath")))
                 case "sdt":
-                    box = next(iter_descendants(element, "checkbox"), None)
-                    if box is not None and find_child(element, "sdtPr", "checkbox") is box:
-                        yield (), "☒" if _get_child_value(box, "checked", "0") not in _OFF else "☐"
+                    checkbox = next(iter_descendants(element, "checkbox"), None)
+                    if checkbox is not None and find_child(element, "sdtPr", "checkbox") is checkbox:
+                        yield (), "☒" if _get_child_value(checkbox, "checked", "0") not in _FALSE_VALUES else "☐"
                     else:
                         yield from self._iter_runs(element)
                 case _ if name not in _SKIPPED_TAGS:
@@ -163,16 +161,16 @@ class _WordDocument:
     def _get_tags(self, properties: Element | None) -> tuple[str, ...]:
         tags = []
         for element in properties if properties is not None else ():
-            name, value = local_name(element), get_attribute(element, "val")
-            if name in _MARKS and value not in _OFF:
-                tags.append(_MARKS[name])
+            name, value = get_local_name(element), get_attribute(element, "val")
+            if name in _MARK_TAGS and value not in _FALSE_VALUES:
+                tags.append(_MARK_TAGS[name])
             elif name == "vertAlign" and value in {"superscript", "subscript"}:
                 tags.append(value[:3])
         return tuple(sorted(set(tags)))
 
     def _iter_run(self, run: Element) -> Iterator[str]:
         for element in run:
-            match local_name(element):
+            match get_local_name(element):
                 case "t":
                     yield escape(self._map_letters(element.text or "", run))
                 case "tab" | "ptab":
@@ -184,8 +182,8 @@ class _WordDocument:
                 case "sym":
                     yield self._map_symbol(get_attribute(element, "font"), get_attribute(element, "char").upper())
                 case "footnoteReference" | "endnoteReference" | "commentReference" as kind:
-                    mark = {"f": "", "e": "e", "c": "c"}[kind[0]]
-                    yield f"[^{mark}{get_attribute(element, 'id')}]"
+                    prefix = {"f": "", "e": "e", "c": "c"}[kind[0]]
+                    yield f"[^{prefix}{get_attribute(element, 'id')}]"
                 case "fldChar":
                     yield self._format_field(element)
                 case "AlternateContent":
@@ -202,38 +200,38 @@ class _WordDocument:
         return _SYMBOL_LETTERS.sub(lambda match: self._map_symbol(font, f"{ord(match[0]):X}"), text)
 
     def _map_symbol(self, font: str, code: str) -> str:
-        mark = _SYMBOLS.get(chr(int(code[-2:], 16))) if font == "Symbol" and code else _DINGBATS.get(code[-2:])
-        if mark is None and code and not code.startswith("F0"):
-            mark = chr(int(code, 16))
-        if mark is None:
+        character = _SYMBOLS.get(chr(int(code[-2:], 16))) if font == "Symbol" and code else _DINGBATS.get(code[-2:])
+        if character is None and code and not code.startswith("F0"):
+            character = chr(int(code, 16))
+        if character is None:
             self.omission_counts["symbols whose characters are not known"] += 1
-        return mark or ""
+        return character or ""
 
     def _format_field(self, element: Element) -> str:
         """Return the value of a legacy form field without text: a check box or a choice."""
         data = find_child(element, "ffData")
-        box, choice = find_child(data, "checkBox"), find_child(data, "ddList")
-        if box is not None:
-            state = find_child(box, "checked")
-            state = find_child(box, "default") if state is None else state
-            return "☒" if state is not None and get_attribute(state, "val", "1") not in _OFF else "☐"
-        if choice is not None:
-            entries = [get_attribute(node, "val") for node in choice if local_name(node) == "listEntry"]
-            return escape("".join(entries[get_int(find_child(choice, "result"), 0) :][:1]))
+        checkbox, drop_down = find_child(data, "checkBox"), find_child(data, "ddList")
+        if checkbox is not None:
+            state = find_child(checkbox, "checked")
+            state = find_child(checkbox, "default") if state is None else state
+            return "☒" if state is not None and get_attribute(state, "val", "1") not in _FALSE_VALUES else "☐"
+        if drop_down is not None:
+            entries = [get_attribute(node, "val") for node in drop_down if get_local_name(node) == "listEntry"]
+            return escape("".join(entries[get_int(find_child(drop_down, "result"), 0) :][:1]))
         return ""
 
     def _format_drawing(self, element: Element) -> str:
         """Return the descriptions of pictures; text boxes among them come after the paragraph."""
         descriptions = []
-        pictures = 0
+        picture_count = 0
         for node in _iter_drawing(element):
-            match local_name(node):
+            match get_local_name(node):
                 case "docPr" | "shape" if text := (get_attribute(node, "descr") or get_attribute(node, "alt")).strip():
                     descriptions.append(f"![{escape(text)}]")
-                case "blip" | "imagedata" if local_name(element) != "object":
-                    pictures += 1
-                case "decorative" if get_attribute(node, "val") not in _OFF:
-                    pictures -= 1
+                case "blip" | "imagedata" if get_local_name(element) != "object":
+                    picture_count += 1
+                case "decorative" if get_attribute(node, "val") not in _FALSE_VALUES:
+                    picture_count -= 1
                 case "txbxContent":
                     self._text_boxes += self._iter_blocks(node)
                 case "textpath":
@@ -242,13 +240,13 @@ class _WordDocument:
                     self.omission_counts["charts"] += 1
                 case "relIds":
                     self.omission_counts["diagrams"] += 1
-        if pictures > 0 and not descriptions:
-            self.omission_counts[PICTURES] += pictures
+        if picture_count > 0 and not descriptions:
+            self.omission_counts[UNDESCRIBED_PICTURES] += picture_count
         return " ".join(descriptions)
 
     def _format_table(self, table: Element) -> str:
         rows: list[list[list[Any]]] = []
-        above: dict[int, list[Any]] = {}
+        cells_above: dict[int, list[Any]] = {}
         """The last cell that began in each column."""
         for row in _iter_members(table, "tr"):
             properties = find_child(row, "trPr")
@@ -259,11 +257,11 @@ class _WordDocument:
             for cell in _iter_members(row, "tc"):
                 span = max(1, get_int(find_child(cell, "tcPr", "gridSpan"), 1))
                 merge = find_child(cell, "tcPr", "vMerge")
-                if merge is not None and get_attribute(merge, "val") != "restart" and column in above:
-                    above[column][2] += 1
+                if merge is not None and get_attribute(merge, "val") != "restart" and column in cells_above:
+                    cells_above[column][2] += 1
                 else:
-                    above[column] = ["".join(self._iter_blocks(cell)), span, 1]
-                    cells.append(above[column])
+                    cells_above[column] = ["".join(self._iter_blocks(cell)), span, 1]
+                    cells.append(cells_above[column])
                 column += span
             rows.append(cells)
         return make_html_table(rows)
@@ -272,18 +270,18 @@ class _WordDocument:
 def _iter_drawing(parent: Element) -> Iterator[Element]:
     """Yield the elements of a drawing, except the contents of text boxes and the fallbacks for older programs."""
     for element in parent:
-        if local_name(element) != "Fallback":
+        if get_local_name(element) != "Fallback":
             yield element
-            if local_name(element) != "txbxContent":
+            if get_local_name(element) != "txbxContent":
                 yield from _iter_drawing(element)
 
 
 def _iter_members(parent: Element, name: str) -> Iterator[Element]:
     """Yield the rows of a table or the cells of a row, including inserted ones and those in content controls."""
     for element in parent:
-        if local_name(element) == name:
+        if get_local_name(element) == name:
             yield element
-        elif local_name(element) in {"sdt", "sdtContent", "ins", "customXml"}:
+        elif get_local_name(element) in {"sdt", "sdtContent", "ins", "customXml"}:
             yield from _iter_members(element, name)
 
 
@@ -329,59 +327,65 @@ class _ListNumbers:
         self._styles = styles
         self._lists: dict[str, tuple[str, dict[int, Element], dict[int, int]]] = {}
         """The definition, the levels and their start numbers, by list id."""
-        self._counts: dict[str, dict[int, int]] = {}
-        """The last number of each level, by definition."""
-        self._restarted: set[str] = set()
-        levels: dict[str, dict[int, Element]] = {}
+        self._last_numbers: dict[str, dict[int, int]] = {}
+        """The last number at each level, by list definition."""
+        self._restarted_lists: set[str] = set()
+        levels_by_definition: dict[str, dict[int, Element]] = {}
         for node in root if root is not None else ():
-            if local_name(node) == "abstractNum":
-                levels[get_attribute(node, "abstractNumId")] = {
-                    int(get_attribute(level, "ilvl", "0")): level for level in node if local_name(level) == "lvl"
+            if get_local_name(node) == "abstractNum":
+                levels_by_definition[get_attribute(node, "abstractNumId")] = {
+                    int(get_attribute(level, "ilvl", "0")): level for level in node if get_local_name(level) == "lvl"
                 }
         for node in root if root is not None else ():
-            if local_name(node) == "num":
+            if get_local_name(node) == "num":
                 definition = _get_child_value(node, "abstractNumId")
-                levels_of_list, starts = dict(levels.get(definition, {})), dict[int, int]()
-                for override in (part for part in node if local_name(part) == "lvlOverride"):
+                levels_of_list, start_numbers = dict(levels_by_definition.get(definition, {})), dict[int, int]()
+                for override in (part for part in node if get_local_name(part) == "lvlOverride"):
                     level = int(get_attribute(override, "ilvl", "0"))
                     if (start := find_child(override, "startOverride")) is not None:
-                        starts[level] = get_int(start, 1)
-                    if (changed := find_child(override, "lvl")) is not None:
-                        levels_of_list[level] = changed
-                self._lists[get_attribute(node, "numId")] = definition, levels_of_list, starts
+                        start_numbers[level] = get_int(start, 1)
+                    if (level_definition := find_child(override, "lvl")) is not None:
+                        levels_of_list[level] = level_definition
+                self._lists[get_attribute(node, "numId")] = definition, levels_of_list, start_numbers
 
     def compute_label(self, properties: Element | None, style: str) -> tuple[str, int]:
         """Return a paragraph's number as Word shows it, or "-" for a bullet, and its level; "" for other paragraphs."""
-        of_styles = (find_child(node, "pPr", "numPr") for node in self._styles.iter_chain(style))
-        numberings = [find_child(properties, "numPr"), *of_styles]
+        style_numberings = (find_child(node, "pPr", "numPr") for node in self._styles.iter_chain(style))
+        numberings = [find_child(properties, "numPr"), *style_numberings]
         list_id = next(filter(None, (_get_child_value(node, "numId") for node in numberings)), "")
         if list_id not in self._lists:
             return "", 0
-        definition, levels, starts = self._lists[list_id]
+        definition, levels, start_numbers = self._lists[list_id]
         if value := next(filter(None, (_get_child_value(node, "ilvl") for node in numberings)), ""):
             level = int(value)
-        else:  # a level may name the style that has it
-            level = next((number for number, node in levels.items() if _get_child_value(node, "pStyle") == style), 0)
+        else:  # a level may name the style that uses it
+            level = next(
+                (list_level for list_level, node in levels.items() if _get_child_value(node, "pStyle") == style), 0
+            )
         if level not in levels:
             return "-", level
-        counts = self._counts.setdefault(definition, {})
-        if list_id not in self._restarted:
-            self._restarted.add(list_id)
-            for other in starts:
-                counts.pop(other, None)
-        for deeper in [other for other in counts if other > level]:
-            del counts[deeper]
-        for other in range(level + 1):
-            first = starts.get(other, get_int(find_child(levels.get(other), "start"), 1))
-            counts[other] = counts.get(other, first - 1) + 1 if other == level else counts.get(other, first)
-        form = levels[level]
-        if _get_child_value(form, "numFmt", "decimal") == "bullet":
+        last_numbers = self._last_numbers.setdefault(definition, {})
+        if list_id not in self._restarted_lists:
+            self._restarted_lists.add(list_id)
+            for other_level in start_numbers:
+                last_numbers.pop(other_level, None)
+        for deeper_level in [other_level for other_level in last_numbers if other_level > level]:
+            del last_numbers[deeper_level]
+        for other_level in range(level + 1):
+            first_number = start_numbers.get(other_level, get_int(find_child(levels.get(other_level), "start"), 1))
+            last_numbers[other_level] = (
+                last_numbers.get(other_level, first_number - 1) + 1
+                if other_level == level
+                else last_numbers.get(other_level, first_number)
+            )
+        level_element = levels[level]
+        if _get_child_value(level_element, "numFmt", "decimal") == "bullet":
             return "-", level
-        plain = find_child(form, "isLgl") is not None
+        is_decimal = find_child(level_element, "isLgl") is not None
 
         def format_level(match: re.Match[str]) -> str:
-            other = int(match[1]) - 1
-            style = "decimal" if plain else _get_child_value(levels.get(other), "numFmt", "decimal")
-            return format_number(counts.get(other, 1), style)
+            other_level = int(match[1]) - 1
+            style = "decimal" if is_decimal else _get_child_value(levels.get(other_level), "numFmt", "decimal")
+            return format_number(last_numbers.get(other_level, 1), style)
 
-        return _LEVEL.sub(format_level, _get_child_value(form, "lvlText")).strip(), level
+        return _LEVEL_PLACEHOLDER.sub(format_level, _get_child_value(level_element, "lvlText")).strip(), level

@@ -1,4 +1,4 @@
-"""Zip archives of XML, as Office, OpenDocument and book files are: members within bounds, without external entities."""
+"""Reads zip archives of XML (Office, OpenDocument and book files), with bounds and without external entities."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class XmlArchive:
     """A zip archive whose members are read as XML.
 
     Args:
-        name: the file's, for messages.
-        file: its content.
+        name: the file's name, for messages.
+        file: the file's content.
     """
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
@@ -68,9 +68,9 @@ class XmlArchive:
         return root
 
     def read_relations(self, member: str) -> dict[str, tuple[str, str]]:
-        """Return what an Office member refers to, by id: the relation's type, and the member or address."""
-        folder, _, last = member.rpartition("/")
-        root = self.read_xml(f"{folder}/_rels/{last}.rels")
+        """Return the relations of an Office member, by id: the type, and the member or address that it refers to."""
+        folder, _, file_name = member.rpartition("/")
+        root = self.read_xml(f"{folder}/_rels/{file_name}.rels")
         relations: dict[str, tuple[str, str]] = {}
         for node in root if root is not None else ():
             target = node.get("Target", "")
@@ -87,7 +87,7 @@ class XmlArchive:
         return posixpath.normpath(posixpath.join(posixpath.dirname(member), unquote(target.partition("#")[0])))
 
 
-def local_name(element: Element) -> str:
+def get_local_name(element: Element) -> str:
     """Return an element's name without its namespace."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
@@ -102,13 +102,15 @@ def get_attribute(element: Element | None, name: str, default: str = "") -> str:
 def find_child(element: Element | None, *path: str) -> Element | None:
     """Return the first element at a path of names without namespaces."""
     for name in path:
-        element = next((node for node in element if local_name(node) == name), None) if element is not None else None
+        element = (
+            next((node for node in element if get_local_name(node) == name), None) if element is not None else None
+        )
     return element
 
 
 def iter_descendants(element: Element, *names: str) -> Iterator[Element]:
     """Yield the elements with these names, in document order."""
-    return (node for node in element.iter() if local_name(node) in names)
+    return (node for node in element.iter() if get_local_name(node) in names)
 
 
 def format_formula(element: Element) -> str:
@@ -117,7 +119,7 @@ def format_formula(element: Element) -> str:
 
 
 def _to_formula(element: Element) -> Formula:
-    name = local_name(element)
+    name = get_local_name(element)
     text = (element.text or "") if name in {"t", "mi", "mn", "mo", "mtext", "ms"} else get_attribute(element, "val")
     return name, text.strip(), [_to_formula(node) for node in element]
 
@@ -129,7 +131,7 @@ def get_int(element: Element | None, default: int) -> int:
 
 
 def make_html_table(rows: Sequence[Sequence[Sequence[Any]]]) -> str:
-    """Return rows of cells as HTML; each cell is its HTML, and how many columns and rows it spans."""
+    """Return a table as HTML. A cell is its HTML, and how many columns and rows it spans."""
     return "<table>" + "".join(
         "<tr>" + "".join(f'<td colspan="{wide}" rowspan="{high}">{html}</td>' for html, wide, high in row) + "</tr>"
         for row in rows

@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from memagent_corpus.source_access import (
     PATH_HINT,
-    WEB,
+    WEB_SCHEMES,
     CorpusDocument,
     CorpusSize,
     SourceAccess,
+    convert_store_errors,
     display_url,
     get_scheme,
-    store_errors,
 )
 from memagent_corpus.table_inputs import (
     DatasetTable,
@@ -35,12 +35,12 @@ from memagent_corpus.table_inputs import (
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError
 
-DATASET: Final = "dataset:"
-_VERSIONS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
+DATASET_PREFIX: Final = "dataset:"
+_VERSION_KEYS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
 """Keys in the file information of fsspec whose value changes with the content, in order of preference."""
 _NO_INFO: Final[Mapping[str, Any]] = {}
-_ACCESS: Final = SourceAccess()
-_COLUMNS: Final = InputColumns()
+_DEFAULT_ACCESS: Final = SourceAccess()
+_DEFAULT_COLUMNS: Final = InputColumns()
 _PATTERN_HINT: Final = "Check the pattern, and put it in quotes."
 
 
@@ -66,17 +66,17 @@ class CorpusInputs(ABC):
             DocumentError: the source cannot be read, lacks a column, or has no documents.
         """
         documents = self.iter_documents()
-        first = next(documents, None)
-        if first is None:
+        first_document = next(documents, None)
+        if first_document is None:
             raise DocumentError(
                 f"there are no documents in {self.description}",
                 hint="Check the name. Hidden files, whose names begin with a dot, are left out.",
             )
-        yield first
+        yield first_document
         yield from documents
 
     def ids(self) -> Iterator[str]:
-        """List the documents' names if they come from a user's column; others cannot have duplicates."""
+        """List the documents' names if they come from a user's column; other names cannot have duplicates."""
         return iter(())
 
     def total(self) -> CorpusSize:
@@ -94,8 +94,8 @@ class CorpusInputs(ABC):
 def open_inputs(
     source: str,
     *,
-    access: SourceAccess = _ACCESS,
-    columns: InputColumns = _COLUMNS,
+    access: SourceAccess = _DEFAULT_ACCESS,
+    columns: InputColumns = _DEFAULT_COLUMNS,
     subset: str | None = None,
     split: str = "train",
 ) -> CorpusInputs:
@@ -113,24 +113,24 @@ def open_inputs(
     Raises:
         DocumentError: `source` does not exist, or may not be opened.
     """
-    if source.startswith(DATASET):
-        dataset = DatasetTable(source.removeprefix(DATASET), subset, split)
+    if source.startswith(DATASET_PREFIX):
+        dataset = DatasetTable(source.removeprefix(DATASET_PREFIX), subset, split)
         return TableInputs((dataset,), access, columns)
     if get_scheme(source) in {"", "file"}:
         source = str(Path(source.removeprefix("file://")).expanduser())
     if is_pattern(source) and not (get_scheme(source) == "" and Path(source).exists()):
         root = _get_fixed_part(source)
-        files = FileInputs(root, _with_root(access, root), source)
+        files = FileInputs(root, _set_default_root(access, root), source)
         if not is_table(source):
-            access.filesystem(root)  # refuses schemes
+            access.open_filesystem(root)  # refuses schemes
             return files
         tables = sorted(document.location for document in files.documents() if document.location and not document.error)
         return TableInputs(tuple(FileTable(table, access) for table in tables), files.access, columns)
     if _is_folder(source, access):
-        return FileInputs(source, _with_root(access, source))
+        return FileInputs(source, _set_default_root(access, source))
     if is_table(source):
         folder = source.rpartition("/")[0] if get_scheme(source) else str(Path(source).parent)
-        return TableInputs((FileTable(source, access),), _with_root(access, folder), columns)
+        return TableInputs((FileTable(source, access),), _set_default_root(access, folder), columns)
     return FileInputs(source, replace(access, root=source), is_file=True)
 
 
@@ -160,57 +160,57 @@ class FileInputs(CorpusInputs):
     def iter_documents(self) -> Iterator[CorpusDocument]:
         """List the files, folder by folder."""
         scheme = get_scheme(self.location)
-        filesystem, root = self.access.filesystem(self.location)
+        filesystem, root = self.access.open_filesystem(self.location)
         if self.is_file:
             name = PurePosixPath(display_url(self.location)).name or "document"
-            info = _NO_INFO
-            if scheme not in WEB:
-                with store_errors(self.location):
-                    info = filesystem.info(root)
-                if info["type"] != "file":
+            file_info = _NO_INFO
+            if scheme not in WEB_SCHEMES:
+                with convert_store_errors(self.location):
+                    file_info = filesystem.info(root)
+                if file_info["type"] != "file":
                     raise DocumentError(
                         f"{display_url(self.location)} is not a regular file", hint="Save it in a file first."
                     )
-            yield _make_document(name, self.location if scheme else root, info)
+            yield _make_document(name, self.location if scheme else root, file_info)
             return
         root = root.rstrip("/")
-        for info in self._iter_files(filesystem, root):
-            path = str(info["name"])
+        for file_info in self._iter_files(filesystem, root):
+            path = str(file_info["name"])
             name = path.removeprefix(root).lstrip("/")
             if scheme:
-                yield _make_document(name, f"{scheme}://{path.lstrip('/')}", info)
-            elif info["type"] == "file":
-                yield _make_document(name, path, info)
-            elif info["islink"]:
+                yield _make_document(name, f"{scheme}://{path.lstrip('/')}", file_info)
+            elif file_info["type"] == "file":
+                yield _make_document(name, path, file_info)
+            elif file_info["islink"]:
                 try:
-                    target = resolve_below(Path(root or "/"), name, hint=PATH_HINT, any_kind=True)
+                    target_path = resolve_below(Path(root or "/"), name, hint=PATH_HINT, allow_any_kind=True)
                 except DocumentError as error:
                     yield replace(
                         _make_document(name), error=f"{_to_valid_unicode(name)} is a link, and {error.message}"
                     )
                     continue
-                if target.is_file():
-                    status = target.stat()
-                    yield _make_document(name, path, {"size": status.st_size, "mtime": status.st_mtime})
+                if target_path.is_file():
+                    target_status = target_path.stat()
+                    yield _make_document(name, path, {"size": target_status.st_size, "mtime": target_status.st_mtime})
 
     def _iter_files(self, filesystem: Any, root: str) -> Iterator[Mapping[str, Any]]:
         """Yield the information of all files that match, without following links to folders."""
-        pattern = self.access.filesystem(self.pattern)[1] if self.pattern else ""
-        relative = pattern.removeprefix(root).lstrip("/")
-        matches, shows_hidden = _compile_matcher(pattern), re.search(r"(^|/)\.", relative) is not None
-        depth = relative.count("/") if relative and "**" not in relative else None
+        pattern = self.access.open_filesystem(self.pattern)[1] if self.pattern else ""
+        relative_pattern = pattern.removeprefix(root).lstrip("/")
+        is_match, shows_hidden = _compile_matcher(pattern), re.search(r"(^|/)\.", relative_pattern) is not None
+        max_depth = relative_pattern.count("/") if relative_pattern and "**" not in relative_pattern else None
         folders = [(root, 0)]
         while folders:
-            folder, level = folders.pop()
+            folder, depth = folders.pop()
             for info in _list_entries(filesystem, folder, self.location):
                 path = str(info["name"]).rstrip("/")
                 if path == folder or (path.rpartition("/")[2].startswith(".") and not shows_hidden):
                     continue
                 if info["type"] != "directory":
-                    if matches(path):
+                    if is_match(path):
                         yield info
-                elif depth is None or level < depth:
-                    folders.append((path, level + 1))
+                elif max_depth is None or depth < max_depth:
+                    folders.append((path, depth + 1))
 
 
 @dataclass(frozen=True)
@@ -224,14 +224,14 @@ class TableInputs(CorpusInputs):
     @property
     def description(self) -> str:
         """The table's path, URL or name."""
-        first, count = display_url(self.tables[0].location), len(self.tables)
-        return f"the table {first}" if count == 1 else f"{count} tables such as {first}"
+        first_table, table_count = display_url(self.tables[0].location), len(self.tables)
+        return f"the table {first_table}" if table_count == 1 else f"{table_count} tables such as {first_table}"
 
     def iter_documents(self) -> Iterator[CorpusDocument]:
         """Yield one document for each row. An invalid row gives a document with an error."""
         for table, name in zip(self.tables, self._names, strict=True):
-            columns = self.columns.resolve(table.column_names(), name)
-            for number, row in enumerate(table.rows(columns.needed)):
+            columns = self.columns.resolve(table.list_columns(), name)
+            for number, row in enumerate(table.iter_rows(columns.needed_columns)):
                 if isinstance(row, str):
                     yield CorpusDocument(name=f"{name}#{number}", error=row)
                 else:
@@ -242,13 +242,13 @@ class TableInputs(CorpusInputs):
         if (column := self.columns.id) is None:
             return
         for table, name in zip(self.tables, self._names, strict=True):
-            InputColumns.require([column], table.column_names(), name)
-            for number, row in enumerate(table.rows([column])):
+            InputColumns.require([column], table.list_columns(), name)
+            for number, row in enumerate(table.iter_rows([column])):
                 yield choose_name("" if isinstance(row, str) else row.get(column), f"{name}#{number}")
 
     def total(self) -> CorpusSize:
         """Count the rows, if all tables know their number."""
-        counts = [table.count() for table in self.tables]
+        counts = [table.count_rows() for table in self.tables]
         known_counts = [count for count in counts if count is not None]
         return CorpusSize(sum(known_counts) if len(known_counts) == len(counts) else None, None)
 
@@ -261,15 +261,15 @@ class TableInputs(CorpusInputs):
 
 def is_pattern(location: str) -> bool:
     """Return whether a path or a store's URL contains wildcards. In a web page's URL, `?` begins a query."""
-    return get_scheme(location) not in WEB and glob.has_magic(location)
+    return get_scheme(location) not in WEB_SCHEMES and glob.has_magic(location)
 
 
 def _is_folder(location: str, access: SourceAccess) -> bool:
-    """Return whether a location is a folder, which a web page never is. A missing location is an error."""
-    filesystem, path = access.filesystem(location)
-    if get_scheme(location) in WEB:
+    """Return whether a location is a folder. A web page never is, and a missing location is an error."""
+    filesystem, path = access.open_filesystem(location)
+    if get_scheme(location) in WEB_SCHEMES:
         return False
-    with store_errors(location):
+    with convert_store_errors(location):
         if filesystem.isdir(path) or (get_scheme(location) and location.endswith("/")):
             return True
         if filesystem.exists(path):
@@ -280,7 +280,7 @@ def _is_folder(location: str, access: SourceAccess) -> bool:
     )
 
 
-def _with_root(access: SourceAccess, root: str) -> SourceAccess:
+def _set_default_root(access: SourceAccess, root: str) -> SourceAccess:
     return access if access.root else replace(access, root=root)
 
 
@@ -288,18 +288,19 @@ def _get_fixed_part(pattern: str) -> str:
     """Return the part of a pattern before the first folder or file name with wildcards."""
     scheme, separator, path = pattern.rpartition("://")
     parts = path.split("/")
-    fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
-    return f"{scheme}{separator}{'/'.join(parts[:fixed]) or ('/' if path.startswith('/') else '' if scheme else '.')}"
+    fixed_count = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    default = "/" if path.startswith("/") else "" if scheme else "."
+    return f"{scheme}{separator}{'/'.join(parts[:fixed_count]) or default}"
 
 
 def _list_entries(filesystem: Any, folder: str, location: str) -> Iterator[Mapping[str, Any]]:
-    """List a folder; one that has just disappeared is empty."""
-    with store_errors(location):
+    """Yield the entries of a folder; none if the folder has just disappeared."""
+    with convert_store_errors(location):
         try:
             if get_scheme(location):
                 yield from filesystem.ls(folder, detail=True)
                 return
-            with os.scandir(folder or "/") as entries:  # one at a time, because a folder can have millions
+            with os.scandir(folder or "/") as entries:  # one at a time, because a folder can have millions of files
                 for entry in entries:
                     yield filesystem.info(entry)
         except FileNotFoundError:
@@ -307,7 +308,7 @@ def _list_entries(filesystem: Any, folder: str, location: str) -> Iterator[Mappi
 
 
 def _compile_matcher(pattern: str) -> Callable[[str], object]:
-    """Return a function that matches paths against a pattern; all paths match an empty one."""
+    """Return a function that matches paths against a pattern. All paths match an empty pattern."""
     from fsspec.utils import glob_translate  # noqa: PLC0415  an optional dependency
 
     if not pattern:
@@ -318,21 +319,21 @@ def _compile_matcher(pattern: str) -> Callable[[str], object]:
         raise DocumentError(f"{display_url(pattern)} is not a pattern: {error}", hint=_PATTERN_HINT) from error
 
 
-def _make_document(name: str, location: str | None = None, info: Mapping[str, Any] = _NO_INFO) -> CorpusDocument:
+def _make_document(name: str, location: str | None = None, file_info: Mapping[str, Any] = _NO_INFO) -> CorpusDocument:
     """Return a file. Its version is its size with its ETag, checksum or time; empty if the store has none of these."""
-    size = info.get("size")
-    version = next((f"{size}-{info[key]}" for key in _VERSIONS if info.get(key)), "")
+    size = file_info.get("size")
+    version = next((f"{size}-{file_info[key]}" for key in _VERSION_KEYS if file_info.get(key)), "")
     return CorpusDocument(name=_to_valid_unicode(name), version=version, size=size, location=location)
 
 
 def _to_valid_unicode(name: str) -> str:
-    """Return a file name as valid Unicode. Python represents undecodable bytes as half surrogate pairs."""
+    """Return a file name as valid Unicode. Python represents undecodable bytes as lone surrogates."""
     if name.isascii():
         return name
-    valid = re.sub("[\ud800-\udfff]", "\ufffd", name)
-    if valid != name:  # the bytes are appended, because two names could become equal
-        valid += f"~{name.encode('utf-8', 'surrogateescape').hex()[-16:]}"
-    return valid
+    valid_name = re.sub("[\ud800-\udfff]", "\ufffd", name)
+    if valid_name != name:  # the bytes are appended, because two names could become equal
+        valid_name += f"~{name.encode('utf-8', 'surrogateescape').hex()[-16:]}"
+    return valid_name
 
 
 def require_unique_ids(inputs: CorpusInputs) -> None:
@@ -347,14 +348,14 @@ def require_unique_ids(inputs: CorpusInputs) -> None:
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, row INTEGER) WITHOUT ROWID")
-            for number, identity in enumerate(inputs.ids()):
-                name = identity.encode("utf-8", "replace").decode()
+            for number, document_id in enumerate(inputs.ids()):
+                name = document_id.encode("utf-8", "replace").decode()
                 try:
                     connection.execute("INSERT INTO ids VALUES (?, ?)", (name, number))
                 except sqlite3.IntegrityError:
-                    (first,) = connection.execute("SELECT row FROM ids WHERE id = ?", (name,)).fetchone()
+                    (first_row,) = connection.execute("SELECT row FROM ids WHERE id = ?", (name,)).fetchone()
                     raise DocumentError(
-                        f"rows {first} and {number} of {inputs.description} have the same id {name[:100]!r}",
+                        f"rows {first_row} and {number} of {inputs.description} have the same id {name[:100]!r}",
                         hint="Ids must be unique. Choose another column with --id-column, or omit the option.",
                     ) from None
         finally:

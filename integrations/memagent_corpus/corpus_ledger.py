@@ -1,7 +1,7 @@
 """The ledger of a table: a SQLite file with the finished documents, and the rows that are not in a part yet.
 
 A row is first stored in the ledger, in the same transaction that marks its document as finished. Later it is written to
-a part of the table, and then its content is deleted here. Memory use does not grow with the number of documents.
+a part of the table, and its content is deleted from the ledger. Memory use does not grow with the number of documents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
 from memagent_corpus.table_folder import TablePart
 from memagent_graph.errors import CorpusError
-from memagent_graph.storage.database import OtherTablesError, open_database
+from memagent_graph.storage.database import UnknownSchemaError, open_database
 
 _SCHEMA: Final = (
     "CREATE TABLE documents (name TEXT PRIMARY KEY, version TEXT NOT NULL, begun INTEGER NOT NULL) WITHOUT ROWID",
@@ -30,7 +30,7 @@ _SCHEMA: Final = (
     "CREATE TABLE parts (number INTEGER PRIMARY KEY, rows INTEGER NOT NULL, failed INTEGER NOT NULL, bytes "
     "INTEGER NOT NULL, sha256 TEXT NOT NULL, stale INTEGER NOT NULL DEFAULT 0)",
 )
-_FETCHED_ROWS: Final = 256
+_ROWS_PER_FETCH: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class OpenQuestions:
 
     questions: tuple[str, ...]
     """Questions without a row, or with a failed row that is to be retried. All of them if the source changed."""
-    begun: bool
+    is_begun: bool
     """Whether an earlier process began to read the document, so that checkpoints may exist."""
-    changed: bool
+    is_changed: bool
     """Whether the document may have changed since it was read, according to its source."""
     answered_ids: frozenset[str] = frozenset()
-    """The ids of the document's rows that have an answer. They stay valid if the text is still the same."""
+    """The ids of the document's rows that have an answer. They stay valid if the text has not changed."""
 
 
 class CorpusLedger:
@@ -60,61 +60,64 @@ class CorpusLedger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        with self._as_corpus_error():
+        with self._convert_errors():
             self._connection = open_database(path, _SCHEMA)
 
     # Documents
 
-    def open_questions(
+    def find_open_questions(
         self, document: str, version: str, questions: Sequence[str], *, retry_failed: bool = False
     ) -> OpenQuestions:
         """Return which of these questions about a document still have to be answered.
 
         Args:
             document: the document's name.
-            version: its current version.
-            questions: all questions about it.
+            version: the document's current version.
+            questions: all questions about the document.
             retry_failed: treat questions whose row has an error as unanswered.
         """
         name = _to_storable(document)
-        with self._reading() as connection:
+        with self._locked_connection() as connection:
             record = connection.execute("SELECT version, begun FROM documents WHERE name = ?", (name,)).fetchone()
             if record is None:
-                return OpenQuestions(tuple(questions), begun=False, changed=False)
+                return OpenQuestions(tuple(questions), is_begun=False, is_changed=False)
             rows = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
-        changed = bool(rows) and bool(record["version"]) and bool(version) and record["version"] != version
-        done = set() if changed else {row["question"] for row in rows if not (row["failed"] and retry_failed)}
-        open_questions = tuple(question for question in questions if _digest(question) not in done)
-        if not open_questions and version and not record["version"]:  # adopted: from now on, changes can be detected
-            with self._writing() as connection:
+        is_changed = bool(rows) and bool(record["version"]) and bool(version) and record["version"] != version
+        answered_digests = (
+            set() if is_changed else {row["question"] for row in rows if not (row["failed"] and retry_failed)}
+        )
+        open_questions = tuple(question for question in questions if _hash_question(question) not in answered_digests)
+        if not open_questions and version and not record["version"]:
+            # The rows are of an adopted part. From now on, changes of the document can be detected.
+            with self._transaction() as connection:
                 connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
         answered_ids = {row["id"] for row in rows if not row["failed"]} if open_questions else set()
         return OpenQuestions(
-            open_questions, begun=bool(record["begun"]), changed=changed, answered_ids=frozenset(answered_ids)
+            open_questions, is_begun=bool(record["begun"]), is_changed=is_changed, answered_ids=frozenset(answered_ids)
         )
 
-    def begin(self, document: str) -> None:
+    def mark_begun(self, document: str) -> None:
         """Record that a document is being read."""
-        with self._writing() as connection:
+        with self._transaction() as connection:
             connection.execute(
                 "INSERT INTO documents VALUES (?, '', 1) ON CONFLICT (name) DO UPDATE SET begun = 1",
                 (_to_storable(document),),
             )
 
-    def finish(self, document: str, version: str, rows: Sequence[CorpusRow]) -> int:
+    def store_rows(self, document: str, version: str, rows: Sequence[CorpusRow]) -> int:
         """Store a document's rows and mark the document as finished. The rows replace older ones for the questions.
 
         Returns:
             The size of the encoded rows in bytes.
         """
         name, payloads = _to_storable(document), [encode_row(row) for row in rows]
-        with self._writing() as connection:
+        with self._transaction() as connection:
             for row, payload in zip(rows, payloads, strict=True):
-                question = _digest(row.question)
+                question = _hash_question(row.question)
                 _remove_row(connection, name, question)
                 connection.execute(
                     "INSERT INTO rows (id, document, question, failed, payload) VALUES (?, ?, ?, ?, ?)",
-                    (row.id, name, question, row.failed, payload),
+                    (row.id, name, question, row.has_error, payload),
                 )
             connection.execute(
                 "INSERT INTO documents VALUES (?, ?, 0) "
@@ -125,20 +128,20 @@ class CorpusLedger:
 
     def is_reading(self) -> bool:
         """Return whether any document is begun but not finished."""
-        with self._reading() as connection:
+        with self._locked_connection() as connection:
             return connection.execute("SELECT 1 FROM documents WHERE begun = 1 LIMIT 1").fetchone() is not None
 
-    def counts(self) -> tuple[int, int]:
+    def count_rows(self) -> tuple[int, int]:
         """Return the number of rows, and the number of failed rows among them."""
-        with self._reading() as connection:
+        with self._locked_connection() as connection:
             rows, failed = connection.execute("SELECT count(*), coalesce(sum(failed), 0) FROM rows").fetchone()
             return int(rows), int(failed)
 
     # Rows that wait for a part
 
-    def waiting(self) -> tuple[int, int]:
+    def count_waiting_rows(self) -> tuple[int, int]:
         """Return the number of rows that are not in a part, and their size in bytes."""
-        with self._reading() as connection:
+        with self._locked_connection() as connection:
             count, size = connection.execute(
                 "SELECT count(*), coalesce(sum(length(payload)), 0) FROM rows WHERE payload IS NOT NULL"
             ).fetchone()
@@ -146,79 +149,79 @@ class CorpusLedger:
 
     def iter_waiting_rows(self, max_rows: int) -> Iterator[tuple[int, CorpusRow]]:
         """Yield the oldest rows that are not in a part, with their numbers, reading a few at a time."""
-        last, left = -1, max_rows
-        while left > 0:
-            with self._reading() as connection:
+        last_number, rows_left = -1, max_rows
+        while rows_left > 0:
+            with self._locked_connection() as connection:
                 rows = connection.execute(
                     "SELECT number, payload FROM rows WHERE payload IS NOT NULL AND number > ? ORDER BY number LIMIT ?",
-                    (last, min(left, _FETCHED_ROWS)),
+                    (last_number, min(rows_left, _ROWS_PER_FETCH)),
                 ).fetchall()
             if not rows:
                 return
-            left -= len(rows)
-            for last, payload in rows:
-                yield last, decode_row(payload)
+            rows_left -= len(rows)
+            for last_number, payload in rows:
+                yield last_number, decode_row(payload)
 
     # Parts
 
-    def parts(self) -> list[TablePart]:
+    def list_parts(self) -> list[TablePart]:
         """Return the parts of the table, in the order of their numbers."""
-        with self._reading() as connection:
+        with self._locked_connection() as connection:
             return [_make_part(row) for row in connection.execute("SELECT * FROM parts ORDER BY number")]
 
-    def mark_written(self, part: TablePart, last: int) -> None:
-        """Record that all waiting rows up to the number `last` are in a part, and delete their content.
+    def mark_written(self, part: TablePart, last_number: int) -> None:
+        """Record that all waiting rows up to the number `last_number` are in a part, and delete their content.
 
         If one of them has been replaced since it was written, the part is stale.
         """
-        with self._writing() as connection:
+        with self._transaction() as connection:
             row_count = connection.execute(
                 "UPDATE rows SET part = ?, payload = NULL WHERE payload IS NOT NULL AND number <= ?",
-                (part.number, last),
+                (part.number, last_number),
             ).rowcount
             _add_part(connection, part, stale=row_count < part.rows)
 
     def list_stale_parts(self) -> list[TablePart]:
         """Return the parts with rows that newer rows have replaced."""
-        with self._reading() as connection:
+        with self._locked_connection() as connection:
             return [_make_part(row) for row in connection.execute("SELECT * FROM parts WHERE stale ORDER BY number")]
 
     def list_ids(self, part: TablePart) -> set[str]:
         """Return the ids of the rows in a part, without those that newer rows have replaced."""
-        with self._reading() as connection:
+        with self._locked_connection() as connection:
             return {row["id"] for row in connection.execute("SELECT id FROM rows WHERE part = ?", (part.number,))}
 
-    def replace_part(self, part: TablePart, new: TablePart | None) -> None:
-        """Record that the rows of a part are in a new one; None if it had no rows any more."""
-        with self._writing() as connection:
+    def replace_part(self, part: TablePart, new_part: TablePart | None) -> None:
+        """Record that the rows of a part are now in a new part; None if no row was left."""
+        with self._transaction() as connection:
             connection.execute("DELETE FROM parts WHERE number = ?", (part.number,))
-            if new is not None:
+            if new_part is not None:
                 row_count = connection.execute(
-                    "UPDATE rows SET part = ? WHERE part = ?", (new.number, part.number)
+                    "UPDATE rows SET part = ? WHERE part = ?", (new_part.number, part.number)
                 ).rowcount
-                _add_part(connection, new, stale=row_count < new.rows)
+                _add_part(connection, new_part, stale=row_count < new_part.rows)
 
-    def adopt(self, part: TablePart, rows: Iterable[tuple[str, str, str, bool]]) -> None:
-        """Add a part of the table that is missing here. Its rows replace others for the same document and question.
+    def adopt_part(self, part: TablePart, rows: Iterable[tuple[str, str, str, bool]]) -> None:
+        """Add a part of the table that the ledger lacks. Its rows replace others for the same document and question.
 
         Args:
             part: the part.
             rows: id, document, question, and whether the row failed.
         """
-        with self._writing() as connection:
+        with self._transaction() as connection:
             _add_part(connection, part)
-            for identity, document, question, failed in rows:
-                key = (_to_storable(document), _digest(question))
+            for row_id, document, question, failed in rows:
+                key = (_to_storable(document), _hash_question(question))
                 _remove_row(connection, *key)
                 connection.execute(
                     "INSERT INTO rows (id, document, question, failed, part) VALUES (?, ?, ?, ?, ?)",
-                    (identity, *key, failed, part.number),
+                    (row_id, *key, failed, part.number),
                 )
                 connection.execute("INSERT OR IGNORE INTO documents VALUES (?, '', 0)", key[:1])
 
-    def forget(self, part: TablePart) -> None:
+    def forget_part(self, part: TablePart) -> None:
         """Remove a part that is no longer in the table, with its rows. Their documents count as not read."""
-        with self._writing() as connection:
+        with self._transaction() as connection:
             connection.execute("DELETE FROM rows WHERE part = ?", (part.number,))
             connection.execute("DELETE FROM parts WHERE number = ?", (part.number,))
 
@@ -228,13 +231,13 @@ class CorpusLedger:
             self._connection.close()
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._as_corpus_error():
+    def _locked_connection(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._convert_errors():
             yield self._connection
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._reading() as connection:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._locked_connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -245,11 +248,11 @@ class CorpusLedger:
                 raise
 
     @contextmanager
-    def _as_corpus_error(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            is_foreign = type(error) in {sqlite3.DatabaseError, OtherTablesError}
+            is_foreign = type(error) in {sqlite3.DatabaseError, UnknownSchemaError}
             raise CorpusError(
                 f"the ledger {self.path} {'is damaged or foreign' if is_foreign else 'cannot be used'}: {error}",
                 hint="Remove it and run the same command again: it is built again from the table."
@@ -278,11 +281,11 @@ def _make_part(row: sqlite3.Row) -> TablePart:
     return TablePart(row["number"], row["rows"], row["failed"], row["bytes"], row["sha256"])
 
 
-def _digest(question: str) -> str:
+def _hash_question(question: str) -> str:
     """Return a short hash of a question, which is its key in the ledger."""
     return hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 def _to_storable(name: str) -> str:
-    """Return a name that SQLite can store: half surrogate pairs become question marks."""
+    """Return a name that SQLite can store: lone surrogates become question marks."""
     return name if name.isascii() else name.encode("utf-8", "replace").decode()

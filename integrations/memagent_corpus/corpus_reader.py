@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, get_digest, make_corpus_row, row_id
+from memagent_corpus.corpus_rows import CorpusRow, compute_row_id, get_digest, make_corpus_row
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import make_typed_columns
 from memagent_graph.concurrency.background import Cancellation
@@ -91,8 +91,8 @@ class CorpusReader:
         self.keeps_texts = keep_texts
         self._text_users: Counter[str] = Counter()
         """The number of running reads for each text. Two documents may have the same text."""
-        self._removal = asyncio.Lock()
-        self._settings: str | None = None
+        self._removal_lock = asyncio.Lock()
+        self._settings_fingerprint: str | None = None
 
     async def settings(self) -> dict[str, Any]:
         """Return all settings that affect a row, JSON-serializable.
@@ -144,19 +144,22 @@ class CorpusReader:
             return [self._make_failed_row(document, None, question, settings, error) for question in questions]
         try:
             digest = get_digest(reference["key"])
-            ids = {question: row_id(document.name, digest, question, settings) for question in questions}
-            unanswered = [question for question in questions if ids[question] not in answered_ids]
-            reads = [partial(self._read, reference, question, ids[question], may_resume) for question in unanswered]
+            row_ids = {question: compute_row_id(document.name, digest, question, settings) for question in questions}
+            unanswered_questions = [question for question in questions if row_ids[question] not in answered_ids]
+            reads = [
+                partial(self._read, reference, question, row_ids[question], may_resume)
+                for question in unanswered_questions
+            ]
             outcomes = await read_in_passes(reads, MAX_SHARED_READS)
             return [
                 await self._make_row(document, digest, question, settings, outcome)
-                for question, outcome in zip(unanswered, outcomes, strict=True)
+                for question, outcome in zip(unanswered_questions, outcomes, strict=True)
             ]
         finally:
             await self._release_text(reference)
 
     async def delete_checkpoints(self, ids: Iterable[str]) -> None:
-        """Delete the checkpoints of these rows. Call it when the rows are stored safely."""
+        """Delete the checkpoints of these rows. Call this when the rows are stored safely."""
         saver = await self.agent.acheckpointer()
         if saver is not None:
             await asyncio.gather(*(saver.adelete_thread(run_id) for run_id in ids))
@@ -172,16 +175,16 @@ class CorpusReader:
         await self.agent.aclose()
 
     async def _compute_fingerprint(self) -> str:
-        if self._settings is None:
-            self._settings = fingerprint_settings(await self.settings())
-        return self._settings
+        if self._settings_fingerprint is None:
+            self._settings_fingerprint = fingerprint_settings(await self.settings())
+        return self._settings_fingerprint
 
     async def _hold_text(self, document: CorpusDocument) -> DocumentRef:
-        """Store a document's text until it is released. An equal text of another document may just be removed."""
+        """Store a document's text until it is released. Another document with the same text may be removing it."""
         reference = await self._store(document)
         self._text_users[reference["key"]] += 1
         try:
-            async with self._removal:
+            async with self._removal_lock:
                 is_stored = await asyncio.to_thread(self.agent.store.has_text, reference)
             return reference if is_stored else await self._store(document)
         except BaseException:
@@ -190,7 +193,7 @@ class CorpusReader:
 
     async def _release_text(self, reference: DocumentRef) -> None:
         self._text_users[reference["key"]] -= 1
-        async with self._removal:
+        async with self._removal_lock:
             if not self._text_users[reference["key"]]:
                 del self._text_users[reference["key"]]
                 if not self.keeps_texts:
@@ -215,7 +218,7 @@ class CorpusReader:
         self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, barrier: Barrier
     ) -> ReadResult:
         """Read for one question. If another process is reading the same run, wait until it stops."""
-        began = time.monotonic()
+        started_at = time.monotonic()
         while True:
             try:
                 return await self.agent.aresume_or_read(
@@ -225,9 +228,9 @@ class CorpusReader:
             except CheckpointError:
                 if not may_resume:
                     raise
-                may_resume = False  # damaged checkpoints: the read begins again
+                may_resume = False  # the checkpoints are damaged: the read starts again
             except RunHeldError:
-                if time.monotonic() - began >= _LOCK_WAIT_SECONDS:
+                if time.monotonic() - started_at >= _LOCK_WAIT_SECONDS:
                     raise
                 may_resume = True  # the other process may have saved checkpoints
                 await asyncio.sleep(_LOCK_RETRY_SECONDS)
@@ -239,7 +242,7 @@ class CorpusReader:
         if isinstance(outcome, Exception):
             _raise_if_fatal(outcome)
             return self._make_failed_row(document, digest, question, settings, outcome)
-        try:  # in a thread: it looks for the evidence
+        try:  # in a thread, because it searches for the evidence
             return await asyncio.to_thread(
                 make_corpus_row, outcome, document.name, question, document.metadata, self.columns
             )
@@ -254,7 +257,7 @@ class CorpusReader:
         if isinstance(error, MemAgentError) and error.hint:
             message = f"{error.message.rstrip('.')}. {error.hint}"
         return CorpusRow(
-            id=row_id(document.name, digest or "", question, settings),
+            id=compute_row_id(document.name, digest or "", question, settings),
             document=document.name,
             digest=digest,
             question=question,
@@ -267,7 +270,7 @@ class CorpusReader:
 def collect_settings(context: ReaderContext) -> dict[str, Any]:
     """Return the settings that affect a row, JSON-serializable. The server's address and load limits do not."""
     sampling, rules = context.sampling, context.rules
-    form = context.structure.format if context.structure else None
+    schema = context.structure.format if context.structure else None
     return {
         "model": context.policy.name,
         "strategy": context.strategy.name,
@@ -280,7 +283,7 @@ def collect_settings(context: ReaderContext) -> dict[str, Any]:
         "seed": sampling.seed,
         **asdict(context.budget),
         **{f"on_{name}": getattr(value, "value", value) for name, value in asdict(rules).items()},
-        **({"response_format": {"schema": form.schema, "digest": form.fingerprint}} if form else {}),
+        **({"response_format": {"schema": schema.schema, "digest": schema.fingerprint}} if schema else {}),
     }
 
 
@@ -295,16 +298,16 @@ def _raise_if_fatal(error: Exception) -> None:
     has_no_descriptor = isinstance(cause, OSError) and cause.errno in _TOO_MANY_FILES
     if isinstance(error, DocumentStoreError) or (isinstance(error, DocumentError) and has_no_descriptor):
         remedy = "Raise the limit of open files (`ulimit -n`)." if has_no_descriptor else error.hint
-        beginning = f"{remedy} Then run" if remedy else "Run"
-        hint = f"{beginning} the same command again. Finished rows are not lost."
+        first_words = f"{remedy} Then run" if remedy else "Run"
+        hint = f"{first_words} the same command again. Finished rows are not lost."
         raise CorpusError(error.message, hint=hint) from error
     if isinstance(error, CheckpointError | CorpusError | PolicyAuthenticationError):
         raise error
 
 
 POLICY_ERRORS: Final = frozenset(
-    kind.__name__
-    for kind in (
+    error_class.__name__
+    for error_class in (
         PolicyError,
         PolicyUnreachableError,
         PolicyRequestError,

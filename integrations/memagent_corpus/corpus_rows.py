@@ -44,7 +44,7 @@ class RowQuote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     @classmethod
     def of(cls, evidence: Evidence) -> RowQuote:
-        """Convert a reader's evidence to a quote."""
+        """Convert evidence of a read to a quote."""
         names = [name for name in cls.__struct_fields__ if name != "chunk"]
         return cls(chunk=evidence.chunk_index, **{name: getattr(evidence, name) for name in names})
 
@@ -98,15 +98,15 @@ class CorpusRow(msgspec.Struct, frozen=True, kw_only=True):
     """The input columns that are copied to the row."""
 
     @property
-    def failed(self) -> bool:
+    def has_error(self) -> bool:
         """Whether the row has an error."""
         return self.error is not None
 
 
-def row_id(document: str, digest: str, question: str, settings: str) -> str:
-    """Return the id of a run. It is the same on every machine for the same document, text, question and settings."""
-    parts = "\0".join((document, digest, question, settings))
-    return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_CHARACTERS]
+def compute_row_id(document: str, digest: str, question: str, settings: str) -> str:
+    """Return the id of a row and its run: a hash of document name, text digest, question and settings."""
+    key = "\0".join((document, digest, question, settings))
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_CHARACTERS]
 
 
 def make_corpus_row(
@@ -177,7 +177,7 @@ _DECODER: Final = msgspec.json.Decoder(CorpusRow)
 
 
 def encode_row(row: CorpusRow) -> bytes:
-    """Encode a row as JSON. Half surrogate pairs, which JSON cannot represent, become question marks."""
+    """Encode a row as JSON. Lone surrogates, which JSON cannot represent, become question marks."""
     try:
         return _ENCODER.encode(row)
     except UnicodeEncodeError:
@@ -204,22 +204,32 @@ def list_column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> d
     return values
 
 
-def make_arrow_schema(typed: Sequence[TypedColumn], metadata: Mapping[str, str] | None = None) -> Any:
+def make_arrow_schema(typed_columns: Sequence[TypedColumn], metadata: Mapping[str, str] | None = None) -> Any:
     """Return the Arrow schema of a part: the fields of `CorpusRow`, then the typed columns."""
     arrow = load_pyarrow("corpus", "reading and writing tables")
-    text, number, real = arrow.string(), arrow.int64(), arrow.float64()
-    kinds: dict[str, Any] = {"str": text, "str | None": text, "int": number, "int | None": number, "float": real}
-
-    def struct(kind: type[msgspec.Struct]) -> Any:
-        return arrow.struct([(name, kinds[str(annotation)]) for name, annotation in kind.__annotations__.items()])
-
-    special = {
-        "evidence": arrow.list_(struct(RowQuote)),
-        "events": arrow.list_(struct(RowEvent)),
-        "usage": struct(RowUsage),
-        "value": text,
-        "metadata": text,
+    string, int64, float64 = arrow.string(), arrow.int64(), arrow.float64()
+    types_by_annotation: dict[str, Any] = {
+        "str": string,
+        "str | None": string,
+        "int": int64,
+        "int | None": int64,
+        "float": float64,
     }
-    columns = [(name, special.get(name) or kinds[str(kind)]) for name, kind in CorpusRow.__annotations__.items()]
-    columns += [(column.name, column.arrow_type(arrow)) for column in typed]
+
+    def make_struct_type(struct: type[msgspec.Struct]) -> Any:
+        annotations = struct.__annotations__
+        return arrow.struct([(name, types_by_annotation[str(kind)]) for name, kind in annotations.items()])
+
+    special_types = {
+        "evidence": arrow.list_(make_struct_type(RowQuote)),
+        "events": arrow.list_(make_struct_type(RowEvent)),
+        "usage": make_struct_type(RowUsage),
+        "value": string,
+        "metadata": string,
+    }
+    columns = [
+        (name, special_types.get(name) or types_by_annotation[str(annotation)])
+        for name, annotation in CorpusRow.__annotations__.items()
+    ]
+    columns += [(column.name, column.make_arrow_type(arrow)) for column in typed_columns]
     return arrow.schema(columns, metadata=metadata)

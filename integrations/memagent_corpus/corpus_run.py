@@ -28,13 +28,14 @@ from memagent_graph.errors import CorpusError, PolicyOverloadedError, RunError, 
 from memagent_graph.events import EventKind
 from memagent_graph.storage.file_locks import lease
 
-CHECKPOINTS: Final = "checkpoints.sqlite"
-TEXTS: Final = "documents"
-_MAX_QUEUED: Final = 64
+CHECKPOINTS_FILE: Final = "checkpoints.sqlite"
+TEXTS_FOLDER: Final = "documents"
+_MAX_QUEUED_DOCUMENTS: Final = 64
 """Maximum number of documents that are listed before they are read."""
-_MAX_NAMED_FAILURES: Final = 5
 _MAX_QUEUED_BYTES: Final = 16 * 2**20
-_MAX_SKIPPED: Final = 4096
+_MAX_SKIPPED_DOCUMENTS: Final = 4096
+"""Maximum number of documents that are skipped before the progress is updated."""
+_MAX_NAMED_FAILURES: Final = 5
 _MAX_CONSECUTIVE_FAILURES: Final = 12
 """The run stops if the policy fails for this many documents in a row, because the server is probably down."""
 _RETRIED_ERRORS: Final = POLICY_ERRORS | {RunHeldError.__name__}
@@ -69,7 +70,7 @@ class CorpusSummary:
     skipped: int = 0
     """Documents that already had all of their rows."""
     without_question: int = 0
-    """Documents that nothing is asked about."""
+    """Documents without a question."""
     changed: int = 0
     """Documents whose source may have changed since they were read."""
     failed: int = 0
@@ -108,7 +109,7 @@ class DocumentTask:
     document: CorpusDocument
     questions: tuple[str, ...]
     """Questions without an answer."""
-    begun: bool = True
+    is_begun: bool = True
     """Whether an earlier process began to read the document, so that checkpoints may exist."""
     answered_ids: frozenset[str] = frozenset()
     """The ids of the document's rows that have an answer."""
@@ -116,7 +117,7 @@ class DocumentTask:
     async def read(self, reader: CorpusReader) -> list[CorpusRow]:
         """Read the document and return its rows (`CorpusReader.read_one`)."""
         return await reader.read_one(
-            self.document, self.questions, may_resume=self.begun, answered_ids=self.answered_ids
+            self.document, self.questions, may_resume=self.is_begun, answered_ids=self.answered_ids
         )
 
 
@@ -133,21 +134,21 @@ are not stored, for any reason, is read again in the next pass or run. Raises er
 
 
 async def read_concurrently(
-    count: int,
-    read: Callable[[DocumentTask], Awaitable[Sequence[CorpusRow]]],
+    max_documents: int,
+    read_document: Callable[[DocumentTask], Awaitable[Sequence[CorpusRow]]],
     next_task: NextTask,
     store_rows: StoreRows,
 ) -> None:
-    """Read documents until there are no more, `count` of them at the same time. The first error stops all of them."""
+    """Read documents until there are no more, at most `max_documents` at the same time. The first error stops all."""
 
-    async def work() -> None:
+    async def run_worker() -> None:
         while (task := await next_task()) is not None:
-            await store_rows(task, await read(task))
+            await store_rows(task, await read_document(task))
 
-    workers = [asyncio.create_task(work()) for _ in range(max(1, count))]
+    workers = [asyncio.create_task(run_worker()) for _ in range(max(1, max_documents))]
     try:
-        done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
-        for worker in done:
+        ended_workers, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+        for worker in ended_workers:
             worker.result()
     finally:
         for worker in workers:
@@ -162,12 +163,12 @@ def lock_table(table: TableFolder) -> Iterator[Path]:
     Raises:
         CorpusError: another process has the lock, the folder cannot be written, or something in it is a link.
     """
-    work = table.work
-    if links := [path for pattern in ("*", "*/*") for path in work.glob(pattern) if path.is_symlink()]:
+    work_folder = table.work_folder
+    if links := [path for pattern in ("*", "*/*") for path in work_folder.glob(pattern) if path.is_symlink()]:
         raise CorpusError(f"{links[0]} is a link to another place", hint="Remove it, or name a new folder.")
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lease(work / "lock", "the table"))
+            stack.enter_context(lease(work_folder / "lock", "the table"))
         except RunHeldError as error:
             owner = re.search(r"this process|process \d+", error.message)
             raise CorpusError(
@@ -175,8 +176,8 @@ def lock_table(table: TableFolder) -> Iterator[Path]:
                 hint="Wait until it ends, or stop it. Then try again.",
             ) from error
         except RunError as error:
-            raise CorpusError(f"{work} cannot be written: {error.message}", hint=error.hint) from error
-        yield work
+            raise CorpusError(f"{work_folder} cannot be written: {error.message}", hint=error.hint) from error
+        yield work_folder
 
 
 async def run_corpus(
@@ -198,7 +199,7 @@ async def run_corpus(
         reader: has the questions and settings. Its checkpoints are usually in the table's work folder.
         table: where the rows are written.
         engine: reads the documents; by default `reader` does, in this process and event loop.
-        documents_in_flight: the number of documents that are read at the same time, also by `engine`.
+        documents_in_flight: the number of documents that are read at the same time, by `engine` too.
         rows_per_part: rows in each part of the table. The last part of a run has fewer.
         retry_failed: read documents again that have failed rows, or whose part of the table is damaged or missing.
         limits: when to stop early.
@@ -214,14 +215,16 @@ async def run_corpus(
     writer = await asyncio.to_thread(TableWriter, table, settings, inputs.description, rows_per_part=rows_per_part)
     try:
         # Other machines may use checkpoints that are outside the work folder, such as on a server.
-        is_shared = not await reader.keeps_checkpoints_below(table.work)
-        delete = partial(_delete_checkpoints, reader, asyncio.get_running_loop()) if is_shared else None
-        await asyncio.to_thread(writer.recover, drop_damaged=retry_failed, delete_checkpoints=delete)
+        has_shared_checkpoints = not await reader.keeps_checkpoints_below(table.work_folder)
+        delete_checkpoints = (
+            partial(_delete_checkpoints, reader, asyncio.get_running_loop()) if has_shared_checkpoints else None
+        )
+        await asyncio.to_thread(writer.recover, drop_damaged=retry_failed, delete_checkpoints=delete_checkpoints)
         max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
         limits = limits or CorpusLimits()
-        run = _CorpusRun(inputs, reader, writer, is_shared, retry_failed, limits, watcher, max_failures)
-        local = partial(read_concurrently, documents_in_flight, lambda task: task.read(reader))
-        return await run.run(engine or local)
+        run = _CorpusRun(inputs, reader, writer, has_shared_checkpoints, retry_failed, limits, watcher, max_failures)
+        local_engine = partial(read_concurrently, documents_in_flight, lambda task: task.read(reader))
+        return await run.run(engine or local_engine)
     finally:
         writer.close()
 
@@ -244,15 +247,15 @@ class _CorpusRun:
     _watcher: CorpusWatcher | None
     _max_failures: int
     _summary: CorpusSummary = field(default_factory=CorpusSummary)
-    _began: float = field(default_factory=time.monotonic)
-    _listing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _source: Iterator[CorpusDocument] = field(init=False)
+    _started_at: float = field(default_factory=time.monotonic)
+    _listing_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _writing_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _documents: Iterator[CorpusDocument] = field(init=False)
     _queue: deque[DocumentTask] = field(default_factory=deque)
     _is_exhausted: bool = False
     _task_count: int = 0
     _postponed_count: int = 0
-    _failures: int = 0
+    _consecutive_failures: int = 0
     """Documents in a row for which the policy failed."""
     _is_last_pass: bool = False
 
@@ -267,8 +270,8 @@ class _CorpusRun:
                 await self._read_pass(engine)
         finally:
             await asyncio.to_thread(self._writer.write_parts, all_rows=True)
-            self._summary.seconds = time.monotonic() - self._began
-            self._summary.rows, self._summary.failed_rows = self._writer.ledger.counts()
+            self._summary.seconds = time.monotonic() - self._started_at
+            self._summary.rows, self._summary.failed_rows = self._writer.ledger.count_rows()
         if self._summary.ended is StopCause.DONE and not self._writer.ledger.is_reading():
             await self._reader.agent.aclose()
             await asyncio.to_thread(self._remove_work_files)
@@ -278,37 +281,38 @@ class _CorpusRun:
 
     async def _read_pass(self, engine: CorpusEngine) -> None:
         """Run the engine over all documents once, until it has finished or the time limit is reached."""
-        self._source, self._is_exhausted = self._inputs.documents(), False
+        self._documents, self._is_exhausted = self._inputs.documents(), False
         self._queue.clear()
-        reading = asyncio.create_task(engine(self._take_task, self._store))
+        engine_task = asyncio.create_task(engine(self._take_task, self._store_rows))
         try:
-            await asyncio.wait([reading], timeout=self._compute_seconds_left())
-            if reading.done() or not self._is_limit_reached():
-                await reading
+            await asyncio.wait([engine_task], timeout=self._compute_seconds_left())
+            if engine_task.done() or not self._is_limit_reached():
+                await engine_task
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            engine_task.cancel()
+            await asyncio.gather(engine_task, return_exceptions=True)
 
-    async def _store(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> bool:
+    async def _store_rows(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> bool:
         """Store a document's rows. Questions with an error that is retried are postponed to the last pass."""
         document = task.document
         failures = [row for row in rows if row.error_kind in POLICY_ERRORS]
-        self._failures = self._failures + 1 if failures else 0
-        if self._failures >= self._max_failures:
+        self._consecutive_failures = self._consecutive_failures + 1 if failures else 0
+        if self._consecutive_failures >= self._max_failures:
             raise PolicyOverloadedError(
-                f"the policy failed for {self._failures} documents in a row; the last error: {failures[0].error}",
+                f"the policy failed for {self._consecutive_failures} documents in a row; "
+                f"the last error: {failures[0].error}",
                 hint="Check the server (`memagent doctor`), then run the same command again. Finished rows are kept.",
             )
         if not self._is_last_pass and any(row.error_kind in _RETRIED_ERRORS for row in rows):
             self._postponed_count += 1
             if rows := [row for row in rows if row.error_kind not in _RETRIED_ERRORS]:
-                await self._add(document, "", rows)
-            await asyncio.to_thread(self._writer.ledger.begin, document.name)
+                await self._add_rows(document, "", rows)
+            await asyncio.to_thread(self._writer.ledger.mark_begun, document.name)
             return not self._is_limit_reached()
-        await self._add(document, document.version, rows)
+        await self._add_rows(document, document.version, rows)
         summary = self._summary
         summary.read += 1
-        if any(row.failed for row in rows):
+        if any(row.has_error for row in rows):
             summary.failed += 1
             summary.failures += [document.name] * (len(summary.failures) < _MAX_NAMED_FAILURES)
         summary.incomplete += EventKind.DOCUMENT_INCOMPLETE in {event.kind for row in rows for event in row.events}
@@ -319,27 +323,27 @@ class _CorpusRun:
             self._watcher.on_document(document, rows)
         return not self._is_limit_reached()
 
-    async def _add(self, document: CorpusDocument, version: str, rows: Sequence[CorpusRow]) -> None:
-        """Add rows to the ledger, and write a part if it is due."""
+    async def _add_rows(self, document: CorpusDocument, version: str, rows: Sequence[CorpusRow]) -> None:
+        """Add rows to the ledger, and write a part of the table if one is due."""
         await asyncio.to_thread(self._writer.add, document.name, version, rows)
         if not self._has_shared_checkpoints:
             await self._reader.delete_checkpoints(row.id for row in rows if row.chunks)
         self._summary.tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
         if self._writer.is_part_due:
-            async with self._writing:
+            async with self._writing_lock:
                 if self._writer.is_part_due:
                     await asyncio.to_thread(self._writer.write_parts)
 
     def _compute_seconds_left(self) -> float | None:
         limit = self._limits.max_seconds
-        return None if limit is None else max(0.0, limit - (time.monotonic() - self._began))
+        return None if limit is None else max(0.0, limit - (time.monotonic() - self._started_at))
 
     def _is_limit_reached(self) -> bool:
         """Return whether a limit is reached. The first time, record it as the reason why the run ended."""
         limits, summary = self._limits, self._summary
         if summary.ended is not StopCause.DONE:
             return True
-        if limits.max_seconds is not None and time.monotonic() - self._began >= limits.max_seconds:
+        if limits.max_seconds is not None and time.monotonic() - self._started_at >= limits.max_seconds:
             summary.ended = StopCause.MAX_SECONDS
         elif limits.max_tokens_total is not None and summary.tokens >= limits.max_tokens_total:
             summary.ended = StopCause.MAX_TOKENS
@@ -349,9 +353,9 @@ class _CorpusRun:
 
     async def _take_task(self) -> DocumentTask | None:
         """Return the next document with unanswered questions; None if there are no more or a limit is reached."""
-        async with self._listing:
+        async with self._listing_lock:
             while not self._queue and not self._is_exhausted:
-                await asyncio.to_thread(self._list_some)
+                await asyncio.to_thread(self._queue_documents)
             if not self._queue or self._is_limit_reached():
                 return None
             limit = self._limits.max_documents
@@ -360,27 +364,31 @@ class _CorpusRun:
                 return None
             self._task_count += 1
             task = self._queue.popleft()
-        await asyncio.to_thread(self._writer.ledger.begin, task.document.name)
+        await asyncio.to_thread(self._writer.ledger.mark_begun, task.document.name)
         return task
 
-    def _list_some(self) -> None:
-        """List some documents and queue those with unanswered questions. It blocks, so it runs in a thread."""
+    def _queue_documents(self) -> None:
+        """List some documents and queue those with unanswered questions. This blocks, so it runs in a thread."""
         ledger = self._writer.ledger
-        size = skipped = skipped_bytes = without_question = 0
+        queued_bytes = skipped = skipped_bytes = without_question = 0
         retry_failed = self._retry_failed and not self._is_last_pass
-        while len(self._queue) < _MAX_QUEUED and size < _MAX_QUEUED_BYTES and skipped < _MAX_SKIPPED:
-            document = next(self._source, None)
+        while (
+            len(self._queue) < _MAX_QUEUED_DOCUMENTS
+            and queued_bytes < _MAX_QUEUED_BYTES
+            and skipped < _MAX_SKIPPED_DOCUMENTS
+        ):
+            document = next(self._documents, None)
             if document is None:
                 self._is_exhausted = True
                 break
             questions = self._reader.expand_questions(document)
-            status = ledger.open_questions(document.name, document.version, questions, retry_failed=retry_failed)
-            self._summary.changed += status.changed and not self._is_last_pass
+            status = ledger.find_open_questions(document.name, document.version, questions, retry_failed=retry_failed)
+            self._summary.changed += status.is_changed and not self._is_last_pass
             if status.questions:
                 # With shared checkpoints, another machine may have begun the document.
-                begun = status.begun or status.changed or self._has_shared_checkpoints
-                self._queue.append(DocumentTask(document, status.questions, begun, status.answered_ids))
-                size += len(document.text or "")
+                is_begun = status.is_begun or status.is_changed or self._has_shared_checkpoints
+                self._queue.append(DocumentTask(document, status.questions, is_begun, status.answered_ids))
+                queued_bytes += len(document.text or "")
             else:
                 skipped += 1
                 without_question += not questions
@@ -393,11 +401,11 @@ class _CorpusRun:
 
     def _remove_work_files(self) -> None:
         """Remove the files that only unfinished reads need."""
-        work, texts = self._writer.table.work, self._reader.agent.store.root
-        for path in work.glob(f"{CHECKPOINTS}*"):
+        work_folder, texts_folder = self._writer.table.work_folder, self._reader.agent.store.root
+        for path in work_folder.glob(f"{CHECKPOINTS_FILE}*"):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        if not self._reader.keeps_texts and work in texts.parents:
-            shutil.rmtree(texts, ignore_errors=True)
+        if not self._reader.keeps_texts and work_folder in texts_folder.parents:
+            shutil.rmtree(texts_folder, ignore_errors=True)

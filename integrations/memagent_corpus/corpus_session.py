@@ -1,4 +1,4 @@
-"""Carries out `memagent corpus`: reads a corpus or estimates its cost, shows progress, and prints a summary.
+"""Runs `memagent corpus`: reads a corpus or estimates its cost, shows progress, and prints a summary.
 
 An estimate does not call the policy. All documents are listed. An evenly spaced sample of them is opened to count
 tokens, and the other documents are estimated from their sizes. In a small corpus, the tokens of every document are
@@ -30,8 +30,8 @@ from memagent_corpus.corpus_options import CorpusOptions
 from memagent_corpus.corpus_reader import CorpusReader
 from memagent_corpus.corpus_rows import CorpusRow
 from memagent_corpus.corpus_run import (
-    CHECKPOINTS,
-    TEXTS,
+    CHECKPOINTS_FILE,
+    TEXTS_FOLDER,
     CorpusLimits,
     CorpusSummary,
     StopCause,
@@ -49,7 +49,7 @@ from memagent_graph.cli.output import print_json
 from memagent_graph.cli.progress import ProgressDisplay, describe_progress
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
-from memagent_graph.plain_text import in_one_line, quantity
+from memagent_graph.plain_text import format_count, make_one_line
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.response_format import ResponseFormat
@@ -67,49 +67,55 @@ _DEFAULT_TOKENS_PER_BYTE: Final = 0.25
 
 
 class CorpusProgress:
-    """Shows documents done, failures, rates and the time left."""
+    """Shows the documents that are done, failures, the rate and the remaining time."""
 
     def __init__(self, display: ProgressDisplay) -> None:
         self._display = display
-        self._skipped = self._skipped_bytes = self._read = self._read_bytes = self._failed = self._tokens = 0
-        self._sees_chunks = False
+        self._documents_skipped = self._documents_read = self._documents_failed = 0
+        self._bytes_skipped = self._bytes_read = self._tokens = 0
+        self._has_chunk_updates = False
 
     def on_start(self, total: CorpusSize) -> None:
-        """Start the clock."""
+        """Record the size of the corpus and the time."""
         self._total = total
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
 
     def on_skip(self, documents: int, size: int) -> None:
         """Count documents that already have all of their rows; `size` is in bytes."""
-        self._skipped += documents
-        self._skipped_bytes += size
+        self._documents_skipped += documents
+        self._bytes_skipped += size
         self._show()
 
     def on_update(self, update: MemoryUpdate) -> None:
         """Count the tokens of one chunk."""
-        self._sees_chunks = True
+        self._has_chunk_updates = True
         self._tokens += update.prompt_tokens + update.completion_tokens
         self._show()
 
     def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
         """Count a finished document."""
-        self._read += 1
-        self._read_bytes += document.size or 0
-        self._failed += any(row.failed for row in rows)
-        if not self._sees_chunks:  # other processes read them
+        self._documents_read += 1
+        self._bytes_read += document.size or 0
+        self._documents_failed += any(row.has_error for row in rows)
+        if not self._has_chunk_updates:  # other processes read the chunks
             self._tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
         self._show()
 
     def _show(self) -> None:
-        total, skipped, done = self._total.documents or 0, self._skipped, self._read
-        if self._total.size:  # bytes say more than the number of documents
-            total, skipped, done = self._total.size, self._skipped_bytes, self._read_bytes
-        seconds, left = time.monotonic() - self._began, total - skipped - done
-        rate = f"{60 * self._read / max(seconds, 1e-9):,.1f}/min"
+        total, skipped, done = self._total.documents or 0, self._documents_skipped, self._documents_read
+        if self._total.size:  # sizes predict the remaining time better than the number of documents
+            total, skipped, done = self._total.size, self._bytes_skipped, self._bytes_read
+        elapsed_s, remaining = time.monotonic() - self._started_at, total - skipped - done
+        rate = f"{60 * self._documents_read / max(elapsed_s, 1e-9):,.1f}/min"
         status = describe_progress(
-            seconds, rate, failed=self._failed, tokens=self._tokens, done=done if total else 0, left=left
+            elapsed_s,
+            rate,
+            failed=self._documents_failed,
+            tokens=self._tokens,
+            done=done if total else 0,
+            left=remaining,
         )
-        self._display.update(self._skipped + self._read, status, total=self._total.documents)
+        self._display.update(self._documents_skipped + self._documents_read, status, total=self._total.documents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,45 +154,48 @@ async def estimate_corpus(inputs: CorpusInputs, reader: CorpusReader) -> CorpusE
     """
     await reader.settings()
     graph = await reader.agent.agraph(response_format=reader.response_format)
-    return await asyncio.to_thread(_estimate, inputs, reader, graph.reader_context)
+    return await asyncio.to_thread(_add_up_estimates, inputs, reader, graph.reader_context)
 
 
-def _estimate(inputs: CorpusInputs, reader: CorpusReader, context: ReaderContext) -> CorpusEstimate:
+def _add_up_estimates(inputs: CorpusInputs, reader: CorpusReader, context: ReaderContext) -> CorpusEstimate:
     """Count the tokens of a sample, then list all documents again and add up their estimates."""
-    step = math.ceil((inputs.total().documents or 1) / _MAX_COUNTED_DOCUMENTS)
+    sample_step = math.ceil((inputs.total().documents or 1) / _MAX_COUNTED_DOCUMENTS)
     sample: Counter[str] = Counter()
-    for document in itertools.islice(inputs.documents(), 0, None, step):
-        sample.update(_count(document, reader, context))
+    for document in itertools.islice(inputs.documents(), 0, None, sample_step):
+        sample.update(_measure_document(document, reader, context))
         if sample["bytes"] > _MAX_COUNTED_BYTES or sample["counted"] >= _MAX_COUNTED_DOCUMENTS:
             break
     tokens_per_byte = sample["tokens"] / sample["bytes"] if sample["bytes"] else _DEFAULT_TOKENS_PER_BYTE
-    mean = sample["tokens"] / sample["counted"] if sample["counted"] else 0.0
-    budget, prompts, count = context.budget, context.prompts, context.tokenizer.count
-    update_tokens = count(prompts.update.literal) + budget.memory_tokens
-    answer_tokens = count(prompts.answer.literal) + budget.memory_tokens
+    mean_tokens = sample["tokens"] / sample["counted"] if sample["counted"] else 0.0
+    budget, prompts, count_tokens = context.budget, context.prompts, context.tokenizer.count
+    update_tokens = count_tokens(prompts.update.literal) + budget.memory_tokens
+    answer_tokens = count_tokens(prompts.answer.literal) + budget.memory_tokens
     if context.structure:  # update prompts contain an outline of the schema, the answer prompt the schema itself
-        update_tokens += count(context.structure.outline)
+        update_tokens += count_tokens(context.structure.outline)
         if not context.trained_prompts_only:
-            answer_tokens += count(prompts.neutralise(context.structure.format.text))
-    lengths = {question: count(question) for question in reader.questions}
-    sums: Counter[str] = Counter()
+            answer_tokens += count_tokens(prompts.neutralise(context.structure.format.text))
+    tokens_by_question = {question: count_tokens(question) for question in reader.questions}
+    totals: Counter[str] = Counter()
     for document in inputs.documents():
-        tokens = mean if document.size is None else document.size * tokens_per_byte
-        chunks = max(1, math.ceil(tokens / budget.chunk_tokens))
-        sums.update(documents=1, document_tokens=round(tokens))
+        document_tokens = mean_tokens if document.size is None else document.size * tokens_per_byte
+        chunk_count = max(1, math.ceil(document_tokens / budget.chunk_tokens))
+        totals.update(documents=1, document_tokens=round(document_tokens))
         for question in reader.expand_questions(document):
-            length = lengths.get(question) or count(question)
-            sums.update(
+            question_tokens = tokens_by_question.get(question) or count_tokens(question)
+            totals.update(
                 questions=1,
-                chunks=chunks,
-                calls=chunks + 1,
-                prompt_tokens=round(tokens) + chunks * (update_tokens + length) + answer_tokens + length,
-                completion_tokens=chunks * budget.memory_tokens + budget.answer_tokens,
+                chunks=chunk_count,
+                calls=chunk_count + 1,
+                prompt_tokens=round(document_tokens)
+                + chunk_count * (update_tokens + question_tokens)
+                + answer_tokens
+                + question_tokens,
+                completion_tokens=chunk_count * budget.memory_tokens + budget.answer_tokens,
             )
-    return CorpusEstimate(unreadable=sample["unreadable"], counted=sample["counted"], **sums)
+    return CorpusEstimate(unreadable=sample["unreadable"], counted=sample["counted"], **totals)
 
 
-def _count(document: CorpusDocument, reader: CorpusReader, context: ReaderContext) -> dict[str, int]:
+def _measure_document(document: CorpusDocument, reader: CorpusReader, context: ReaderContext) -> dict[str, int]:
     """Return the tokens and bytes of a document of the sample.
 
     The text is counted in pieces of a megabyte, so the number of tokens can be slightly too high.
@@ -203,7 +212,7 @@ def _count(document: CorpusDocument, reader: CorpusReader, context: ReaderContex
 
 
 class CorpusSession:
-    """One run of the options.
+    """One run of the command.
 
     Args:
         options: the command's options.
@@ -227,8 +236,8 @@ class CorpusSession:
             self._questions = expand_questions(options.question or ())
             if not self._questions and options.question_column is None:
                 raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
-            self._format = None if options.schema is None else ResponseFormat.load(options.schema)
-            self._inputs = self._open()
+            self._response_format = None if options.schema is None else ResponseFormat.load(options.schema)
+            self._inputs = self._open_inputs()
             settings = options.settings()
             self._settings = settings if options.log else settings.replace(logprobs=False)
             self._console.print_policy(self._settings.policy_reason)
@@ -248,7 +257,7 @@ class CorpusSession:
         if summary.rows and summary.failed_rows == summary.rows:
             raise typer.Exit(ExitCode.DOCUMENT)
 
-    def _open(self) -> CorpusInputs:
+    def _open_inputs(self) -> CorpusInputs:
         options = self._options
         return open_inputs(
             options.source,
@@ -274,19 +283,21 @@ class CorpusSession:
     async def _read(self) -> CorpusSummary:
         options, access = self._options, self._inputs.access
         table = TableFolder(options.out, access)
-        in_flight = options.documents or -(-5 * options.concurrency // (4 * max(1, len(self._questions))))
+        documents_in_flight = options.documents or -(-5 * options.concurrency // (4 * max(1, len(self._questions))))
         with ExitStack() as stack:
-            work = stack.enter_context(lock_table(table))
-            checkpoints = options.checkpoints or str(work / CHECKPOINTS)
+            work_folder = stack.enter_context(lock_table(table))
+            checkpoints = options.checkpoints or str(work_folder / CHECKPOINTS_FILE)
             engine = None
             if options.ray is not None:
-                engine = stack.enter_context(self._cluster(options.ray, self._plan(checkpoints), in_flight))
+                engine = stack.enter_context(
+                    self._connect_to_cluster(options.ray, self._make_actor_plan(checkpoints), documents_in_flight)
+                )
             progress = CorpusProgress(
                 stack.enter_context(ProgressDisplay("documents", quiet=options.quiet or options.as_json))
             )
             agent = MemAgent(
                 settings=self._settings,
-                store=open_store(options.store or work / TEXTS),
+                store=open_store(options.store or work_folder / TEXTS_FOLDER),
                 checkpoints=checkpoints,
                 run_log=(options.log or False) if engine is None else False,
             )
@@ -296,7 +307,7 @@ class CorpusSession:
                 access,
                 keep_texts=options.store is not None,
                 on_update=progress.on_update,
-                response_format=self._format,
+                response_format=self._response_format,
             )
             try:
                 return await run_corpus(
@@ -304,7 +315,7 @@ class CorpusSession:
                     reader,
                     table,
                     engine=engine,
-                    documents_in_flight=in_flight if engine is None else in_flight * engine.actors,
+                    documents_in_flight=documents_in_flight if engine is None else documents_in_flight * engine.actors,
                     rows_per_part=options.rows_per_part,
                     retry_failed=options.retry_failed,
                     limits=CorpusLimits(options.max_documents, options.max_tokens_total, options.max_seconds),
@@ -313,21 +324,21 @@ class CorpusSession:
             finally:
                 await reader.aclose()
 
-    def _plan(self, checkpoints: str) -> ActorPlan:
-        """Return the plan for the actors of a cluster."""
+    def _make_actor_plan(self, checkpoints: str) -> ActorPlan:
+        """Return the settings for the actors of a cluster."""
         options = self._options
         return ActorPlan(
             settings=self._settings.replace(api_key=options.api_key or os.environ.get("OPENAI_API_KEY")),
             questions=tuple(self._questions),
             access=self._inputs.access.absolute,
-            response_format=self._format,
+            response_format=self._response_format,
             checkpoints=checkpoints if is_postgres_url(checkpoints) else str(Path(checkpoints).absolute()),
             texts=str(Path(options.store).absolute()) if options.store else None,
             logs=str(_get_actor_log_folder(options.log)) if options.log else None,
         )
 
     @contextmanager
-    def _cluster(self, address: str, plan: ActorPlan, documents_in_flight: int) -> Iterator[RayEngine]:
+    def _connect_to_cluster(self, address: str, plan: ActorPlan, documents_in_flight: int) -> Iterator[RayEngine]:
         """Connect to a cluster and yield its engine. At the end, merge the actors' logs into the log.
 
         Logs that a killed run left behind are merged, too.
@@ -335,8 +346,8 @@ class CorpusSession:
         actors, log = self._options.ray_actors, self._options.log
         try:
             with connect(address) as ray:
-                machines = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
-                yield RayEngine(plan, actors or machines, documents_in_flight)
+                machine_count = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
+                yield RayEngine(plan, actors or machine_count, documents_in_flight)
         finally:
             if log:
                 folder = _get_actor_log_folder(log)
@@ -347,7 +358,7 @@ class CorpusSession:
     async def _estimate(self) -> CorpusEstimate:
         with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
             agent = MemAgent(settings=self._settings, store=Path(folder), run_log=False)
-            reader = CorpusReader(agent, self._questions, self._inputs.access, response_format=self._format)
+            reader = CorpusReader(agent, self._questions, self._inputs.access, response_format=self._response_format)
             try:
                 return await estimate_corpus(self._inputs, reader)
             finally:
@@ -363,11 +374,11 @@ class CorpusSession:
             print_json({**asdict(estimate), "tokens": estimate.tokens, "price": price, "seconds": seconds})
             return
         lines = [
-            f"{quantity(estimate.documents, 'document')}, {quantity(estimate.questions, 'row')}",
-            f"{estimate.document_tokens:,} tokens of documents ({quantity(estimate.counted, 'document')} counted"
+            f"{format_count(estimate.documents, 'document')}, {format_count(estimate.questions, 'row')}",
+            f"{estimate.document_tokens:,} tokens of documents ({format_count(estimate.counted, 'document')} counted"
             + ("" if estimate.counted >= estimate.documents else ", the others estimated from their sizes")
             + (f"; {estimate.unreadable:,} cannot be read)" if estimate.unreadable else ")"),
-            f"{estimate.chunks:,} chunks and {quantity(estimate.calls, 'call')}",
+            f"{estimate.chunks:,} chunks and {format_count(estimate.calls, 'call')}",
             f"at most {estimate.prompt_tokens:,} prompt tokens and {estimate.completion_tokens:,} completion tokens, "
             "if all memories and answers have their maximum length",
             f"price: {price:,.2f}" if price is not None else "price: unknown; use --price-in and --price-out",
@@ -382,7 +393,7 @@ class CorpusSession:
         if self._options.as_json:
             print_json({**asdict(summary), "ended": summary.ended.value, "out": out})
             return
-        parts = [f"{quantity(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
+        parts = [f"{format_count(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
         if summary.skipped:
             parts.append(f"{summary.skipped:,} skipped, because they have all their rows")
         if summary.without_question:
@@ -391,12 +402,12 @@ class CorpusSession:
             parts.append(f"{summary.changed:,} checked again, because they may have changed")
         if summary.failed:
             kinds = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(summary.kinds.items()))
-            names = ", ".join(in_one_line(name, 60) for name in summary.failures)
-            more = ", ..." if summary.failed > len(summary.failures) else ""
-            parts.append(f"{summary.failed:,} with errors ({kinds}): {names}{more}")
+            names = ", ".join(make_one_line(name, 60) for name in summary.failures)
+            ellipsis = ", ..." if summary.failed > len(summary.failures) else ""
+            parts.append(f"{summary.failed:,} with errors ({kinds}): {names}{ellipsis}")
         if summary.incomplete:
-            parts.append(f"{summary.incomplete:,} not wholly text (see the events in the table)")
-        lines = ["; ".join(parts), f"{quantity(summary.rows, 'row')} in {out}, {summary.failed_rows:,} with errors"]
+            parts.append(f"{summary.incomplete:,} not completely converted to text (see the events in the table)")
+        lines = ["; ".join(parts), f"{format_count(summary.rows, 'row')} in {out}, {summary.failed_rows:,} with errors"]
         if summary.failed_rows:
             lines.append("the error messages are in the table; use --retry-failed to read these documents again")
         if summary.ended is not StopCause.DONE:

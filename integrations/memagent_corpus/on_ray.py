@@ -1,4 +1,4 @@
-"""The engine of `memagent corpus --ray`: the actors of a cluster read the documents, and this process stores the rows.
+"""The engine of `memagent corpus --ray`: actors of a cluster read the documents, and this process stores the rows.
 
     RayEngine       gives documents to the actors; `connect` connects to a cluster
     ActorPlan       the settings that this process sends to every actor
@@ -39,12 +39,12 @@ from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import is_postgres_url
 from memagent_graph.storage.file_locks import lease
 
-_CPUS: Final = 0.5
+_CPUS_PER_ACTOR: Final = 0.5
 """CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
-_MARKER: Final = "seen-by-every-machine"
+_MARKER_NAME: Final = "seen-by-every-machine"
 _MAX_RETRIES: Final = 10
 """The number of times that Ray gives a document to another actor after the actor that read it died."""
-_CONNECT_SECONDS: Final = 5.0
+_CONNECT_TIMEOUT_S: Final = 5.0
 
 
 def import_ray(name: str = "ray") -> Any:
@@ -76,15 +76,19 @@ class ActorPlan:
     """A shared folder in which the documents' texts are kept. If it is None, texts are removed after the read."""
     logs: str | None = None
     """A shared folder in which each actor writes its own log file."""
-    home: str = field(default_factory=platform.node)
+    driver_host: str = field(default_factory=platform.node)
     """The host name of the driver's machine."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     """The content of the markers, which shows that a folder with the same path is the same folder."""
 
     def list_shared_folders(self) -> list[Path]:
         """Return the folders that all machines must share with the driver."""
-        files = [] if self.checkpoints is None or is_postgres_url(self.checkpoints) else [Path(self.checkpoints).parent]
-        return list(dict.fromkeys([*files, *(Path(folder) for folder in (self.texts, self.logs) if folder)]))
+        checkpoint_folders = (
+            [] if self.checkpoints is None or is_postgres_url(self.checkpoints) else [Path(self.checkpoints).parent]
+        )
+        return list(
+            dict.fromkeys([*checkpoint_folders, *(Path(folder) for folder in (self.texts, self.logs) if folder)])
+        )
 
     def write_markers(self) -> None:
         """Write a marker file to each shared folder, so that other machines can recognize the folder.
@@ -95,30 +99,30 @@ class ActorPlan:
         for folder in self.list_shared_folders():
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                (folder / _MARKER).write_text(self.nonce, encoding="ascii")
+                (folder / _MARKER_NAME).write_text(self.nonce, encoding="ascii")
             except OSError as error:
                 raise CorpusError(f"{folder} cannot be written: {error}", hint="Check its permissions.") from error
 
-    def check_folders(self) -> None:
+    def require_shared_folders(self) -> None:
         """Check on an actor's machine that it has access to all shared folders.
 
         Raises:
             CorpusError: a folder does not exist here, or is a different folder with the same path.
         """
-        here = platform.node()
+        host = platform.node()
         for folder in self.list_shared_folders():
             with suppress(OSError):
-                if (folder / _MARKER).read_text("ascii") == self.nonce:
+                if (folder / _MARKER_NAME).read_text("ascii") == self.nonce:
                     continue
             raise CorpusError(
-                f"the machine {here} has no access to the folder {folder} of {self.home}",
+                f"the machine {host} has no access to the folder {folder} of {self.driver_host}",
                 hint="Use a folder on a file system that all machines of the cluster mount. Checkpoints can also be in "
                 "PostgreSQL: --checkpoints postgresql://...",
             )
         root = self.access.root
         if root and not get_scheme(root) and not Path(root).exists():
             raise CorpusError(
-                f"the machine {here} has no access to the documents' folder {root}",
+                f"the machine {host} has no access to the documents' folder {root}",
                 hint="Put the documents on a file system that all machines mount, or in an object store.",
             )
 
@@ -126,15 +130,15 @@ class ActorPlan:
         """Remove the files of `write_markers`."""
         for folder in self.list_shared_folders():
             with suppress(OSError):
-                (folder / _MARKER).unlink()
+                (folder / _MARKER_NAME).unlink()
 
     def get_local_checkpoints(self) -> str | None:
         """Return this machine's checkpoints. Machines cannot share a SQLite file, so each has its own."""
-        if self.checkpoints is None or is_postgres_url(self.checkpoints) or platform.node() == self.home:
+        if self.checkpoints is None or is_postgres_url(self.checkpoints) or platform.node() == self.driver_host:
             return self.checkpoints
         return f"{self.checkpoints}-{hashlib.sha256(platform.node().encode()).hexdigest()[:12]}"
 
-    def pickled(self) -> bytes:
+    def to_pickle(self) -> bytes:
         """Pickle the plan for the actors.
 
         The user's answer model is pickled by value, because other machines may not be able to import its module.
@@ -173,7 +177,7 @@ class DocumentActor:
         """
         if self._reader is None:
             plan = self._plan
-            plan.check_folders()
+            plan.require_shared_folders()
             folder = _create_temporary_folder(self._stack)
             agent = MemAgent(
                 settings=plan.settings,
@@ -191,7 +195,7 @@ class DocumentActor:
         return self._reader
 
     async def start(self) -> None:
-        """Return when the actor runs."""
+        """Do nothing; a call returns when the actor has started."""
 
     async def read(self, task: DocumentTask) -> list[bytes] | MemAgentError:
         """Read a document.
@@ -218,10 +222,10 @@ def _create_temporary_folder(stack: ExitStack) -> Path:
     parent.mkdir(mode=0o700, exist_ok=True)
     if parent.is_symlink() or (hasattr(os, "getuid") and parent.stat().st_uid != user):
         raise CorpusError(f"the folder {parent} belongs to another user", hint="Set TMPDIR to a folder of your own.")
-    for other in parent.iterdir():
-        if other.suffix == ".folder":
-            with suppress(RunHeldError, CheckpointError), lease(parent / "locks", other.stem):
-                shutil.rmtree(other, ignore_errors=True)
+    for old_folder in parent.iterdir():
+        if old_folder.suffix == ".folder":
+            with suppress(RunHeldError, CheckpointError), lease(parent / "locks", old_folder.stem):
+                shutil.rmtree(old_folder, ignore_errors=True)
     name = secrets.token_hex(8)
     stack.enter_context(lease(parent / "locks", name))
     folder = parent / f"{name}.folder"
@@ -252,11 +256,11 @@ def connect(address: str, **options: Any) -> Iterator[Any]:
         yield ray
         return
     require_reachable(address)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    ray_options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
-        quiet["include_dashboard"] = False
+        ray_options["include_dashboard"] = False
     try:
-        ray.init(address, **{**quiet, **options})
+        ray.init(address, **{**ray_options, **options})
     except Exception as error:  # Ray and gRPC have their own exceptions
         raise make_unreachable_error(address, str(error)) from error
     try:
@@ -285,7 +289,7 @@ def require_reachable(address: str) -> None:
             f"{address!r} is not the address of a Ray cluster", hint="Use auto, local, or HOST:PORT of the head node."
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise make_unreachable_error(address, str(error)) from error
 
@@ -293,12 +297,12 @@ def require_reachable(address: str) -> None:
 def make_unreachable_error(address: str, reason: str) -> CorpusError:
     """Return the error for a cluster that cannot be used."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["it does not answer"]
-    first = lines[0] if not lines[0].endswith(":") else f"{lines[0]} {lines[-1]}"
+    summary = lines[0] if not lines[0].endswith(":") else f"{lines[0]} {lines[-1]}"
     if address == "auto" and os.environ.get("RAY_ADDRESS"):
         hint = "Check that the cluster in RAY_ADDRESS runs (`ray status`), or use another one, or --ray local."
     else:
         hint = "Check that the cluster runs (`ray status`). Start one with `ray start --head`, or use --ray local."
-    return CorpusError(f"the Ray cluster {address} cannot be used: {first[:300]}", hint=hint)
+    return CorpusError(f"the Ray cluster {address} cannot be used: {summary[:300]}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -322,52 +326,52 @@ class RayEngine:
             CorpusError: a machine has no access to a shared folder, or the cluster failed.
             MemAgentError: an error that every document would cause.
         """
-        first = await next_task()
-        if first is None:  # no actor is needed
+        first_task = await next_task()
+        if first_task is None:  # no actor is needed
             return
-        queue = [first]
+        queue = [first_task]
 
-        async def take() -> DocumentTask | None:
+        async def take_task() -> DocumentTask | None:
             return queue.pop() if queue else await next_task()
 
         self.plan.write_markers()
         try:
-            await self._read_on_actors(take, store_rows)
+            await self._read_on_actors(take_task, store_rows)
         except import_ray().exceptions.RayError as error:
             raise _make_cluster_error(error) from error
         finally:
             self.plan.remove_markers()
 
     async def _read_on_actors(self, next_task: NextTask, store_rows: StoreRows) -> None:
-        """Read until there are no more documents. Actors that have not started by then are not waited for."""
+        """Read until there are no more documents. Do not wait for actors that have not started by then."""
         ray = import_ray()
-        remote = ray.remote(
-            num_cpus=_CPUS,
-            scheduling_strategy="SPREAD",  # over the machines
+        actor_class = ray.remote(
+            num_cpus=_CPUS_PER_ACTOR,
+            scheduling_strategy="SPREAD",  # spread the actors over the machines
             max_restarts=-1,
             max_task_retries=_MAX_RETRIES,
             max_concurrency=self.documents_in_flight + 1,
         )(DocumentActor)
-        plan = self.plan.pickled()
-        actors = [remote.remote(plan) for _ in range(self.actors)]
-        started: set[int] = set()
+        plan = self.plan.to_pickle()
+        actors = [actor_class.remote(plan) for _ in range(self.actors)]
+        started_indexes: set[int] = set()
 
-        async def work(number: int) -> None:
-            actor = actors[number]
+        async def run_worker(index: int) -> None:
+            actor = actors[index]
             await actor.start.remote()
-            started.add(number)
+            started_indexes.add(index)
             await read_concurrently(self.documents_in_flight, lambda task: _read(actor, task), next_task, store_rows)
 
-        workers = {asyncio.create_task(work(number)): number for number in range(self.actors)}
+        workers = {asyncio.create_task(run_worker(index)): index for index in range(self.actors)}
         unfinished = set(workers)
         try:
             while unfinished:
-                done, unfinished = await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)
-                for worker in done:
+                ended_workers, unfinished = await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)
+                for worker in ended_workers:
                     worker.result()
-                unfinished = {worker for worker in unfinished if workers[worker] in started}
-            with suppress(ray.exceptions.RayError):  # a lost machine has nothing to close
-                await asyncio.gather(*(actors[number].close.remote() for number in started))
+                unfinished = {worker for worker in unfinished if workers[worker] in started_indexes}
+            with suppress(ray.exceptions.RayError):  # a machine that is lost has nothing to close
+                await asyncio.gather(*(actors[index].close.remote() for index in started_indexes))
         finally:
             for worker in workers:
                 worker.cancel()
@@ -377,8 +381,8 @@ class RayEngine:
 
 
 async def _read(actor: Any, task: DocumentTask) -> list[CorpusRow]:
-    """Read a document on an actor. After a loss, Ray calls another one, so there may always be checkpoints."""
-    rows = await actor.read.remote(replace(task, begun=True))
+    """Read a document on an actor. If the actor is lost, Ray calls another one, so there may always be checkpoints."""
+    rows = await actor.read.remote(replace(task, is_begun=True))
     if isinstance(rows, MemAgentError):
         raise rows
     return [decode_row(row) for row in rows]

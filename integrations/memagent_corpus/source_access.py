@@ -30,10 +30,10 @@ from memagent_graph.errors import DocumentError, MissingExtraError, RefusedSourc
 if TYPE_CHECKING:
     from memagent_graph.documents import Document
 
-WEB: Final = frozenset({"http", "https"})
-STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "memory"})
+WEB_SCHEMES: Final = frozenset({"http", "https"})
+STORE_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "memory"})
 """The allowed schemes of fsspec. Others, such as ssh and git, give more access than a corpus needs."""
-_PACKAGES: Final = {
+_PACKAGE_BY_SCHEME: Final = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "adl": "adlfs", "hf": "huggingface_hub",
 }  # fmt: skip
@@ -42,9 +42,9 @@ _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last four bytes (RFC 6052)."""
-_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 """The only IPv6 addresses that are assigned to hosts of the public internet."""
-_DOCUMENTATION: Final = ipaddress.IPv6Network("3fff::/20")
+_DOCUMENTATION_NETWORK: Final = ipaddress.IPv6Network("3fff::/20")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class SourceAccess:
         """The same access with an absolute root, for processes with another working directory."""
         return self if not self.root or get_scheme(self.root) else replace(self, root=str(Path(self.root).absolute()))
 
-    def filesystem(self, location: str) -> tuple[Any, str]:
+    def open_filesystem(self, location: str) -> tuple[Any, str]:
         """Return the fsspec filesystem of a path or URL, and the path in it.
 
         Raises:
@@ -114,24 +114,24 @@ class SourceAccess:
         fsspec = load_extra("fsspec", "corpus", f"opening {display_url(location)}")
         if not scheme:
             return fsspec.filesystem("file"), str(Path(location).absolute())
-        if scheme not in WEB | STORES:
+        if scheme not in WEB_SCHEMES | STORE_SCHEMES:
             raise RefusedSourceError(
                 f"{display_url(location)} has the scheme {scheme!r}, which is not allowed",
-                hint=f"Use a path, or choose one of: {', '.join(sorted(WEB | STORES))}.",
+                hint=f"Use a path, or choose one of: {', '.join(sorted(WEB_SCHEMES | STORE_SCHEMES))}.",
             )
-        package = _PACKAGES.get(scheme)
+        package = _PACKAGE_BY_SCHEME.get(scheme)
         if package and importlib.util.find_spec(package) is None:
             raise DocumentError(
                 f"opening {display_url(location)} needs the package {package}, which is not installed",
                 hint=f"Install it with: pip install {package}",
             )
         options: dict[str, Any] = {}
-        if scheme in WEB:
+        if scheme in WEB_SCHEMES:
             require_public(location, allow_private=self.allow_private)
             options = {"get_client": partial(_make_http_client, self.allow_private)}
         elif scheme != "memory":
             options = {"use_listings_cache": False}
-        with store_errors(location):
+        with convert_store_errors(location):
             filesystem, path = fsspec.url_to_fs(location, **options)
         return filesystem, str(path)
 
@@ -142,8 +142,8 @@ class SourceAccess:
         Raises:
             DocumentError: the file cannot be opened, or opening it is not allowed.
         """
-        filesystem, path = self.filesystem(location)
-        with store_errors(location):
+        filesystem, path = self.open_filesystem(location)
+        with convert_store_errors(location):
             file = filesystem.open(path, "rb", block_size=_BLOCK_BYTES)
         with file:
             yield file
@@ -161,7 +161,7 @@ class SourceAccess:
         if _CHAIN_SEPARATOR in path:
             raise RefusedSourceError(f"{display_url(path)} is a chain of URLs", hint="Use the URL of the file itself.")
         scheme = get_scheme(path)
-        if scheme in WEB:
+        if scheme in WEB_SCHEMES:
             require_public(path, allow_private=self.allow_private)
             return path
         if scheme or get_scheme(self.root):
@@ -196,7 +196,7 @@ class SourceAccess:
             yield replace(Document.from_path(document.location, encoding=self.encoding), root=root)
             return
         with self.open_file(document.location) as file:
-            content = _SizeLimited(file, document.name, self.max_bytes)
+            content = _SizeLimitedFile(file, document.name, self.max_bytes)
             yield Document.from_file(cast("IO[bytes]", content), name, encoding=self.encoding)
 
 
@@ -231,9 +231,9 @@ def require_public_address(address: str) -> None:
     """
     ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
-        ip = ip.ipv4_mapped or ip.sixtofour or translated or ip
-    is_unassigned = ip.version == 6 and (ip not in _UNICAST or ip in _DOCUMENTATION)
+        nat64_address = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+        ip = ip.ipv4_mapped or ip.sixtofour or nat64_address or ip
+    is_unassigned = ip.version == 6 and (ip not in _GLOBAL_UNICAST or ip in _DOCUMENTATION_NETWORK)
     if not ip.is_global or ip.is_multicast or is_unassigned:
         raise _make_private_address_error(address)
 
@@ -247,16 +247,16 @@ def get_scheme(location: str) -> str:
 def display_url(location: str) -> str:
     """Return a URL for messages, without user name, password, query and fragment, which may contain keys."""
     try:
-        parts = urlsplit(location)
+        url_parts = urlsplit(location)
     except ValueError:
         return "the URL"
-    if not parts.scheme or not parts.netloc:
+    if not url_parts.scheme or not url_parts.netloc:
         return location if len(location) <= 200 else location[:200] + "..."
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return f"{url_parts.scheme}://{url_parts.netloc.rpartition('@')[2]}{url_parts.path}"
 
 
 @contextmanager
-def store_errors(location: str) -> Iterator[None]:
+def convert_store_errors(location: str) -> Iterator[None]:
     """Convert errors of a file system or of a store's client to a `DocumentError`."""
     import aiohttp  # noqa: PLC0415  only for its errors
 
@@ -285,40 +285,40 @@ class _NotPublicError(OSError):
     """A refused address, as the `OSError` that HTTP clients expect from a failed connection."""
 
 
-class _SizeLimited(io.RawIOBase):
-    """Reads a file, and raises if it is larger than `max_bytes`."""
+class _SizeLimitedFile(io.RawIOBase):
+    """Reads a file, and raises `RefusedSourceError` if the file is larger than `max_bytes`."""
 
     def __init__(self, file: IO[bytes], name: str, max_bytes: int) -> None:
-        self._file, self._document, self._max_bytes, self._left = file, name, max_bytes, max_bytes
+        self._file, self._document, self._max_bytes, self._bytes_left = file, name, max_bytes, max_bytes
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        with store_errors(self._document):
+        with convert_store_errors(self._document):
             data = self._file.read(min(size, _BLOCK_BYTES) if size >= 0 else _BLOCK_BYTES)
-        self._left -= len(data)
-        if self._left < 0:
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
             raise _make_too_large_error(self._document, self._max_bytes)
         return data
 
 
 async def _make_http_client(allow_private: bool, loop: Any = None, **options: Any) -> Any:
-    """Create an HTTP client that connects to public addresses only, unless others are allowed."""
+    """Create an HTTP client that connects only to public addresses, unless private ones are allowed."""
     import aiohttp  # noqa: PLC0415
 
     def open_socket(address: tuple[Any, ...]) -> socket.socket:
-        family, kind, protocol, _, endpoint = address
+        family, socket_type, protocol, _, endpoint = address
         try:
             require_public_address(endpoint[0])
         except RefusedSourceError as refusal:
             raise _NotPublicError(str(refusal)) from refusal
-        return socket.socket(family=family, type=kind, proto=protocol)
+        return socket.socket(family=family, type=socket_type, proto=protocol)
 
     connector = None if allow_private else aiohttp.TCPConnector(socket_factory=open_socket)
-    # These options could bypass the check of addresses.
-    safe = {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
-    return aiohttp.ClientSession(connector=connector, **safe)
+    # These options could bypass the address check.
+    safe_options = {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
+    return aiohttp.ClientSession(connector=connector, **safe_options)
 
 
 def _make_private_address_error(address: str) -> RefusedSourceError:

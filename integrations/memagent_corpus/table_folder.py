@@ -31,23 +31,23 @@ from typing import IO, Any, Final, cast
 import msgspec
 
 from memagent_corpus.corpus_rows import CorpusRow, make_arrow_schema
-from memagent_corpus.source_access import SourceAccess, display_url, get_scheme, store_errors
+from memagent_corpus.source_access import SourceAccess, convert_store_errors, display_url, get_scheme
 from memagent_corpus.typed_columns import TypedColumn, make_typed_columns
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import iter_differences
 from memagent_graph.storage.parquet_rows import iterate_rows, load_pyarrow, open_parquet
-from memagent_graph.storage.private_files import create_private_folder, data_folder, open_atomically
+from memagent_graph.storage.private_files import create_private_folder, get_data_folder, open_atomically
 
 MANIFEST: Final = "_manifest.json"
-WORK: Final = "_work"
+WORK_FOLDER: Final = "_work"
 _FORMAT: Final = "memagent-corpus"
 _VERSION: Final = 1
-_PART: Final = re.compile(r"part-\d{6,}\.parquet")
-_UNFINISHED: Final = (".part-", f".{MANIFEST}-")
+_PART_NAME: Final = re.compile(r"part-\d{6,}\.parquet")
+_UNFINISHED_PREFIXES: Final = (".part-", f".{MANIFEST}-")
 """Beginnings of the names of files that a killed process left unfinished."""
 _BATCH_ROWS: Final = 1024
-_FORM: Final = "response_format"
+_FORMAT_KEY: Final = "response_format"
 _MAX_DIFFERENCES: Final = 12
 _MAX_VALUE_LENGTH: Final = 160
 
@@ -64,7 +64,7 @@ class TablePart:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of the part's file."""
         return f"part-{self.number:06d}.parquet"
 
 
@@ -99,7 +99,7 @@ class TableFolder:
         self._manifest: TableManifest | None = None
         self._folder = None if get_scheme(self.location) else Path(self.location).absolute()
         """The folder, if it is on a disk."""
-        self._filesystem, path = self.access.filesystem(self.location)
+        self._filesystem, path = self.access.open_filesystem(self.location)
         self._path = path.rstrip("/")
 
     @property
@@ -108,22 +108,22 @@ class TableFolder:
         return display_url(self.location)
 
     @property
-    def work(self) -> Path:
+    def work_folder(self) -> Path:
         """The work folder on this machine, with the files that resuming needs.
 
         Raises:
             CorpusError: the table is a file, or the work folder is a link, which could lead writes to another folder.
         """
         if self._folder is not None:
-            work = Path(self.location) / WORK
+            work_folder = Path(self.location) / WORK_FOLDER
             if self._folder.is_file():
                 raise CorpusError(
                     f"a table must be a folder, got the file {self.location}", hint="Set --out to a folder."
                 )
-            if work.is_symlink():
-                raise CorpusError(f"{work} is a link to another folder", hint="Remove it, or name a new folder.")
-            return work
-        return data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
+            if work_folder.is_symlink():
+                raise CorpusError(f"{work_folder} is a link to another folder", hint="Remove it, or name a new folder.")
+            return work_folder
+        return get_data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
 
     # Reading
 
@@ -177,22 +177,22 @@ class TableFolder:
             file = open_parquet(io.BytesIO(content), "corpus", "reading tables")
             if missing := {*CorpusRow.__struct_fields__} - {*file.schema_arrow.names}:
                 raise arrow.ArrowInvalid(f"it has no column {min(missing)}")
-            for rows in iterate_rows(file, list(columns) if columns else None):
-                yield from rows.to_pylist()
+            for batch in iterate_rows(file, list(columns) if columns else None):
+                yield from batch.to_pylist()
         except (arrow.ArrowException, OSError) as error:
             raise CorpusError(
                 f"the part {part.name} of {self.display_name} is not one that `memagent corpus` wrote: {error}",
                 hint="Use another folder with --out.",
             ) from error
 
-    def find_damaged(self, parts: Iterable[TablePart]) -> list[TablePart]:
+    def find_damaged_parts(self, parts: Iterable[TablePart]) -> list[TablePart]:
         """Return the parts that are missing or differ from what was written.
 
         On a disk, contents are compared. In a store, which checks contents itself, only sizes are.
         """
         sizes = self._list_sizes()
 
-        def is_whole(part: TablePart) -> bool:
+        def is_intact(part: TablePart) -> bool:
             if sizes.get(part.name) != part.bytes:
                 return False
             if self._folder is None:
@@ -202,8 +202,8 @@ class TableFolder:
             with (self._folder / part.name).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
 
-        with self._as_corpus_error("read"):
-            return [part for part in parts if not is_whole(part)]
+        with self._convert_errors("read"):
+            return [part for part in parts if not is_intact(part)]
 
     # Writing
 
@@ -222,7 +222,7 @@ class TableFolder:
         manifest = self.manifest()
         if manifest is None:
             if other_files := [
-                name for name in self._list_sizes() if name != WORK and not name.startswith(_UNFINISHED)
+                name for name in self._list_sizes() if name != WORK_FOLDER and not name.startswith(_UNFINISHED_PREFIXES)
             ]:
                 raise CorpusError(
                     f"{self.display_name} is not empty and has no table: {', '.join(sorted(other_files)[:3])}",
@@ -239,16 +239,18 @@ class TableFolder:
     @property
     def typed_columns(self) -> tuple[TypedColumn, ...]:
         """The typed columns of the table that is being written; none if the answers have no schema."""
-        form = self._current.settings.get(_FORM)
-        if not form:
+        response_format = self._current_manifest.settings.get(_FORMAT_KEY)
+        if not response_format:
             return ()
-        return make_typed_columns(ResponseFormat("answer", json.dumps(form["schema"])), CorpusRow.__struct_fields__)
+        return make_typed_columns(
+            ResponseFormat("answer", json.dumps(response_format["schema"])), CorpusRow.__struct_fields__
+        )
 
     def write_part(self, number: int, rows: Iterable[Mapping[str, Any]]) -> TablePart | None:
         """Write a part, one row group at a time. It belongs to the table when it is published.
 
         Args:
-            number: its number.
+            number: the number of the part.
             rows: values by column (`corpus_rows.list_column_values`).
 
         Returns:
@@ -260,22 +262,22 @@ class TableFolder:
         self._require_writer()
         arrow = load_pyarrow("corpus", "reading and writing tables")
         schema = make_arrow_schema(self.typed_columns, {"memagent.format": f"{_FORMAT} {_VERSION}"})
-        source, count, failed = iter(rows), 0, 0
-        batch = list(itertools.islice(source, _BATCH_ROWS))
+        row_iterator, row_count, failed_count = iter(rows), 0, 0
+        batch = list(itertools.islice(row_iterator, _BATCH_ROWS))
         if not batch:
             return None
-        with self._as_corpus_error(), self._new_file(TablePart(number, 0, 0, 0, "").name) as file:
+        with self._convert_errors(), self._create_file(TablePart(number, 0, 0, 0, "").name) as file:
             with arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
                 while batch:
                     writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
-                    count += len(batch)
-                    failed += sum(row["error"] is not None for row in batch)
-                    batch = list(itertools.islice(source, _BATCH_ROWS))
+                    row_count += len(batch)
+                    failed_count += sum(row["error"] is not None for row in batch)
+                    batch = list(itertools.islice(row_iterator, _BATCH_ROWS))
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             digest = hashlib.file_digest(cast("io.BufferedRandom", file), "sha256").hexdigest()
         arrow.default_memory_pool().release_unused()  # otherwise the pool keeps the memory of the largest part
-        return TablePart(number, count, failed, size, digest)
+        return TablePart(number, row_count, failed_count, size, digest)
 
     def publish(self, parts: Sequence[TablePart]) -> None:
         """Write the manifest with exactly these parts.
@@ -284,25 +286,25 @@ class TableFolder:
             CorpusError: the manifest cannot be written, or another run has taken over.
         """
         self._require_writer()
-        self._write_manifest(replace(self._current, parts=tuple(sorted(parts, key=lambda part: part.number))))
+        self._write_manifest(replace(self._current_manifest, parts=tuple(sorted(parts, key=lambda part: part.number))))
 
-    def remove_unlisted(self) -> None:
+    def remove_unlisted_files(self) -> None:
         """Remove the files of parts that are not in the manifest, and those that a killed run was writing."""
-        part_names = {part.name for part in self._current.parts}
-        with self._as_corpus_error():
+        part_names = {part.name for part in self._current_manifest.parts}
+        with self._convert_errors():
             for name in self._list_sizes():
-                if name.startswith(_UNFINISHED) or (_PART.fullmatch(name) and name not in part_names):
+                if name.startswith(_UNFINISHED_PREFIXES) or (_PART_NAME.fullmatch(name) and name not in part_names):
                     self._filesystem.rm_file(f"{self._path}/{name}")
 
     @property
-    def _current(self) -> TableManifest:
+    def _current_manifest(self) -> TableManifest:
         if self._manifest is None:
             raise CorpusError("the table is not open for writing", hint="Call `take_over` first.")
         return self._manifest
 
     def _write_manifest(self, manifest: TableManifest) -> TableManifest:
         content = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-        with self._as_corpus_error(), self._new_file(MANIFEST) as file:
+        with self._convert_errors(), self._create_file(MANIFEST) as file:
             file.write(content + b"\n")
         self._manifest = manifest
         return manifest
@@ -321,7 +323,7 @@ class TableFolder:
 
     def _list_sizes(self) -> dict[str, int | None]:
         """Return the names in the folder with their sizes in bytes."""
-        with self._as_corpus_error("read"), store_errors(self.location):
+        with self._convert_errors("read"), convert_store_errors(self.location):
             self._filesystem.invalidate_cache()
             try:
                 infos = self._filesystem.ls(self._path, detail=True)
@@ -331,7 +333,7 @@ class TableFolder:
 
     def _read(self, name: str) -> bytes | None:
         """Return a file's content; None if it does not exist."""
-        with self._as_corpus_error("read"), store_errors(f"{self.location}/{name}"):
+        with self._convert_errors("read"), convert_store_errors(f"{self.location}/{name}"):
             self._filesystem.invalidate_cache()
             if self._folder is not None and (self._folder / name).exists() and not (self._folder / name).is_file():
                 raise DocumentError(f"{name} is not a regular file", hint="Remove it, or name a new folder.")
@@ -341,13 +343,13 @@ class TableFolder:
                 return None
 
     @contextmanager
-    def _new_file(self, name: str) -> Iterator[IO[bytes]]:
-        """Open a file that appears when the block ends, whole and, on a disk, durable; not if the block raises."""
+    def _create_file(self, name: str) -> Iterator[IO[bytes]]:
+        """Open a file that appears, complete and synced to disk, when the block ends; not if the block raises."""
         if self._folder is None:
             with tempfile.NamedTemporaryFile(prefix="memagent-part-") as file:
                 yield file
                 file.flush()
-                with store_errors(self.location):
+                with convert_store_errors(self.location):
                     self._filesystem.put_file(file.name, f"{self._path}/{name}")
             return
         if not self._folder.is_dir():
@@ -362,7 +364,7 @@ class TableFolder:
                 os.close(descriptor)
 
     @contextmanager
-    def _as_corpus_error(self, verb: str = "written") -> Iterator[None]:
+    def _convert_errors(self, verb: str = "written") -> Iterator[None]:
         try:
             yield
         except (OSError, DocumentError) as error:
@@ -374,20 +376,21 @@ class TableFolder:
             ) from error
 
 
-def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def describe_differences(table_settings: Mapping[str, Any], run_settings: Mapping[str, Any]) -> list[str]:
     """Describe the settings that differ, as in "chunk_tokens: 5000 in the table, 2000 now".
 
     For schemas, the properties that differ are listed. The list has at most 12 differences.
     """
     differences = [
-        f"{name}: {_shorten(old)} in the table, {_shorten(new)} now" for name, old, new in iter_differences(before, now)
+        f"{name}: {_shorten(old)} in the table, {_shorten(new)} now"
+        for name, old, new in iter_differences(table_settings, run_settings)
     ]
-    digest, schema = f"{_FORM}.digest:", f"{_FORM}.schema."
+    digest, schema = f"{_FORMAT_KEY}.digest:", f"{_FORMAT_KEY}.schema."
     selection = [difference for difference in differences if not difference.startswith(digest)]
     if len(selection) < len(differences) and not any(difference.startswith(schema) for difference in selection):
-        selection.append(f"{_FORM}: the table has the same schema with its properties in another order")
-    more = len(selection) - _MAX_DIFFERENCES
-    return selection[:_MAX_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
+        selection.append(f"{_FORMAT_KEY}: the table has the same schema with its properties in another order")
+    omitted_count = len(selection) - _MAX_DIFFERENCES
+    return selection[:_MAX_DIFFERENCES] + ([f"and {omitted_count} more"] if omitted_count > 0 else [])
 
 
 def _shorten(value: Any) -> str:

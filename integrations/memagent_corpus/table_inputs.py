@@ -19,14 +19,14 @@ from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from memagent_corpus.source_access import CorpusDocument, SourceAccess, display_url, get_scheme, store_errors
+from memagent_corpus.source_access import CorpusDocument, SourceAccess, convert_store_errors, display_url, get_scheme
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.parquet_rows import iterate_rows, open_parquet
 
-SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
-_TEXT, _PATH = "text", "path"
+TABLE_SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
+_DEFAULT_TEXT_COLUMN, _DEFAULT_PATH_COLUMN = "text", "path"
 _MAX_LINE_BYTES: Final = 2**30
 
 
@@ -55,13 +55,17 @@ class InputColumns:
         """
         columns = self
         if self.text is None and self.path is None:
-            columns = replace(self, text=_TEXT if _TEXT in names else None, path=_PATH if _PATH in names else None)
+            columns = replace(
+                self,
+                text=_DEFAULT_TEXT_COLUMN if _DEFAULT_TEXT_COLUMN in names else None,
+                path=_DEFAULT_PATH_COLUMN if _DEFAULT_PATH_COLUMN in names else None,
+            )
             if columns.text is None and columns.path is None:
                 raise DocumentError(
-                    f"{table} has neither a column {_TEXT!r} nor {_PATH!r}",
+                    f"{table} has neither a column {_DEFAULT_TEXT_COLUMN!r} nor {_DEFAULT_PATH_COLUMN!r}",
                     hint=f"Choose one with --text-column or --path-column. Its columns are: {_join_names(names)}.",
                 )
-        columns.require(columns.needed, names, table)
+        columns.require(columns.needed_columns, names, table)
         return columns
 
     @staticmethod
@@ -72,7 +76,7 @@ class InputColumns:
                 raise DocumentError(f"{table} has no column {name!r}", hint=f"Its columns are: {_join_names(columns)}.")
 
     @property
-    def needed(self) -> list[str]:
+    def needed_columns(self) -> list[str]:
         """The columns to read."""
         names = (self.text, self.path, self.id, self.questions, *self.copied)
         return list(dict.fromkeys(name for name in names if name is not None))
@@ -85,60 +89,60 @@ class FileTable:
     location: str
     access: SourceAccess
 
-    def column_names(self) -> Sequence[str]:
+    def list_columns(self) -> Sequence[str]:
         """Return the names of its columns. JSON lines may have different columns, so all of them are read."""
-        with self._open() as file:
+        with self._open_file() as file:
             if self._kind == "parquet":
                 return list(self._open_parquet(file).schema_arrow.names)
             if self._kind == "jsonl":
                 rows = _iter_json_rows(file, self.access.encoding)
                 return list(dict.fromkeys(name for row in rows if not isinstance(row, str) for name in row))
-            with self._csv(file) as reader:
+            with self._read_csv(file) as reader:
                 return list(reader.fieldnames or ())
 
-    def rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
+    def iter_rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
         """Yield rows with at least these columns, if the row has them; an invalid row is an error message instead."""
-        with self._open() as file:
+        with self._open_file() as file:
             if self._kind == "parquet":
-                for part in iterate_rows(self._open_parquet(file), columns):
-                    yield from part.to_pylist()
+                for batch in iterate_rows(self._open_parquet(file), columns):
+                    yield from batch.to_pylist()
             elif self._kind == "jsonl":
                 yield from _iter_json_rows(file, self.access.encoding)
             else:
-                with self._csv(file) as reader:
+                with self._read_csv(file) as reader:
                     for row in reader:
                         yield {name: value for name, value in row.items() if isinstance(name, str)}
 
-    def count(self) -> int | None:
+    def count_rows(self) -> int | None:
         """Count the rows: from the metadata of Parquet files, by reading other local files; unknown for other URLs."""
         if get_scheme(self.location) and self._kind != "parquet":
             return None
-        with self._open() as file:
+        with self._open_file() as file:
             if self._kind == "parquet":
                 return int(self._open_parquet(file).metadata.num_rows)
             if self._kind == "jsonl":
                 return sum(1 for line in file if not line.isspace())
-            with self._csv(file) as reader:
+            with self._read_csv(file) as reader:
                 return sum(1 for _ in reader)
 
     @property
     def _kind(self) -> str:
-        return SUFFIXES[PurePosixPath(display_url(self.location)).suffix.lower()]
+        return TABLE_SUFFIXES[PurePosixPath(display_url(self.location)).suffix.lower()]
 
     def _open_parquet(self, file: Any) -> Any:
         return open_parquet(file, "corpus", f"reading {display_url(self.location)}")
 
     @contextmanager
-    def _csv(self, file: Any) -> Iterator[csv.DictReader[str]]:
+    def _read_csv(self, file: Any) -> Iterator[csv.DictReader[str]]:
         csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-        text = io.TextIOWrapper(file, encoding=self.access.encoding or "utf-8-sig", newline="")
+        text_file = io.TextIOWrapper(file, encoding=self.access.encoding or "utf-8-sig", newline="")
         try:
-            yield csv.DictReader(text, delimiter="\t" if self._kind == "tsv" else ",")
+            yield csv.DictReader(text_file, delimiter="\t" if self._kind == "tsv" else ",")
         finally:
-            text.detach()
+            text_file.detach()
 
     @contextmanager
-    def _open(self) -> Iterator[Any]:
+    def _open_file(self) -> Iterator[Any]:
         """Open the file, and convert the errors of its parser to a `DocumentError`."""
         try:
             with self.access.open_file(self.location) as file:
@@ -165,17 +169,17 @@ class DatasetTable:
     subset: str | None = None
     split: str = "train"
 
-    def column_names(self) -> Sequence[str]:
+    def list_columns(self) -> Sequence[str]:
         """Return the names of its columns; for a stream without this information, the first row's."""
-        with store_errors(self.location):
+        with convert_store_errors(self.location):
             return list(self._dataset.column_names or next(iter(self._dataset), ()))
 
-    def rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
+    def iter_rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
         """Yield rows with these columns."""
-        with store_errors(self.location):
+        with convert_store_errors(self.location):
             yield from self._dataset.select_columns(columns)
 
-    def count(self) -> int | None:
+    def count_rows(self) -> int | None:
         """Return the number of rows, if the dataset contains it."""
         try:
             return len(self._dataset)
@@ -195,7 +199,7 @@ class DatasetTable:
         folder = Path(self.location)
         try:
             if (folder / "dataset_dict.json").is_file():
-                folder = resolve_below(folder, self.split, hint="Choose another --split.", any_kind=True)
+                folder = resolve_below(folder, self.split, hint="Choose another --split.", allow_any_kind=True)
             if (folder / "state.json").is_file():
                 for part in read_json_file(folder / "state.json")["_data_files"]:
                     resolve_below(folder, part["filename"], hint="Correct its state.json.")
@@ -225,26 +229,26 @@ def make_document(  # noqa: PLR0911  one return for each kind of error
         return CorpusDocument(
             name=name, metadata=metadata, error=f"the column {columns.questions!r} has neither a string nor a list"
         )
-    make = partial(CorpusDocument, name=name, questions=questions, metadata=metadata)
+    make_from_row = partial(CorpusDocument, name=name, questions=questions, metadata=metadata)
     text = None if columns.text is None else row.get(columns.text)
     path = None if columns.path is None else row.get(columns.path)
     if isinstance(text, str):
-        data = text.encode("utf-8", "surrogatepass")
-        return make(version=hashlib.sha256(data).hexdigest()[:32], size=len(data), text=text)
+        encoded_text = text.encode("utf-8", "surrogatepass")
+        return make_from_row(version=hashlib.sha256(encoded_text).hexdigest()[:32], size=len(encoded_text), text=text)
     if columns.text is not None and (text is not None or path is None):
         problem = "no value" if text is None else f"a value of type {type(text).__name__}, not a string"
-        return make(error=f"the column {columns.text!r} has {problem}")
+        return make_from_row(error=f"the column {columns.text!r} has {problem}")
     if not isinstance(path, str):
-        return make(error=f"the column {columns.path!r} has no path")
+        return make_from_row(error=f"the column {columns.path!r} has no path")
     try:
         location = access.resolve_below_root(path)
     except DocumentError as error:
-        return make(error=str(error))
+        return make_from_row(error=str(error))
     if get_scheme(location):
-        return make(location=location)
-    status = Path(location).stat()
-    version = f"{status.st_size}-{status.st_mtime_ns}"
-    return make(version=version, size=status.st_size, location=location)
+        return make_from_row(location=location)
+    file_status = Path(location).stat()
+    version = f"{file_status.st_size}-{file_status.st_mtime_ns}"
+    return make_from_row(version=version, size=file_status.st_size, location=location)
 
 
 def choose_name(value: object, default: str) -> str:
@@ -255,7 +259,7 @@ def choose_name(value: object, default: str) -> str:
 
 def is_table(location: str) -> bool:
     """Return whether a path, pattern or URL has the suffix of a table."""
-    return PurePosixPath(display_url(location)).suffix.lower() in SUFFIXES
+    return PurePosixPath(display_url(location)).suffix.lower() in TABLE_SUFFIXES
 
 
 def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:

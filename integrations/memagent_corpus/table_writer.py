@@ -1,12 +1,13 @@
 """Writes new rows to the ledger, and from there to the parts of the table, exactly once even after kills.
 
-Parts never change: a part with replaced rows is written again under a new number. Each step is safe to be killed at:
+Parts never change: a part with replaced rows is written again under a new number. A run may be killed after any of
+these steps:
 
 1. A part's file is written. Until the manifest lists it, it does not belong to the table, and the next run removes it.
 2. The manifest lists the part, and no longer one that it replaces.
 3. The ledger records the part. After a kill before that, the next run finds the part in the manifest and adopts it.
 
-So the manifest decides which rows are in the table, and the ledger has all rows that are not.
+So the manifest decides which rows are in the table, and the ledger has all other rows.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from memagent_corpus.corpus_rows import CorpusRow, list_column_values
 from memagent_corpus.table_folder import TableFolder, TablePart
 from memagent_graph.errors import CorpusError
 
-LEDGER: Final = "ledger.sqlite"
-_PART_BYTES: Final = 64 * 2**20
-_PART_SECONDS: Final = 600.0
+LEDGER_FILE: Final = "ledger.sqlite"
+_MAX_PART_BYTES: Final = 64 * 2**20
+_MAX_WAIT_S: Final = 600.0
 
 
 class TableWriter:
@@ -52,13 +53,13 @@ class TableWriter:
     ) -> None:
         self.table = table
         self._rows_per_part = max(1, rows_per_part)
-        self._counting, self._writing = threading.Lock(), threading.Lock()
-        self._rows = self._bytes = 0
-        self._last_part_written = time.monotonic()
+        self._count_lock, self._write_lock = threading.Lock(), threading.Lock()
+        self._waiting_rows = self._waiting_bytes = 0
+        self._last_write_time = time.monotonic()
         self._delete_checkpoints: Callable[[Iterable[str]], None] | None = None
         self._parts = list(table.take_over(settings, description).parts)
         """The parts that the manifest listed at the start."""
-        self.ledger = CorpusLedger(table.work / LEDGER)
+        self.ledger = CorpusLedger(table.work_folder / LEDGER_FILE)
 
     def recover(
         self,
@@ -77,7 +78,7 @@ class TableWriter:
             CorpusError: a part is damaged or missing.
         """
         self._delete_checkpoints, parts = delete_checkpoints, self._parts
-        if damaged := self.table.find_damaged(parts):
+        if damaged := self.table.find_damaged_parts(parts):
             if not drop_damaged:
                 raise CorpusError(
                     f"{len(damaged)} of the {len(parts)} parts of {self.table.display_name} are missing or differ from "
@@ -86,44 +87,44 @@ class TableWriter:
                 )
             parts = [part for part in parts if part not in damaged]
             self.table.publish(parts)
-        ledger_parts = self.ledger.parts()
+        ledger_parts = self.ledger.list_parts()
         for part in ledger_parts:
             if part not in parts:
-                self.ledger.forget(part)
+                self.ledger.forget_part(part)
         new_parts = [part for part in parts if part not in ledger_parts]
         for part in new_parts:
             rows = self.table.read_part_rows(part, ["id", "document", "question", "error"])
-            self.ledger.adopt(
+            self.ledger.adopt_part(
                 part, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
             )
         if delete_checkpoints and new_parts:  # a lost machine may have stopped before it deleted these
             delete_checkpoints(str(row["id"]) for row in self.table.read_part_rows(new_parts[-1], ["id"]))
-        self.table.remove_unlisted()
+        self.table.remove_unlisted_files()
         for part in self.ledger.list_stale_parts():
             self._rewrite(part)
-        self._count()
+        self._count_waiting_rows()
 
     def add(self, document: str, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add a finished document's rows to the ledger. They are safe when this returns."""
-        size = self.ledger.finish(document, version, rows)
-        with self._counting:
-            self._rows, self._bytes = self._rows + len(rows), self._bytes + size
+        size = self.ledger.store_rows(document, version, rows)
+        with self._count_lock:
+            self._waiting_rows, self._waiting_bytes = self._waiting_rows + len(rows), self._waiting_bytes + size
 
     @property
     def is_part_due(self) -> bool:
         """Whether there are enough rows or bytes for a part, or rows that have waited for ten minutes."""
-        is_old = self._rows and time.monotonic() - self._last_part_written >= _PART_SECONDS
-        return self._rows >= self._rows_per_part or self._bytes >= _PART_BYTES or bool(is_old)
+        is_old = self._waiting_rows and time.monotonic() - self._last_write_time >= _MAX_WAIT_S
+        return self._waiting_rows >= self._rows_per_part or self._waiting_bytes >= _MAX_PART_BYTES or bool(is_old)
 
     def write_parts(self, *, all_rows: bool = False) -> None:
         """Write the rows of the ledger as parts. With `all_rows`, also write a last part that is not full."""
-        with self._writing:  # a cancelled task leaves its thread running
+        with self._write_lock:  # a cancelled task leaves its thread running
             if all_rows:
-                self._count()
-            while self._rows >= self._rows_per_part or (self._rows and (all_rows or self.is_part_due)):
+                self._count_waiting_rows()
+            while self._waiting_rows >= self._rows_per_part or (self._waiting_rows and (all_rows or self.is_part_due)):
                 self._write_part()
-                self._count()
-                self._last_part_written = time.monotonic()
+                self._count_waiting_rows()
+                self._last_write_time = time.monotonic()
             for part in self.ledger.list_stale_parts():
                 self._rewrite(part)
 
@@ -131,39 +132,39 @@ class TableWriter:
         """Close the ledger."""
         self.ledger.close()
 
-    def _count(self) -> None:
-        with self._counting:
-            self._rows, self._bytes = self.ledger.waiting()
+    def _count_waiting_rows(self) -> None:
+        with self._count_lock:
+            self._waiting_rows, self._waiting_bytes = self.ledger.count_waiting_rows()
 
     def _write_part(self) -> None:
         """Write the oldest rows of the ledger as a part."""
-        parts, columns, last, ids = self.ledger.parts(), self.table.typed_columns, -1, list[str]()
+        parts, columns, last_number, ids = self.ledger.list_parts(), self.table.typed_columns, -1, list[str]()
 
-        def rows() -> Iterator[dict[str, Any]]:
-            nonlocal last
+        def iter_rows() -> Iterator[dict[str, Any]]:
+            nonlocal last_number
             for number, row in self.ledger.iter_waiting_rows(self._rows_per_part):
-                last = number
+                last_number = number
                 if row.chunks:
                     ids.append(row.id)
                 yield list_column_values(row, columns)
 
-        part = self.table.write_part(_choose_number(parts), rows())
+        part = self.table.write_part(_choose_number(parts), iter_rows())
         if part is None:
             return
         self.table.publish([*parts, part])
         if self._delete_checkpoints:
             self._delete_checkpoints(ids)
-        self.ledger.mark_written(part, last)
+        self.ledger.mark_written(part, last_number)
 
     def _rewrite(self, part: TablePart) -> None:
         """Write a part again under a new number, without the rows that newer rows have replaced."""
-        parts, ids = self.ledger.parts(), self.ledger.list_ids(part)
+        parts, ids = self.ledger.list_parts(), self.ledger.list_ids(part)
         rows = (row for row in self.table.read_part_rows(part) if row["id"] in ids)
-        new = self.table.write_part(_choose_number(parts), rows)
-        others = [other for other in parts if other != part]
-        self.table.publish(others if new is None else [*others, new])
-        self.ledger.replace_part(part, new)
-        self.table.remove_unlisted()
+        new_part = self.table.write_part(_choose_number(parts), rows)
+        other_parts = [other_part for other_part in parts if other_part != part]
+        self.table.publish(other_parts if new_part is None else [*other_parts, new_part])
+        self.ledger.replace_part(part, new_part)
+        self.table.remove_unlisted_files()
 
 
 def _choose_number(parts: Sequence[TablePart]) -> int:

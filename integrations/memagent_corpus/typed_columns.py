@@ -24,7 +24,7 @@ from memagent_graph.errors import CorpusError
 from memagent_graph.response_format import ResponseFormat
 
 _INT64: Final = range(-(2**63), 2**63)
-_PREFIX: Final = "value_"
+_NAME_PREFIX: Final = "value_"
 """Prefix for a property with the same name as another column of the table."""
 
 
@@ -40,7 +40,7 @@ class ColumnKind(Enum):
     """A string that contains the value as JSON."""
 
 
-_KINDS: Final = {
+_KIND_BY_TYPE: Final = {
     "string": ColumnKind.TEXT,
     "integer": ColumnKind.INTEGER,
     "number": ColumnKind.NUMBER,
@@ -57,7 +57,7 @@ class TypedColumn:
     kind: ColumnKind
     is_list: bool = False
 
-    def arrow_type(self, arrow: Any) -> Any:
+    def make_arrow_type(self, arrow: Any) -> Any:
         """Return the column's Arrow type.
 
         Args:
@@ -81,11 +81,11 @@ class TypedColumn:
         return [None if item is None else _convert_value(self.kind, item) for item in value]
 
 
-def make_typed_columns(form: ResponseFormat, other_columns: Collection[str]) -> tuple[TypedColumn, ...]:
+def make_typed_columns(response_format: ResponseFormat, other_columns: Collection[str]) -> tuple[TypedColumn, ...]:
     """Return the columns for a schema, in the order of its properties.
 
     Args:
-        form: the form of the answers.
+        response_format: the form of the answers.
         other_columns: names of the table's other columns. A property with one of these names gets the prefix `value_`.
             Case is ignored, because some readers of Parquet ignore it.
 
@@ -94,14 +94,16 @@ def make_typed_columns(form: ResponseFormat, other_columns: Collection[str]) -> 
     """
     names = {name.casefold() for name in other_columns}
     columns: dict[str, TypedColumn] = {}
-    for key, schema in form.properties.items():
-        name = f"{_PREFIX}{key}" if key.casefold() in names else key
-        if other := columns.get(name.casefold()):
+    for property_name, schema in response_format.properties.items():
+        name = f"{_NAME_PREFIX}{property_name}" if property_name.casefold() in names else property_name
+        if other_column := columns.get(name.casefold()):
             raise CorpusError(
-                f"the schema's properties {other.property} and {key} would be the same column, {name}",
+                f"the schema's properties {other_column.property} and {property_name} would be the same column, {name}",
                 hint="Rename one of them. Column names that differ only in case are not allowed.",
             )
-        columns[name.casefold()] = TypedColumn(name, key, *_find_kind(form, form.resolve(schema)))
+        columns[name.casefold()] = TypedColumn(
+            name, property_name, *_find_kind(response_format, response_format.resolve(schema))
+        )
     return tuple(columns.values())
 
 
@@ -127,49 +129,60 @@ def convert_values(columns: Collection[TypedColumn], value: Any) -> tuple[dict[s
     return values, problems
 
 
-def _find_kind(form: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:
+def _find_kind(response_format: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:
     """Return the kind of a property's column, and whether the column is a list."""
-    options = _list_alternatives(form, schema)
-    if options and all(option.get("type") == "array" and "prefixItems" not in option for option in options):
-        kinds = {_merge_options(_list_alternatives(form, form.resolve(option.get("items")))) for option in options}
+    alternatives = _list_alternatives(response_format, schema)
+    if alternatives and all(
+        alternative.get("type") == "array" and "prefixItems" not in alternative for alternative in alternatives
+    ):
+        kinds = {
+            _merge_alternatives(_list_alternatives(response_format, response_format.resolve(alternative.get("items"))))
+            for alternative in alternatives
+        }
         kind = _merge_kinds(kinds)
         return (ColumnKind.JSON, False) if kind is ColumnKind.JSON else (kind, True)
-    return _merge_options(options), False
+    return _merge_alternatives(alternatives), False
 
 
-def _list_alternatives(form: ResponseFormat, schema: Mapping[str, Any], depth: int = 4) -> list[Mapping[str, Any]]:
+def _list_alternatives(
+    response_format: ResponseFormat, schema: Mapping[str, Any], depth: int = 4
+) -> list[Mapping[str, Any]]:
     """Split a schema into alternatives with at most one type each, without null."""
     for keyword in ("anyOf", "oneOf", "allOf"):
-        inner = schema.get(keyword)
-        if isinstance(inner, list) and (keyword != "allOf" or len(inner) == 1) and "type" not in schema:
+        subschemas = schema.get(keyword)
+        if isinstance(subschemas, list) and (keyword != "allOf" or len(subschemas) == 1) and "type" not in schema:
             if not depth:
                 return [{}]
-            return [option for part in inner for option in _list_alternatives(form, form.resolve(part), depth - 1)]
-    kind = schema.get("type")
-    if kind is None:
+            return [
+                alternative
+                for subschema in subschemas
+                for alternative in _list_alternatives(response_format, response_format.resolve(subschema), depth - 1)
+            ]
+    json_type = schema.get("type")
+    if json_type is None:
         return [{}]
-    kinds = kind if isinstance(kind, list) else [kind]
-    return [{**schema, "type": name} for name in kinds if name != "null"]
+    json_types = json_type if isinstance(json_type, list) else [json_type]
+    return [{**schema, "type": type_name} for type_name in json_types if type_name != "null"]
 
 
-def _merge_options(options: Collection[Mapping[str, Any]]) -> ColumnKind:
+def _merge_alternatives(alternatives: Collection[Mapping[str, Any]]) -> ColumnKind:
     kinds = {
         ColumnKind.DATE
-        if option.get("type") == "string" and option.get("format") == "date"
-        else _KINDS.get(str(option.get("type")), ColumnKind.JSON)
-        for option in options
+        if alternative.get("type") == "string" and alternative.get("format") == "date"
+        else _KIND_BY_TYPE.get(str(alternative.get("type")), ColumnKind.JSON)
+        for alternative in alternatives
     }
     return _merge_kinds(kinds)
 
 
 def _merge_kinds(kinds: Collection[ColumnKind]) -> ColumnKind:
     """Return a kind that can store values of all these kinds without loss."""
-    distinct = set(kinds)
-    if distinct == {ColumnKind.INTEGER, ColumnKind.NUMBER}:
+    distinct_kinds = set(kinds)
+    if distinct_kinds == {ColumnKind.INTEGER, ColumnKind.NUMBER}:
         return ColumnKind.NUMBER
-    if distinct == {ColumnKind.DATE, ColumnKind.TEXT}:
+    if distinct_kinds == {ColumnKind.DATE, ColumnKind.TEXT}:
         return ColumnKind.TEXT
-    return distinct.pop() if len(distinct) == 1 else ColumnKind.JSON
+    return distinct_kinds.pop() if len(distinct_kinds) == 1 else ColumnKind.JSON
 
 
 def _convert_value(kind: ColumnKind, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The running reads of this server. A read continues when the request that started it has ended.
+"""The running reads of this server. A read continues after the request that started it has ended.
 
 Clients time out after some time, often a minute, but a read may take hours. So a request can start a read without
 waiting for it, and later requests can wait for it or cancel it.
@@ -23,10 +23,10 @@ DEFAULT_WAIT_SECONDS: Final = 45.0
 _MAX_READS: Final = 256
 """The maximum number of reads that are kept with their results.
 
-Of the reads that have ended, the one that was registered first is dropped first.
+Of the reads that have ended, the one that was registered first is removed first.
 """
 
-Parts = AsyncGenerator[MemoryUpdate | ReadResult, None]
+ReadStream = AsyncGenerator[MemoryUpdate | ReadResult, None]
 
 
 @dataclass(eq=False)
@@ -39,29 +39,29 @@ class ActiveRead:
     """The document's name."""
     update: MemoryUpdate | None = None
     """The newest update; None before the first one."""
-    is_cancelled: bool = False
-    """Whether its cancellation was requested."""
+    is_cancel_requested: bool = False
+    """Whether `cancel` was called for the read."""
     task: asyncio.Task[ReadResult] | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    change_event: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next update or at the end, and then replaced by a new event."""
 
-    def advance(self, update: MemoryUpdate | None) -> None:
+    def publish(self, update: MemoryUpdate | None) -> None:
         """Record an update or, with None, the end; wake all waiting calls."""
         self.update = update or self.update
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+        change_event, self.change_event = self.change_event, asyncio.Event()
+        change_event.set()
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended; it may not have begun yet."""
+        """Whether the read has not ended; it may not have begun yet."""
         return self.task is None or not self.task.done()
 
     @property
     def outcome(self) -> ReadResult | BaseException | None:
-        """The result, or why there is none; None while it is running."""
+        """The result, or why there is none; None while the read is running."""
         if self.task is not None and self.task.done() and not self.task.cancelled():
             return self.task.exception() or self.task.result()
-        if self.is_cancelled or (self.task is not None and self.task.cancelled()):
+        if self.is_cancel_requested or (self.task is not None and self.task.cancelled()):
             return RunError("the read was cancelled", hint="Call resume_read to continue it.", run_id=self.run_id)
         return None
 
@@ -80,45 +80,45 @@ class ActiveReads:
     def register(self, read: ActiveRead) -> None:
         """Register a read, before or after it begins."""
         self._reads[read.run_id] = read
-        ended_ids = [run_id for run_id, other in self._reads.items() if not other.is_running]
+        ended_ids = [run_id for run_id, other_read in self._reads.items() if not other_read.is_running]
         for run_id in ended_ids[: max(0, len(self._reads) - _MAX_READS)]:
             del self._reads[run_id]
 
     async def run(
-        self, read: ActiveRead, parts: Parts, report: Callable[[MemoryUpdate], Awaitable[None]] | None
+        self, read: ActiveRead, stream: ReadStream, report: Callable[[MemoryUpdate], Awaitable[None]] | None
     ) -> ReadResult:
         """Run a read to its end, or until this call or the read is cancelled.
 
         Args:
             read: the read.
-            parts: its updates and its result, from the reader.
+            stream: the updates and the result of the read, from the reader.
             report: called with each update; None reports nothing.
 
         Raises:
             MemAgentError: the read failed, or `cancel` cancelled it.
         """
-        read.task = asyncio.create_task(_run(read, parts, report))
-        if read.is_cancelled:  # before it began
+        read.task = asyncio.create_task(_consume_stream(read, stream, report))
+        if read.is_cancel_requested:  # before it began
             read.task.cancel()
         try:
             return await read.task
         except asyncio.CancelledError:
-            if read.is_cancelled and isinstance(read.outcome, MemAgentError):
+            if read.is_cancel_requested and isinstance(read.outcome, MemAgentError):
                 raise read.outcome from None
             raise
         finally:
-            read.advance(None)
+            read.publish(None)
 
     def start_in_background(self, work: Awaitable[Any]) -> None:
         """Run work in the background. Its errors are not raised here: the reads keep them."""
         task = asyncio.ensure_future(work)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
-        task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        task.add_done_callback(lambda ended_task: None if ended_task.cancelled() else ended_task.exception())
 
     async def cancel(self, read: ActiveRead) -> None:
         """Cancel a read and wait until it has ended; its progress is kept."""
-        read.is_cancelled = True
+        read.is_cancel_requested = True
         if read.task is not None and not read.task.done():
             read.task.cancel()
             await asyncio.wait([read.task])
@@ -132,18 +132,20 @@ class ActiveReads:
             await self.cancel(read)
 
 
-async def _run(read: ActiveRead, parts: Parts, report: Callable[[MemoryUpdate], Awaitable[None]] | None) -> ReadResult:
+async def _consume_stream(
+    read: ActiveRead, stream: ReadStream, report: Callable[[MemoryUpdate], Awaitable[None]] | None
+) -> ReadResult:
     try:
-        async with aclosing(parts):
-            async for part in parts:
-                if isinstance(part, ReadResult):
-                    return part
-                read.advance(part)
+        async with aclosing(stream):
+            async for item in stream:
+                if isinstance(item, ReadResult):
+                    return item
+                read.publish(item)
                 if report is not None:
-                    await report(part)
+                    await report(item)
     except (sqlite3.Error, OSError) as error:
         raise RunError(
             f"the read failed with {type(error).__name__}: {error}",
             hint="Check the server's free disk space, its checkpoints and its documents; then ask again.",
         ) from error
-    raise AssertionError("the last part of a read is its result")
+    raise AssertionError("the last item of a read's stream is its result")

@@ -52,7 +52,7 @@ class Roots:
         self.server_roots = AllowedRoots(server_roots, max_bytes=max_bytes)
         self._trust_client = trust_client
 
-    async def for_request(self, context: ToolContext) -> AllowedRoots:
+    async def get_for_request(self, context: ToolContext) -> AllowedRoots:
         """Return the roots for the client of this request.
 
         Raises:
@@ -89,10 +89,10 @@ async def _request_client_roots(context: ToolContext) -> tuple[Path, ...] | None
 
 def get_local_path(uri: str) -> Path | None:
     """Return the path of a file:// URI with links resolved; None if it does not exist on this machine."""
-    parts = urlsplit(uri)
-    if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path:
+    url_parts = urlsplit(uri)
+    if url_parts.scheme != "file" or url_parts.netloc not in {"", "localhost"} or not url_parts.path:
         return None
     try:
-        return Path(url2pathname(parts.path)).resolve(strict=True)
+        return Path(url2pathname(url_parts.path)).resolve(strict=True)
     except (OSError, RuntimeError, ValueError):
         return None

@@ -75,9 +75,9 @@ class Mcp(ReaderOptions):
 
     def make_reader(self) -> MemAgent:
         """Build the reader of the server."""
-        from memagent_graph.storage.private_files import default_checkpoints  # noqa: PLC0415
+        from memagent_graph.storage.private_files import get_default_checkpoints  # noqa: PLC0415
 
-        options = replace(self, checkpoints=self.checkpoints or str(default_checkpoints()))
+        options = replace(self, checkpoints=self.checkpoints or str(get_default_checkpoints()))
         return open_reader(options, self.settings(), is_logged=not self.no_log)
 
     def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above
@@ -96,11 +96,11 @@ class Mcp(ReaderOptions):
     def run(self) -> None:
         """Run the command."""
         with report_failures():
-            from memagent_graph.addresses import require_safe  # noqa: PLC0415
+            from memagent_graph.addresses import require_safe_address  # noqa: PLC0415
             from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
 
             if self.http:
-                require_safe(
+                require_safe_address(
                     self.host,
                     self.server_name or (),
                     danger=None if self.allow_remote else "there is no login",
@@ -119,30 +119,30 @@ class Mcp(ReaderOptions):
 
 
 @asynccontextmanager
-async def _open_server(request: Mcp) -> AsyncIterator[Any]:
-    async with request.make_reader() as reader, aclosing(request.make_server(reader)) as server:
+async def _open_server(command: Mcp) -> AsyncIterator[Any]:
+    async with command.make_reader() as reader, aclosing(command.make_server(reader)) as server:
         yield server
 
 
-async def _serve_stdio(request: Mcp) -> None:
+async def _serve_stdio(command: Mcp) -> None:
     from memagent_mcp.server import reserve_standard_output, serve_stdio  # noqa: PLC0415
 
     output = reserve_standard_output()
-    async with _open_server(request) as server:
+    async with _open_server(command) as server:
         await serve_stdio(server, output)
 
 
-async def _serve_http(request: Mcp) -> None:
-    from memagent_graph.addresses import client_host_names, listen  # noqa: PLC0415
+async def _serve_http(command: Mcp) -> None:
+    from memagent_graph.addresses import list_client_host_names, listen  # noqa: PLC0415
     from memagent_mcp.server import get_url, serve_http  # noqa: PLC0415
 
-    with listen(request.host, request.port) as listener:
-        async with _open_server(request) as server:
+    with listen(command.host, command.port) as listener:
+        async with _open_server(command) as server:
             typer.echo(f"serving at {get_url(listener)}; press Ctrl-C to stop", err=True)
-            if request.allow_remote:
+            if command.allow_remote:
                 typer.echo(
                     "warning: there is no login; everyone who can reach this address can read files below the roots, "
                     "see the runs in the log, and use the policy",
                     err=True,
                 )
-            await serve_http(server, listener, [*(request.server_name or []), *client_host_names(request.host)])
+            await serve_http(server, listener, [*(command.server_name or []), *list_client_host_names(command.host)])

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from rich.console import Console
 
 from memagent_graph.events import StopReason
-from memagent_graph.plain_text import plain, remove_folders
+from memagent_graph.plain_text import make_printable, remove_folders
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
@@ -22,17 +22,17 @@ from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_graph.words import without_surrogates
+from memagent_graph.words import replace_lone_surrogates
 from memagent_mcp.active_reads import ActiveRead
 
 MAX_QUOTES = 20
 """The maximum number of quotes in a result: enough for a memory's lines, and few enough for a model's context."""
 _MAX_QUOTE_LENGTH = 400
-_CONTEXT = 80
+_CONTEXT_LENGTH = 80
 """The number of characters of context on each side of a quote."""
 _MAX_LINE_LENGTH = 120
 _TEXT_WIDTH = 120
-_MAX_RUN_TEXT = 20_000
+_MAX_RUN_TEXT_LENGTH = 20_000
 """The maximum number of characters of a run's text."""
 
 
@@ -43,12 +43,12 @@ class ToolResult(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _encodable(cls, value: Any) -> Any:
+    def _replace_surrogates_in_text(cls, value: Any) -> Any:
         return replace_surrogates(value) if isinstance(value, str) else value
 
     @classmethod
     def from_sources(cls, *sources: object, **values: Any) -> Self:
-        """Build a result; fields without a value are copied from the first source that has such an attribute."""
+        """Build a result; a field without a value is copied from the first source that has an attribute of its name."""
         for name in cls.model_fields.keys() - values.keys():
             values[name] = next(getattr(source, name) for source in sources if hasattr(source, name))
         return cls(**values)
@@ -95,17 +95,17 @@ def make_answer_data(read: ActiveRead) -> dict[str, Any]:
 def format_answer(read: ActiveRead) -> str:
     """Return the question, the answer, its evidence and the run as text."""
     outcome = read.outcome
-    lines = [f"Question: {plain(read.question)}"]
+    lines = [f"Question: {make_printable(read.question)}"]
     if outcome is None:
         progress = f", {read.update.progress:.0%} so far" if read.update and read.update.progress is not None else ""
         lines.append(f"Answer: not yet, the document is still being read{progress}; call wait with the run id")
-        lines.append(f"Noted so far: {plain(read.update.memory if read.update else '') or '(nothing)'}")
+        lines.append(f"Noted so far: {make_printable(read.update.memory if read.update else '') or '(nothing)'}")
     elif isinstance(outcome, BaseException):
         lines.append(f"Answer: none, the read failed: {format_error(outcome)}")
     else:
-        lines += [f"Answer: {_answer(outcome)}", outcome.extent]
+        lines += [f"Answer: {_format_answer_line(outcome)}", outcome.extent]
         if outcome.answer is None:
-            lines.append(f"Noted so far: {plain(outcome.memory) or '(nothing)'}")
+            lines.append(f"Noted so far: {make_printable(outcome.memory) or '(nothing)'}")
         if outcome.evidence:
             lines += [
                 "Evidence:",
@@ -117,10 +117,10 @@ def format_answer(read: ActiveRead) -> str:
     return "\n".join(lines)
 
 
-def _answer(result: ReadResult) -> str:
+def _format_answer_line(result: ReadResult) -> str:
     if result.answer is not None:
-        invalid = result.stop_reason is StopReason.INVALID_ANSWER
-        return plain(result.answer) + ("\n(The answer does not match response_format.)" if invalid else "")
+        is_invalid = result.stop_reason is StopReason.INVALID_ANSWER
+        return make_printable(result.answer) + ("\n(The answer does not match response_format.)" if is_invalid else "")
     if result.stop_reason.resumable:
         return "none yet; resume_read continues the read, with a higher limit if the server allows it"
     return "none was written"
@@ -130,8 +130,8 @@ def list_quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, A
     """Return the first quotes as JSON values, each with its location and the surrounding text, without file paths."""
     rows = []
     for quote in islice(evidence, MAX_QUOTES):
-        before, after = view.quote_context(quote, _CONTEXT)
-        context = shorten_line(before + quote.quote + after, _MAX_QUOTE_LENGTH + 2 * _CONTEXT)
+        text_before, text_after = view.quote_context(quote, _CONTEXT_LENGTH)
+        context = shorten_line(text_before + quote.quote + text_after, _MAX_QUOTE_LENGTH + 2 * _CONTEXT_LENGTH)
         row = {
             **asdict(quote),
             "quote": shorten_line(quote.quote, _MAX_QUOTE_LENGTH),
@@ -144,11 +144,11 @@ def list_quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, A
 
 def format_quote(quote: Mapping[str, Any]) -> str:
     """Format a quote of `list_quotes` as one line; a short quote with the surrounding text."""
-    is_short = len(quote["quote"]) < _CONTEXT and quote["context"] != quote["quote"]
+    is_short = len(quote["quote"]) < _CONTEXT_LENGTH and quote["context"] != quote["quote"]
     context = f' in "{quote["context"]}"' if is_short else ""
-    place = f", {shorten_line(quote['place'])}" if quote["place"] else ""
-    span = f"{quote['start_char']:,}-{quote['end_char']:,}"
-    return f'"{quote["quote"]}"{context} (chunk {quote["chunk_index"] + 1}, characters {span}{place})'
+    place_suffix = f", {shorten_line(quote['place'])}" if quote["place"] else ""
+    character_range = f"{quote['start_char']:,}-{quote['end_char']:,}"
+    return f'"{quote["quote"]}"{context} (chunk {quote["chunk_index"] + 1}, characters {character_range}{place_suffix})'
 
 
 class RunSummary(ToolResult):
@@ -167,11 +167,11 @@ class RunSummary(ToolResult):
     completion_tokens: int
 
     @classmethod
-    def of(cls, record: RunRecord, totals: RunTotals) -> RunSummary:
+    def from_record(cls, record: RunRecord, totals: RunTotals) -> RunSummary:
         """Build a summary from the run's entry in the log."""
         return cls.from_sources(record, totals, began=format_time(record.began), document=record.document["name"])
 
-    def as_text(self) -> str:
+    def to_text(self) -> str:
         """Return the run as one line of text."""
         outcome = self.stop_reason or "not ended"
         answer = "" if self.answer is None else f" -> {shorten_line(self.answer, _MAX_LINE_LENGTH)}"
@@ -188,9 +188,9 @@ class RunListing(ToolResult):
     runs_in_log: int
     """How many runs the log has in total."""
 
-    def as_text(self) -> str:
+    def to_text(self) -> str:
         """Return one line of text for each run."""
-        return "\n".join([*(run.as_text() for run in self.runs), f"{len(self.runs)} of {self.runs_in_log} runs"])
+        return "\n".join([*(run.to_text() for run in self.runs), f"{len(self.runs)} of {self.runs_in_log} runs"])
 
 
 class RunReport(ToolResult):
@@ -217,7 +217,7 @@ class RunReport(ToolResult):
     seconds: float
 
     @classmethod
-    def of(cls, timeline: Timeline) -> RunReport:
+    def from_timeline(cls, timeline: Timeline) -> RunReport:
         """Build the report of a run from its timeline."""
         view, totals = timeline.view, timeline.totals
         return cls.from_sources(
@@ -232,30 +232,30 @@ class RunReport(ToolResult):
 
 
 def format_run(timeline: Timeline) -> str:
-    """Return a run as `memagent show` prints it; of a very long text, the beginning and the end."""
-    file = io.StringIO()
-    Console(file=file, width=_TEXT_WIDTH, color_system=None).print(render_timeline(timeline))
-    lines = (line.rstrip() for line in file.getvalue().splitlines())
-    return shorten_text("\n".join(lines), _MAX_RUN_TEXT, len)
+    """Return a run as `memagent show` prints it. Of a very long text, only the beginning and the end are returned."""
+    output = io.StringIO()
+    Console(file=output, width=_TEXT_WIDTH, color_system=None).print(render_timeline(timeline))
+    lines = (line.rstrip() for line in output.getvalue().splitlines())
+    return shorten_text("\n".join(lines), _MAX_RUN_TEXT_LENGTH, len)
 
 
 def format_error(error: BaseException) -> str:
     """Return an error's message for a client, without folders of this machine."""
-    return plain(remove_folders(str(error)))
+    return make_printable(remove_folders(str(error)))
 
 
 def replace_surrogates(value: Any) -> Any:
-    """Replace half surrogate pairs in JSON values by U+FFFD, because the protocol does not allow them.
+    """Replace lone surrogates in JSON values by U+FFFD, because the protocol does not allow them.
 
-    Names of files that are not UTF-8 have such halves.
+    File names that are not UTF-8 contain lone surrogates.
     """
-    return json.loads(without_surrogates(json.dumps(value, ensure_ascii=False)))
+    return json.loads(replace_lone_surrogates(json.dumps(value, ensure_ascii=False)))
 
 
-def shorten_line(text: str, longest: int = _MAX_LINE_LENGTH) -> str:
-    """Return a text as one line of at most `longest` characters, without control characters."""
-    line = " ".join(plain(text).split())
-    return line if len(line) <= longest else line[: longest - 1] + "…"
+def shorten_line(text: str, max_length: int = _MAX_LINE_LENGTH) -> str:
+    """Return a text as one line of at most `max_length` characters, without control characters."""
+    line = " ".join(make_printable(text).split())
+    return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
 def format_time(seconds: float) -> str:

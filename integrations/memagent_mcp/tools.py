@@ -16,7 +16,7 @@ from pydantic import Field
 from memagent_graph.concurrency.shared_pass import Barrier, read_in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
-from memagent_graph.plain_text import plain
+from memagent_graph.plain_text import make_printable
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_questions
 from memagent_graph.reading.state import Limits, new_run_id
@@ -77,9 +77,9 @@ class Tools:
     reader: MemAgent
     roots: Roots
     """Decides which files may be read, and how long a text may be."""
-    ceilings: Limits
+    max_limits: Limits
     """Limits of each read. A call can only lower them."""
-    active: ActiveReads = field(default_factory=ActiveReads)
+    active_reads: ActiveReads = field(default_factory=ActiveReads)
 
     @property
     def supported_tools(self) -> list[Callable[..., Any]]:
@@ -154,7 +154,7 @@ class Tools:
 
         Returns the answer, or the progress if the time is over. Then call it again; the read continues in between.
         """
-        read = self.active.find(run_id)
+        read = self.active_reads.find(run_id)
         if read is None:
             raise RunError(
                 f"no read with this id is running here: {shorten_line(run_id)}",
@@ -164,12 +164,12 @@ class Tools:
 
     async def cancel_read(self, run_id: RunId) -> Annotated[CallToolResult, Reading]:
         """Cancel a running read. Its progress is kept, and resume_read continues it."""
-        read = self.active.find(run_id)
+        read = self.active_reads.find(run_id)
         if read is None or not read.is_running:
             raise RunError(
                 f"no read with this id is running here: {shorten_line(run_id)}", hint="There is nothing to cancel."
             )
-        await self.active.cancel(read)
+        await self.active_reads.cancel(read)
         return await _make_reading_result(read.document, None, [read])
 
     async def resume_read(
@@ -185,13 +185,13 @@ class Tools:
 
         If the read is running, this waits for it. If it is finished, this returns its answer again, at no cost.
         """
-        read = self.active.find(run_id)
+        read = self.active_reads.find(run_id)
         if read is None or not read.is_running:
-            bounds = self.ceilings.lowered(Limits(max_chunks, max_tokens, max_seconds))
-            read = await asyncio.to_thread(self._find_earlier_read, run_id)
-            self.active.register(read)
-            self.active.start_in_background(
-                self.active.run(read, self.reader.astream_resume(run_id, limits=bounds), None)
+            read_limits = self.max_limits.tighten(Limits(max_chunks, max_tokens, max_seconds))
+            read = await asyncio.to_thread(self._load_past_read, run_id)
+            self.active_reads.register(read)
+            self.active_reads.start_in_background(
+                self.active_reads.run(read, self.reader.astream_resume(run_id, limits=read_limits), None)
             )
         return await shield_work(self._await_result(context, read, 0 if background else None))
 
@@ -204,7 +204,7 @@ class Tools:
     ) -> Annotated[CallToolResult, RunListing]:
         """List earlier runs: run ids, documents, questions and answers, newest first."""
         listing = await asyncio.to_thread(self._list_newest_runs, limit, contains)
-        return _make_result(listing, listing.as_text())
+        return _make_result(listing, listing.to_text())
 
     async def show_run(self, run_id: RunId) -> Annotated[CallToolResult, RunReport]:
         """Show how a run got its answer: changes of the memory, supporting passages of the document, and lost notes.
@@ -230,10 +230,10 @@ class Tools:
             MemAgentError: all reads failed; this is the first one's error. Any other error of a read is raised as soon
                 as all reads have ended.
         """
-        form = None if schema is None else ResponseFormat.of(schema)
-        store, prepared = self.reader.store, with_response_format(await self.reader.aprepare(), form)
-        texts = check_questions(questions, prepared)
-        bounds = self.ceilings.lowered(limits)
+        answer_format = None if schema is None else ResponseFormat.of(schema)
+        store, reader_context = self.reader.store, with_response_format(await self.reader.aprepare(), answer_format)
+        texts = check_questions(questions, reader_context)
+        read_limits = self.max_limits.tighten(limits)
         if isinstance(document, Document):
             # Store the document once for all questions.
             reference = await store.add_async(document)
@@ -242,27 +242,32 @@ class Tools:
         reads = {text: ActiveRead(new_run_id(), text, reference["name"]) for text in texts}
         progress = None if background else _Progress(context, reference["name"], len(reads))
 
-        async def read_one(number: int, read: ActiveRead, barrier: Barrier) -> ReadResult:
-            parts = self.reader.astream(
-                reference, read.question, response_format=form, run_id=read.run_id, limits=bounds, barrier=barrier
+        async def read_one(index: int, read: ActiveRead, barrier: Barrier) -> ReadResult:
+            stream = self.reader.astream(
+                reference,
+                read.question,
+                response_format=answer_format,
+                run_id=read.run_id,
+                limits=read_limits,
+                barrier=barrier,
             )
-            return await self.active.run(read, parts, partial(progress.advance, number) if progress else None)
+            return await self.active_reads.run(read, stream, partial(progress.advance, index) if progress else None)
 
         for read in reads.values():
-            self.active.register(read)
-        readers = [partial(read_one, number, read) for number, read in enumerate(reads.values())]
+            self.active_reads.register(read)
+        readers = [partial(read_one, index, read) for index, read in enumerate(reads.values())]
         outcomes = read_in_passes(readers, MAX_QUESTIONS)
         if background:
-            self.active.start_in_background(outcomes)
+            self.active_reads.start_in_background(outcomes)
         else:
             failures = [outcome for outcome in await outcomes if isinstance(outcome, Exception)]
-            defects = [failure for failure in failures if not isinstance(failure, MemAgentError)]
-            if defects or len(failures) == len(reads):
-                raise (defects or failures)[0]
+            unexpected_errors = [failure for failure in failures if not isinstance(failure, MemAgentError)]
+            if unexpected_errors or len(failures) == len(reads):
+                raise (unexpected_errors or failures)[0]
         return await _make_reading_result(reference["name"], reference["size"], [reads[text] for text in texts])
 
-    def _find_earlier_read(self, run_id: str) -> ActiveRead:
-        """Return an earlier run, to be continued.
+    def _load_past_read(self, run_id: str) -> ActiveRead:
+        """Return a past run as a read that can be continued.
 
         Raises:
             RunNotFoundError: the log has no such run.
@@ -277,7 +282,7 @@ class Tools:
         progress, last_update = _Progress(context, read.document, 1), None
         with anyio.move_on_after(seconds):
             while read.is_running:
-                await read.changed.wait()
+                await read.change_event.wait()
                 if read.update is not None and read.update is not last_update:
                     last_update = read.update
                     await progress.advance(0, last_update)
@@ -292,26 +297,26 @@ class Tools:
                 hint="Pass exactly one of them.",
             )
         if path:
-            allowed = await self.roots.for_request(context)
-            return await asyncio.to_thread(allowed.document, path)
+            allowed_roots = await self.roots.get_for_request(context)
+            return await asyncio.to_thread(allowed_roots.document, path)
         self.roots.server_roots.require_text(text, "the text")
         # `Document.of` would reveal whether a file with this name exists.
         return Document.from_text(text)
 
     def _list_newest_runs(self, limit: int, contains: str) -> RunListing:
         """Return the newest runs with a text in the question or the document's name; letter case is ignored."""
-        part = contains.casefold()
+        query = contains.casefold()
         runs = self._log.runs()
-        matches = (run for run in runs if part in run.question.casefold() or part in run.document["name"].casefold())
+        matches = (run for run in runs if query in run.question.casefold() or query in run.document["name"].casefold())
         records = list(islice(matches, limit))
         totals = self._log.totals(record.run_id for record in records)
-        summaries = [RunSummary.of(record, totals[record.run_id]) for record in records]
+        summaries = [RunSummary.from_record(record, totals[record.run_id]) for record in records]
         return RunListing(runs=summaries, runs_in_log=self._log.counts()[0])
 
     def _make_run_report(self, run_id: str) -> tuple[RunReport, str]:
         """Return a run as data and as text. Raises `RunNotFoundError`."""
         timeline = build_timeline(load_run_view(self._log, run_id, self.reader.store))
-        return RunReport.of(timeline), format_run(timeline)
+        return RunReport.from_timeline(timeline), format_run(timeline)
 
 
 class _Progress:
@@ -320,20 +325,20 @@ class _Progress:
     Args:
         context: the request's context; nothing is reported to a client that did not ask for progress.
         name: the document's name.
-        reads: how many reads run in parallel.
+        read_count: how many reads run in parallel.
     """
 
-    def __init__(self, context: ToolContext, name: str, reads: int) -> None:
-        self._context, self._name = context, plain(name)
-        self._fractions = [0.0] * reads
+    def __init__(self, context: ToolContext, name: str, read_count: int) -> None:
+        self._context, self._name = context, make_printable(name)
+        self._fractions = [0.0] * read_count
 
-    async def advance(self, read: int, update: MemoryUpdate) -> None:
+    async def advance(self, index: int, update: MemoryUpdate) -> None:
         """Report one more update of a read."""
-        self._fractions[read] = max(self._fractions[read], update.progress or 0.0)
+        self._fractions[index] = max(self._fractions[index], update.progress or 0.0)
         step = "findings merged" if update.chunk_number is None else f"chunk {update.chunk_number}"
-        count = len(self._fractions)
-        question = f" for question {read + 1} of {count}" if count > 1 else ""
-        mean = sum(self._fractions) / count
+        read_count = len(self._fractions)
+        question = f" for question {index + 1} of {read_count}" if read_count > 1 else ""
+        mean = sum(self._fractions) / read_count
         await self._context.report_progress(mean, 1.0, f"{self._name}: {step}{question}, {mean:.0%} read")
 
 
@@ -354,11 +359,11 @@ async def shield_work(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _make_reading_result(document: str, size: int | None, reads: list[ActiveRead]) -> CallToolResult:
-    def result() -> CallToolResult:
+    def build_result() -> CallToolResult:
         reading = Reading(document=document, document_bytes=size, answers=[make_answer_data(read) for read in reads])
         return _make_result(reading, "\n\n".join(format_answer(read) for read in reads))
 
-    return await asyncio.to_thread(result)
+    return await asyncio.to_thread(build_result)
 
 
 def _make_result(report: Reading | RunListing | RunReport, text: str) -> CallToolResult:

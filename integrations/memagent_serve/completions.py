@@ -408,7 +408,7 @@ def _compose_questions(
 def _escape_within(tokens: int, question: str, context: ReaderContext) -> str:
     """Shorten a question until it is within its budget even with its tags escaped."""
     limit = tokens
-    while (excess := context.shown_tokens(question) - tokens) > 0 and limit > 1:
+    while (excess := context.count_shown_tokens(question) - tokens) > 0 and limit > 1:
         limit = max(1, limit - excess)
         question = shorten_text(question, limit, context.tokenizer.count)
     return question

@@ -56,10 +56,10 @@ async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
     policy, subject = reader.policy, "server"
     try:
         if isinstance(policy, OpenAICompatiblePolicy):
-            served = await policy.served_model()
+            served = await policy.find_served_model()
             yield _ok("server", f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
-            if policy.unlisted:
-                detail = policy.unlisted.message
+            if policy.model_list_error:
+                detail = policy.model_list_error.message
                 yield _note("models", detail, "Ignore this if the model's name is right.")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
@@ -146,7 +146,7 @@ async def _check_longest_prompt(context: ReaderContext, counts: PromptCounts) ->
         usage = (await context.policy.complete(_make_prompt(text), SamplingParams(max_tokens=16))).usage
         return usage.prompt_tokens if usage else 0
 
-    if missing := await counts.missing_tokens(prompt, [whole], server_count, count_at_server):
+    if missing := await counts.count_missing_tokens(prompt, [whole], server_count, count_at_server):
         tokens = server_count + missing
         detail = f"of a prompt of about {tokens:,} tokens, as reads will send, the server counts {server_count:,}"
         remedy = f"Raise the server's window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {server_count}."

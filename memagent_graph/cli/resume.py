@@ -14,7 +14,7 @@ from memagent_graph.cli.options import open_reader
 from memagent_graph.cli.run_choice import RunArgument, find_read_id, find_runs_to_resume, list_open_questions
 from memagent_graph.cli.running import RunOptions, require_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError, RunNotFoundError
-from memagent_graph.plain_text import quantity
+from memagent_graph.plain_text import format_count
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -58,18 +58,18 @@ class Resume(RunOptions):
             from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, read_in_passes
             from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
-            from memagent_graph.reading.outcome import await_result, raise_first
+            from memagent_graph.reading.outcome import await_result, raise_first_error
             from memagent_graph.response_format import ResponseFormat
             from memagent_graph.run_log import RunFilter, RunLog
             from memagent_graph.settings import ReadSettings
-            from memagent_graph.storage.private_files import default_run_log
+            from memagent_graph.storage.private_files import get_default_run_log
             from memagent_graph.strategies import load_strategy
 
-            log = RunLog(self.log or default_run_log())
+            log = RunLog(self.log or get_default_run_log())
             run_ids = find_runs_to_resume(log, self.run_id)
             run_id, read_id = run_ids[0], find_read_id(run_ids[0])
             if open_questions := {*list_open_questions(log, read_id)} - {*run_ids}:
-                count = quantity(len(open_questions), "more question")
+                count = format_count(len(open_questions), "more question")
                 console.print_policy(
                     f"{count} of the same read without an answer; for all: {self.resume_command(read_id)}"
                 )
@@ -83,7 +83,7 @@ class Resume(RunOptions):
                 strategy=self.strategy,
             ).replace(ca_file=self.ca_file, proxy=self.proxy)
             if self.strategy is None:
-                load_strategy(settings.strategy, own_code=False)  # a log may come from others
+                load_strategy(settings.strategy, allow_own_code=False)  # a log may come from others
             if settings.api_key == NO_KEY and list(log.runs(RunFilter(run_ids=[run_id], is_own=False))):
                 raise RunError(
                     f"run {run_id} was imported, so its server URL, {settings.base_url}, is not trusted",
@@ -111,7 +111,7 @@ class Resume(RunOptions):
                         )
                     )
                     have_failed = all(isinstance(outcome, Exception) for outcome in outcomes)
-                    return [*raise_first(outcomes)] if have_failed else outcomes
+                    return [*raise_first_error(outcomes)] if have_failed else outcomes
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
                         server = settings.base_url

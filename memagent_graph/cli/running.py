@@ -94,12 +94,12 @@ class RunOptions:
 
     def resume_command(self, run_id: str) -> str:
         """Return the command that continues a run (or the runs with a common prefix) with the same files."""
-        from memagent_graph.policies.server_url import without_password
+        from memagent_graph.policies.server_url import remove_password
         from memagent_graph.storage.checkpoints import display_checkpoints
 
         arguments = ["memagent", "resume", run_id]
         if self.base_url and (self.api_key or os.environ.get("OPENAI_API_KEY")):  # a key goes nowhere else
-            arguments += ["--base-url", without_password(self.base_url)]
+            arguments += ["--base-url", remove_password(self.base_url)]
         for option, path in (("--checkpoints", self.checkpoints), ("--store", self.store), ("--log", self.log)):
             arguments += [option, display_checkpoints(path)] if path else []
         return shlex.join(arguments)

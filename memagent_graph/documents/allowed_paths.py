@@ -1,7 +1,7 @@
 """Checks paths from a language model, a table or a client: the target must be below a root.
 
-The path may come from a text that somebody else wrote. It is accepted only if it leads to a regular file below a folder
-that the user has named. Links are followed at every level.
+Such a path is not trusted. It is accepted only if it leads to a regular file below a folder that the user has named.
+Links are followed at every level.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from pathlib import Path
 
 from memagent_graph.documents.sources import Document
 from memagent_graph.errors import DocumentError, RefusedSourceError
-from memagent_graph.plain_text import in_one_line, list_names
+from memagent_graph.plain_text import list_names, make_one_line
 
 _MAX_LISTED_NAMES = 20
 """Maximum number of file names in an error."""
 _MAX_NAME_CHARACTERS = 100
-shorten_name = partial(in_one_line, longest=200)
-"""Shortens a name for an error. It may be a whole text that was passed as a path."""
+shorten_name = partial(make_one_line, longest=200)
+"""Shortens a name for an error: a caller may have passed a long text as a path."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
-def resolve_below(root: Path, path: str, *, hint: str, any_kind: bool = False) -> Path:
+def resolve_below(root: Path, path: str, *, hint: str, allow_any_kind: bool = False) -> Path:
     """Return the regular file that a path leads to, with links followed at every level.
 
-    Use this for tables and folders of the user. For a language model use `AllowedRoots`, whose errors do not tell which
-    files exist outside.
+    Use this for tables and folders of the user. For a language model use `AllowedRoots`, whose errors do not show which
+    files exist outside the roots.
 
     Args:
         root: the folder that the target must be below, or the target itself.
-        path: the path. A relative path begins at the root.
-        hint: the remedy after a refusal.
-        any_kind: whether it may also lead to a folder, a pipe or a device.
+        path: the path; a relative path is relative to the root.
+        hint: the remedy in the error.
+        allow_any_kind: whether the path may also lead to a folder, a pipe or a device.
 
     Raises:
         DocumentError: the path does not exist.
         RefusedSourceError: the text is not a path, or the path leads out of the root, or to no regular file.
     """
-    if not _is_path(path):
+    if not _is_valid_path(path):
         raise RefusedSourceError(f"{shorten_name(path)!r} is not a path", hint=hint)
     try:
         root = root.resolve(strict=True)
@@ -52,18 +52,17 @@ def resolve_below(root: Path, path: str, *, hint: str, any_kind: bool = False) -
         raise RefusedSourceError(f"{shorten_name(path)!r} cannot be resolved", hint=hint) from error
     if not target.is_relative_to(root):
         raise RefusedSourceError(f"{shorten_name(path)!r} is outside the folder {root.name}", hint=hint)
-    if not any_kind and not target.is_file():
+    if not allow_any_kind and not target.is_file():
         raise RefusedSourceError(f"{shorten_name(path)!r} is not a regular file", hint=hint)
     return target
 
 
 class AllowedRoots:
-    """Folders below which a language model may name files, and how large a document may be.
+    """Folders below which a language model may name files, and the maximum size of a document.
 
     Args:
-        roots: the folders (or single files); links in them are resolved once, now. If there are none, no file may be
-            read.
-        max_bytes: the largest file, and the longest text.
+        roots: the folders (or single files); links in them are resolved once, here. Without roots, no file may be read.
+        max_bytes: the maximum size of a file or text.
 
     Raises:
         FileNotFoundError: a root does not exist.
@@ -74,7 +73,7 @@ class AllowedRoots:
         self.max_bytes = max_bytes
 
     def within(self, paths: Iterable[Path]) -> AllowedRoots:
-        """Return the roots that are below these roots and below `paths`, which must be resolved."""
+        """Return the folders and files that are below both these roots and `paths`, which must be resolved."""
         pairs = [(path, root) for root in self.roots for path in paths]
         inner = [path for path, root in pairs if path.is_relative_to(root)]
         outer = [root for path, root in pairs if root.is_relative_to(path)]
@@ -92,31 +91,31 @@ class AllowedRoots:
         """
         name = shorten_name(path)
         if _SCHEME.match(path):
-            raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted", hint=self._get_remedy())
-        if not _is_path(path):
-            raise RefusedSourceError(f"{name!r} is not a path", hint=self._get_remedy())
+            raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted", hint=self._make_hint())
+        if not _is_valid_path(path):
+            raise RefusedSourceError(f"{name!r} is not a path", hint=self._make_hint())
         for root in self.roots:
             if (target := _find_target_below(root, path)) is not None:
-                self._check(target, name)
+                self._require_readable_file(target, name)
                 return replace(Document.from_path(target), root=root)
         # The same message for a missing file and for one outside the roots: a model must not learn the difference.
-        raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._get_remedy())
+        raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._make_hint())
 
     def require_text(self, text: str, name: str) -> None:
-        """Raise `RefusedSourceError` if a text has more bytes in UTF-8 than may be read."""
+        """Raise `RefusedSourceError` if a text has more than `max_bytes` bytes in UTF-8."""
         # Count characters first, so that an overlong text is not encoded.
         self.require_size(len(text), name)
         self.require_size(len(text.encode("utf-8", "surrogatepass")), name)
 
     def require_size(self, size: int, name: str) -> None:
-        """Raise `RefusedSourceError` if a source has more bytes than may be read."""
+        """Raise `RefusedSourceError` if a source has more than `max_bytes` bytes."""
         if size > self.max_bytes:
             raise RefusedSourceError(
                 f"{name} has {size:,} bytes, more than the {self.max_bytes:,} that are allowed",
                 hint="Read something smaller, or a part of it.",
             )
 
-    def _check(self, path: Path, name: str) -> None:
+    def _require_readable_file(self, path: Path, name: str) -> None:
         if path.is_dir():
             raise RefusedSourceError(f"{name!r} is a folder, not a file", hint=self._describe_contents(path))
         if not path.is_file():
@@ -128,27 +127,27 @@ class AllowedRoots:
         names: list[str] = []
         with contextlib.suppress(OSError):
             names = sorted(
-                in_one_line(entry.name, _MAX_NAME_CHARACTERS) + ("/" if entry.is_dir() else "")
+                make_one_line(entry.name, _MAX_NAME_CHARACTERS) + ("/" if entry.is_dir() else "")
                 for entry in folder.iterdir()
                 if not entry.name.startswith(".") and self._is_readable(entry)
             )
         if not names:
-            return "There is nothing in it that may be read; " + self._get_remedy()
+            return "There is nothing in it that may be read; " + self._make_hint()
         return f"Read its files one by one; it contains {list_names(names, _MAX_LISTED_NAMES)}."
 
     def _is_readable(self, entry: Path) -> bool:
-        """Return whether a name in a folder leads to a file or a folder below a root."""
+        """Return whether an entry of a folder leads to a file or a folder below a root."""
         targets = (_find_target_below(root, str(entry)) for root in self.roots)
         return any(target is not None and (target.is_file() or target.is_dir()) for target in targets)
 
-    def _get_remedy(self) -> str:
+    def _make_hint(self) -> str:
         if not self.roots:
             return "No files may be read; pass the text itself."
         names = list(dict.fromkeys(root.name if root.is_file() else f"{root.name}/" for root in self.roots))
         return f"Name {names[0]}." if names == [self.roots[0].name] else f"Name a file below {', '.join(names)}."
 
 
-def _is_path(path: str) -> bool:
+def _is_valid_path(path: str) -> bool:
     return bool(path.strip()) and "\0" not in path
 
 

@@ -1,10 +1,10 @@
-"""The conversion program: a file on standard input, its text on standard output, within limits.
+"""The conversion program: reads a file from standard input, and writes its text to standard output, within limits.
 
-`conversion.py` starts it as a new interpreter, so damage by a hostile file is limited to this process.
+`conversion.py` starts it in a new interpreter, so damage by a hostile file is limited to this process.
 
-Standard output has parts: a line of JSON with label, headings and size, `["page 3", ["Title"], 120]`, and that many
-bytes of UTF-8; or a line with an omission, `{"what": ...}`. The last line is `{}`, or an object with the error's
-`kind`, `message` and `hint`. If it is missing, the process was stopped.
+Standard output is a sequence of blocks and omissions. A block is a line of JSON with label, headings and size,
+`["page 3", ["Title"], 120]`, and that many bytes of UTF-8; an omission is a line `{"what": ...}`. The last line is
+`{}`, or an object with the error's `kind`, `message` and `hint`. If it is missing, the process was stopped.
 """
 
 from __future__ import annotations
@@ -23,45 +23,46 @@ MAX_HEADINGS: Final = 10
 MAX_HEADING_CHARACTERS: Final = 120
 """Maximum characters of a label or heading."""
 MEGABYTE: Final = 1_000_000
-_SLACK_BYTES: Final = 1 << 20
+_HEADER_ALLOWANCE_BYTES: Final = 1 << 20
+"""The part of the output's limit that is for headers and omissions."""
 
 
 def main(task: dict[str, Any]) -> None:
     """Convert standard input. `task` has the fields of `SourceFile` and the bounds, and may name a user's converter."""
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output that a converter prints is not text of the document
-    _bound(**task["bounds"])
+    os.dup2(2, 1)  # text that a converter prints is not part of the document
+    _set_limits(**task["bounds"])
     with os.fdopen(os.dup(0), "rb") as file:
         convert(task, file, out)
     out.close()
 
 
 def convert(task: dict[str, Any], file: IO[bytes], out: IO[bytes]) -> None:
-    """Write the text of a file, its omissions and the end."""
-    end: dict[str, Any] = {}
+    """Write the text of a file, its omissions and the last line."""
+    last_line: dict[str, Any] = {}
     try:
         file.seek(0)
         source = SourceFile(task["name"], task["kind"], file, task["pages"], task["converters"])
-        _write(convert_file(source, task["converter"]), out, int(task["bounds"]["text"] * MEGABYTE))
-    except ConversionError as failure:
-        end = failure.values
+        _write_parts(convert_file(source, task["converter"]), out, int(task["bounds"]["text"] * MEGABYTE))
+    except ConversionError as error:
+        last_line = error.values
     except MemoryError:
-        end = ConversionError(kind="memory").values
-    out.write(json.dumps(end).encode() + b"\n")
+        last_line = ConversionError(kind="memory").values
+    out.write(json.dumps(last_line).encode() + b"\n")
 
 
 def convert_file(source: SourceFile, converter: str | None) -> Parts:
-    """Convert a file with the user's converter, or with the standard one if there is none or it returns None.
+    """Convert a file with the user's converter, or with the standard one if that is None or returns None.
 
     Raises:
-        ConversionError: it cannot be converted.
+        ConversionError: the file cannot be converted.
     """
     if converter is not None:
         from memagent_graph.errors import DocumentError  # noqa: PLC0415  only for a user's converter
-        from memagent_graph.own_code import load_own  # noqa: PLC0415
+        from memagent_graph.own_code import load_own_code  # noqa: PLC0415
 
         try:
-            parts = load_own(converter, what="a converter", error=DocumentError)(source)
+            parts = load_own_code(converter, what="a converter", error=DocumentError)(source)
             if parts is not None:
                 yield from as_parts(parts)
                 return
@@ -77,41 +78,41 @@ def convert_file(source: SourceFile, converter: str | None) -> Parts:
     yield from source.standard()
 
 
-def _bound(seconds: float, memory: float, text: float) -> None:
-    """Let the operating system enforce the limits, if it can; the parent process checks the time."""
+def _set_limits(seconds: float, memory: float, text: float) -> None:
+    """Set the operating system's limits for this process, if it has any; the parent process checks the time."""
     try:
         import resource  # noqa: PLC0415  not on Windows
     except ImportError:
         return
     bounds = {
-        resource.RLIMIT_CPU: int(seconds) + 2,  # if the parent process has died
+        resource.RLIMIT_CPU: int(seconds) + 2,  # in case the parent process has died
         resource.RLIMIT_AS: int(memory * MEGABYTE),
-        resource.RLIMIT_FSIZE: int(text * MEGABYTE * 9 / 8) + _SLACK_BYTES,
+        resource.RLIMIT_FSIZE: int(text * MEGABYTE * 9 / 8) + _HEADER_ALLOWANCE_BYTES,
         resource.RLIMIT_CORE: 0,
     }
     for resource_kind, bound in bounds.items():
-        _, hard = resource.getrlimit(resource_kind)
-        allowed = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        _, hard_limit = resource.getrlimit(resource_kind)
+        limit = bound if hard_limit == resource.RLIM_INFINITY else min(bound, hard_limit)
         try:
-            resource.setrlimit(resource_kind, (allowed, allowed))
+            resource.setrlimit(resource_kind, (limit, limit))
         except (OSError, ValueError):
             continue  # macOS does not enforce some of them
 
 
-def _write(parts: Parts, out: IO[bytes], text_bytes: int) -> None:
-    written = 0
+def _write_parts(parts: Parts, out: IO[bytes], max_text_bytes: int) -> None:
+    written_bytes = 0
     for part in parts:
         if not isinstance(part, Block):
             out.write(json.dumps(asdict(part)).encode() + b"\n")
             continue
-        for at in range(0, max(len(part.text), 1), PART_CHARACTERS):
-            data = part.text[at : at + PART_CHARACTERS].encode("utf-8", "surrogatepass")
-            written += len(data)
-            if written > text_bytes:
+        for start in range(0, max(len(part.text), 1), PART_CHARACTERS):
+            data = part.text[start : start + PART_CHARACTERS].encode("utf-8", "surrogatepass")
+            written_bytes += len(data)
+            if written_bytes > max_text_bytes:
                 raise ConversionError(kind="text")
             headings = part.headings and [heading[:MAX_HEADING_CHARACTERS] for heading in part.headings[:MAX_HEADINGS]]
-            head = [None, None] if at else [part.label, headings]
-            out.write(json.dumps([*head, len(data)]).encode() + b"\n")
+            label_and_headings = [None, None] if start else [part.label, headings]
+            out.write(json.dumps([*label_and_headings, len(data)]).encode() + b"\n")
             out.write(data)
 
 

@@ -1,4 +1,4 @@
-"""Decodes bytes piece by piece: finds their charset, and refuses what is not text."""
+"""Decodes bytes piece by piece: detects their charset, and refuses binary data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from memagent_graph.documents.charsets import (
-    AS_C1,
+    C1_HANDLER,
     detect_codec,
     detect_seven_bit_codec,
     find_byte_order_mark,
@@ -17,10 +17,12 @@ from memagent_graph.documents.charsets import (
 )
 from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 
-Errors = Literal["strict", "replace"]
+ErrorHandler = Literal["strict", "replace"]
+"""What a codec does with bytes that it cannot decode."""
 
 SAMPLE_BYTES = 65_536
-_TELLING_BYTES = 8
+_MIN_NON_ASCII_BYTES = 8
+"""The minimum number of non-ASCII bytes from which a charset is detected."""
 _BINARY_KINDS = {
     "an image": (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8"),
     "a program": (b"\x7fELF", b"MZ\x90"),
@@ -38,8 +40,8 @@ log = logging.getLogger(__name__)
 
 def detect_binary_kind(sample: bytes) -> str | None:
     """Return the kind of a binary file, from its first bytes; None if it may be text."""
-    for kind, marks in _BINARY_KINDS.items():
-        if sample.startswith(marks) and (b"\x00" in sample or not _is_utf8(sample)):
+    for kind, signatures in _BINARY_KINDS.items():
+        if sample.startswith(signatures) and (b"\x00" in sample or not _is_utf8(sample)):
             return kind
     if find_byte_order_mark(sample) is not None:
         return None
@@ -56,8 +58,8 @@ def _is_utf8(sample: bytes) -> bool:
     return True
 
 
-def find_charset(name: str) -> str:
-    """Return the Python codec for the name of a charset, as browsers do. Raises EncodingError if unknown."""
+def find_codec(name: str) -> str:
+    """Return the Python codec that browsers use for a charset's name. Raises EncodingError for an unknown name."""
     if (codec := find_web_codec(name)) is not None and not codec.startswith("utf-16"):
         return codec
     try:
@@ -76,18 +78,18 @@ def detect_charset(sample: bytes) -> str | None:
     A few non-ASCII bytes do not suffice. Text that is mostly UTF-8 counts as damaged UTF-8, because with any other
     charset most of it would be wrong.
     """
-    has_few = sum(byte > 0x7F for byte in sample) < _TELLING_BYTES
+    has_few = sum(byte > 0x7F for byte in sample) < _MIN_NON_ASCII_BYTES
     return None if has_few or _looks_like_damaged_utf8(sample) else detect_codec(sample)
 
 
 def _looks_like_damaged_utf8(sample: bytes) -> bool:
-    replaced = sample.decode("utf-8", "replace")
-    bad = replaced.count("\ufffd")
-    return sum(character > "\x7f" for character in replaced) - bad > bad
+    text = sample.decode("utf-8", "replace")
+    error_count = text.count("\ufffd")
+    return sum(character > "\x7f" for character in text) - error_count > error_count
 
 
-def undecodable(name: str, charset: str, offset: int) -> EncodingError:
-    """Return the error, with a remedy, for bytes that are not text in `charset`."""
+def make_decoding_error(name: str, charset: str, offset: int) -> EncodingError:
+    """Return the error, with a remedy, for a byte that cannot be decoded with `charset`."""
     return EncodingError(
         f"{name} is not {charset} text: the byte at offset {offset} cannot be decoded",
         hint="Pass its charset with --encoding (for example cp1252), or use --replace-undecodable.",
@@ -95,10 +97,10 @@ def undecodable(name: str, charset: str, offset: int) -> EncodingError:
 
 
 def _detect_utf16_without_mark(sample: bytes) -> str | None:
-    """Return the kind of UTF-16 in which a sample with many zero bytes is readable text; None if there is none."""
+    """Return the byte order (a charset) in which a sample with many zero bytes is readable UTF-16, or None."""
     if sample.count(b"\x00") * 5 < len(sample):
         return None
-    # ASCII characters have a zero as their first byte in one kind, and as their second byte in the other.
+    # The zero byte of an ASCII character comes first in big-endian order, second in little-endian order.
     charset = "utf-16-be" if sample[::2].count(b"\x00") > sample[1::2].count(b"\x00") else "utf-16-le"
     text = sample[: len(sample) // 2 * 2].decode(charset, "replace")
     return charset if sum(char.isprintable() or char.isspace() for char in text) > 0.95 * len(text) else None
@@ -109,79 +111,81 @@ def decode_pieces(
     reopen: Callable[[], Iterator[bytes]],
     *,
     encoding: str | None = None,
-    errors: Errors = "strict",
+    errors: ErrorHandler = "strict",
 ) -> Iterator[str]:
-    """Decode a source that can be read again, with one piece at a time in memory.
+    """Decode a source that can be read twice, with one piece at a time in memory.
 
-    The charset comes from the byte order mark, else from `encoding`, else it is UTF-8. At a byte that is not UTF-8, the
-    charset is detected from the text around it, a warning is logged, and reading starts again.
+    The charset comes from the byte order mark, else from `encoding`, else it is UTF-8. If a byte is not UTF-8, the
+    charset is detected from the text around that byte, a warning is logged, and reading starts again.
 
     Args:
         name: the document's name, for messages.
-        reopen: returns the bytes from the start at every call.
+        reopen: yields the bytes from the start at every call.
         encoding: the declared charset.
-        errors: `replace` puts U+FFFD where bytes cannot be decoded.
+        errors: `replace` puts U+FFFD in place of bytes that cannot be decoded.
 
     Raises:
         EncodingError: bytes cannot be decoded. The message has the offset and the charset.
         UnsupportedDocumentError: the source is not text.
     """
-    mark = find_byte_order_mark(next(reopen(), b""))
-    label = encoding or ("utf-8" if mark is not None else _find_charset(name, reopen, errors))
-    charset, offset = mark or (find_charset(label), 0)
-    if mark is None and (kind := codecs.lookup(charset).name) in {"utf-16", "utf-32"}:
+    byte_order_mark = find_byte_order_mark(next(reopen(), b""))
+    label = encoding or ("utf-8" if byte_order_mark is not None else _scan_for_charset(name, reopen, errors))
+    charset, offset = byte_order_mark or (find_codec(label), 0)
+    if byte_order_mark is None and (kind := codecs.lookup(charset).name) in {"utf-16", "utf-32"}:
         raise EncodingError(
             f"{name} has no byte order mark, which {kind} needs", hint=f"Pass --encoding {kind}-le or {kind}-be."
         )
-    reads_c1 = errors == "strict" and charset == "cp1252" and label.lower() not in {"cp1252", "windows-1252"}
-    decoder = codecs.getincrementaldecoder(charset)(AS_C1 if reads_c1 else errors)
+    uses_c1 = errors == "strict" and charset == "cp1252" and label.lower() not in {"cp1252", "windows-1252"}
+    decoder = codecs.getincrementaldecoder(charset)(C1_HANDLER if uses_c1 else errors)
     data = reopen()
     for piece in itertools.chain([next(data, b"")[offset:]], data, [b""]):
-        pending = len(decoder.getstate()[0])
+        pending_bytes = len(decoder.getstate()[0])
         try:
             text = decoder.decode(piece, not piece)
         except UnicodeDecodeError as error:
-            raise undecodable(name, charset, offset - pending + error.start) from None
+            raise make_decoding_error(name, charset, offset - pending_bytes + error.start) from None
         offset += len(piece)
         if text:
             yield text
 
 
-def _find_charset(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors) -> str:
-    """Read a source without a byte order mark once, and return its charset."""
+def _scan_for_charset(name: str, reopen: Callable[[], Iterator[bytes]], errors: ErrorHandler) -> str:
+    """Return the charset of a source without a byte order mark. Reads up to the first byte that is not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
-    before = b""
-    seven_bit: str | None = None
+    previous = b""
+    seven_bit_codec: str | None = None
     for piece in itertools.chain(reopen(), [b""]):
         if offset == 0:
-            seven_bit = detect_seven_bit_codec(piece[:SAMPLE_BYTES])
-            if seven_bit is None:
+            seven_bit_codec = detect_seven_bit_codec(piece[:SAMPLE_BYTES])
+            if seven_bit_codec is None:
                 _refuse_binary(name, piece[:SAMPLE_BYTES])
-        pending = len(decoder.getstate()[0])
+        pending_bytes = len(decoder.getstate()[0])
         try:
             decoder.decode(piece, not piece)
         except UnicodeDecodeError as error:
-            at = offset - pending + error.start
-            near = (before + piece)[max(0, len(before) - pending + error.start - SAMPLE_BYTES // 2) :][:SAMPLE_BYTES]
-            charset = detect_charset(near)
+            error_offset = offset - pending_bytes + error.start
+            sample_start = len(previous) - pending_bytes + error.start - SAMPLE_BYTES // 2
+            charset = detect_charset((previous + piece)[max(0, sample_start) :][:SAMPLE_BYTES])
             if charset is not None:
-                log.warning("%s is not UTF-8 (see the byte at offset %d); reading it as %s", name, at, charset)
+                log.warning(
+                    "%s is not UTF-8 (see the byte at offset %d); reading it as %s", name, error_offset, charset
+                )
                 return charset
             if errors == "replace":
                 return "utf-8"
-            raise undecodable(name, "utf-8", at) from None
-        if seven_bit is None:
-            seven_bit = detect_seven_bit_codec(piece)
+            raise make_decoding_error(name, "utf-8", error_offset) from None
+        if seven_bit_codec is None:
+            seven_bit_codec = detect_seven_bit_codec(piece)
         offset += len(piece)
-        before = piece[-SAMPLE_BYTES:]
-    if seven_bit is not None:
-        log.warning("%s has the marks of %s; reading it as that", name, seven_bit)
-    return seven_bit or "utf-8"
+        previous = piece[-SAMPLE_BYTES:]
+    if seven_bit_codec is not None:
+        log.warning("%s has escape sequences of %s; reading it with this charset", name, seven_bit_codec)
+    return seven_bit_codec or "utf-8"
 
 
 def _refuse_binary(name: str, sample: bytes) -> None:
-    """Raise UnsupportedDocumentError if a sample is not text, EncodingError if it is UTF-16 without a mark."""
+    """Raise UnsupportedDocumentError for binary data, EncodingError for UTF-16 without a byte order mark."""
     kind = detect_binary_kind(sample)
     if kind is not None and (charset := _detect_utf16_without_mark(sample)) is not None:
         raise EncodingError(

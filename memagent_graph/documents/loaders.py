@@ -1,4 +1,4 @@
-"""Reads a source's text block by block: decodes text, and converts files of other kinds."""
+"""Reads the text of a source block by block: decodes text files, and converts files of other kinds."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from memagent_graph.documents.charsets import find_byte_order_mark, find_web_cod
 from memagent_graph.documents.conversion import convert_parts
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
-    Errors,
+    ErrorHandler,
     decode_pieces,
     detect_binary_kind,
-    find_charset,
+    find_codec,
 )
-from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_from_media_type
+from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, find_kind_by_media_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
-from memagent_graph.storage.bounded_files import open_regular
+from memagent_graph.storage.bounded_files import open_regular_file
 
 READ_BYTES = 1 << 20
 _DECLARED_CHARSET = re.compile(
     rb"(?:^\s*<\?xml[^>]{0,100}?encoding|<meta[^>]{0,200}?charset)\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE
 )
-_ARCHIVES = {"word/document.xml": "docx", "ppt/presentation.xml": "pptx", "xl/workbook.xml": "xlsx"}
-"""By member of a zip archive: the kind of file that has it."""
-_MARKED = {"pdf", "rtf", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub"}
-"""Kinds of files by their first bytes. They count more than the name."""
-_PAGE = re.compile(
+_KIND_BY_MEMBER = {"word/document.xml": "docx", "ppt/presentation.xml": "pptx", "xl/workbook.xml": "xlsx"}
+"""Maps a member of a zip archive to the kind of file that contains it."""
+_KINDS_WITH_MAGIC_BYTES = {"pdf", "rtf", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub"}
+"""Kinds that are recognised by their first bytes, which take precedence over the name."""
+_HTML_START = re.compile(
     rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?(?>\s|<\?xml[^>]*>|<!--.*?-->)*+<(?:!doctype\s+html|html|head|body)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_TEMPLATE = re.compile(rb"<\?(?:php|=)|<%|\{%", re.IGNORECASE)
-"""Marks of a template for a program, which is not a page itself."""
-_BOX_LINE = re.compile(rb"From \S+ [^\n]*\d{4}\s*?\n")
-_HEADERS = re.compile(rb"(?:[!-9;-~]+:[^\n]*\n(?:[ \t][^\n]*\n)*)+")
-_MACHINE_HEADER = re.compile(rb"(?im)^(?:message-id|mime-version|received|return-path|content-[a-z-]+):")
-"""Every e-mail has one of these headers, and no letter has one."""
+_TEMPLATE_TAG = re.compile(rb"<\?(?:php|=)|<%|\{%", re.IGNORECASE)
+"""Tags of template languages. A template is read as text, because it is not a finished page."""
+_MBOX_LINE = re.compile(rb"From \S+ [^\n]*\d{4}\s*?\n")
+_MAIL_HEADERS = re.compile(rb"(?:[!-9;-~]+:[^\n]*\n(?:[ \t][^\n]*\n)*)+")
+_SOFTWARE_HEADER = re.compile(rb"(?im)^(?:message-id|mime-version|received|return-path|content-[a-z-]+):")
+"""Headers that mail software writes. A letter that begins with From: and To: has none of them."""
 
 log = logging.getLogger(__name__)
 
@@ -58,23 +58,23 @@ def open_document(
     cancellation: Cancellation | None = None,
     converter: str | None = None,
 ) -> Iterator[tuple[str, Parts]]:
-    """Open a document: return its real media type and an iterator over its text.
+    """Open a document: yield its actual media type and an iterator over its text.
 
     Args:
-        document: the source. Most kinds of files are recognised by their first bytes, regardless of the name. Pages and
-            e-mail are recognised by their beginning if the name has no known suffix.
-        replace: whether to put U+FFFD for bytes that cannot be decoded.
+        document: the source. Most kinds of files are recognised by their first bytes, regardless of the name. HTML
+            and e-mail are recognised by their beginning if the name has no known suffix.
+        replace: whether to put U+FFFD in place of bytes that cannot be decoded.
         cancellation: ends a conversion early.
         converter: the user's converter, as in `conversion.convert_parts`.
 
     Raises:
-        DocumentError: the document cannot be opened or read, is of another kind, or exceeds a bound of conversion.
+        DocumentError: the document cannot be opened or read, has an unsupported kind, or exceeds a bound of conversion.
         MissingExtraError: the converter needs an extra that is not installed.
     """
-    errors: Errors = "replace" if replace else "strict"
+    errors: ErrorHandler = "replace" if replace else "strict"
     content = document.content
     if document.encoding is not None:
-        find_charset(document.encoding)  # check it even if it is not needed, as for PDF
+        find_codec(document.encoding)  # an unknown charset is an error even for PDF, which does not use it
     convert = partial(convert_parts, cancellation=cancellation or Cancellation(), converter=converter)
     with contextlib.ExitStack() as stack:
         file: IO[bytes] | None = None
@@ -82,43 +82,44 @@ def open_document(
             content = iter([content])
         elif isinstance(content, Path):
             is_readable_twice = not content.is_fifo() and not content.is_char_device()
-            content = stack.enter_context(_open(document))
+            content = stack.enter_context(_open_file(document))
             file = content if is_readable_twice else None
         if file is None and (hasattr(content, "read") or isinstance(content, Iterator)):
             pieces = _read_pieces(document.name, content)
-            first = next(pieces, "")
-            pieces = itertools.chain([first], pieces)
-            if isinstance(first, bytes):
-                # It is read twice for its charset, or from disk by a converter.
+            first_piece = next(pieces, "")
+            pieces = itertools.chain([first_piece], pieces)
+            if isinstance(first_piece, bytes):
+                # Bytes are read twice to detect their charset; a converter reads them from disk.
                 file = stack.enter_context(tempfile.TemporaryFile())
                 file.writelines(pieces)
                 file.seek(0)
             content = map(Block, pieces)
         if file is not None:
-            yield _from_binary(document, file, errors, convert)
+            yield _read_binary(document, file, errors, convert)
             return
         if document.pages:
-            raise no_pages(document, "text")
+            raise make_pages_error(document, "text")
         if isinstance(content, str):
             _find_kind_by_content(document, content[:SAMPLE_BYTES].encode("utf-8", "replace"))
-            content = (Block(document.content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
+            starts = range(0, len(content), READ_BYTES)
+            content = (Block(document.content[start : start + READ_BYTES]) for start in starts)
         yield TEXT, content() if callable(content) else iter(content)
 
 
-def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
-    """Return the error for a choice of pages from a document without pages; `kind` says what the document is."""
+def make_pages_error(document: Document, kind: str) -> UnsupportedDocumentError:
+    """Return the error for a selection of pages in a document without pages; `kind` says what the document is."""
     return UnsupportedDocumentError(
         f"{document.name} is {kind}, which has no pages to choose (pages {document.pages})",
         hint="Leave out the pages, or pass the PDF file of the document.",
     )
 
 
-def _open(document: Document) -> IO[bytes]:
+def _open_file(document: Document) -> IO[bytes]:
     path: Path = document.content
     hint = None
     name = path if document.root is None else document.name  # clients must not learn the location of the root
     try:
-        return path.open("rb") if document.root is None else open_regular(path, document.root)
+        return path.open("rb") if document.root is None else open_regular_file(path, document.root)
     except FileNotFoundError:
         reason, hint = "does not exist", "Check the path; to read a text itself use Document.from_text."
     except IsADirectoryError:
@@ -126,23 +127,23 @@ def _open(document: Document) -> IO[bytes]:
     except PermissionError:
         reason, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
     except (OSError, ValueError) as error:
-        what = f"the file {name} cannot be opened: {getattr(error, 'strerror', error)}"
-        raise DocumentError(what, hint="Check the path, or copy the file.") from error
+        message = f"the file {name} cannot be opened: {getattr(error, 'strerror', error)}"
+        raise DocumentError(message, hint="Check the path, or copy the file.") from error
     raise DocumentError(f"the file {name} {reason}", hint=hint)
 
 
 def _read_pieces(name: str, source: Any) -> Iterator[Any]:
-    """Yield the pieces of an open file or an iterator, which are all text or all bytes."""
-    kind: Any = str | bytes
+    """Yield the pieces of an open file or an iterator. They must be all text or all bytes."""
+    allowed_type: Any = str | bytes
     is_file = hasattr(source, "read")
     try:
         for piece in itertools.takewhile(bool, iter(partial(source.read, READ_BYTES), None)) if is_file else source:
-            if not isinstance(piece, kind):
+            if not isinstance(piece, allowed_type):
                 raise DocumentError(
                     f"the stream {name} gave a {type(piece).__name__}, not text or bytes",
                     hint="Pass an iterator of only str or only bytes; LangChain Documents go in a list.",
                 )
-            kind = str if isinstance(piece, str) else bytes
+            allowed_type = str if isinstance(piece, str) else bytes
             yield piece
     except DocumentError:
         raise
@@ -155,31 +156,31 @@ def _read_pieces(name: str, source: Any) -> Iterator[Any]:
 
 def _find_kind(document: Document, file: IO[bytes]) -> str | None:
     """Return the kind of a file from its first bytes, its type, or its beginning; None for plain text."""
-    declared = kind_from_media_type(document.media_type)
-    sample = _sample(file, 1024)
-    marked = "pdf" if sample.startswith(b"%PDF-") else "rtf" if sample.startswith(b"{\\rtf") else None
+    declared_kind = find_kind_by_media_type(document.media_type)
+    sample = _read_sample(file, 1024)
+    magic_kind = "pdf" if sample.startswith(b"%PDF-") else "rtf" if sample.startswith(b"{\\rtf") else None
     if sample.startswith(b"PK\x03\x04"):
-        marked = _archive_kind(file)
-    if marked is None and declared in _MARKED:
+        magic_kind = _detect_archive_kind(file)
+    if magic_kind is None and declared_kind in _KINDS_WITH_MAGIC_BYTES:
         raise UnsupportedDocumentError(
-            f"{document.name} is a damaged {declared.upper()} file, or not one",
+            f"{document.name} is a damaged {declared_kind.upper()} file, or not one",
             hint="Save it again; it may have a password. If it is plain text, name it .txt.",
         )
-    return marked or declared or _find_kind_by_content(document, _sample(file, SAMPLE_BYTES))
+    return magic_kind or declared_kind or _find_kind_by_content(document, _read_sample(file, SAMPLE_BYTES))
 
 
 def _find_kind_by_content(document: Document, sample: bytes) -> str | None:
-    """Return the kind of a file without magic bytes: a page, an e-mail or a mailbox; None for plain text.
+    """Return the kind of a file without magic bytes: an HTML page, an e-mail or a mailbox; None for plain text.
 
-    A source that is declared as text is read as it is. If it begins like another kind, a warning is logged.
+    A source that is declared as text is not converted. If it begins like another kind, a warning is logged.
     """
-    box_line = _BOX_LINE.match(sample)
-    headers = _HEADERS.match(sample, box_line.end() if box_line else 0)
+    mbox_line = _MBOX_LINE.match(sample)
+    headers = _MAIL_HEADERS.match(sample, mbox_line.end() if mbox_line else 0)
     kind = None
-    if _PAGE.match(sample.replace(b"\0", b"")) and not _TEMPLATE.search(sample):
+    if _HTML_START.match(sample.replace(b"\0", b"")) and not _TEMPLATE_TAG.search(sample):
         kind = "html"
-    elif headers and re.search(rb"(?im)^from:", headers[0]) and _MACHINE_HEADER.search(headers[0]):
-        kind = "mbox" if box_line else "eml"
+    elif headers and re.search(rb"(?im)^from:", headers[0]) and _SOFTWARE_HEADER.search(headers[0]):
+        kind = "mbox" if mbox_line else "eml"
     if kind is None or document.media_type == UNKNOWN:
         return kind
     log.warning(
@@ -191,53 +192,55 @@ def _find_kind_by_content(document: Document, sample: bytes) -> str | None:
     return None
 
 
-def _sample(file: IO[bytes], size: int) -> bytes:
+def _read_sample(file: IO[bytes], size: int) -> bytes:
     file.seek(0)
     return file.read(size)
 
 
-def _archive_kind(file: IO[bytes]) -> str | None:
+def _detect_archive_kind(file: IO[bytes]) -> str | None:
     # A damaged archive can raise any error. The caller reports the damage.
     with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
         names = set(archive.namelist())
-        if kind := next((kind for member, kind in _ARCHIVES.items() if member in names), None):
+        if kind := next((kind for member, kind in _KIND_BY_MEMBER.items() if member in names), None):
             return kind
         if "mimetype" in names and archive.getinfo("mimetype").file_size < 200:
             return KINDS.get(archive.read("mimetype").decode("ascii", "replace").strip())
     return None
 
 
-def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: partial[Parts]) -> tuple[str, Parts]:
+def _read_binary(
+    document: Document, file: IO[bytes], errors: ErrorHandler, convert: partial[Parts]
+) -> tuple[str, Parts]:
     kind = _find_kind(document, file)
-    if kind is None and convert.keywords["converter"] is not None and detect_binary_kind(_sample(file, 1024)):
+    if kind is None and convert.keywords["converter"] is not None and detect_binary_kind(_read_sample(file, 1024)):
         kind = Path(document.name).suffix.lower().removeprefix(".") or "binary"
     if document.pages and kind != "pdf":
-        raise no_pages(document, f"a {kind.upper()} file" if kind else "text")
+        raise make_pages_error(document, f"a {kind.upper()} file" if kind else "text")
     if kind == "html":
         return MEDIA_TYPES[kind], _convert_html(document, file, errors, convert)
     if kind is not None:
         return MEDIA_TYPES.get(kind, f"application/x-{kind}"), convert(document.name, kind, file, pages=document.pages)
     texts = decode_pieces(
-        document.name, partial(_iter_pieces, document.name, file), encoding=document.encoding, errors=errors
+        document.name, partial(_read_pieces_again, document.name, file), encoding=document.encoding, errors=errors
     )
     return TEXT if document.media_type == UNKNOWN else document.media_type, map(Block, texts)
 
 
-def _iter_pieces(name: str, file: IO[bytes]) -> Iterator[bytes]:
+def _read_pieces_again(name: str, file: IO[bytes]) -> Iterator[bytes]:
     file.seek(0)
     yield from _read_pieces(name, file)
 
 
-def _convert_html(document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]) -> Parts:
+def _convert_html(document: Document, file: IO[bytes], errors: ErrorHandler, convert: Callable[..., Parts]) -> Parts:
     """Yield the text of an HTML file. It is decoded with its declared charset and converted as UTF-8."""
-    head = _sample(file, SAMPLE_BYTES)
-    declared = document.encoding
-    if declared is None and find_byte_order_mark(head) is None and (meta := _DECLARED_CHARSET.search(head[:4096])):
+    head = _read_sample(file, SAMPLE_BYTES)
+    encoding = document.encoding
+    if encoding is None and find_byte_order_mark(head) is None and (meta := _DECLARED_CHARSET.search(head[:4096])):
         label = meta.group(1).decode("ascii")
-        # As in browsers, charsets that only Python knows do not count, nor UTF-16, because the declaration is ASCII.
-        declared = None if (find_web_codec(label) or "utf-16").startswith("utf-16") else label
+        # As browsers do, ignore charsets that only Python knows, and UTF-16, because the declaration itself is ASCII.
+        encoding = None if (find_web_codec(label) or "utf-16").startswith("utf-16") else label
     with tempfile.TemporaryFile() as copy:
-        reopen = partial(_iter_pieces, document.name, file)
-        for text in decode_pieces(document.name, reopen, encoding=declared, errors=errors):
+        reopen = partial(_read_pieces_again, document.name, file)
+        for text in decode_pieces(document.name, reopen, encoding=encoding, errors=errors):
             copy.write(text.encode("utf-8", "surrogatepass"))
         yield from convert(document.name, "html", copy)

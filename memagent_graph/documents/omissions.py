@@ -1,7 +1,7 @@
 """Omissions: contents of a document that are not in its text, such as pages that are images.
 
-They are counted when the document is stored. Each read reports them as events, or stops before it begins. The list is
-in the document's reference, so every interface (CLI, MCP, Python) and every log shows the same events.
+They are counted when the document is stored. A read reports them as events, or refuses the document. The list is in the
+document's reference, so every interface (CLI, MCP, Python) and every log shows the same events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAGE: Final = re.compile(r"page (\d+)")
 
 
 class StoredOmission(TypedDict):
-    """All omissions of one sort, in the form that graph state contains. The fields are those of `Omission`."""
+    """All omissions of one kind, as the graph state contains them. The fields are those of `Omission`."""
 
     what: str
     count: int
@@ -33,18 +33,16 @@ class StoredOmission(TypedDict):
 
 
 def summarize_omissions(omissions: Iterable[Omission]) -> list[StoredOmission]:
-    """Return omissions grouped by sort, as a bounded list of bounded texts."""
-    sorts = group_values(((omission.what, omission.remedy), omission) for omission in omissions)
+    """Return omissions grouped by kind, as a bounded list of bounded texts."""
+    omissions_by_kind = group_values(((omission.what, omission.remedy), omission) for omission in omissions)
     return [
-        StoredOmission(
-            what=what, count=sum(item.count for item in several), places=_list_places(several), remedy=remedy
-        )
-        for (what, remedy), several in [*sorts.items()][:_MAX_KINDS]
+        StoredOmission(what=what, count=sum(item.count for item in group), places=_list_places(group), remedy=remedy)
+        for (what, remedy), group in [*omissions_by_kind.items()][:_MAX_KINDS]
     ]
 
 
 def load_omissions(document: Mapping[str, Any]) -> list[Omission]:
-    """Return the omissions of a stored document, to be passed on with its text into another document."""
+    """Return the omissions of a stored document, for another document that will contain its text."""
     return [
         Omission(stored["what"], stored["places"], stored["remedy"], stored["count"])
         for stored in document.get("omissions", ())
@@ -59,7 +57,7 @@ def list_document_events(document: Mapping[str, Any]) -> tuple[ReadEvent, ...]:
     )
 
 
-def check_complete(document: Mapping[str, Any], on_incomplete: str) -> None:
+def require_complete(document: Mapping[str, Any], on_incomplete: str) -> None:
     """Raise `IncompleteDocumentError` if the document has omissions and `on_incomplete` is "stop"."""
     omissions: Sequence[StoredOmission] = document.get("omissions", ())
     if on_incomplete == "stop" and omissions:
@@ -71,21 +69,22 @@ def check_complete(document: Mapping[str, Any], on_incomplete: str) -> None:
 
 
 def describe_omission(omission: StoredOmission) -> str:
-    """Return an omission as a sentence: what is missing, how often, where, and the remedy."""
+    """Return an omission as a sentence: what is missing, how many times, where, and the remedy."""
     places = f": {omission['places']}" if omission["places"] else ""
     remedy = f". {omission['remedy'].rstrip('.')}" if omission["remedy"] else ""
     return f"Not in the text: {omission['what']} ({omission['count']}{places}){remedy}"
 
 
 def _list_places(omissions: Sequence[Omission]) -> str:
-    """Return the places of omissions, pages as ranges. If there are many, only the first are listed."""
+    """Return the places of omissions, with pages as ranges; at most the first `_MAX_PLACES`."""
     names = dict.fromkeys(
         omission.place for omission in omissions if omission.place and not _PAGE.fullmatch(omission.place)
     )
     pages = sorted({int(match[1]) for omission in omissions if (match := _PAGE.fullmatch(omission.place))})
     ranges = []
-    for _, numbered in groupby(enumerate(pages), lambda item: item[1] - item[0]):
-        run = [page for _, page in numbered]
-        ranges.append(f"page {run[0]}" if len(run) == 1 else f"pages {run[0]}-{run[-1]}")
+    for _, consecutive_pages in groupby(enumerate(pages), lambda item: item[1] - item[0]):
+        page_range = [page for _, page in consecutive_pages]
+        first, last = page_range[0], page_range[-1]
+        ranges.append(f"page {first}" if first == last else f"pages {first}-{last}")
     places = [*ranges, *names]
     return ", ".join(places[:_MAX_PLACES]) + (", ..." if len(places) > _MAX_PLACES else "")

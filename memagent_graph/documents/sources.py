@@ -12,33 +12,33 @@ from typing import IO, Any, Final, NotRequired
 from typing_extensions import TypedDict
 
 from memagent_graph.converters import GAP, Block, Parts
-from memagent_graph.documents.conversion import converter_kinds
+from memagent_graph.documents.conversion import list_converters
 from memagent_graph.documents.omissions import StoredOmission
 from memagent_graph.errors import DocumentError
 
-_PART = re.compile(r"\s*(\d{1,7})\s*(?:(-)\s*(\d{1,7})?)?\s*")
-_MAX_PARTS = 1000
+_PAGE_RANGE = re.compile(r"\s*(\d{1,7})\s*(?:(-)\s*(\d{1,7})?)?\s*")
+_MAX_PAGE_RANGES = 1000
 
 
 def normalise_pages(pages: str | int) -> str:
-    """Return a choice of pages, counted from 1, in its usual form: 5, 5-10, 12- (to the end) or 1-3,7.
+    """Return a selection of pages, counted from 1, in its normal form: 5, 5-10, 12- (to the end) or 1-3,7.
 
     Raises:
         DocumentError: the text does not name pages.
     """
     texts = str(pages).replace("\N{EN DASH}", "-").split(",")
-    parts: list[str] = []
-    for match in map(_PART.fullmatch, texts[:_MAX_PARTS]):
+    ranges: list[str] = []
+    for match in map(_PAGE_RANGE.fullmatch, texts[:_MAX_PAGE_RANGES]):
         first, last = (int(match[1]), int(match[3] or 0)) if match else (0, 0)
         if match is None or first < 1 or (match[3] and last < first):
             break
-        parts.append(f"{first}-{last or ''}" if match[2] and last != first else f"{first}")
-    if len(parts) != len(texts):
+        ranges.append(f"{first}-{last or ''}" if match[2] and last != first else f"{first}")
+    if len(ranges) != len(texts):
         raise DocumentError(
             f"{str(pages)[:80]!r} does not name pages",
             hint="Write 5, 5-10, 12- (to the end) or 1-3,7; pages are counted from 1.",
         )
-    return ",".join(parts)
+    return ",".join(ranges)
 
 
 TEXT = "text/plain"
@@ -46,25 +46,25 @@ UNKNOWN = "application/octet-stream"
 """The type of a document with an unknown suffix. Its kind is detected from the content."""
 MARKDOWN = "text/markdown"
 PDF = "application/pdf"
-_OFFICE = "application/vnd.openxmlformats-officedocument."
-_OPEN = "application/vnd.oasis.opendocument."
+_OFFICE_OPEN_XML = "application/vnd.openxmlformats-officedocument."
+_OPEN_DOCUMENT = "application/vnd.oasis.opendocument."
 MEDIA_TYPES: Final = {
     "txt": TEXT,
     "md": MARKDOWN,
     "html": "text/html",
     "pdf": PDF,
-    "docx": f"{_OFFICE}wordprocessingml.document",
-    "pptx": f"{_OFFICE}presentationml.presentation",
-    "xlsx": f"{_OFFICE}spreadsheetml.sheet",
-    "odt": f"{_OPEN}text",
-    "odp": f"{_OPEN}presentation",
-    "ods": f"{_OPEN}spreadsheet",
+    "docx": f"{_OFFICE_OPEN_XML}wordprocessingml.document",
+    "pptx": f"{_OFFICE_OPEN_XML}presentationml.presentation",
+    "xlsx": f"{_OFFICE_OPEN_XML}spreadsheetml.sheet",
+    "odt": f"{_OPEN_DOCUMENT}text",
+    "odp": f"{_OPEN_DOCUMENT}presentation",
+    "ods": f"{_OPEN_DOCUMENT}spreadsheet",
     "epub": "application/epub+zip",
     "rtf": "application/rtf",
     "eml": "message/rfc822",
     "mbox": "application/mbox",
 }
-"""MIME types by kind of file. A kind from another package has `application/x-` and the kind."""
+"""MIME types by kind of file. The type for a kind from another package is `application/x-` and the kind."""
 KINDS: Final = {media_type: kind for kind, media_type in MEDIA_TYPES.items()}
 _OTHER_SUFFIXES: Final = {
     "text": "txt", "markdown": "md", "htm": "html", "xhtml": "html", "mht": "eml", "mhtml": "eml", "docm": "docx",
@@ -75,11 +75,11 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 class DocumentRef(TypedDict):
-    """A stored document, in the form that graph state contains: JSON values only.
+    """A reference to a stored document, as graph state and logs contain it: JSON values only.
 
     `key` is `sha256:<hex>` of the UTF-8 text; `size` is in UTF-8 bytes. `sections` and `headings` name the stored lists
-    of pages (or sources) and of headings from the converter, if there are any. `pages` is the choice of pages, if not
-    all. `path` is the path of a PDF file, for links to its pages. `omissions` are contents that are not in the text.
+    of pages (or sources) and of headings from the converter, if there are any. `pages` is the selection of pages, if
+    not all. `path` is the path of a PDF file, for links to its pages. `omissions` lists what is not in the text.
     """
 
     key: str
@@ -112,10 +112,10 @@ class Document:
 
     Attributes:
         name: the name in messages and results.
-        media_type: the MIME type. For bytes and files it selects the converter. With `application/octet-stream` (a name
-            without a known suffix) the content selects it.
-        content: a path, text, bytes, an open file, an iterator of text or bytes, sections, or a function that makes
-            pieces.
+        media_type: the MIME type, which selects the converter of bytes and files. For `application/octet-stream` (a
+            name without a known suffix), the kind is detected from the content.
+        content: a path, text, bytes, an open file, an iterator of text or bytes, a tuple of blocks, or a function that
+            yields the text in pieces.
         encoding: the declared charset of bytes.
         pages: the pages to read of a PDF file, as `normalise_pages` returns them; empty for all.
         root: the resolved folder or file that must contain the path when it is opened; None for no restriction.
@@ -132,41 +132,41 @@ class Document:
         """Return the document with only some pages of its PDF file, such as "5-10" or "1-3,7"; None for all.
 
         Raises:
-            DocumentError: `pages` does not name pages. Whether the document has them shows when it is read.
+            DocumentError: `pages` does not name pages. Pages that the document lacks are an error when it is read.
         """
         return self if pages is None else replace(self, pages=normalise_pages(pages))
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], encoding: str | None = None) -> Document:
-        """Return a file: text, Markdown, or a kind with a converter. It is opened when it is added to a store."""
+        """Return a document for a file: text, Markdown, or a kind with a converter. A store opens the file later."""
         path = Path(path)
         return cls(_make_readable(path.name or str(path)), guess_media_type(path), path, encoding)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Document:
-        """Return a text in memory."""
+        """Return a document for a text in memory."""
         return cls(name, TEXT, text)
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "bytes", encoding: str | None = None) -> Document:
-        """Return the content of a file in memory. Its kind follows from `name` and its first bytes."""
+        """Return a document for a file's content in memory. Its kind follows from `name` and its first bytes."""
         return cls(name, guess_media_type(name), bytes(data), encoding)
 
     @classmethod
     def from_file(cls, file: IO[Any], name: str | None = None, encoding: str | None = None) -> Document:
-        """Return an open file, binary or text, read from its current position to its end. It is not closed."""
+        """Return a document for an open file, binary or text, read from its current position. It is not closed."""
         path = getattr(file, "name", None)
         name = name or (_make_readable(Path(path).name) if isinstance(path, str) else "file")
         return cls(name, guess_media_type(name), file, encoding)
 
     @classmethod
     def from_stream(cls, pieces: Iterable[str | bytes], name: str = "stream", encoding: str | None = None) -> Document:
-        """Return text or bytes that arrive in pieces. All of it is stored before reading begins."""
+        """Return a document for text or bytes that arrive in pieces. They are all stored before reading begins."""
         return cls(name, TEXT, iter(pieces), encoding)
 
     @classmethod
     def from_pieces(cls, pieces: Callable[[], Parts], name: str = "text") -> Document:
-        """Return a text that is generated in pieces.
+        """Return a document whose text is generated in pieces.
 
         Args:
             pieces: yields the text from its beginning at every call.
@@ -176,10 +176,13 @@ class Document:
 
     @classmethod
     def from_langchain(cls, documents: Sequence[Any], name: str | None = None) -> Document:
-        """Return LangChain `Document`s as one text with blank lines between them. Their sources become sections."""
+        """Join LangChain `Document`s to one document, with blank lines between them. Their sources become sections."""
         if not documents:
             raise DocumentError("an empty list of documents", hint="Pass at least one document.")
-        blocks = (Block(document.page_content, _label(document, index)) for index, document in enumerate(documents))
+        blocks = (
+            Block(document.page_content, _make_source_label(document, index))
+            for index, document in enumerate(documents)
+        )
         return cls(
             name or _make_source_name(documents),
             TEXT,
@@ -230,21 +233,21 @@ class Document:
 
 def guess_media_type(name: str | os.PathLike[str]) -> str:
     """Return the MIME type for the suffix of a file name; `UNKNOWN` for a suffix without a converter."""
-    kind = _find_kind_from_name(name)
+    kind = _find_kind_by_suffix(name)
     return UNKNOWN if kind is None else MEDIA_TYPES.get(kind, f"application/x-{kind}")
 
 
-def kind_from_media_type(media_type: str) -> str | None:
+def find_kind_by_media_type(media_type: str) -> str | None:
     """Return the kind of file with a MIME type, if it is not plain text."""
     kind = KINDS.get(media_type) or media_type.removeprefix("application/x-")
-    return kind if media_type not in {TEXT, MARKDOWN} and kind in {*MEDIA_TYPES, *converter_kinds()} else None
+    return kind if media_type not in {TEXT, MARKDOWN} and kind in {*MEDIA_TYPES, *list_converters()} else None
 
 
-def _find_kind_from_name(name: str | os.PathLike[str]) -> str | None:
+def _find_kind_by_suffix(name: str | os.PathLike[str]) -> str | None:
     """Return the kind of file for a suffix, or None."""
     suffix = Path(name).suffix.lower().removeprefix(".")
     kind = _OTHER_SUFFIXES.get(suffix, suffix)
-    return kind if kind in MEDIA_TYPES or (kind and kind in converter_kinds()) else None
+    return kind if kind in MEDIA_TYPES or (kind and kind in list_converters()) else None
 
 
 def _make_readable(file_name: str) -> str:
@@ -253,7 +256,7 @@ def _make_readable(file_name: str) -> str:
 
 
 def _refuse_file_name(text: str) -> None:
-    """Refuse a short line that is a file name or an address, because the caller probably means its content."""
+    """Refuse a short line that is a file name or an address, because the caller probably means the file's content."""
     if not text.strip() or len(text) > _MAX_FILE_NAME or "\n" in text or "\x00" in text:
         return
     try:
@@ -261,17 +264,17 @@ def _refuse_file_name(text: str) -> None:
     except (OSError, ValueError):
         return
     if _ADDRESS.fullmatch(text.strip()):
-        what, hint = f"the text {text!r} is an address", "Download it and pass the content"
+        message, hint = f"the text {text!r} is an address", "Download it and pass the content"
     elif exists:
-        what, hint = f"the text {text!r} is the name of a file", "To read that file pass pathlib.Path(...)"
-    elif not re.search(r"\s", text) and _find_kind_from_name(text) is not None:
-        what, hint = f"there is no file {text!r}", "Check the path, and pass pathlib.Path(...)"
+        message, hint = f"the text {text!r} is the name of a file", "To read that file pass pathlib.Path(...)"
+    elif not re.search(r"\s", text) and _find_kind_by_suffix(text) is not None:
+        message, hint = f"there is no file {text!r}", "Check the path, and pass pathlib.Path(...)"
     else:
         return
-    raise DocumentError(what, hint=f"{hint}; to read the text itself pass Document.from_text(...).")
+    raise DocumentError(message, hint=f"{hint}; to read the text itself pass Document.from_text(...).")
 
 
-def _label(document: Any, index: int) -> str:
+def _make_source_label(document: Any, index: int) -> str:
     metadata = getattr(document, "metadata", None) or {}
     source = metadata.get("source") or metadata.get("title") or getattr(document, "id", None)
     page = metadata.get("page_label", metadata.get("page"))
@@ -281,5 +284,5 @@ def _label(document: Any, index: int) -> str:
 
 def _make_source_name(documents: Sequence[Any]) -> str:
     sources = {str((getattr(document, "metadata", None) or {}).get("source", "")) for document in documents}
-    only = sources.pop() if len(sources) == 1 else ""
-    return Path(only).name if only else f"{len(documents)} documents"
+    only_source = sources.pop() if len(sources) == 1 else ""
+    return Path(only_source).name if only_source else f"{len(documents)} documents"

@@ -1,10 +1,10 @@
-"""Stores the texts of documents as UTF-8 files in a folder, named by the sha256 of their content.
+"""Stores the texts of documents as UTF-8 files in a folder, each named by the SHA-256 of its content.
 
     texts/<sha256>.txt       a document's text, unchanged, with its newlines
     sections/<sha256>.json   starts of pages, sources or headings
 
-State and run logs contain a `DocumentRef`; the text is read from here. Several processes may share a folder: files
-appear only when they are complete, and their names depend only on their content.
+Graph state and run logs contain only a `DocumentRef`; the text is read from the store. Several processes may share a
+folder: files appear only when they are complete, and their names depend only on their content.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from memagent_graph.errors import (
     EncodingError,
 )
 from memagent_graph.storage.bounded_files import read_json_file
-from memagent_graph.storage.private_files import create_private_folder, default_store, write_atomically
+from memagent_graph.storage.private_files import create_private_folder, get_default_store, write_atomically
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
-_ABANDONED_SECONDS: Final = 86_400
-"""The age at which an unfinished file is deleted, because its writer must have been killed."""
+_UNFINISHED_FILE_SECONDS: Final = 86_400
+"""The age after which an unfinished file is deleted, because its writer must have been killed."""
 
 
 class DocumentStore:
@@ -55,73 +55,73 @@ class DocumentStore:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self._converter: str | None = None
-        self._replaces = False
+        self._replace_undecodable = False
         self._texts = self.root / "texts"
         self._sections = self.root / "sections"
 
     def with_options(self, *, converter: str | None = None, replace_undecodable: bool = False) -> Self:
-        """Return the same store with options for the documents that are added.
+        """Return a copy of the store with options for the documents that are added through it.
 
         Args:
             converter: a user's converter for files that are not plain text: path/to/file.py:function or
                 module:function, see `memagent_graph.converters`.
-            replace_undecodable: whether to put U+FFFD for bytes or code points that are not text.
+            replace_undecodable: whether to put U+FFFD in place of bytes or code points that are not text.
         """
-        other = copy(self)
-        other._converter, other._replaces = converter, replace_undecodable
-        return other
+        store = copy(self)
+        store._converter, store._replace_undecodable = converter, replace_undecodable
+        return store
 
     def add(self, document: Any, *, cancellation: Cancellation | None = None) -> DocumentRef:
         """Store the text of a document, if it is not stored yet, and return its reference.
 
         Args:
-            document: a `Document`, or anything that `Document.of` accepts. It is read here, a megabyte at a time.
+            document: a `Document`, or a source that `Document.of` accepts. It is read a megabyte at a time.
             cancellation: ends a conversion from another thread.
 
         Raises:
-            DocumentError: the document cannot be read or stored. The subclass tells the reason.
+            DocumentError: the document cannot be read or stored. The subclass shows the reason.
             MissingExtraError: the converter needs an extra that is not installed.
         """
         document = Document.of(document)
         with self._translate_disk_errors():
             self._make_folders()
-            replace, converter = self._replaces, self._converter
-            opening = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
+            replace, converter = self._replace_undecodable, self._converter
+            source = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
             omissions: list[Omission] = []
-            with opening as (kind, parts), self._new_file() as file:
-                key, size, sections, titles = _write(parts, file, document.name, omissions, replace=replace)
-                final = self._texts / f"{key}.txt"
-                if not final.exists():
+            with source as (media_type, parts), self._open_temporary_file() as file:
+                digest, size, sections, headings = _write_parts(parts, file, document.name, omissions, replace=replace)
+                text_path = self._texts / f"{digest}.txt"
+                if not text_path.exists():
                     file.flush()  # raises if the disk is full; a write itself may store only a part
                     os.fsync(file.fileno())
-                    Path(file.name).replace(final)
-            ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
+                    Path(file.name).replace(text_path)
+            ref = DocumentRef(key=f"sha256:{digest}", name=document.name, size=size, media_type=media_type)
             if sections:
-                ref["sections"] = self._add_marks(sections)
-            if titles:
-                ref["headings"] = self._add_marks(titles)
+                ref["sections"] = self._store_marks(sections)
+            if headings:
+                ref["headings"] = self._store_marks(headings)
             if omissions:
                 ref["omissions"] = summarize_omissions(omissions)
             if document.pages:
                 ref["pages"] = document.pages
-            if kind == PDF and isinstance(document.content, Path) and document.content.name == document.name:
+            if media_type == PDF and isinstance(document.content, Path) and document.content.name == document.name:
                 ref["path"] = str(document.content.absolute())
             return ref
 
     async def add_async(self, document: Document) -> DocumentRef:
-        """Run `add` in a thread. If the call is cancelled, the conversion ends, too."""
+        """Run `add` in a thread. If the caller is cancelled, the conversion is cancelled too."""
         return await run_in_thread(lambda cancellation: self.add(document, cancellation=cancellation))
 
     async def reattach(self, ref: DocumentRef, document: Document) -> None:
         """Store the text of a reference again, if it was removed.
 
         Raises:
-            DocumentMismatchError: the document has another text than the reference.
+            DocumentMismatchError: the document has a different text from the reference.
         """
         if "pages" in ref and not document.pages:
             document = document.only(ref["pages"])
-        stored = await self.add_async(document)
-        if stored["key"] != ref["key"]:
+        new_ref = await self.add_async(document)
+        if new_ref["key"] != ref["key"]:
             raise DocumentMismatchError(
                 f"{document.name} is not the text that {ref['name']} was", hint="Pass the document of that run."
             )
@@ -148,7 +148,7 @@ class DocumentStore:
             ) from error
 
     def pieces(self, ref: DocumentRef) -> Iterator[str]:
-        """Yield the text, a megabyte at a time. Raises DocumentError if it is no longer here."""
+        """Yield the text, a megabyte at a time. Raises DocumentError if it is no longer in the store."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         for start in range(0, ref["size"], READ_BYTES):
             yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
@@ -160,17 +160,17 @@ class DocumentStore:
     def headings(self, ref: DocumentRef) -> list[SourceMark]:
         """Return the starts of the document's headings, in order. A label includes the headings above.
 
-        They come from the converter. If it found none, or only a title, headings and numbered clauses are found in the
-        text.
+        They come from the converter. If it found none, or only a title, headings and numbered clauses are detected in
+        the text.
 
         Raises:
-            DocumentError: the text is no longer here.
+            DocumentError: the text is no longer in the store.
         """
         marks = self._load_marks(ref.get("headings"))
         if len(marks) <= 1:
-            guesses = find_headings(self.pieces(ref), ref["media_type"])
-            by_place = {mark.start_char: mark for mark in [*guesses, *marks]}
-            marks = [by_place[place] for place in sorted(by_place)]
+            detected_marks = find_headings(self.pieces(ref), ref["media_type"])
+            mark_by_start = {mark.start_char: mark for mark in [*detected_marks, *marks]}
+            marks = [mark_by_start[start] for start in sorted(mark_by_start)]
         return marks
 
     def _load_marks(self, name: str | None) -> list[SourceMark]:
@@ -192,7 +192,7 @@ class DocumentStore:
         return self._get_text_path(ref).exists()
 
     def remove(self, ref: DocumentRef) -> None:
-        """Delete a document's text, also for other references to the same text."""
+        """Delete a document's text. Other references to the same text lose it, too."""
         names = filter(None, (ref.get("sections"), ref.get("headings")))
         paths = [self._get_text_path(ref), *(self._sections / f"{name}.json" for name in names)]
         with self._translate_disk_errors():
@@ -209,7 +209,7 @@ class DocumentStore:
                 f"the document store {self.root} cannot be {action}: {error.strerror or error}",
                 hint="Raise the limit of open files (`ulimit -n`)."
                 if error.errno in {errno.EMFILE, errno.ENFILE}
-                else "Make it writable, free disk space, or set MEMAGENT_HOME to another folder for all that is kept.",
+                else "Make it writable, free disk space, or set MEMAGENT_HOME to another folder for all data.",
             ) from error
 
     def _make_folders(self) -> None:
@@ -218,19 +218,19 @@ class DocumentStore:
                 create_private_folder(folder)
         for path in self.root.glob(".incoming-*"):
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                if time.time() - path.stat().st_mtime > _UNFINISHED_FILE_SECONDS:
                     path.unlink()
 
     @contextlib.contextmanager
-    def _new_file(self) -> Iterator[IO[bytes]]:
-        """Yield a temporary file in this folder. Unless it was renamed, it is removed at the end."""
+    def _open_temporary_file(self) -> Iterator[IO[bytes]]:
+        """Yield a temporary file in the store's folder. It is removed at the end, unless it was renamed."""
         with tempfile.NamedTemporaryFile("wb", prefix=".incoming-", dir=self.root, delete=False) as file:
             try:
                 yield file
             finally:
                 Path(file.name).unlink(missing_ok=True)
 
-    def _add_marks(self, marks: list[SourceMark]) -> str:
+    def _store_marks(self, marks: list[SourceMark]) -> str:
         data = json.dumps([[mark.start_char, mark.label] for mark in marks], ensure_ascii=False).encode(
             "utf-8", "replace"
         )
@@ -239,7 +239,7 @@ class DocumentStore:
         return name
 
     def _get_text_path(self, ref: DocumentRef) -> Path:
-        """Return the path of a text. Raises DocumentError if the reference has no key of a store."""
+        """Return the path of a text. Raises DocumentError for a malformed key."""
         match = _KEY.fullmatch(ref["key"])
         if match is None:
             raise DocumentError(
@@ -248,11 +248,11 @@ class DocumentStore:
         return self._texts / f"{match[1]}.txt"
 
 
-def _encode(text: str, name: str, position: int, *, replace: bool) -> bytes:
-    """Return text as UTF-8. `position` is the position of its first character in the document.
+def _encode(text: str, name: str, start_char: int, *, replace: bool) -> bytes:
+    """Return text as UTF-8. `start_char` is the position of its first character in the document.
 
     Raises:
-        EncodingError: a lone surrogate, unless `replace` puts U+FFFD there.
+        EncodingError: the text has a lone surrogate, and `replace` is False. If it is True, U+FFFD takes its place.
     """
     try:
         return text.encode()
@@ -260,51 +260,53 @@ def _encode(text: str, name: str, position: int, *, replace: bool) -> bytes:
         if replace:
             return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
         raise EncodingError(
-            f"{name} has half of a surrogate pair at character {position + error.start}, which no text file can hold",
+            f"{name} has half of a surrogate pair at character {start_char + error.start}, which no text file can hold",
             hint="Use --replace-undecodable to put U+FFFD there.",
         ) from None
 
 
-def _write(
+def _write_parts(
     parts: Parts, file: IO[bytes], name: str, omissions: list[Omission], *, replace: bool
 ) -> tuple[str, int, list[SourceMark], list[SourceMark]]:
-    """Write blocks to a file; return sha256, size in bytes, and the starts of sections and headings.
+    """Write blocks to a file; return their SHA-256, their size in bytes, and the starts of sections and headings.
 
     Args:
         parts: the blocks and omissions of the document.
-        file: the file to write.
+        file: an open binary file.
         name: the document's name, for messages.
         omissions: a list to which omissions are added.
-        replace: whether to put U+FFFD for code points that are not text.
+        replace: whether to put U+FFFD in place of lone surrogates.
     """
     digest = hashlib.sha256()
     sections: list[SourceMark] = []
-    titles: list[SourceMark] = []
+    headings: list[SourceMark] = []
     size = characters = 0
-    blank = True
+    is_blank = True
     for part in parts:
         if isinstance(part, Omission):
             omissions.append(part)
             continue
         if part.label is not None:
             sections.append(SourceMark(characters, part.label))
-        if part.headings and len(titles) < MAX_HEADINGS:
-            titles.append(SourceMark(characters, " > ".join(part.headings)))
+        if part.headings and len(headings) < MAX_HEADINGS:
+            headings.append(SourceMark(characters, " > ".join(part.headings)))
         data = _encode(part.text, name, characters, replace=replace)
         digest.update(data)
         file.write(data)
         size += len(data)
         characters += len(part.text)
-        blank = blank and (not part.text or part.text.isspace())
-    if blank:
-        omitted = "; ".join(map(describe_omission, summarize_omissions(omissions)))
+        is_blank = is_blank and (not part.text or part.text.isspace())
+    if is_blank:
+        omission_texts = "; ".join(map(describe_omission, summarize_omissions(omissions)))
         raise EmptyDocumentError(
-            f"{name} holds no text" + (" but white space" if size else "") + (f"; {omitted}" if omitted else ""),
+            f"{name} holds no text"
+            + (" but white space" if size else "")
+            + (f"; {omission_texts}" if omission_texts else ""),
             hint="Pass a converter of your own that reads it (--converter), such as one for scanned pages."
-            if omitted
+            if omission_texts
             else "Check that it is the document you meant.",
         )
-    return digest.hexdigest(), size, sections, titles
+    return digest.hexdigest(), size, sections, headings
 
 
 def open_store(folder: Path | str | None) -> DocumentStore:
@@ -318,14 +320,14 @@ def open_store(folder: Path | str | None) -> DocumentStore:
             f"--store must be a folder, got the address {folder.split('://')[0]}://...",
             hint="Use a folder. Machines can share one that all of them mount.",
         )
-    return DocumentStore(folder or default_store())
+    return DocumentStore(folder or get_default_store())
 
 
 def find_store(document: DocumentRef, log: Path) -> DocumentStore:
-    """Return the store for a log: next to the log (as in evaluations), or else in the data folder."""
-    beside = DocumentStore(log.with_name(default_store().name))
+    """Return the store that has a log's document: next to the log (as in evaluations), or else in the data folder."""
+    store_near_log = DocumentStore(log.with_name(get_default_store().name))
     try:
-        beside.read_bytes(document, 0, 1)
+        store_near_log.read_bytes(document, 0, 1)
     except (DocumentError, OSError):
-        return DocumentStore(default_store())
-    return beside
+        return DocumentStore(get_default_store())
+    return store_near_log

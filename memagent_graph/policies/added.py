@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.storage.bounded_files import read_json_file
-from memagent_graph.storage.private_files import data_folder
+from memagent_graph.storage.private_files import get_data_folder
 
 INSTALLABLE_POLICIES: Final = ("english", "english-untrained")
-"""The names of policies that can be added. Once added, the first is the default. The second is its untrained base."""
+"""The names of policies that can be added. The first, once it is added, is the default. The second is its base."""
 ENGLISH_FOLDER: Final = Path(__file__).parents[1] / "english"
 """The folder in this package with adapter, profile and card of the policy `english`."""
 _RECORD: Final = "added.json"
@@ -23,7 +23,7 @@ _RECORD: Final = "added.json"
 
 @dataclass(frozen=True, slots=True)
 class PolicyOrigin:
-    """The sources of an added policy."""
+    """The files that an added policy was made from."""
 
     base: str
     """The name of the base model's file."""
@@ -31,17 +31,17 @@ class PolicyOrigin:
     adapter: str | None
     """The digest of the adapter's folder; None without an adapter."""
     gguf: str | None = None
-    """The name of the file for llama.cpp, if one was written."""
+    """The name of the GGUF file for llama.cpp, if one was written."""
 
 
-def policies_folder() -> Path:
-    """Return the folder in which added policies are kept."""
-    return data_folder() / "policies"
+def get_policies_folder() -> Path:
+    """Return the parent folder of the added policies."""
+    return get_data_folder() / "policies"
 
 
 def find_added_policy_folder(name: Path | str) -> Path | None:
     """Return the folder of an added policy; None if no policy of this name was added."""
-    folder = policies_folder() / str(name)
+    folder = get_policies_folder() / str(name)
     return folder if str(name) in INSTALLABLE_POLICIES and (folder / _RECORD).is_file() else None
 
 
@@ -51,12 +51,12 @@ def list_added_policies() -> dict[str, PolicyOrigin | None]:
 
 
 def find_default_policy() -> str | None:
-    """Return the default policy (if neither a policy nor a server is named); None if it was not added."""
+    """Return the policy that is used if the user names neither a policy nor a server; None if it was not added."""
     return INSTALLABLE_POLICIES[0] if find_added_policy_folder(INSTALLABLE_POLICIES[0]) else None
 
 
 def read_origin(folder: Path) -> PolicyOrigin | None:
-    """Return the record in a folder; None if it is missing or cannot be parsed."""
+    """Return the record in a policy's folder; None if it is missing or cannot be parsed."""
     try:
         return PolicyOrigin(**read_json_file(folder / _RECORD))
     except (OSError, ValueError, TypeError):
@@ -64,5 +64,5 @@ def read_origin(folder: Path) -> PolicyOrigin | None:
 
 
 def write_origin(origin: PolicyOrigin, folder: Path) -> None:
-    """Write the record."""
+    """Write the record into a policy's folder."""
     (folder / _RECORD).write_text(json.dumps(asdict(origin), indent=2) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
 """Adds a policy to this machine: dequantises base weights, merges an adapter, and writes a model folder.
 
 The folder is written under a temporary name and renamed when it is complete. The next call removes the temporary
-folder of a killed call. The weights are computed in float32 and stored in float16: half the size, and
-with greedy decoding 20 of 20 completions of the base stayed the same (16 in bfloat16).
+folder of a killed call. The weights are computed in float32 and stored in float16, at half the size: with greedy
+decoding, 20 of 20 completions of the base stayed the same (16 in bfloat16).
 
 An adapter is plain LoRA in the format of PEFT. Merging it, W + scale * B A, takes a few lines, so peft is not needed.
 """
@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import normalizers
 
-from memagent_graph.errors import MissingExtraError, PolicyError, install_command
+from memagent_graph.errors import MissingExtraError, PolicyError, make_install_command
 from memagent_graph.policies.added import (
     ENGLISH_FOLDER,
     INSTALLABLE_POLICIES,
     PolicyOrigin,
     find_added_policy_folder,
-    policies_folder,
+    get_policies_folder,
     read_origin,
     write_origin,
 )
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 ADAPTER_FOLDER: Final = ENGLISH_FOLDER
 REQUIRED_MODULES: Final = ("torch", "transformers", "safetensors", "gguf", "accelerate")
-"""What adding a policy imports. transformers reads a GGUF file only if accelerate is installed."""
-_UNFINISHED: Final = ".adding-"
+"""The modules that `add_policy` needs. transformers reads a GGUF file only if accelerate is installed."""
+_TEMPORARY_PREFIX: Final = ".adding-"
 _FTYPE_F16: Final = 1  # LLAMA_FTYPE_MOSTLY_F16
 _REWRITTEN_KEYS: Final = ("general.architecture", "general.file_type", "general.quantization_version")
-_MODULES: Final = {
+_MODULE_BY_GGUF_NAME: Final = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
@@ -69,7 +69,7 @@ def add_policy(
     base: Base = ENGLISH,
     report: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write the folder of a policy, unless it exists with the same sources, and return it.
+    """Write the folder of a policy, unless it exists and was made from the same files, and return it.
 
     Args:
         name: one of `INSTALLABLE_POLICIES`.
@@ -82,8 +82,8 @@ def add_policy(
 
     Raises:
         MissingExtraError: the extra "language" is not installed.
-        PolicyError: unknown name, no base, an adapter of another base, not enough disk or memory, or another call is
-            running.
+        PolicyError: the name is unknown, the base cannot be fetched, the adapter belongs to another base, there is not
+            enough disk space or memory, or another call is running.
     """
     if name not in INSTALLABLE_POLICIES:
         raise PolicyError(
@@ -94,67 +94,67 @@ def add_policy(
     source = None if name.endswith("-untrained") else (adapter or ADAPTER_FOLDER).expanduser()
     lora = None if source is None else load_adapter(source)
     if source is not None:
-        _check_base(source, base)
-    folder = policies_folder()
-    with _hold(folder):
-        _remove_unfinished(folder)
+        _require_matching_base(source, base)
+    folder = get_policies_folder()
+    with _lock_policies(folder):
+        _remove_temporary_folders(folder)
         digest = None if source is None else _hash_folder(source)
         origin = PolicyOrigin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
-        existing = find_added_policy_folder(name)
-        if existing and read_origin(existing) == origin:
+        existing_folder = find_added_policy_folder(name)
+        if existing_folder and read_origin(existing_folder) == origin:
             report(f"{name} exists already, and was made from the same parts")
-            return existing
-        _check_room(base, folder)
+            return existing_folder
+        _require_free_space(base, folder)
         report(
             f"adding {name} takes {base.disk_bytes / 1e6:,.0f} MB of disk space and "
             f"{base.memory_bytes / 1e6:,.0f} MB of memory"
         )
-        weights = fetch_base_file(base, folder / "bases", file=file, report=report)
+        base_file = fetch_base_file(base, folder / "bases", file=file, report=report)
         report("dequantising and merging (about a minute)")
-        unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
-        _write_model(unfinished, base, weights, lora)
+        new_folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=folder))
+        _write_model(new_folder, base_file, lora)
         if source is not None:
             ignore = shutil.ignore_patterns(_ADAPTER_CONFIG, _ADAPTER_WEIGHTS, "__pycache__")
-            shutil.copytree(source, unfinished, dirs_exist_ok=True, ignore=ignore)
+            shutil.copytree(source, new_folder, dirs_exist_ok=True, ignore=ignore)
         if origin.gguf:
-            _write_gguf(weights, unfinished, unfinished / origin.gguf)
-        write_origin(origin, unfinished)
-        for path in (unfinished, *unfinished.rglob("*")):
+            _write_gguf(base_file, new_folder, new_folder / origin.gguf)
+        write_origin(origin, new_folder)
+        for path in (new_folder, *new_folder.rglob("*")):
             path.chmod(0o700 if path.is_dir() else 0o600)
         if (folder / name).exists():
-            _set_aside(folder / name)
-        unfinished.rename(folder / name)
-        _remove_unfinished(folder)
+            _make_temporary(folder / name)
+        new_folder.rename(folder / name)
+        _remove_temporary_folders(folder)
     return folder / name
 
 
 def remove_policy(name: str) -> Path:
-    """Remove the folder of an added policy, and the base's file with the last policy. Return the removed folder.
+    """Remove the folder of an added policy, and with the last policy also the base's file. Return the removed folder.
 
     Raises:
         PolicyError: there is no added policy with this name.
     """
-    folder = policies_folder()
-    with _hold(folder):
-        removed = find_added_policy_folder(name)
-        if removed is None:
+    folder = get_policies_folder()
+    with _lock_policies(folder):
+        policy = find_added_policy_folder(name)
+        if policy is None:
             raise PolicyError(
                 f"the policy {name!r} was not added", hint="`memagent policy list` shows those that were."
             )
-        _set_aside(removed)
-        _remove_unfinished(folder)
+        _make_temporary(policy)
+        _remove_temporary_folders(folder)
         if not any(map(find_added_policy_folder, INSTALLABLE_POLICIES)):
             shutil.rmtree(folder / "bases", ignore_errors=True)
-    return removed
+    return policy
 
 
-def _set_aside(policy: Path) -> None:
-    """Rename a policy's folder, so that `_remove_unfinished` deletes it. It never exists with a part of its files."""
-    policy.rename(Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=policy.parent)) / policy.name)
+def _make_temporary(policy: Path) -> None:
+    """Move a policy's folder into a temporary one. A policy is thus never seen with only a part of its files."""
+    policy.rename(Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=policy.parent)) / policy.name)
 
 
-def _remove_unfinished(folder: Path) -> None:
-    for path in folder.glob(f"{_UNFINISHED}*"):
+def _remove_temporary_folders(folder: Path) -> None:
+    for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -166,7 +166,8 @@ def _hash_folder(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _check_base(adapter: Path, base: Base) -> None:
+def _require_matching_base(adapter: Path, base: Base) -> None:
+    """Raise `PolicyError` if an adapter was not trained on a base."""
     try:
         bases = read_json_file(adapter / "memagent.json")["bases"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -181,16 +182,17 @@ def _check_base(adapter: Path, base: Base) -> None:
         )
 
 
-def _check_room(base: Base, folder: Path) -> None:
-    disk = "Free disk space there, or set MEMAGENT_HOME to a folder on another disk."
-    memory = "Close other programs, or add it on a larger machine and copy the folder."
-    for what, needed, free, hint in (
-        (f"disk space in {folder}", base.disk_bytes, shutil.disk_usage(folder).free, disk),
-        ("memory", base.memory_bytes, _read_available_memory(), memory),
+def _require_free_space(base: Base, folder: Path) -> None:
+    """Raise `PolicyError` if there is not enough disk space or memory to add a policy."""
+    disk_hint = "Free disk space there, or set MEMAGENT_HOME to a folder on another disk."
+    memory_hint = "Close other programs, or add it on a larger machine and copy the folder."
+    for resource, required_bytes, free_bytes, hint in (
+        (f"disk space in {folder}", base.disk_bytes, shutil.disk_usage(folder).free, disk_hint),
+        ("memory", base.memory_bytes, _read_available_memory(), memory_hint),
     ):
-        if free is not None and free < needed:
-            needs = f"adding this policy needs {needed / 1e6:,.0f} MB of {what}"
-            raise PolicyError(f"{needs}, and {free / 1e6:,.0f} MB are free", hint=hint)
+        if free_bytes is not None and free_bytes < required_bytes:
+            requirement = f"adding this policy needs {required_bytes / 1e6:,.0f} MB of {resource}"
+            raise PolicyError(f"{requirement}, and {free_bytes / 1e6:,.0f} MB are free", hint=hint)
 
 
 def _read_available_memory() -> int | None:
@@ -204,7 +206,7 @@ def _read_available_memory() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter: the factors A (rank, in) and B (out, rank) by the name of the weight."""
+    """A LoRA adapter: for each weight that it changes, the factors A (rank, in) and B (out, rank)."""
 
     folder: Path
     factors: dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -214,7 +216,7 @@ class Adapter:
         """Add `scale * B A` to the weights of the adapter, in place and in float32.
 
         Raises:
-            PolicyError: a weight is missing, or has another shape.
+            PolicyError: a weight is missing, or its shape differs.
         """
         for name, (a, b) in self.factors.items():
             delta = self.scale * (b.float() @ a.float())
@@ -244,15 +246,15 @@ def load_adapter(folder: Path) -> Adapter:
             f"the adapter in {folder} cannot be read: {type(error).__name__}: {error}",
             hint=f"Use a folder that PEFT saved, with {_ADAPTER_CONFIG} and {_ADAPTER_WEIGHTS}.",
         ) from error
-    unsupported = [name for name in _UNSUPPORTED_OPTIONS if config.get(name)]
-    unsupported += ["bias"] if config.get("bias", "none") != "none" else []
+    unsupported_options = [name for name in _UNSUPPORTED_OPTIONS if config.get(name)]
+    unsupported_options += ["bias"] if config.get("bias", "none") != "none" else []
     factors = {}
     for key in [key for key in tensors if key.endswith(".lora_A.weight")]:
         a, b = tensors.pop(key), tensors.pop(key.replace(".lora_A.", ".lora_B."), None)
         if b is not None:
             factors[key.removeprefix("base_model.model.").replace(".lora_A.", ".")] = (a, b)
-    if unsupported or tensors or not factors or config.get("peft_type", "LORA") != "LORA":
-        reason = ", ".join([*unsupported, *list(tensors)[:3]]) or "no pairs of lora_A and lora_B"
+    if unsupported_options or tensors or not factors or config.get("peft_type", "LORA") != "LORA":
+        reason = ", ".join([*unsupported_options, *list(tensors)[:3]]) or "no pairs of lora_A and lora_B"
         raise PolicyError(
             f"the adapter in {folder} is not plain LoRA: {reason}",
             hint="Merge it with peft (merge_and_unload), and pass the merged folder with --model.",
@@ -260,7 +262,7 @@ def load_adapter(folder: Path) -> Adapter:
     return Adapter(folder, factors, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
-def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> None:
+def _write_model(target: Path, file: Path, lora: Adapter | None) -> None:
     """Load weights, configuration and tokenizer of a base, merge the adapter, and write them to a folder."""
     import torch  # noqa: PLC0415  an optional dependency
     import transformers  # noqa: PLC0415  an optional dependency
@@ -273,7 +275,7 @@ def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> 
         except Exception as error:  # transformers can raise anything for a damaged file
             raise PolicyError(
                 f"the base in {file} cannot be loaded: {type(error).__name__}: {error}",
-                hint=f"Install the versions that the extra needs: {install_command('language')}.",
+                hint=f"Install the versions that the extra needs: {make_install_command('language')}.",
             ) from error
         tokenizer.backend_tokenizer.normalizer = normalizers.NFC()  # transformers does not read it from a GGUF file
         model.hf_quantizer = None  # otherwise transformers would not save the dequantised weights
@@ -281,7 +283,7 @@ def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> 
             del model.config.quantization_config
         if lora is not None:
             lora.merge_into({name: weight.data for name, weight in model.named_parameters()})
-        for weight in model.parameters():  # model.half() would refuse a model that was quantized
+        for weight in model.parameters():  # model.half() refuses a model that was quantised
             weight.data = weight.data.half()
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
@@ -294,9 +296,9 @@ def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> 
 def _write_gguf(base: Path, model: Path, target: Path) -> None:
     """Write a Qwen2 as a GGUF file in float16, for llama.cpp: the base's metadata with the weights of a model folder.
 
-    It is not quantised again, because llama.cpp multiplies quantised weights with activations in 8 bits. That turned a
-    near tie (0.08 nats between "The" and "L'" as the first token) into another answer. In float16 its greedy answers
-    equal those of transformers.
+    The weights are not quantised again, because llama.cpp multiplies quantised weights with activations in 8 bits. That
+    turned a near tie (0.08 nats between "The" and "L'" as the first token) into another answer. In float16, the greedy
+    answers of llama.cpp equal those of transformers.
     """
     import gguf  # noqa: PLC0415  an optional dependency
     import numpy  # noqa: PLC0415  an optional dependency
@@ -311,11 +313,12 @@ def _write_gguf(base: Path, model: Path, target: Path) -> None:
         if not name.startswith("GGUF.") and name not in _REWRITTEN_KEYS:
             writer.add_key_value(name, values[name], field.types[0], sub_type=field.types[-1])
     writer.add_file_type(_FTYPE_F16)
-    with safe_open(model / "model.safetensors", "numpy") as merged:
+    with safe_open(model / "model.safetensors", "numpy") as merged_weights:
         for tensor in reader.tensors:
             layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name)
-            if layer and layer[2] in _MODULES:
-                weight = merged.get_tensor(f"model.layers.{layer[1]}.{_MODULES[layer[2]]}.weight")
+            if layer and layer[2] in _MODULE_BY_GGUF_NAME:
+                module = _MODULE_BY_GGUF_NAME[layer[2]]
+                weight = merged_weights.get_tensor(f"model.layers.{layer[1]}.{module}.weight")
             else:
                 weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32)
             writer.add_tensor(tensor.name, weight if weight.ndim == 1 else weight.astype(numpy.float16))
@@ -326,8 +329,8 @@ def _write_gguf(base: Path, model: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _hold(folder: Path) -> Iterator[None]:
-    """Hold the lock for adding and removing policies during the block. Errors of the disk become `PolicyError`s."""
+def _lock_policies(folder: Path) -> Iterator[None]:
+    """Hold the lock for adding and removing policies during the block. Disk errors become `PolicyError`s."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (folder / ".lock").open("wb") as lock:
@@ -339,5 +342,5 @@ def _hold(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise PolicyError(
             f"the policies in {folder} cannot be written: {error}",
-            hint="Free disk space there, or set MEMAGENT_HOME to another folder for everything that is kept.",
+            hint="Free disk space there, or set MEMAGENT_HOME to another folder for all data.",
         ) from error

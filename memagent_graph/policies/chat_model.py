@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OUTPUT_BOUNDS = ("max_tokens", "max_output_tokens", "num_predict")
+_MAX_TOKENS_FIELDS = ("max_tokens", "max_output_tokens", "num_predict")
 """The names that integrations use for the maximum number of tokens in a reply."""
-_PAUSE = 0.5
-"""Seconds before the first retry of a model that failed while it wrote. They double at every retry."""
+_FIRST_PAUSE_SECONDS = 0.5
+"""The pause before the first retry of a model that failed while it wrote. It doubles at every retry."""
 
 
 class ChatModelPolicy:
@@ -43,7 +43,7 @@ class ChatModelPolicy:
 
     The model keeps its own client, keys and retries. Temperature, maximum output and other options are keyword
     arguments of every call. The maximum output has the name of the model's field (`max_output_tokens` for Gemini).
-    ChatOllama takes no such arguments, so a copy with changed fields is called.
+    ChatOllama accepts no such arguments, so a copy with changed fields is called.
 
     Args:
         model: the chat model.
@@ -64,8 +64,8 @@ class ChatModelPolicy:
         unsupported: Collection[str] = (),
     ) -> None:
         self._model = model
-        own_name = getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
-        self.name = name or str(own_name)
+        model_name = getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
+        self.name = name or str(model_name)
         """The model's name."""
         self._slots = PerLoop(lambda: asyncio.Semaphore(max_concurrency))
         self._max_retries = max_retries
@@ -95,12 +95,12 @@ class ChatModelPolicy:
                     f"{self.name} still broke its reply off after {retries} retries",
                     hint="Look into its server's log, then resume.",
                 )
-            await asyncio.sleep(_PAUSE * 2**retries)
+            await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2**retries)
             retries += 1
 
     async def _call_model(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> AIMessage:
         """Call the model. If its error names an option, call it again without the option."""
-        refused: set[str] = set()
+        refused_options: set[str] = set()
         while True:
             try:
                 model, options = self._bind_options(sampling)
@@ -108,33 +108,32 @@ class ChatModelPolicy:
             except Exception as error:  # noqa: BLE001  whatever the model raises
                 option = find_refused_field(str(error), self._list_options(sampling))
                 if option is not None:
-                    refused.add(option)
+                    refused_options.add(option)
                     self._unsupported.add(option)
                     continue
-                self._unsupported -= refused
+                self._unsupported -= refused_options
                 secrets = (value for value in vars(self._model).values() if isinstance(value, SecretStr))
-                redacted = make_redaction(secret.get_secret_value() for secret in secrets)
-                trace = "".join(traceback.format_exception(error))
+                redact = make_redaction(secret.get_secret_value() for secret in secrets)
+                traceback_text = "".join(traceback.format_exception(error))
                 hint = "It comes from the chat model: check its key, its address and its own settings."
-                raise PolicyError(redacted(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (
-                    error if redacted(trace) == trace else None
-                )  # tracers record the messages of causes
+                raise PolicyError(redact(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (
+                    error if redact(traceback_text) == traceback_text else None
+                )  # a tracer would record the message of the cause, with its secrets
 
     def _bind_options(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:
         """Return the model to call, and the keyword arguments of the call."""
         options, fields = self._list_options(sampling), type(self._model).model_fields
-        bound = next((name for name in _OUTPUT_BOUNDS if name in fields), "max_tokens")
+        limit_name = next((name for name in _MAX_TOKENS_FIELDS if name in fields), "max_tokens")
         if "max_tokens" in options:
-            options[bound] = options.pop("max_tokens")
-        if bound == "num_predict":
+            options[limit_name] = options.pop("max_tokens")
+        if limit_name == "num_predict":
             return self._model.model_copy(update=options), {}
         return self._model, options
 
     def _list_options(self, sampling: SamplingParams) -> dict[str, Any]:
-        left_out = self._unsupported | (
-            {"top_p"} if sampling.top_p == 1 else set()
-        )  # some refuse it beside temperature
-        return {name: value for name, value in list_sampling_fields(sampling).items() if name not in left_out}
+        # Some models refuse top_p together with temperature.
+        omitted_options = self._unsupported | ({"top_p"} if sampling.top_p == 1 else set())
+        return {name: value for name, value in list_sampling_fields(sampling).items() if name not in omitted_options}
 
     def _decode_reply(self, reply: AIMessage, sampling: SamplingParams) -> Completion:
         try:
@@ -145,13 +144,13 @@ class ChatModelPolicy:
                 f"{self.name} answered with {type(reply).__name__}, not a message",
                 hint="Its `_generate` or `_agenerate` has to return an AIMessage with text.",
             ) from error
-        word = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
+        raw_reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
         is_refusal = has_refusal({"content": reply.content, **reply.additional_kwargs}) and not text
-        reason = FinishReason.REFUSED if is_refusal else parse_finish_reason(word)
+        reason = FinishReason.REFUSED if is_refusal else parse_finish_reason(raw_reason)
         return Completion(
             text=text,
             finish_reason=reason,
             model=str(metadata.get("model_name") or self.name),
             usage=parse_token_usage(reply.usage_metadata),
-            notes=make_finish_notes(reason, word, text) + make_sampling_notes(sampling, self._unsupported),
+            notes=make_finish_notes(reason, raw_reason, text) + make_sampling_notes(sampling, self._unsupported),
         )

@@ -1,4 +1,4 @@
-"""Models on the hub: recognizes hub ids, and finds or downloads the files of a model."""
+"""Recognises ids of models on the hub, and finds or downloads the files of a model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 from memagent_graph.errors import PolicyError, load_extra
 
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_SMALL_FILES: Final = ("*.json", "*.txt", "*.jinja", "*.model", "templates/*")
-_WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
+_METADATA_FILES: Final = ("*.json", "*.txt", "*.jinja", "*.model", "templates/*")
+_WEIGHT_FILES: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
 def is_hub_id(name: str) -> bool:
@@ -30,7 +30,7 @@ def fetch_model_folder(repository: str, *, with_weights: bool) -> Path:
         MissingExtraError: huggingface_hub is not installed.
     """
     hub = load_extra("huggingface_hub", "hub", f"the model {repository}")
-    patterns = [*_SMALL_FILES, *(_WEIGHTS if with_weights else ())]
+    patterns = [*_METADATA_FILES, *(_WEIGHT_FILES if with_weights else ())]
     try:
         return Path(hub.snapshot_download(repository, allow_patterns=patterns))
     except (OSError, ValueError) as error:

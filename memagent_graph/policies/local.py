@@ -1,4 +1,4 @@
-"""A policy in this process: any causal model that transformers loads. The embedded policy runs on it.
+"""A policy in this process: any causal model that transformers can load. The embedded policy uses it, too.
 
 One thread owns the model. When it becomes free, it answers all waiting requests whose prompts have a common prefix
 (several questions about one section) as one batch, and computes that prefix once. The last prefixes stay in memory for
@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from memagent_graph.chat_markers import folder_markers
-from memagent_graph.concurrency.background import renew_in_children
+from memagent_graph.chat_markers import find_folder_markers
+from memagent_graph.concurrency.background import register_after_fork
 from memagent_graph.errors import PolicyError, PolicyRequestError, load_extra
 from memagent_graph.grouping import group_values
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 from memagent_graph.policies.added import INSTALLABLE_POLICIES
 from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
 from memagent_graph.policies.model_info import ModelInfo, ModelShape, hash_weights
-from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, find_policy_folder, load_profile
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -35,10 +35,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 """The number formats of policies in this process."""
 _BATCH_WAIT_SECONDS = 0.002
 """Seconds to wait for more requests before a batch starts."""
-_MAX_BATCH = 64
+_MAX_BATCH_REQUESTS = 64
 """Maximum number of requests in a batch."""
 _MIN_REUSED_TOKENS = 320
-"""Shorter prefixes are not reused, because they cost little to compute."""
+"""The minimum length of a prefix that is reused. Shorter ones cost little to compute."""
 _MAX_PREFIXES = 8
 """Maximum number of prefixes in memory."""
 _MAX_PREFIX_BYTES = 256 * 2**20
@@ -51,16 +51,17 @@ class LocalPolicy:
     Args:
         model: a folder with weights, `config.json`, tokenizer and chat template; a hub id; or the name of a policy that
             was added to this machine.
-        device: a torch device; by default a CUDA GPU if torch has one, and else the CPU.
+        device: a torch device; by default a CUDA GPU if torch finds one, and otherwise the CPU.
         dtype: "float32", "bfloat16" or "float16". The default is the format in the profile, if this machine computes
             fast in it, and float32 otherwise.
-        version: the name of the weights in the log, by default their hash.
+        version: the name of the weights in the run log, by default their hash.
         processed_logprobs: whether to return log-probs after temperature, as vLLM does with `--logprobs-mode
             processed_logprobs`. By default they are computed before temperature.
+        chat_template_kwargs: further arguments of the chat template.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
-        PolicyError: the model cannot be loaded, or not in this format.
+        PolicyError: the model cannot be loaded in this format.
         ProfileError, PromptError: the profile of the model cannot be parsed.
     """
 
@@ -78,18 +79,18 @@ class LocalPolicy:
         self.name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
         """The model's folder or hub id, or "embedded"."""
         profile = load_profile(self._folder)
-        self._device = device = device or ("cuda" if _load("torch").cuda.is_available() else "cpu")
+        self._device = device = device or ("cuda" if _import_module("torch").cuda.is_available() else "cpu")
         self.dtype = dtype or _choose_dtype(profile.dtype if profile else "", device)
         """The number format in which the policy computes."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
-        own_version = hash_weights(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
-        self._version = version or own_version
-        self._template = dict(chat_template_kwargs or {})
+        weights_version = hash_weights(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
+        self._version = version or weights_version
+        self._template_arguments = dict(chat_template_kwargs or {})
         self.after_fork()
-        renew_in_children(self)
+        register_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget the computing thread of the parent process. The next request starts one in this process."""
+        """Forget the worker thread of the parent process. The next request starts one in this process."""
         self._requests: _RequestQueue = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._worker_lock = threading.Lock()
@@ -101,14 +102,14 @@ class LocalPolicy:
         return cls(EMBEDDED_FOLDER, **options)
 
     async def describe(self) -> ModelInfo:
-        """Window, tokenizer, size, and the profile in the model's folder."""
+        """Return the model's window, tokenizer and size, and the profile in its folder."""
         return await asyncio.to_thread(self._describe)
 
     def _describe(self) -> ModelInfo:
         return ModelInfo(
             context_window=self._engine.context_window,
             tokenizer=self._engine.tokenizer,
-            control_tokens=self._engine.tokenizer.special_tokens | folder_markers(self._folder),
+            control_tokens=self._engine.tokenizer.special_tokens | find_folder_markers(self._folder),
             knows_control_tokens=True,
             shape=ModelShape.from_config(self._folder),
             profile=load_profile(self._folder),
@@ -121,9 +122,9 @@ class LocalPolicy:
 
         Raises:
             PolicyRequestError: prompt and output do not fit the model's window.
-            PolicyError: the model failed, for example for lack of memory.
+            PolicyError: the model failed, for example because memory ran out.
         """
-        ids = self._engine.prompt_ids(prompt, self._template)
+        ids = self._engine.encode_prompt(prompt, self._template_arguments)
         window = self._engine.context_window
         if window is not None and len(ids) + sampling.max_tokens > window:
             raise PolicyRequestError(
@@ -141,24 +142,24 @@ class LocalPolicy:
         return await asyncio.wrap_future(request.future)
 
     async def aclose(self) -> None:
-        """End the computing thread after its current requests. The next call starts another.
+        """End the worker thread after its pending requests. The next call starts another.
 
         A running thread holds the weights, even if nothing else refers to the policy.
         """
         with self._worker_lock:
             worker, self._worker = self._worker, None
-            waiting, self._requests = self._requests, queue.SimpleQueue()
+            request_queue, self._requests = self._requests, queue.SimpleQueue()
         if worker is not None:
-            waiting.put(None)
+            request_queue.put(None)
             await asyncio.to_thread(worker.join)
 
-    def _run_worker(self, waiting: _RequestQueue) -> None:
+    def _run_worker(self, request_queue: _RequestQueue) -> None:
         is_closing = False
         while not is_closing:
-            batch = [waiting.get()]
-            while len(batch) < _MAX_BATCH and batch[-1] is not None:
+            batch = [request_queue.get()]
+            while len(batch) < _MAX_BATCH_REQUESTS and batch[-1] is not None:
                 try:
-                    batch.append(waiting.get(timeout=_BATCH_WAIT_SECONDS))
+                    batch.append(request_queue.get(timeout=_BATCH_WAIT_SECONDS))
                 except queue.Empty:
                     break
             is_closing = batch[-1] is None
@@ -186,18 +187,18 @@ class LocalPolicy:
             self._engine.generate(requests)
             for request in requests:
                 request.future.set_result(self._make_completion(request))
-        except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
-            failure = PolicyError(f"{self.name}: {type(error).__name__}: {error}")
-            failure.__cause__ = error
+        except Exception as error:  # noqa: BLE001  any error is raised in the callers
+            policy_error = PolicyError(f"{self.name}: {type(error).__name__}: {error}")
+            policy_error.__cause__ = error
             for request in requests:
                 if not request.future.done():
-                    request.future.set_exception(failure)
+                    request.future.set_exception(policy_error)
 
     def _make_completion(self, request: _Request) -> Completion:
         has_logprobs = request.sampling.logprobs
         return Completion(
             text=self._engine.decode(request.reply),
-            finish_reason=FinishReason.STOP if request.stopped else FinishReason.LENGTH,
+            finish_reason=FinishReason.STOP if request.has_stopped else FinishReason.LENGTH,
             model=self.name,
             usage=TokenUsage(len(request.ids), len(request.reply), request.cached_tokens),
             prompt_token_ids=request.ids if has_logprobs else None,
@@ -215,34 +216,36 @@ class _Request:
     sampling: SamplingParams
     future: Future[Completion]
     cached_tokens: int = 0
-    """Number of prompt tokens that were computed for another request or in the previous batch."""
+    """The number of prompt tokens whose keys and values came from another request or an earlier batch."""
     reply: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     generator: torch.Generator | None = None
     """The source of random numbers, if the request has a seed."""
-    stopped: bool = False
-    finished: bool = False
+    has_stopped: bool = False
+    is_finished: bool = False
 
 
 _RequestQueue: TypeAlias = "queue.SimpleQueue[_Request | None]"
-"""The queue of requests. None ends the computing thread."""
+"""The queue of requests. None ends the worker thread."""
 
 
-def _load(module: str) -> Any:
+def _import_module(module: str) -> Any:
     return load_extra(module, "local", "a policy in this process")
 
 
 def _choose_dtype(dtype: str, device: str) -> str:
-    """Return the number format of a profile if this machine computes fast in it, or float32."""
+    """Return a profile's number format if this machine computes fast in it, and float32 otherwise."""
     if dtype != "bfloat16":
         return "float32"
-    features: dict[str, Any] = getattr(_load("torch").cpu, "get_capabilities", dict)()  # only in recent releases
+    features: dict[str, Any] = getattr(
+        _import_module("torch").cpu, "get_capabilities", dict
+    )()  # only in recent releases
     return "bfloat16" if device != "cpu" or features.get("avx512_bf16") or features.get("amx_bf16") else "float32"
 
 
 def _find_model_folder(model: Path | str) -> Path:
     """Return the folder of a model, downloaded from the hub if necessary."""
-    folder = policy_folder(model)
+    folder = find_policy_folder(model)
     if folder.is_dir():
         return folder
     if model in INSTALLABLE_POLICIES:
@@ -260,8 +263,8 @@ class _Engine:
     """The model and its tokenizer: prompts to ids, a batch of requests to replies. Used by one thread at a time."""
 
     def __init__(self, model: str, device: str, dtype: str, *, processed_logprobs: bool) -> None:
-        self._torch = torch = _load("torch")
-        transformers = _load("transformers")
+        self._torch = torch = _import_module("torch")
+        transformers = _import_module("transformers")
         self._processed_logprobs = processed_logprobs
         if dtype not in DTYPES:
             raise PolicyError(
@@ -271,21 +274,21 @@ class _Engine:
         hf_logging = transformers.utils.logging
         hf_logging.disable_progress_bar()
         verbosity = hf_logging.get_verbosity()
-        hf_logging.set_verbosity_error()  # its report prints names from the weights file unescaped
+        hf_logging.set_verbosity_error()  # its loading report prints names from the weights file unescaped
         try:
-            # Load it first, because its own bounds apply to files of others.
+            # Load it first, because it refuses files of others that exceed its bounds.
             self.tokenizer = load_tokenizer("embedded" if model == str(EMBEDDED_FOLDER) else Path(model))
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-            models: Any = transformers.AutoModelForCausalLM
-            loaded, report = models.from_pretrained(
+            auto_model: Any = transformers.AutoModelForCausalLM
+            model_on_cpu, report = auto_model.from_pretrained(
                 model,
                 dtype=getattr(torch, dtype),
                 output_loading_info=True,
                 trust_remote_code=False,
             )
-            if missing := sorted(report["missing_keys"]):
-                raise ValueError(f"its weights lack {in_one_line(', '.join(missing), 200)}")
-            self._model: Any = loaded.to(device).eval()
+            if missing_weights := sorted(report["missing_keys"]):
+                raise ValueError(f"its weights lack {make_one_line(', '.join(missing_weights), 200)}")
+            self._model: Any = model_on_cpu.to(device).eval()
         except Exception as error:
             raise PolicyError(
                 f"the model {model} cannot be loaded: {error}",
@@ -299,14 +302,14 @@ class _Engine:
         self.context_window = int(window) if window else None
         eos_ids = self._model.generation_config.eos_token_id
         self._eos_ids = frozenset(eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids])
-        self._padding = self._tokenizer.pad_token_id or 0
+        self._padding_id = self._tokenizer.pad_token_id or 0
         self._prefixes: list[_Prefix] = []
 
-    def prompt_ids(self, prompt: Messages | TokenIds, template: Mapping[str, Any]) -> list[int]:
-        """Return the token ids of a prompt. Messages are formatted with the chat template and its arguments."""
+    def encode_prompt(self, prompt: Messages | TokenIds, template_arguments: Mapping[str, Any]) -> list[int]:
+        """Return the token ids of a prompt. Messages are formatted with the chat template."""
         if prompt and isinstance(prompt[0], int):
             return [token for token in prompt if isinstance(token, int)]
-        options = {"tokenize": False, "add_generation_prompt": True, **template}
+        options = {"tokenize": False, "add_generation_prompt": True, **template_arguments}
         try:
             text = self._tokenizer.apply_chat_template(list(prompt), **options)
         except Exception as error:
@@ -322,23 +325,23 @@ class _Engine:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def generate(self, requests: Sequence[_Request]) -> None:
-        """Write the replies of requests. One token of all of them is computed at a time."""
+        """Generate the replies of requests together, one token of each at a time."""
         prompts = [request.ids for request in requests]
         with self._torch.inference_mode():
-            # At least one token of the shortest prompt is computed by itself.
-            shared = min(_count_common_tokens(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
-            match = self.find_prefix(prompts[0][:shared])
+            # At least the last token of the shortest prompt is not shared, because its logits are needed.
+            shared_tokens = min(_count_common_tokens(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
+            match = self.find_prefix(prompts[0][:shared_tokens])
             if len(prompts) == 1:
-                shared = match.length
+                shared_tokens = match.length
             for row, request in enumerate(requests):
-                request.cached_tokens = shared if row else match.length
+                request.cached_tokens = shared_tokens if row else match.length
                 if request.sampling.seed is not None and request.sampling.temperature > 0:
                     request.generator = self._torch.Generator(self._device).manual_seed(request.sampling.seed)
-            logits, cache, mask = self._prefill(prompts, match, shared)
+            logits, cache, mask = self._prefill(prompts, match, shared_tokens)
             lengths = self._torch.tensor([len(prompt) for prompt in prompts], device=self._device)
             for step in range(max(request.sampling.max_tokens for request in requests)):
                 tokens = self._sample_tokens(logits, requests)
-                if all(request.finished for request in requests):
+                if all(request.is_finished for request in requests):
                     break
                 mask = self._torch.cat([mask, mask.new_ones(len(requests), 1)], dim=1)
                 output = self._model(
@@ -350,50 +353,55 @@ class _Engine:
                 )
                 logits = output.logits[:, -1]
         for request in requests:
-            while request.reply and self._ends_in_stop_string(request):  # servers leave it and the rest out, too
+            while request.reply and self._has_stop_string(
+                request
+            ):  # servers also leave out the stop string and what follows it
                 request.reply.pop()
                 request.logprobs.pop()
 
     def find_prefix(self, ids: Sequence[int]) -> _CommonPrefix:
-        """Return the prefix in memory that has most leading tokens in common with a prompt, and their number."""
+        """Return the prefix in memory that has the most leading tokens in common with a prompt, and their number."""
         matches = [_CommonPrefix(prefix, prefix.count_common_tokens(ids)) for prefix in self._prefixes]
         return max([_CommonPrefix(_Prefix(), 0), *matches], key=lambda match: match.length)
 
-    def _keep_prefix(self, prefix: _Prefix, match: _CommonPrefix) -> None:
-        """Keep a prefix, in place of the one with which it has most in common. The oldest go if there are too many."""
+    def _store_prefix(self, new_prefix: _Prefix, match: _CommonPrefix) -> None:
+        """Store a prefix, in place of its match if they are of the same section. The oldest are dropped if needed."""
         is_same_section = match.length > len(match.prefix.ids) / 2
-        others = [other for other in self._prefixes if other is not match.prefix or not is_same_section]
-        self._prefixes, size = [], 0
-        for kept in [prefix, *others][:_MAX_PREFIXES]:
-            size += kept.nbytes
-            if size <= _MAX_PREFIX_BYTES and len(kept.ids) >= _MIN_REUSED_TOKENS:
-                self._prefixes.append(kept)
+        old_prefixes = [prefix for prefix in self._prefixes if prefix is not match.prefix or not is_same_section]
+        self._prefixes, total_bytes = [], 0
+        for prefix in [new_prefix, *old_prefixes][:_MAX_PREFIXES]:
+            total_bytes += prefix.nbytes
+            if total_bytes <= _MAX_PREFIX_BYTES and len(prefix.ids) >= _MIN_REUSED_TOKENS:
+                self._prefixes.append(prefix)
 
     def _prefill(
-        self, prompts: Sequence[list[int]], match: _CommonPrefix, shared: int
+        self, prompts: Sequence[list[int]], match: _CommonPrefix, shared_tokens: int
     ) -> tuple[torch.Tensor, Any, torch.Tensor]:
         """Run the prompts: the new part of their common prefix as one row, then the rest as left-padded rows.
 
-        The first of the `shared` tokens are in the prefix of the match.
+        All prompts have their first `shared_tokens` in common; the match has the first of these.
+
+        Returns:
+            The logits of the last token of every row, the cache, and the attention mask.
         """
-        torch, rows, reused = self._torch, len(prompts), match.length
-        cache: Any = match.prefix.cache(reused) if reused else None
-        if shared > reused:
-            head = torch.tensor([prompts[0][reused:shared]], device=self._device)
+        torch, rows, reused_tokens = self._torch, len(prompts), match.length
+        cache: Any = match.prefix.make_cache(reused_tokens) if reused_tokens else None
+        if shared_tokens > reused_tokens:
+            head = torch.tensor([prompts[0][reused_tokens:shared_tokens]], device=self._device)
             cache = self._model(input_ids=head, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
-        if rows > 1 and shared:
-            self._keep_prefix(_Prefix.of(prompts[0][:shared], cache), match)
+        if rows > 1 and shared_tokens:
+            self._store_prefix(_Prefix.from_cache(prompts[0][:shared_tokens], cache), match)
             cache.batch_repeat_interleave(rows)
-        tails = [prompt[shared:] for prompt in prompts]
+        tails = [prompt[shared_tokens:] for prompt in prompts]
         width = max(map(len, tails))
-        ids = torch.full((rows, width), self._padding, device=self._device)
-        mask = torch.ones((rows, shared + width), dtype=torch.long, device=self._device)
+        ids = torch.full((rows, width), self._padding_id, device=self._device)
+        mask = torch.ones((rows, shared_tokens + width), dtype=torch.long, device=self._device)
         positions = torch.zeros((rows, width), dtype=torch.long, device=self._device)
         for row, tail in enumerate(tails):
             start = width - len(tail)
             ids[row, start:] = torch.tensor(tail)
-            mask[row, shared : shared + start] = 0
-            positions[row, start:] = torch.arange(shared, shared + len(tail))
+            mask[row, shared_tokens : shared_tokens + start] = 0
+            positions[row, start:] = torch.arange(shared_tokens, shared_tokens + len(tail))
         output = self._model(
             input_ids=ids,
             attention_mask=mask,
@@ -403,7 +411,7 @@ class _Engine:
             logits_to_keep=1,
         )
         if rows == 1:
-            self._keep_prefix(_Prefix.of(prompts[0], output.past_key_values), match)
+            self._store_prefix(_Prefix.from_cache(prompts[0], output.past_key_values), match)
         return output.logits[:, -1], output.past_key_values, mask
 
     def _sample_tokens(self, logits: torch.Tensor, requests: Sequence[_Request]) -> torch.Tensor:
@@ -412,26 +420,26 @@ class _Engine:
         logprobs = logits.float().log_softmax(dim=-1)
         tokens = logprobs.argmax(dim=-1)
         for row, request in enumerate(requests):
-            if request.finished:
+            if request.is_finished:
                 continue
             params = request.sampling
             if params.temperature > 0:
                 weights = (logprobs[row] / params.temperature).softmax(dim=-1)
                 if params.top_p < 1:
-                    ordered, order = weights.sort(descending=True)
-                    ordered[ordered.cumsum(0) - ordered >= params.top_p] = 0
-                    weights = torch.zeros_like(weights).scatter_(0, order, ordered)
+                    sorted_weights, order = weights.sort(descending=True)
+                    sorted_weights[sorted_weights.cumsum(0) - sorted_weights >= params.top_p] = 0
+                    weights = torch.zeros_like(weights).scatter_(0, order, sorted_weights)
                 tokens[row] = torch.multinomial(weights, 1, generator=request.generator)[0]
             token, row_logprobs = int(tokens[row]), logprobs[row]
             if self._processed_logprobs and params.temperature not in {0, 1}:
                 row_logprobs = (row_logprobs / params.temperature).log_softmax(dim=-1)
             request.reply.append(token)
             request.logprobs.append(float(row_logprobs[token]))
-            request.stopped = token in self._eos_ids or self._ends_in_stop_string(request)
-            request.finished = request.stopped or len(request.reply) >= params.max_tokens
+            request.has_stopped = token in self._eos_ids or self._has_stop_string(request)
+            request.is_finished = request.has_stopped or len(request.reply) >= params.max_tokens
         return tokens
 
-    def _ends_in_stop_string(self, request: _Request) -> bool:
+    def _has_stop_string(self, request: _Request) -> bool:
         return bool(request.sampling.stop) and any(stop in self.decode(request.reply) for stop in request.sampling.stop)
 
 
@@ -442,10 +450,10 @@ class _Prefix(NamedTuple):
     layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
     @classmethod
-    def of(cls, ids: list[int], cache: Any) -> _Prefix:
+    def from_cache(cls, ids: list[int], cache: Any) -> _Prefix:
         """Return the contents of a cache of one row. No copy is needed, because layers grow by concatenation.
 
-        Empty if a layer has only the end of the text (with a sliding window).
+        The prefix is empty if a layer has only the end of the text (with a sliding window).
         """
         from transformers.cache_utils import DynamicLayer  # noqa: PLC0415  an optional dependency
 
@@ -464,8 +472,8 @@ class _Prefix(NamedTuple):
         length = _count_common_tokens(self.ids, ids)
         return length if self.layers and length >= _MIN_REUSED_TOKENS else 0
 
-    def cache(self, length: int) -> Any:
-        """Return a cache that begins with the first `length` tokens."""
+    def make_cache(self, length: int) -> Any:
+        """Return a cache with the first `length` tokens."""
         from transformers import DynamicCache  # noqa: PLC0415  an optional dependency
 
         return DynamicCache([(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers])
@@ -478,6 +486,7 @@ class _CommonPrefix(NamedTuple):
     length: int
 
 
-def _count_common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    differences = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differences, min(len(one), len(other)))
+def _count_common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the number of equal tokens at the beginning of two prompts."""
+    differences = (index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differences, min(len(a), len(b)))

@@ -1,4 +1,4 @@
-"""Information that a policy reports about its model, so that the user need not set it."""
+"""Information that a policy reports about its model, so that the user does not have to set it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from memagent_graph.chat_markers import folder_markers
+from memagent_graph.chat_markers import find_folder_markers
 from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.policies.profile import Profile, load_profile
 from memagent_graph.storage.bounded_files import read_json_file
@@ -16,7 +16,7 @@ from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The size of a dense decoder. `parameters` does not count the input embedding, which is a look-up.
+    """The size of a dense decoder. `parameters` excludes the input embedding, which needs no multiplication.
 
     A forward pass costs two floating-point operations per weight and token, plus `4 * layers * width` per token and
     attended position (scores and weighted sum), halved for causality. Sparse attention, mixture-of-experts routing and
@@ -35,14 +35,14 @@ class ModelShape:
             width, layers, heads = (
                 int(config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
             )
-            head = int(config.get("head_dim") or width // heads)
+            head_width = int(config.get("head_dim") or width // heads)
             kv_heads = int(config.get("num_key_value_heads") or heads)
-            attention = width * head * (2 * heads + 2 * kv_heads)
+            attention = width * head_width * (2 * heads + 2 * kv_heads)
             mlp = 3 * width * int(config["intermediate_size"])
-            head_weights = width * int(config["vocab_size"])
+            output_weights = width * int(config["vocab_size"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return cls(parameters=layers * (attention + mlp) + head_weights, layers=layers, width=heads * head)
+        return cls(parameters=layers * (attention + mlp) + output_weights, layers=layers, width=heads * head_width)
 
     def forward_flops(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Return the floating-point operations of one call without a cached prefix."""
@@ -55,10 +55,10 @@ class ModelInfo:
     """Information about the model of a policy. None means unknown."""
 
     context_window: int | None = None
-    """Prompt and completion together, in tokens."""
+    """The maximum tokens of prompt and completion together."""
     tokenizer: Tokenizer | None = None
-    missing: MissingExtraError | None = None
-    """The error for an extra that is needed to load the tokenizer."""
+    missing_extra: MissingExtraError | None = None
+    """The error for an extra that is missing, and is needed to load the tokenizer."""
     shape: ModelShape | None = None
     profile: Profile | None = None
     """The budget and prompts that the model was trained with."""
@@ -75,30 +75,30 @@ class ModelInfo:
 def find_model_info(name: str, root: str, window: int | None) -> ModelInfo:
     """Return information from the model's name and origin (a folder on this machine, or a hub id)."""
     folder = Path(root or name)
-    local = folder.is_dir()
-    tokenizer, missing = _find_tokenizer(name, root)
+    is_local = folder.is_dir()
+    tokenizer, missing_extra = _find_tokenizer(name, root)
     return ModelInfo(
         context_window=window,
         tokenizer=tokenizer,
-        missing=missing,
+        missing_extra=missing_extra,
         shape=ModelShape.from_config(folder),
-        profile=load_profile(folder) if local else None,
-        control_tokens=(tokenizer.special_tokens if tokenizer else frozenset()) | folder_markers(folder),
-        knows_control_tokens=local and tokenizer is not None,
+        profile=load_profile(folder) if is_local else None,
+        control_tokens=(tokenizer.special_tokens if tokenizer else frozenset()) | find_folder_markers(folder),
+        knows_control_tokens=is_local and tokenizer is not None,
     )
 
 
 def _find_tokenizer(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
     """Return the tokenizer for the model's name or origin, or None and the error for a missing extra."""
-    missing = None
+    missing_extra = None
     for spec in dict.fromkeys(filter(None, (root, model))):
         try:
             return load_tokenizer(spec), None
         except MissingExtraError as error:
-            missing = missing or error
+            missing_extra = missing_extra or error
         except MemAgentError:
             continue
-    return None, missing
+    return None, missing_extra
 
 
 _SAMPLE_BYTES: Final = 1 << 20
@@ -107,7 +107,7 @@ _SAMPLE_BYTES: Final = 1 << 20
 def hash_weights(folder: Path) -> str:
     """Return a short hash of the weights in a folder; empty if there are none (for a hub id, for example).
 
-    Large files are not read as a whole. The hash depends on the name and size of every file, and on a megabyte at its
+    Files are not read completely. The hash depends on the name and size of every file, and on a megabyte at its
     beginning, middle and end. A training step changes some of these bytes.
     """
     digest = hashlib.sha256()

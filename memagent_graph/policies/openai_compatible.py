@@ -1,7 +1,7 @@
 """A policy on an OpenAI-compatible server, such as vLLM.
 
-This module builds the requests. `sending` sends them, `replies` decodes the replies, `server_errors` creates the
-errors, and `redaction` removes keys and passwords from them.
+This module builds the requests. `sending` sends them, `replies` decodes the replies, `server_errors` builds the errors,
+and `redaction` removes keys and passwords from them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from memagent_graph.chat_markers import configured_markers
+from memagent_graph.chat_markers import find_config_markers
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreachableError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.api_variants import (
     OPTIONAL_FIELDS,
     find_refused_field,
+    is_length_error,
     list_sampling_fields,
     make_sampling_notes,
-    speaks_of_length,
 )
 from memagent_graph.policies.model_info import ModelInfo, find_model_info
 from memagent_graph.policies.redaction import make_redaction
@@ -40,25 +40,25 @@ from memagent_graph.policies.sending import Sender, find_proxy, load_certificate
 from memagent_graph.policies.server_errors import Server
 from memagent_graph.policies.server_url import (
     NO_KEY,
-    check_header,
     extract_password,
     make_basic_authorization,
     make_request_headers,
-    without_password,
-    without_query,
+    remove_password,
+    require_unused_header,
+    split_query,
 )
 from memagent_graph.policy import Completion, Messages, SamplingParams, TokenIds
 
 log = logging.getLogger(__name__)
 
 _MAX_LIST_BYTES: Final = 16 * 2**20
-"""Maximum bytes of a reply about models or a tokenizer."""
-_REPLY_BYTES: Final = 2**20
-"""Bytes of a reply besides those of its tokens and its prompt. The sum is several times what servers need."""
+"""Maximum bytes of a list of models or of information about a tokenizer."""
+_BASE_REPLY_BYTES: Final = 2**20
+"""The allowance for a reply without its tokens and its prompt. The total limit is several times what servers need."""
 _BYTES_PER_TOKEN: Final = 4096
-"""Bytes of a reply per token. Text, bytes and log-prob take about 200; with 20 alternatives about 2,500."""
+"""The allowance for each token. Text, bytes and log-prob take about 200; with 20 alternatives about 2,500."""
 _BYTES_PER_PROMPT_BYTE: Final = 10
-"""Bytes of a reply per byte of the prompt. Every byte may be a token, whose id the reply repeats."""
+"""The allowance for each byte of the prompt, which may be a token whose id the reply repeats."""
 
 
 class OpenAICompatiblePolicy:
@@ -72,20 +72,20 @@ class OpenAICompatiblePolicy:
         model: the model's name on the server. None means the only model of the server.
         base_url: the root of the API, such as http://localhost:8000/v1. The default is OPENAI_BASE_URL, or OpenAI. A
             user name and password in it (http://USER:PASSWORD@HOST/v1) are sent as basic authorization, not as a key.
-        api_key: the key, by default OPENAI_API_KEY. A server without keys accepts any.
-        max_concurrency: the maximum number of requests in flight, over all reads that share this policy.
+        api_key: the key, by default OPENAI_API_KEY. A server without keys accepts any value.
+        max_concurrency: the maximum number of requests in flight, of all reads that share this policy.
         connect_timeout: seconds for a connection, and for the list of models and other information about them.
         read_timeout: seconds for one completion, and the maximum for a `Retry-After`.
         max_retries: the maximum number of retries of a request.
         extra_body: additional fields of every request, such as a server's own sampling options.
-        policy_version: a name for the server's weights in the run log, because servers do not report it. It may be
+        policy_version: a name for the server's weights in the run log, because servers do not report one. It may be
             changed while the policy is in use, for example when weights are swapped.
         session_header: the header for `SamplingParams.session`, such as "X-Session-Id". A router in front of several
             replicas can use it to send all requests of a session to the same replica. By default it is not sent.
         default_headers: headers of every request, such as Azure's "api-key". They replace the policy's own headers.
         default_query: query parameters of every request, such as Azure's "api-version". They can also be part of
             `base_url`.
-        ca_file: a file with the CA certificates (PEM) to check the server's certificate with, or an SSL context.
+        ca_file: a file with the CA certificates (PEM) that verify the server's certificate, or an SSL context.
         proxy: the URL of the proxy. The default comes from HTTPS_PROXY and NO_PROXY.
         unsupported: request fields to leave out, because the server does not accept them: max_tokens
             (max_completion_tokens is sent then), temperature, top_p, seed, stop, logprobs, return_token_ids or
@@ -116,17 +116,17 @@ class OpenAICompatiblePolicy:
         proxy: str | None = None,
         unsupported: Collection[str] = (),
     ) -> None:
-        url, query = without_query(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
+        url, query = split_query(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
         if not (key.isascii() and key.isprintable()):
             raise PolicyRequestError(
                 "the API key has characters that cannot be in a request",
                 hint="Does it contain a line break, or a typing error?",
             )
-        self.base_url = without_password(url)
+        self.base_url = remove_password(url)
         self.max_concurrency = max_concurrency
         self.policy_version = policy_version
-        self.unlisted: PolicyError | None = None
+        self.model_list_error: PolicyError | None = None
         """The error if the server's list of models cannot be read or lacks this model."""
         self._model = model
         self._headers = make_request_headers(make_basic_authorization(url), key, default_headers or {})
@@ -140,22 +140,24 @@ class OpenAICompatiblePolicy:
             *(default_headers or {}).values(),
         )
         self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
-        """Keys and passwords that no message may show."""
+        """Keys and passwords, which must not appear in any message."""
         redact = make_redaction(self.secrets)
         self._server = Server(self.base_url, redact, connect_timeout, read_timeout, max_retries)
         self._extra_body = dict(extra_body or {})
-        self._session_header = None if session_header is None else check_header(session_header, self._headers)
-        self._served: dict[str, Any] | None = None
+        self._session_header = None if session_header is None else require_unused_header(session_header, self._headers)
+        self._model_entry: dict[str, Any] | None = None
         self._unsupported = set(unsupported)
-        if unknown := self._unsupported.difference(OPTIONAL_FIELDS):
+        if unknown_fields := self._unsupported.difference(OPTIONAL_FIELDS):
             names = ", ".join(OPTIONAL_FIELDS)
-            raise PolicyRequestError(f"{min(unknown)!r} cannot be left out", hint=f"These fields can be: {names}.")
+            raise PolicyRequestError(
+                f"{min(unknown_fields)!r} cannot be left out", hint=f"These fields can be: {names}."
+            )
         connect = partial(
             Sender,
             self._server,
             self._headers,
             max_concurrency=max_concurrency,
-            trust=None if ca_file is None else load_certificates(ca_file),
+            ssl_context=None if ca_file is None else load_certificates(ca_file),
             proxy=self._proxy,
         )
         self._connections = PerLoop(connect, Sender.close)
@@ -177,57 +179,61 @@ class OpenAICompatiblePolicy:
                 another server.
         """
         async with self._connections.get().slots:
-            gives_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
+            with_token_ids = bool(sampling.logprobs) and _is_vllm(await self.find_served_model())
             if self._model is None:
-                await self.served_model()
-            completion, retries, schema = await self._complete_with_accepted_fields(prompt, sampling, gives_ids)
-        notes = completion.notes + make_sampling_notes(sampling, self._unsupported - {"max_tokens"})  # it is renamed
-        if sampling.json_schema is not None and schema is None and _are_messages(prompt):
+                await self.find_served_model()
+            completion, retries, schema = await self._complete_with_accepted_fields(prompt, sampling, with_token_ids)
+        notes = completion.notes + make_sampling_notes(
+            sampling, self._unsupported - {"max_tokens"}
+        )  # it has another name
+        if sampling.json_schema is not None and schema is None and _is_chat(prompt):
             detail = "the server did not accept the JSON schema; decoding was not guided"
             notes += ((EventKind.SCHEMA_REFUSED, detail),)
         return replace(completion, retries=retries, notes=notes) if retries or notes else completion
 
     async def _complete_with_accepted_fields(
-        self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool
+        self, prompt: Messages | TokenIds, sampling: SamplingParams, with_token_ids: bool
     ) -> tuple[Completion, int, str | None]:
         """Return a completion, the number of retries, and the schema that the server accepted.
 
         Fields that the server refuses are left out from then on.
         """
-        learned: set[str] = set()
-        wanted = sampling.json_schema if _are_messages(prompt) else None
+        refused_fields: set[str] = set()
+        requested_schema = sampling.json_schema if _is_chat(prompt) else None
         while True:
-            schema = None if "response_format" in self._unsupported else wanted
-            body = self._make_body(prompt, sampling, gives_ids, schema)
+            schema = None if "response_format" in self._unsupported else requested_schema
+            body = self._make_body(prompt, sampling, with_token_ids, schema)
             try:
                 return *await self._send(body, sampling), schema
             except PolicyRequestError as error:
                 field = find_refused_field(error.server_message, body.keys() - self._extra_body.keys())
                 if field is not None and field not in self._unsupported:
                     log.info("%s does not take %s: %s", self.base_url, field, error.message)
-                    learned.add(field)
+                    refused_fields.add(field)
                     self._unsupported.add(field)
                 elif schema is not None:
-                    # The server may refuse the schema. If it is something else, the next request fails, too.
-                    wanted = None
+                    # The server may have refused the schema. If not, the next request fails, too.
+                    requested_schema = None
                     log.info("%s does not take the JSON schema: %s", self.base_url, error.message)
                 else:
-                    self._unsupported -= learned
-                    words = error.server_message
-                    if self.unlisted and self.name in words and not speaks_of_length(words):
-                        error.hint, error.served = f"{self.unlisted.message}.", getattr(self.unlisted, "served", "")
+                    self._unsupported -= refused_fields
+                    message, list_error = error.server_message, self.model_list_error
+                    if list_error and self.name in message and not is_length_error(message):
+                        error.hint, error.served = f"{list_error.message}.", getattr(list_error, "served", "")
                     raise
 
     async def _send(self, body: Mapping[str, Any], sampling: SamplingParams) -> tuple[Completion, int]:
         """Return the completion for the body of a request, and the number of retries."""
-        # Nothing is awaited between making the body and sending it, so name and version belong together; see `serve`.
+        # There is no await between making the body and this line, so the model and the version belong together.
         decode = partial(decode_completion, model=self.name, sampling=sampling, policy_version=self.policy_version)
         content = msgspec.json.encode(body)
         return await self._connections.get().send(
             self._make_url("chat/completions" if "messages" in body else "completions"),
             content,
             decode,
-            max_bytes=_REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
+            max_bytes=_BASE_REPLY_BYTES
+            + _BYTES_PER_TOKEN * sampling.max_tokens
+            + _BYTES_PER_PROMPT_BYTE * len(content),
             headers={self._session_header: sampling.session} if self._session_header and sampling.session else None,
         )
 
@@ -236,51 +242,51 @@ class OpenAICompatiblePolicy:
 
         Pending requests keep their model and version.
         """
-        self._model, self.policy_version, self._served = model, policy_version, None
+        self._model, self.policy_version, self._model_entry = model, policy_version, None
 
     async def describe(self) -> ModelInfo:
-        """Return information from the server's list of models: window, and for an origin tokenizer and size."""
-        served = await self.served_model()
-        name, root = str(served.get("id", "")), str(served.get("root") or "")
-        window = served.get("max_model_len")
+        """Return information from the server's list of models: the window; with an origin, tokenizer and size."""
+        entry = await self.find_served_model()
+        name, root = str(entry.get("id", "")), str(entry.get("root") or "")
+        window = entry.get("max_model_len")
         info = await asyncio.to_thread(find_model_info, name, root, window if isinstance(window, int) else None)
-        if not info.knows_control_tokens and _is_vllm(served):
-            # Most servers do not report it. Then the tokens of all known families are escaped.
+        if not info.knows_control_tokens and _is_vllm(entry):
+            # Most servers do not report their control tokens. Then those of all known families are escaped.
             url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/tokenizer_info"
             with suppress(PolicyError, ValueError, RecursionError):
                 content, _ = await self._connections.get().send(url, None, bytes, max_bytes=_MAX_LIST_BYTES)
-                markers = configured_markers(msgspec.json.decode(content, type=dict[str, Any]))
+                markers = find_config_markers(msgspec.json.decode(content, type=dict[str, Any]))
                 info = replace(info, control_tokens=info.control_tokens | markers)
-        return replace(info, gives_token_ids=_is_vllm(served))
+        return replace(info, gives_token_ids=_is_vllm(entry))
 
-    async def served_model(self) -> dict[str, Any]:
+    async def find_served_model(self) -> dict[str, Any]:
         """Return the entry of the model in the server's list, cached.
 
         Raises:
             PolicyRequestError: no model is named, and the server has none or several.
-            PolicyError: as for `complete`. With a named model, only if the server cannot be reached.
+            PolicyError: as for `complete`; if the model is named, only if the server cannot be reached.
         """
-        if self._served is None:
+        if self._model_entry is None:
             try:
                 connection = self._connections.get()
                 models, _ = await connection.send(
                     self._make_url("models"), None, parse_model_entries, max_bytes=_MAX_LIST_BYTES
                 )
-                served = _choose_model(models, self._model, self._server)
+                entry = _choose_model(models, self._model, self._server)
             except PolicyUnreachableError:
                 raise
             except PolicyError as error:
                 if self._model is None:
                     raise
                 # The server may still accept the name.
-                self.unlisted = error
+                self.model_list_error = error
                 log.warning("%s; requesting %s anyway", error.message, self._model)
-                served = {"id": self._model}
-            if not _is_vllm(served):
+                entry = {"id": self._model}
+            if not _is_vllm(entry):
                 log.warning("%s gives no token ids with its replies, so its runs cannot be trained on", self.base_url)
-            self._served = served
-            self._model = self._model or str(served["id"])
-        return self._served
+            self._model_entry = entry
+            self._model = self._model or str(entry["id"])
+        return self._model_entry
 
     def _make_url(self, path: str) -> str:
         return f"{self.base_url.rstrip('/')}/{path}{'?' if self._query else ''}{self._query}"
@@ -291,8 +297,8 @@ class OpenAICompatiblePolicy:
         """Send the request of another client once, unchanged, and return the reply as a stream.
 
         Args:
-            method: the request's method.
-            path: below `base_url`, without a slash at its beginning.
+            method: the HTTP method.
+            path: the path below `base_url`, without a leading slash.
             body: the body, which is sent unchanged.
             headers: headers that replace this policy's headers, except for the key.
 
@@ -304,21 +310,21 @@ class OpenAICompatiblePolicy:
 
     def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
         """Return a copy of this policy with further fields in every completion request. It shares the connections."""
-        other = copy(self)
-        other._extra_body = {**self._extra_body, **fields}
-        return other
+        policy = copy(self)
+        policy._extra_body = {**self._extra_body, **fields}
+        return policy
 
     async def aclose(self) -> None:
-        """Close the connections that belong to the running event loop."""
+        """Close the connections of the running event loop."""
         await self._connections.aclose()
 
     def _make_body(
-        self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
+        self, prompt: Messages | TokenIds, sampling: SamplingParams, with_token_ids: bool, schema: str | None
     ) -> dict[str, Any]:
         """Return the body of a request, without unsupported fields."""
-        as_messages = _are_messages(prompt)
+        is_chat = _is_chat(prompt)
         body = list_sampling_fields(sampling)
-        if gives_ids:
+        if with_token_ids:
             body["return_token_ids"] = True
         if schema is not None:
             body["response_format"] = {"type": "json_schema", "json_schema": msgspec.Raw(schema.encode())}
@@ -326,14 +332,15 @@ class OpenAICompatiblePolicy:
             if "max_tokens" in self._unsupported:
                 body["max_completion_tokens"] = sampling.max_tokens
             body = {name: value for name, value in body.items() if name not in self._unsupported}
-        prompt_field = "messages" if as_messages else "prompt"
+        prompt_field = "messages" if is_chat else "prompt"
         body = {"model": self._model, **body, **self._extra_body, prompt_field: list(prompt)}
         if sampling.logprobs and "logprobs" not in self._unsupported:
-            body["logprobs"] = True if as_messages else 0
+            body["logprobs"] = True if is_chat else 0
         return body
 
 
-def _are_messages(prompt: Messages | TokenIds) -> bool:
+def _is_chat(prompt: Messages | TokenIds) -> bool:
+    """Return whether a prompt has messages, not token ids."""
     return bool(prompt) and not isinstance(prompt[0], int)
 
 
@@ -343,25 +350,29 @@ def _choose_model(models: Sequence[Mapping[str, Any]], name: str | None, server:
     Raises:
         PolicyRequestError: there is no model with this name; or no name is given, and there is not exactly one model.
     """
-    bases = [model for model in models if not model.get("parent")]
-    if name is None and len(bases) == 1:
-        return dict(bases[0])
+    base_models = [model for model in models if not model.get("parent")]
+    if name is None and len(base_models) == 1:
+        return dict(base_models[0])
     for model in models:
         if model["id"] in {name, f"{name}:latest"}:
-            # An adapter has the window and tokenizer of its base, but does not report them.
-            base = next((other for other in bases if other["id"] == model.get("parent")), {})
+            # An adapter has the window and tokenizer of its base, but its entry lacks them.
+            base = next((base for base in base_models if base["id"] == model.get("parent")), {})
             return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
     names = [str(model["id"]) for model in models]
-    base_url, served = server.base_url, server.redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
-    if name is None:
-        raise PolicyRequestError(f"{base_url} serves {served or 'no model'}", hint="Choose one with --model.")
-    error = PolicyRequestError(
-        f"{base_url} does not serve {name!r}; it serves {served or 'nothing'}", hint="Choose one of these with --model."
+    base_url, listed_names = (
+        server.base_url,
+        server.redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else "")),
     )
-    error.served = served if len(names) == 1 else "NAME"
+    if name is None:
+        raise PolicyRequestError(f"{base_url} serves {listed_names or 'no model'}", hint="Choose one with --model.")
+    error = PolicyRequestError(
+        f"{base_url} does not serve {name!r}; it serves {listed_names or 'nothing'}",
+        hint="Choose one of these with --model.",
+    )
+    error.served = listed_names if len(names) == 1 else "NAME"
     raise error
 
 
-def _is_vllm(served: Mapping[str, Any]) -> bool:
-    """Return whether an entry comes from vLLM."""
-    return served.get("owned_by") == "vllm"
+def _is_vllm(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry of a list of models comes from vLLM."""
+    return entry.get("owned_by") == "vllm"

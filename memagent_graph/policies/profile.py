@@ -3,8 +3,8 @@
 A small or fine-tuned policy works only with the budget and prompts of its training. `memagent.json` has the budget. The
 folder `templates` has the prompts (`update.txt`, `answer.txt`, and a file for every other role of the training).
 
-`PUBLISHED` lists profiles of published models. Their prompts belong to their authors and are not part of this package.
-The user saves them in the data folder, under `profiles`.
+`PUBLISHED` has profiles of published models. Their prompts belong to their authors and are not part of this package, so
+the user saves them in the data folder, under `profiles`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import ProfileError, PromptError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import ENGLISH_FOLDER, find_added_policy_folder
-from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
+from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, load_template
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_json_file, read_text_file
-from memagent_graph.storage.private_files import data_folder
+from memagent_graph.storage.private_files import get_data_folder
 
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
     "rl-memoryagent": {
@@ -32,24 +32,24 @@ PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
         "answer_tokens": 1024, "temperature": 0.7, "top_p": 0.95,
     },
 }  # fmt: skip
-"""By name of a published model: its `memagent.json`. RL-MemoryAgent-7B and -14B follow their authors' evaluation."""
+"""The `memagent.json` of each published model. RL-MemoryAgent-7B and -14B follow their authors' evaluation."""
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 """The folder of the embedded policy: weights, tokenizer, templates and card."""
 
 
-def policy_folder(name: Path | str) -> Path:
-    """Return the folder of a policy by its name ("embedded" or an added policy) or path."""
+def find_policy_folder(name: Path | str) -> Path:
+    """Return the folder of a policy, given its name ("embedded" or an added policy) or path."""
     return EMBEDDED_FOLDER if name == "embedded" else find_added_policy_folder(name) or Path(name).expanduser()
 
 
 def find_profile_folder(name: Path | str) -> Path:
     """Return the folder of a profile: the policy's folder, or the folder of a published profile.
 
-    The profile of `english` is a part of this package, so it exists even if the policy was not added.
+    The profile of `english` is a part of this package, so it is available even if the policy was not added.
     """
     if name in PUBLISHED:
-        return data_folder() / "profiles" / str(name)
-    return ENGLISH_FOLDER if name == "english" and not find_added_policy_folder(name) else policy_folder(name)
+        return get_data_folder() / "profiles" / str(name)
+    return ENGLISH_FOLDER if name == "english" and not find_added_policy_folder(name) else find_policy_folder(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Profile:
     strategy: str = ""
     """The best strategy for the policy, with its options; "" for the reader's default."""
     dtype: str = ""
-    """The number format on machines that compute fast in it; "" for float32."""
+    """The number format on machines that compute fast in this format; "" for float32."""
     temperature: float = 0.0
     top_p: float = 1.0
 
@@ -84,24 +84,24 @@ def load_profile(folder: Path | str) -> Profile | None:
     """Return the profile in `folder` (see `find_profile_folder` for names); None without a `memagent.json`.
 
     Raises:
-        ProfileError: a `memagent.json` that cannot be parsed.
-        PromptError: a template that is missing or lacks a field.
+        ProfileError: the `memagent.json` cannot be parsed.
+        PromptError: a template is missing or lacks a field.
     """
-    published = PUBLISHED.get(folder) if isinstance(folder, str) else None
+    published_values = PUBLISHED.get(folder) if isinstance(folder, str) else None
     folder = find_profile_folder(folder)
     path = folder / "memagent.json"
-    if published is None and not path.is_file():
+    if published_values is None and not path.is_file():
         return None
     try:
         values = (
-            {**published, "empty_memory": _find_published_empty_memory(folder)}
-            if published
+            {**published_values, "empty_memory": _find_published_empty_memory(folder)}
+            if published_values
             else read_json_file(path, MAX_WORDING_BYTES)
         )
         budget = Budget(**{field.name: int(values[field.name]) for field in fields(Budget) if field.name in values})
-        kinds = get_type_hints(Profile)
-        names = kinds.keys() & values.keys() - {"budget", "prompts"}
-        others = {name: msgspec.convert(values[name], kinds[name]) for name in names}
+        types = get_type_hints(Profile)
+        names = types.keys() & values.keys() - {"budget", "prompts"}
+        options = {name: msgspec.convert(values[name], types[name]) for name in names}
         empty_memory = str(values.get("empty_memory", EMPTY_MEMORY))
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -111,7 +111,7 @@ def load_profile(folder: Path | str) -> Profile | None:
             "answer_tokens, boundary, on_invented (accept, keep_previous or retry), empty_memory, answer_format, "
             "strategy, dtype, temperature and top_p.",
         ) from error
-    templates = folder if published else folder / "templates"
+    templates = folder if published_values else folder / "templates"
     prompts = load_prompts(
         answer_format=answer_format,
         update_template=templates / "update.txt",
@@ -119,22 +119,22 @@ def load_profile(folder: Path | str) -> Profile | None:
         empty_memory=empty_memory,
     )
     files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer", "empty_memory"})
-    prompts = replace(prompts, others={path.stem: template_file(path) for path in files})
-    return Profile(budget, prompts, **others)
+    prompts = replace(prompts, others={path.stem: load_template(path) for path in files})
+    return Profile(budget, prompts, **options)
 
 
 def _find_published_empty_memory(folder: Path) -> str:
     """Return the text of the empty memory in the folder of a published profile.
 
     Raises:
-        PromptError: the prompts of the authors are not in the folder.
+        PromptError: the authors' prompts are not in the folder.
     """
-    files = [folder / f"{text}.txt" for text in ("update", "answer", "empty_memory")]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
+    files = [folder / f"{name}.txt" for name in ("update", "answer", "empty_memory")]
+    missing_names = [file.name for file in files if not file.is_file()]
+    if missing_names:
         raise PromptError(
-            f"the wording of {folder.name} is its authors' and not a part of this package; {' and '.join(missing)} "
-            "must be saved once",
+            f"the wording of {folder.name} is its authors' and not a part of this package; "
+            f"{' and '.join(missing_names)} must be saved once",
             hint=f"Save in {folder}, from https://github.com/BytedTsinghua-SIA/MemAgent: update.txt with {{prompt}}, "
             "{memory} and {chunk}, answer.txt with {prompt} and {memory}, and empty_memory.txt.",
         )
@@ -145,8 +145,8 @@ def require_profile(folder: Path | str) -> Profile:
     """Return the profile in a folder, which must have one.
 
     Raises:
-        ProfileError: it is missing or cannot be parsed.
-        PromptError: a template that is missing or lacks a field.
+        ProfileError: the profile is missing or cannot be parsed.
+        PromptError: a template is missing or lacks a field.
     """
     profile = load_profile(folder)
     if profile is None:

@@ -1,4 +1,4 @@
-"""Removes secrets from texts of servers before they appear in errors, logs or files."""
+"""Removes secrets from the messages of servers before they appear in errors, logs or files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Final
 from urllib.parse import quote
 
 HIDDEN: Final = "[hidden]"
-_LONG: Final = 8
+_MIN_SUBSTRING_CHARACTERS: Final = 8
 
 
 def make_redaction(secrets: Iterable[str]) -> Callable[[str], str]:
-    """Return a function that replaces secrets in a text by "[hidden]", in every form in which a server may repeat them.
+    """Return a function that replaces secrets in a text by "[hidden]", in every spelling that a server may use.
 
     A secret of fewer than 8 characters is replaced only as a whole word, so that a password such as "pw" does not make
     messages unreadable.
 
     Args:
-        secrets: keys and passwords. Empty ones are ignored.
+        secrets: keys and passwords. Empty texts are ignored.
     """
     spellings = {
         spelling
@@ -29,9 +29,9 @@ def make_redaction(secrets: Iterable[str]) -> Callable[[str], str]:
         if secret
         for spelling in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1], quote(secret, ""), html.escape(secret))
     }
-    # Longest first, because one may be the beginning of another.
+    # Longest first, because one spelling may be the beginning of another.
     patterns = [
-        re.escape(spelling) if len(spelling) >= _LONG else rf"(?<!\w){re.escape(spelling)}(?!\w)"
+        re.escape(spelling) if len(spelling) >= _MIN_SUBSTRING_CHARACTERS else rf"(?<!\w){re.escape(spelling)}(?!\w)"
         for spelling in sorted(spellings, key=len, reverse=True)
     ]
     return partial(re.compile("|".join(patterns) or r"(?!)").sub, HIDDEN)

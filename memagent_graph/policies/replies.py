@@ -1,7 +1,7 @@
 """Decodes the replies of an OpenAI-compatible server: completions, and lists of models.
 
-The typed models of the `openai` client would take more processor time than the rest of a step, and drop the token ids
-of vLLM. Only token ids and log-probs are checked by a type; the other fields differ among servers.
+The typed models of the `openai` client would take more processor time than the rest of a step, and they drop vLLM's
+token ids. Only token ids and log-probs are validated by a type, because the other fields differ among servers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memagent_graph.policies.api_variants import (
     parse_finish_reason,
     parse_token_usage,
 )
-from memagent_graph.policies.server_errors import BrokenOffError, MalformedReplyError
+from memagent_graph.policies.server_errors import GenerationFailedError, MalformedReplyError
 from memagent_graph.policy import Completion, FinishReason, Note, SamplingParams
 
 _TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
@@ -45,15 +45,15 @@ class _Logprobs(msgspec.Struct, gc=False):
         return self.token_logprobs
 
 
-class _TokenNumbers(msgspec.Struct, gc=False):
-    """The numbers of a completion. The prompt's ids are in the choice (/completions) or next to the choices."""
+class _TokenData(msgspec.Struct, gc=False):
+    """Token ids and log-probs. Those of the prompt are in the choice (/completions) or next to the choices."""
 
     logprobs: _Logprobs | None = None
     token_ids: list[_TokenId] | None = None
     prompt_token_ids: list[_TokenId] | None = None
 
 
-_DAMAGED: Final[Note] = (EventKind.LOGPROBS_DROPPED, "the server's token ids or log-probs are not all numbers")
+_DAMAGED_NOTE: Final[Note] = (EventKind.LOGPROBS_DROPPED, "the server's token ids or log-probs are not all numbers")
 
 
 def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, policy_version: str = "") -> Completion:
@@ -70,15 +70,15 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         policy_version: the name of the server's weights.
 
     Raises:
-        BrokenOffError: the server reports that it failed while it wrote.
+        GenerationFailedError: the server reports that it failed during generation.
         MalformedReplyError: the body is not a completion.
     """
     try:
-        reply = _parse(content)
+        reply = _parse_reply(content)
         choices = [choice for choice in reply.get("choices") or () if choice]
         if not choices:
             if reply.get("error"):
-                raise BrokenOffError(extract_server_message(content), content)
+                raise GenerationFailedError(extract_server_message(content), content)
             raise MalformedReplyError("it has no choices", content)
         choice = min(choices, key=lambda option: option["index"] if isinstance(option.get("index"), int) else 0)
         message = choice.get("message") or choice.get("delta")
@@ -90,50 +90,50 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         is_refusal = has_refusal(message)
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise MalformedReplyError(str(error), content) from error
-    word = choice.get("finish_reason") or choice.get("finishReason") or choice.get("stop_reason")
-    reason, usage = parse_finish_reason(word), parse_token_usage(reply.get("usage"))
-    native = parse_finish_reason(choice.get("native_finish_reason"))  # STOP without one
-    if reason is FinishReason.STOP and native is not FinishReason.OTHER:
-        reason = native
+    raw_reason = choice.get("finish_reason") or choice.get("finishReason") or choice.get("stop_reason")
+    reason, usage = parse_finish_reason(raw_reason), parse_token_usage(reply.get("usage"))
+    native_reason = parse_finish_reason(choice.get("native_finish_reason"))  # STOP without one
+    if reason is FinishReason.STOP and native_reason is not FinishReason.OTHER:
+        reason = native_reason
     if reason is FinishReason.FAILED or choice.get("error") or reply.get("error"):
-        raise BrokenOffError(str(choice.get("error") or reply.get("error") or word), content)
-    has_thoughts = any(map(message.get, ("reasoning", "reasoning_content", "thinking", "content")))
-    if text is None and reason is FinishReason.STOP and not (is_refusal or has_thoughts):
+        raise GenerationFailedError(str(choice.get("error") or reply.get("error") or raw_reason), content)
+    has_reasoning = any(map(message.get, ("reasoning", "reasoning_content", "thinking", "content")))
+    if text is None and reason is FinishReason.STOP and not (is_refusal or has_reasoning):
         raise MalformedReplyError("its text is null, without a reason", content)
     if is_refusal and not text:
         reason = FinishReason.REFUSED
-    elif not word and usage and usage.completion_tokens >= sampling.max_tokens:
+    elif not raw_reason and usage and usage.completion_tokens >= sampling.max_tokens:
         reason = FinishReason.LENGTH
-    notes = make_finish_notes(reason, word, text)
-    numbers = _TokenNumbers()
+    notes = make_finish_notes(reason, raw_reason, text)
+    token_data = _TokenData()
     try:
-        # A choice's own numbers may be an empty list, for an empty text.
-        values = {name: reply.get(name) for name in _TokenNumbers.__struct_fields__}
+        # The lists in a choice take precedence, even empty ones (for an empty text).
+        values = {name: reply.get(name) for name in _TokenData.__struct_fields__}
         values |= {name: choice[name] for name in values if choice.get(name) is not None}
         if isinstance(values["logprobs"], msgspec.Raw):
             values["logprobs"] = msgspec.json.decode(values["logprobs"], type=_Logprobs | None)
-        numbers = msgspec.convert(values, _TokenNumbers)
+        token_data = msgspec.convert(values, _TokenData)
     except msgspec.ValidationError:
-        notes = (*notes, _DAMAGED) if sampling.logprobs else notes
-    answering, request_id = reply.get("model"), reply.get("id")
+        notes = (*notes, _DAMAGED_NOTE) if sampling.logprobs else notes
+    model_name, request_id = reply.get("model"), reply.get("id")
     return Completion(
         text=text or "",
         finish_reason=reason,
-        model=answering if answering and isinstance(answering, str) else model,
+        model=model_name if model_name and isinstance(model_name, str) else model,
         usage=usage,
         policy_version=policy_version,
         request_id=request_id if isinstance(request_id, str) else "",
-        prompt_token_ids=numbers.prompt_token_ids,
-        token_ids=numbers.token_ids,
-        logprobs=numbers.logprobs.values() if numbers.logprobs else None,
+        prompt_token_ids=token_data.prompt_token_ids,
+        token_ids=token_data.token_ids,
+        logprobs=token_data.logprobs.values() if token_data.logprobs else None,
         notes=notes,
     )
 
 
-def _parse(content: bytes) -> Any:
-    """Return the JSON in a body. The events of a stream are joined to one reply.
+def _parse_reply(content: bytes) -> Any:
+    """Return the JSON in a body. The events of a stream are joined into one reply.
 
-    The log-probs of a choice may still be raw, because all their fields take longer to decode than everything else.
+    The log-probs of a choice may still be raw JSON, because all their fields take longer to decode than the rest.
     """
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         try:
@@ -144,18 +144,18 @@ def _parse(content: bytes) -> Any:
         return _decode_values(fields) | {"choices": [_decode_values(choice, raw="logprobs") for choice in raw_choices]}
     text = content.decode("utf-8-sig")
     try:
-        return _loads(text)
+        return _parse_json(text)
     except ValueError:
         lines = (line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith(("data:", "{")))
-        events = [_loads(line) for line in lines if line != "[DONE]"]
+        events = [_parse_json(line) for line in lines if line != "[DONE]"]
         if not events:
             raise
     choices = [choice for event in events for choice in event.get("choices") or () if not choice.get("index")]
     messages = [choice.get("delta") or choice.get("message") or {} for choice in choices]
     text = "".join(extract_text(message.get("content")) or "" for message in messages)
     reason = next((choice["finish_reason"] for choice in reversed(choices) if choice.get("finish_reason")), None)
-    whole = {name: value for event in events for name, value in event.items() if value is not None}
-    return whole | {"choices": [{"message": {"content": text}, "finish_reason": reason}] if choices else []}
+    last_values = {name: value for event in events for name, value in event.items() if value is not None}
+    return last_values | {"choices": [{"message": {"content": text}, "finish_reason": reason}] if choices else []}
 
 
 def _decode_values(fields: Mapping[str, msgspec.Raw], raw: str = "") -> dict[str, Any]:
@@ -163,11 +163,11 @@ def _decode_values(fields: Mapping[str, msgspec.Raw], raw: str = "") -> dict[str
     return values | {name: value for name, value in fields.items() if name == raw and bytes(value) != b"null"}
 
 
-_loads: Final = partial(json.loads, parse_constant=lambda _: None, strict=False)
+_parse_json: Final = partial(json.loads, parse_constant=lambda _: None, strict=False)
 
 
 def parse_model_entries(content: bytes) -> list[dict[str, Any]]:
-    """Return the entries of a list of models. It may be a bare array, or have only names."""
+    """Return the entries of a list of models. The list may be a bare array, and an entry may be only a name."""
     try:
         body = msgspec.json.decode(content)
         entries = body if isinstance(body, list) else body.get("data") or body.get("models")

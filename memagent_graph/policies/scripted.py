@@ -11,7 +11,7 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.policy import Completion, FinishReason, Messages, Policy, SamplingParams, TokenIds
 
 Reply = str | Completion | Exception
-"""One reply of a script: a text, a whole completion, or an error to raise."""
+"""One reply of a script: a text, a completion, or an error to raise."""
 
 
 @dataclass
@@ -41,12 +41,12 @@ class ScriptedPolicy:
             PolicyError: the script has no more replies.
             Exception: an error that the script raises.
         """
-        text = "\n".join(str(part if isinstance(part, int) else part["content"]) for part in prompt)
-        self.prompts.append(text)
+        prompt_text = "\n".join(str(part if isinstance(part, int) else part["content"]) for part in prompt)
+        self.prompts.append(prompt_text)
         if self.delay:
             await asyncio.sleep(self.delay)
         try:
-            reply = self.script(text) if callable(self.script) else next(self._replies)
+            reply = self.script(prompt_text) if callable(self.script) else next(self._replies)
         except StopIteration:
             raise PolicyError(
                 f"the script ended after {len(self.prompts) - 1} completions", hint="Add replies to the script."
@@ -57,7 +57,5 @@ class ScriptedPolicy:
 
 
 def is_scripted(policy: Policy) -> bool:
-    """Return whether a policy follows a script: one of these, or one (on a server, for example) whose name begins with
-    "scripted".
-    """
+    """Return whether a policy follows a script: a `ScriptedPolicy`, or a policy whose name begins with "scripted"."""
     return bool(getattr(policy, "scripted", False)) or policy.name.startswith("scripted")

@@ -1,7 +1,7 @@
 """Sends requests to a server: one pool of connections, time-outs, limits, and retries.
 
-Half of the processor time of a read is spent here, so requests use aiohttp directly. The `openai` client would add
-more than a millisecond per chunk (`benchmarks/openai_sender.py`).
+A read spends half of its processor time here, so requests use aiohttp directly. The `openai` client would add more than
+a millisecond per chunk (`benchmarks/openai_sender.py`).
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ import httpx2
 from memagent_graph.errors import PolicyRequestError
 from memagent_graph.policies.api_variants import extract_server_message, is_retriable
 from memagent_graph.policies.server_errors import MalformedReplyError, OverlongReplyError, Server
-from memagent_graph.policies.server_url import parse_origin, without_password
+from memagent_graph.policies.server_url import parse_origin, remove_password
 
 T = TypeVar("T")
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 5
 _MAX_ERROR_BYTES: Final = 65_536
-"""Maximum bytes of the body of an error. A longer body is dropped."""
+"""Maximum bytes of an error's body. A longer body is dropped."""
 _IDLE_SECONDS: Final = 4.0
-"""Seconds that an idle connection stays open. uvicorn, and so vLLM, closes it after 5 s, perhaps while the next request
-is being sent."""
-_SCATTER: Final = 0.1
-"""After a pause, requests resume within this fraction of its length."""
-_FIRST_PAUSE: Final = 0.5
-_MAX_PAUSE: Final = 8.0
+"""Seconds that an idle connection stays open: less than in uvicorn (and vLLM), which closes it after 5 s, perhaps while
+the next request is being sent."""
+_JITTER: Final = 0.1
+"""After a pause, requests resume at random times within this fraction of its length."""
+_FIRST_PAUSE_SECONDS: Final = 0.5
+_MAX_PAUSE_SECONDS: Final = 8.0
 
 
 class SharedPause:
-    """The pause that a server asked for in a reply. It applies to all requests on an event loop."""
+    """The pause that a server requested with `Retry-After`. It applies to all requests on an event loop."""
 
     def __init__(self) -> None:
         self._end = self._seconds = 0.0
 
     def extend(self, seconds: float) -> None:
-        """Hold all requests for this time from now on."""
+        """Make all requests wait for this time from now on."""
         end = time.monotonic() + seconds
         if end > self._end:
             self._end, self._seconds = end, seconds
 
     async def wait(self) -> None:
-        """Wait for the end of the pause and a random time after it, so that requests do not resume all at once."""
-        last = 0.0
-        while self._end > max(last, time.monotonic()):
-            last = self._end
-            await asyncio.sleep(last - time.monotonic() + random.uniform(0, _SCATTER * self._seconds))
+        """Wait until the pause ends and for a random time after it, so that requests do not resume all at once."""
+        awaited_end = 0.0
+        while self._end > max(awaited_end, time.monotonic()):
+            awaited_end = self._end
+            await asyncio.sleep(awaited_end - time.monotonic() + random.uniform(0, _JITTER * self._seconds))
 
 
 class Sender:
@@ -69,7 +69,7 @@ class Sender:
         server: the server.
         headers: headers of every request.
         max_concurrency: the maximum number of completions in flight. The caller holds one of `slots` for a completion.
-        trust: an SSL context with the trusted certificates; None for the default of the HTTP client.
+        ssl_context: an SSL context with the trusted certificates; None for the default of the HTTP client.
         proxy: the URL of the proxy; None for no proxy.
     """
 
@@ -79,25 +79,25 @@ class Sender:
         headers: Mapping[str, str],
         *,
         max_concurrency: int,
-        trust: ssl.SSLContext | None,
+        ssl_context: ssl.SSLContext | None,
         proxy: str | None,
     ) -> None:
         self.slots = asyncio.Semaphore(max_concurrency)
         self.pause = SharedPause()
         self._server = server
-        secure = urlsplit(server.base_url).scheme == "https"
+        is_https = urlsplit(server.base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,  # callers limit their requests themselves
                 keepalive_timeout=_IDLE_SECONDS,
-                ssl=(trust or httpx2.create_ssl_context()) if secure else True,
+                ssl=(ssl_context or httpx2.create_ssl_context()) if is_https else True,
             ),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=server.read_timeout, sock_connect=server.connect_timeout),
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=proxy,
         )
-        self._finalizer = weakref.finalize(self, _abandon, self._session, asyncio.get_running_loop())
+        self._finalizer = weakref.finalize(self, _close_abandoned, self._session, asyncio.get_running_loop())
 
     async def send(
         self,
@@ -114,9 +114,9 @@ class Sender:
 
         Args:
             url: the address.
-            body: JSON for a POST; None for a GET, whose reply may take no longer than a connection.
+            body: JSON for a POST; None for a GET, which has the time-out of a connection for its reply.
             decode: decodes the body of the reply, or raises `MalformedReplyError`.
-            max_bytes: the maximum size of a reply. No more is read into memory.
+            max_bytes: the maximum size of a reply. A longer one is not read to its end.
             headers: further headers of this request.
 
         Raises:
@@ -130,7 +130,7 @@ class Sender:
         while True:
             await self.pause.wait()
             # The pauses double, with jitter.
-            pause = min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
+            pause = min(_FIRST_PAUSE_SECONDS * 2.0**retries, _MAX_PAUSE_SECONDS) * random.uniform(0.75, 1.0)
             try:
                 async with self._session.request(
                     "GET" if body is None else "POST",
@@ -148,18 +148,19 @@ class Sender:
                             raise server.make_redirect_error(target, url)
                         redirects += 1
                         continue
-                    message, wait = extract_server_message(await read_error_body(reply)), _retry_after(reply.headers)
+                    message = extract_server_message(await read_error_body(reply))
+                    retry_after = _parse_retry_after(reply.headers)
                 # Fail if the server asks for a longer pause than the time-out of a completion.
-                is_last = retries == server.max_retries or (wait or 0) > server.read_timeout
+                is_last = retries == server.max_retries or (retry_after or 0) > server.read_timeout
                 if is_last or not is_retriable(reply.status, message):
-                    raise server.make_refusal(reply.status, message, wait)
-                if wait is not None:
-                    self.pause.extend(wait)
+                    raise server.make_refusal(reply.status, message, retry_after)
+                if retry_after is not None:
+                    self.pause.extend(retry_after)
                     pause = 0
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError) as error:
                 if retries == server.max_retries or isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError):
-                    allowed = "" if body is None else f" ({server.read_timeout:g} s for a completion)"
-                    raise server.make_error(error, allowed) from None
+                    timeout_text = "" if body is None else f" ({server.read_timeout:g} s for a completion)"
+                    raise server.make_error(error, timeout_text) from None
             await asyncio.sleep(pause)
             retries += 1
 
@@ -169,7 +170,8 @@ class Sender:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request once and return the reply as a stream of bytes, without decompression.
 
-        The time-out applies to the next byte, not to the whole reply. Errors as for `OpenAICompatiblePolicy.relay`.
+        The time-out applies to the next byte, not to the whole reply. Raises the errors of
+        `OpenAICompatiblePolicy.relay`.
         """
         server = replace(self._server, max_retries=0)
         timeout = aiohttp.ClientTimeout(sock_connect=server.connect_timeout, sock_read=server.read_timeout)
@@ -178,7 +180,7 @@ class Sender:
                 method,
                 url,
                 data=body,
-                headers={**headers, "Accept-Encoding": "identity"},  # it is passed on unchanged
+                headers={**headers, "Accept-Encoding": "identity"},  # the body is passed on unchanged
                 timeout=timeout,
                 allow_redirects=False,
                 auto_decompress=False,
@@ -196,48 +198,48 @@ class Sender:
 async def read_body(reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     """Return the body of a reply. Raises OverlongReplyError as soon as it has more than `max_bytes`."""
     content = bytearray()
-    async for part in reply.content.iter_any():
-        content += part
+    async for data in reply.content.iter_any():
+        content += data
         if len(content) > max_bytes:
             raise OverlongReplyError(f"it has more than {max_bytes:,} bytes")
     return bytes(content)
 
 
 async def read_error_body(reply: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an error, or an empty one if it is too long."""
+    """Return the body of an error; empty if it is too long."""
     try:
         return await read_body(reply, _MAX_ERROR_BYTES)
     except OverlongReplyError:
-        return b""  # redaction would miss a key that is cut off
+        return b""  # redaction would miss a key that was cut off
 
 
 def _resolve_redirect(url: str, location: str) -> tuple[str, bool]:
-    """Return the target of a redirect of `url`, and whether it is the same server."""
+    """Return the target of a redirect of `url`, and whether it is on the same server."""
     target = location
-    with suppress(PolicyRequestError, ValueError):  # it is not an address
+    with suppress(PolicyRequestError, ValueError):  # the location is not an address
         target = urljoin(url, location)
         if parse_origin(target) == parse_origin(url):
-            return without_password(target), True
+            return remove_password(target), True
     return target, False
 
 
-def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
+def _close_abandoned(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
     """Close a session that the user did not close. Otherwise aiohttp would print a long warning."""
-    closing = session.close()
+    close_coroutine = session.close()
     if loop.is_running():
-        future = asyncio.run_coroutine_threadsafe(closing, loop)
+        future = asyncio.run_coroutine_threadsafe(close_coroutine, loop)
         if asyncio._get_running_loop() is not loop:
             with suppress(Exception):
-                future.result(_MAX_PAUSE)
+                future.result(_MAX_PAUSE_SECONDS)
     elif loop.is_closed():
         # The connections ended with their event loop.
         with suppress(StopIteration):
-            closing.send(None)
+            close_coroutine.send(None)
     else:
-        closing.close()
+        close_coroutine.close()
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
+def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds in `Retry-After` (a number or a date); None without the header."""
     value = headers.get("Retry-After", "")
     with suppress(ValueError):
@@ -264,7 +266,7 @@ def load_certificates(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
 
 
 def find_proxy(base_url: str) -> str | None:
-    """Return the proxy for this server from the environment, or None."""
+    """Return the URL of the proxy for a server from the environment, or None."""
     parts = urlsplit(base_url)
     if proxy_bypass(parts.hostname or ""):
         return None

@@ -1,4 +1,4 @@
-"""One server: its limits, and the errors of failed requests to it, with a message and a remedy, without secrets."""
+"""Describes a server: the limits of requests, and the errors of failed ones, with a remedy and without secrets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from memagent_graph.errors import (
 from memagent_graph.policies.api_variants import (
     OPTIONAL_FIELDS,
     find_refused_field,
+    is_length_error,
     is_retriable,
-    speaks_of_length,
 )
 
 _MAX_SERVER_TEXT: Final = 500
@@ -29,7 +29,7 @@ _MAX_SERVER_TEXT: Final = 500
 
 
 class MalformedReplyError(Exception):
-    """A reply with a success status that is not what was requested. A retry can help.
+    """A reply with a success status and an invalid body. A retry can help.
 
     Args:
         reason: the problem.
@@ -42,8 +42,8 @@ class MalformedReplyError(Exception):
         self.content = content
 
 
-class BrokenOffError(MalformedReplyError):
-    """A reply in which the server reports that it failed while writing it."""
+class GenerationFailedError(MalformedReplyError):
+    """A reply in which the server reports that it failed during generation."""
 
 
 class OverlongReplyError(MalformedReplyError):
@@ -52,9 +52,9 @@ class OverlongReplyError(MalformedReplyError):
 
 @dataclass(frozen=True)
 class Server:
-    """A server, and the limits of requests to it. It builds the errors of those that failed.
+    """A server, and the limits of requests to it. It builds the errors of failed requests.
 
-    An error has the redacted message of its cause, but not the cause, which may contain headers of the request.
+    An error has the redacted message of its cause, but not the cause itself, which may contain request headers.
     """
 
     base_url: str
@@ -65,12 +65,12 @@ class Server:
     """Seconds for a completion. Pauses between attempts do not count."""
     max_retries: int
 
-    def make_error(self, error: Exception, allowed: str = "") -> PolicyError:
+    def make_error(self, error: Exception, timeout_text: str = "") -> PolicyError:
         """Return the error for a request without a usable reply.
 
         Args:
             error: a `MalformedReplyError`, `TimeoutError` or `aiohttp.ClientError`.
-            allowed: the time-out for the reply, in words.
+            timeout_text: the time-out for the reply, to be appended to the message.
         """
         if isinstance(error, MalformedReplyError):
             return self._make_malformed_error(error)
@@ -78,14 +78,14 @@ class Server:
             return self._make_unreachable_error(f"none within {self.connect_timeout:g} s")
         if isinstance(error, TimeoutError):
             return PolicyUnreachableError(
-                f"{self.base_url} did not answer in time{allowed}",
+                f"{self.base_url} did not answer in time{timeout_text}",
                 hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
             )
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        refused = isinstance(cause, ConnectionRefusedError)  # the message depends on the system
-        return self._make_unreachable_error("All connection attempts failed" if refused else str(cause))
+        is_refused = isinstance(cause, ConnectionRefusedError)  # its message depends on the system
+        return self._make_unreachable_error("All connection attempts failed" if is_refused else str(cause))
 
     def _make_unreachable_error(self, reason: str) -> PolicyUnreachableError:
         return PolicyUnreachableError(
@@ -94,9 +94,9 @@ class Server:
         )
 
     def make_redirect_error(self, target: str, url: str) -> PolicyResponseError:
-        """Return the error for a redirect of `url` to another server, which must not get the prompt.
+        """Return the error for a redirect of `url` to another server.
 
-        The user did not name that server. The hint has the target as base URL.
+        The user did not name that server, so it must not get the prompt. The hint has the target as base URL.
         """
         address = self.redact(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
         base = address.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
@@ -105,45 +105,45 @@ class Server:
             hint=f"If that is the server you mean, name it: --base-url {base}",
         )
 
-    def make_refusal(self, status: int, message: str, wait: float | None) -> PolicyError:
+    def make_refusal(self, status: int, message: str, retry_after: float | None) -> PolicyError:
         """Return the error for a reply with a status of 300 or above.
 
         Args:
             status: the HTTP status.
             message: the server's message.
-            wait: the seconds in `Retry-After`, if there is one.
+            retry_after: the seconds in `Retry-After`, if there is one.
         """
-        where, all_words = self.base_url, self.redact(message)
-        words = all_words[:_MAX_SERVER_TEXT]
+        address, full_message = self.base_url, self.redact(message)
+        excerpt = full_message[:_MAX_SERVER_TEXT]
         if status in {401, 403}:
             return PolicyAuthenticationError(
-                f"{where} refused the key ({status}): {words}",
+                f"{address} refused the key ({status}): {excerpt}",
                 hint="Set OPENAI_API_KEY, or --api-key. A server that wants a user name and a password has them in its "
                 "address: http://USER:PASSWORD@HOST:PORT/v1.",
             )
         if is_retriable(status, message):
-            tried = f"answered {status}"
+            outcome = f"answered {status}"
             if self.max_retries:
-                tried = f"still answered {status}{self._after_retries}"
-            if wait is not None and wait > self.read_timeout:
-                tried = f"answered {status} and asks to wait for {wait:.0f} s"
+                outcome = f"still answered {status}{self._after_retries}"
+            if retry_after is not None and retry_after > self.read_timeout:
+                outcome = f"answered {status} and asks to wait for {retry_after:.0f} s"
             return PolicyOverloadedError(
-                f"{where} {tried}: {words}",
+                f"{address} {outcome}: {excerpt}",
                 hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
             )
-        if speaks_of_length(words) or status == 413:
+        if is_length_error(excerpt) or status == 413:
             hint = "Lower --chunk-tokens; `memagent doctor` shows the server's window."
         elif status == 404:
             hint = "`memagent doctor` lists what is served."
-            if not where.rstrip("/").endswith("/v1"):
-                hint += f" Is the address complete? Most end in /v1: --base-url {where.rstrip('/')}/v1"
-        elif refused := find_refused_field(words, OPTIONAL_FIELDS):
-            hint = f"If it does not take {refused}: --unsupported {refused}."
+            if not address.rstrip("/").endswith("/v1"):
+                hint += f" Is the address complete? Most end in /v1: --base-url {address.rstrip('/')}/v1"
+        elif field := find_refused_field(excerpt, OPTIONAL_FIELDS):
+            hint = f"If it does not take {field}: --unsupported {field}."
         else:
             hint = "`memagent doctor` sends a small request, and shows what comes back."
-        refusal = PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
-        refusal.server_message = all_words
-        return refusal
+        error = PolicyRequestError(f"{address} refused the request ({status}): {excerpt}", hint=hint)
+        error.server_message = full_message
+        return error
 
     def _make_malformed_error(self, error: MalformedReplyError) -> PolicyResponseError:
         if isinstance(error, OverlongReplyError):
@@ -152,7 +152,7 @@ class Server:
                 hint="Does it respect max_tokens?",
             )
         reason = self.redact(error.reason)
-        if isinstance(error, BrokenOffError):
+        if isinstance(error, GenerationFailedError):
             return PolicyResponseError(
                 f"{self.base_url} still broke its reply off{self._after_retries}: {reason[:_MAX_SERVER_TEXT]}",
                 hint="Look into the server's log, then resume.",
@@ -166,5 +166,5 @@ class Server:
 
     @property
     def _after_retries(self) -> str:
-        word = "retry" if self.max_retries == 1 else "retries"
-        return f" after {self.max_retries} {word}" if self.max_retries else ""
+        noun = "retry" if self.max_retries == 1 else "retries"
+        return f" after {self.max_retries} {noun}" if self.max_retries else ""

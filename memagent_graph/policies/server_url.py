@@ -12,13 +12,13 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 from memagent_graph.errors import PolicyRequestError
 
 NO_KEY: Final = "none"
-"""The placeholder key for a server that only a log names."""
-_PORTS = {"http": 80, "https": 443}
-_USER = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
-"""User name and password, also in an invalid address."""
+"""The placeholder key for a server that is named only in a log, so that it gets no real key."""
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_CREDENTIALS = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
+"""User name and password in an address, even an invalid one."""
 
 
-def without_password(url: str) -> str:
+def remove_password(url: str) -> str:
     """Return the address without user name and password.
 
     Raises:
@@ -28,8 +28,8 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def without_query(url: str) -> tuple[str, dict[str, str]]:
-    """Return the address without its query, and the query parameters."""
+def split_query(url: str) -> tuple[str, dict[str, str]]:
+    """Return the address without its query and fragment, and the query parameters."""
     parts = _split_url(url)
     return urlunsplit(parts._replace(query="", fragment="")), dict(parse_qsl(parts.query))
 
@@ -58,18 +58,18 @@ def parse_origin(url: str) -> tuple[str, str, int]:
         PolicyRequestError: the text is not the address of a server.
     """
     parts = _split_url(url)
-    return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    return parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
 
 
 def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        is_address = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0
+        is_address = parts.scheme in _DEFAULT_PORTS and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_address = False
     if not is_address:
         raise PolicyRequestError(
-            f"{_USER.sub('', url)} is not the address of a server",
+            f"{_CREDENTIALS.sub('', url)} is not the address of a server",
             hint="Write it as http://HOST:PORT/v1; put an IPv6 address in brackets, as in http://[::1]:8000/v1. In "
             "a user name or password, write %2F for /, %40 for @, %3A for : and %23 for #.",
         )
@@ -79,10 +79,10 @@ def _split_url(url: str) -> SplitResult:
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
-def make_request_headers(authorization: str | None, key: str, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of every request, with OpenAI's organisation and project from the environment.
+def make_request_headers(authorization: str | None, key: str, custom_headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of every request.
 
-    They are sent only with a key. A server that only a log names gets neither.
+    OpenAI's organisation and project come from the environment, and are sent only together with a key.
     """
     headers = {
         "Authorization": authorization or f"Bearer {key or NO_KEY}",
@@ -93,15 +93,16 @@ def make_request_headers(authorization: str | None, key: str, own: Mapping[str, 
     if key not in {"", NO_KEY}:
         variables = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
         headers |= {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
-    for name, value in own.items():
-        _require_header(name, value)
-        headers = {other: text for other, text in headers.items() if other.lower() != name.lower()} | {name: value}
-    if key in {"", NO_KEY} and "api-key" in map(str.lower, own):  # for Azure, which accepts only one kind of key
+    for name, value in custom_headers.items():
+        _require_valid_header(name, value)
+        headers = {header: headers[header] for header in headers if header.lower() != name.lower()} | {name: value}
+    # Azure accepts only one kind of key.
+    if key in {"", NO_KEY} and "api-key" in map(str.lower, custom_headers):
         headers.pop("Authorization", None)
     return headers
 
 
-def _require_header(name: str, value: str) -> None:
+def _require_valid_header(name: str, value: str) -> None:
     if not _HEADER_NAME.fullmatch(name):
         raise PolicyRequestError(f"{name!r} is not the name of a header", hint='Use one such as "X-Session-Id".')
     if not (value.isascii() and value.isprintable()):
@@ -111,13 +112,13 @@ def _require_header(name: str, value: str) -> None:
         )
 
 
-def check_header(name: str, taken: Mapping[str, str]) -> str:
+def require_unused_header(name: str, headers: Mapping[str, str]) -> str:
     """Return the name of a header unchanged.
 
     Raises:
         PolicyRequestError: the name is invalid, or requests have this header already.
     """
-    _require_header(name, "")
-    if name.lower() in {header.lower() for header in (*taken, "Content-Length", "Host", "Transfer-Encoding")}:
+    _require_valid_header(name, "")
+    if name.lower() in {header.lower() for header in (*headers, "Content-Length", "Host", "Transfer-Encoding")}:
         raise PolicyRequestError(f"the header {name} has another meaning", hint='Use one such as "X-Session-Id".')
     return name

@@ -30,7 +30,7 @@ from memagent_graph.provenance.overlap import (
 )
 from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
-from memagent_graph.words import WORD, find_sentence_ends, is_unspaced, list_terms, words
+from memagent_graph.words import WORD, find_sentence_ends, fold_words, is_unspaced, list_terms
 
 _SAME_LINE = 0.6
 _CONTAINED = 0.8
@@ -427,7 +427,7 @@ def _match_next_lines(
         if same is not None:
             lines.append(old[same])
             continue
-        folded = tuple(words(text))
+        folded = tuple(fold_words(text))
         content = select_content_words(folded)
         shared = Counter(index for word in content for index in lines_by_word.get(word, ()))
         likeness = {index: _compute_likeness(count, content, old[index].content) for index, count in shared.items()}

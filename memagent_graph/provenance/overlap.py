@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from memagent_graph.grouping import group_values
-from memagent_graph.words import find_words, fold, is_unspaced
+from memagent_graph.words import find_words, fold_word, is_unspaced
 
 MAX_QUOTES = 3
 """Maximum number of quotes of a line."""
@@ -34,7 +34,7 @@ _STOP_WORDS = frozenset(
 def find_quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[int, int]]:
     """Return the passages of a chunk that have a line's words in their order, as spans in the document, longest first.
 
-    Words are compared folded (`words.fold`); punctuation and white space do not count. A passage has a number or a
+    Words are compared folded (`words.fold_word`); punctuation and white space do not count. A passage has a number or a
     word that is not a function word, or four characters of a script without spaces; passages a few words apart are
     joined.
     """
@@ -51,7 +51,7 @@ class TokenizedText:
     def __init__(self, text: str) -> None:
         self.text = text
         self.spans = find_words(text)
-        self.words = [fold(text[start:end]) for start, end in self.spans]
+        self.words = [fold_word(text[start:end]) for start, end in self.spans]
 
     def anchors(self) -> list[tuple[int, str]]:
         """Return the words that make a shared passage worth quoting, with their positions.

@@ -38,8 +38,8 @@ class Parts:
         """Whether the policy need not be asked for any part."""
         needs_logprobs = self.run_log is not None and self.settings.logprobs is None
         needs_profile = self.profile is None and (self.settings.on_invented is None or self.settings.strategy is None)
-        asks = isinstance(self.policy, SelfDescribing) and (needs_logprobs or needs_profile)
-        return self.is_sufficient and not asks
+        should_ask = isinstance(self.policy, SelfDescribing) and (needs_logprobs or needs_profile)
+        return self.is_sufficient and not should_ask
 
     @property
     def is_sufficient(self) -> bool:
@@ -59,8 +59,8 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
     """
     settings = parts.settings
     tokenizer = parts.tokenizer or info.tokenizer
-    if tokenizer is None and info.missing is not None:
-        raise info.missing
+    if tokenizer is None and info.missing_extra is not None:
+        raise info.missing_extra
     if tokenizer is None:
         raise TokenizerError(
             f"it is not known which tokenizer {parts.policy.name} uses",
@@ -105,9 +105,9 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
 
 def _choose_sampling(parts: Parts, info: ModelInfo, profile: Profile | None) -> SamplingParams:
     """Return the sampling. For logged runs it requests token ids and log-probs if the policy can return them."""
-    usual = profile or SamplingParams()
+    defaults = profile or SamplingParams()
     logprobs = parts.run_log is not None and info.gives_token_ids
-    sampling = SamplingParams(temperature=usual.temperature, top_p=usual.top_p, logprobs=logprobs)
+    sampling = SamplingParams(temperature=defaults.temperature, top_p=defaults.top_p, logprobs=logprobs)
     return replace(sampling, **parts.settings.group("sampling"))
 
 

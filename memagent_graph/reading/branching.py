@@ -1,6 +1,6 @@
 """Reading in parallel: chunks are read in rounds, each branch has a finding, and findings are merged as a tree.
 
-A branch reads one chunk, or merges one group, in one superstep. Its finding is in the state under its name, so a killed
+A branch reads one chunk, or merges one group, in one superstep. Its finding is stored under its name, so a killed
 run loses only its running branches.
 
 A finding is named after its chunk, "12", or after the first and the last, "12-15"; in a later pass, the pass is
@@ -47,7 +47,7 @@ class BranchingState(ReaderState):
     findings: NotRequired[Annotated[dict[str, Finding], merge_entries]]
     """By branch (the index of a chunk, or the name of a merge). Merged findings are removed."""
     groups: NotRequired[list[list[str]]]
-    """The findings to merge, by branch; empty when all fit into one memory."""
+    """The groups to merge, each a list of findings by branch; empty when all findings fit into one memory."""
 
 
 class BranchState(BranchingState):
@@ -67,22 +67,22 @@ class BranchingStrategy(Strategy):
         self,
         graph: StrategyGraph,
         node: str,
-        read: Step,
+        read_chunk: Step,
         width: int,
-        branch_values: Callable[[Any], Mapping[str, Any]] = lambda state: {},
+        make_branch_values: Callable[[Any], Mapping[str, Any]] = lambda state: {},
     ) -> None:
-        """Add choose_chunks -> `node`, in parallel -> choose_chunks -> ... -> gather, from the beginning on.
+        """Add the first nodes: choose_chunks -> `node`, in parallel -> choose_chunks -> ... -> gather.
 
         Args:
             graph: the graph of the strategy.
             node: the name of the step that reads a chunk.
-            read: the step.
+            read_chunk: the step.
             width: the number of chunks that are chosen at once.
-            branch_values: a function of the state that returns other values for the states of the branches.
+            make_branch_values: a function of the state that returns further values for the states of the branches.
         """
 
         async def choose_chunks(state: BranchingState, step: StepContext) -> Change:
-            """Choose the next chunks. There are none at the document's end, and at a limit the read stops."""
+            """Choose the next chunks; none at the document's end. At a limit the read stops."""
             cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
             if stop := step.stop_if_limit_reached():
                 return {"spans": [], **stop}
@@ -95,23 +95,23 @@ class BranchingStrategy(Strategy):
         def branch_per_chunk(state: Any) -> str | Sequence[Send]:
             if state.get("stop_reason"):
                 return END
-            number = state.get("number") or 1
-            prefix = f"{number}." if number > 1 else ""
-            values, spans = branch_values(state), state.get("spans") or ()
+            pass_number = state.get("number") or 1
+            prefix = f"{pass_number}." if pass_number > 1 else ""
+            values, spans = make_branch_values(state), state.get("spans") or ()
             return [branch(node, state, f"{prefix}{span['index']}", span=span, **values) for span in spans] or "gather"
 
         graph.add_node("choose_chunks", choose_chunks)
-        graph.add_node(node, read)
+        graph.add_node(node, read_chunk)
         graph.add_edge(OPEN, "choose_chunks")
         graph.add_conditional_edges("choose_chunks", branch_per_chunk, [node, "gather", END])
         graph.add_edge(node, "choose_chunks")
 
-    def wire_merging(self, graph: StrategyGraph, *, then: str = "answer") -> None:
-        """Add gather -> merge_findings, in parallel -> gather -> ... -> `then`, and the answer.
+    def wire_merging(self, graph: StrategyGraph, *, next_node: str = "answer") -> None:
+        """Add gather -> merge_findings, in parallel -> gather -> ... -> `next_node`, and the answer.
 
         Args:
             graph: the graph of the strategy.
-            then: the node that follows when all findings fit into one memory.
+            next_node: the node that follows when all findings fit into one memory.
         """
 
         def branch_per_group(state: BranchingState) -> str | Sequence[Send]:
@@ -119,21 +119,21 @@ class BranchingStrategy(Strategy):
             return [
                 branch("merge_findings", state, _merge_name(group), group={name: findings[name] for name in group})
                 for group in state.get("groups", ())
-            ] or then
+            ] or next_node
 
         graph.add_node("gather", gather)
         graph.add_node("merge_findings", merge_findings)
         graph.add_node("answer", answer_from_findings)
-        graph.add_conditional_edges("gather", branch_per_group, ["merge_findings", then])
+        graph.add_conditional_edges("gather", branch_per_group, ["merge_findings", next_node])
         graph.add_edge("merge_findings", "gather")
         graph.add_edge("answer", END)
 
     def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return all findings, cut to the budget of a memory."""
         findings = sort_findings(state.get("findings", {})).values()
-        return context.beginning(join_findings(findings, context), context.budget.memory_tokens)
+        return context.truncate(join_findings(findings, context), context.budget.memory_tokens)
 
-    def edited(self, state: Any, call: Call, text: str) -> Change:
+    def apply_edit(self, state: Any, call: Call, text: str) -> Change:
         """Replace a branch's finding."""
         return {"findings": {call.branch: Finding(call_id=call.id, text=text)}}
 
@@ -151,28 +151,28 @@ async def split_into_segments(step: StepContext, count: int) -> list[Segment]:
     The document is read once, as a stream. Only the positions of its chunks are kept in memory.
     """
     cursors = [start_cursor()]
-    while (choice := await step.next_chunk(cursors[-1], to_read=False)) is not None:
+    while (choice := await step.next_chunk(cursors[-1], needs_text=False)) is not None:
         cursors.append(choice[1])
-    boundaries = [(len(cursors) - 1) * number // count for number in range(count + 1)]
+    boundaries = [(len(cursors) - 1) * index // count for index in range(count + 1)]
     return [Segment(cursor=cursors[start], end=end) for start, end in pairwise(boundaries) if start < end]
 
 
 async def gather(state: BranchingState, step: StepContext) -> Change:
     """Group the findings so that one call can merge a group. Empty findings are dropped."""
     findings, prompts = sort_findings(state.get("findings", {})), step.context.prompts
-    empty = [name for name, finding in findings.items() if not parse_finding(finding["text"], prompts).text]
-    rest = {name: finding for name, finding in findings.items() if name not in empty}
-    return {"findings": dict.fromkeys(empty), "groups": group_findings(rest, step.context)}
+    empty_names = [name for name, finding in findings.items() if not parse_finding(finding["text"], prompts).text]
+    nonempty = {name: finding for name, finding in findings.items() if name not in empty_names}
+    return {"findings": dict.fromkeys(empty_names), "groups": group_findings(nonempty, step.context)}
 
 
 def add_finding(reply: Reply, step: StepContext, *, replaces: Iterable[str] = (), memory: str = "") -> Change:
     """Return the change that adds the reply of a branch as a finding.
 
     Args:
-        reply: the reply. It is no finding if it is empty or equal to `memory`.
+        reply: the reply. If it is empty or equal to `memory`, nothing is added.
         step: the context of the branch's step.
         replaces: the findings that the branch merged.
-        memory: the memory in the prompt.
+        memory: the memory that the prompt showed.
     """
     finding = Finding(call_id=reply.call_id, text=reply.text) if reply.text and reply.text != memory else None
     return {"findings": {**dict.fromkeys(replaces), step.branch: finding}}
@@ -182,7 +182,7 @@ async def merge_findings(state: BranchState, step: StepContext) -> Change:
     """Merge a group of findings into one."""
     group = state["group"]
     texts = join_findings(group.values(), step.context)
-    previous = step.context.beginning(texts, step.context.budget.memory_tokens)
+    previous = step.context.truncate(texts, step.context.budget.memory_tokens)
     reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_get_call_ids(group.values()))
     return add_finding(reply, step, replaces=group)
 
@@ -204,8 +204,8 @@ def sort_findings(findings: Mapping[str, Finding]) -> dict[str, Finding]:
 
 def _make_finding_sort_key(name: str) -> tuple[int, int]:
     """Return the pass (from 1) and the first chunk in the name of a finding."""
-    number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
-    return int(number or 1), int(chunk)
+    pass_number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
+    return int(pass_number or 1), int(chunk)
 
 
 def _merge_name(names: Sequence[str]) -> str:
@@ -229,7 +229,7 @@ def join_findings(findings: Iterable[Finding], context: ReaderContext) -> str:
     texts = [finding["text"] for finding in findings]
     if len(texts) > 1:
         max_tokens = _compute_max_finding_tokens(context)
-        texts = [context.beginning(text, max_tokens) for text in texts]
+        texts = [context.truncate(text, max_tokens) for text in texts]
     return "\n".join(texts)
 
 
@@ -244,7 +244,7 @@ def group_findings(findings: Mapping[str, Finding], context: ReaderContext) -> l
     if len(findings) <= 1:
         return []
     max_tokens, group_tokens = _compute_max_finding_tokens(context), context.budget.chunk_tokens
-    lengths = {name: context.shown_tokens(finding["text"]) for name, finding in findings.items()}
+    lengths = {name: context.count_shown_tokens(finding["text"]) for name, finding in findings.items()}
     sizes = {name: min(max_tokens, length) + _SEPARATOR_TOKENS for name, length in lengths.items()}
     if sum(sizes.values()) <= context.budget.memory_tokens:
         return []
@@ -265,7 +265,7 @@ def _compute_max_finding_tokens(context: ReaderContext) -> int:
     max_tokens = min(budget.memory_tokens, budget.chunk_tokens // 2 - _SEPARATOR_TOKENS)
     if max_tokens < 1:
         raise BudgetError(
-            f"there is no room to merge what two chunks contribute (chunk_tokens is {budget.chunk_tokens})",
+            f"there is no room to merge the findings of two chunks (chunk_tokens is {budget.chunk_tokens})",
             hint="Raise chunk_tokens.",
         )
     return max_tokens

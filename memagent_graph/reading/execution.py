@@ -1,4 +1,4 @@
-"""One call of a reader's graph: its consumption, its log, the data that its steps share, and its running parts.
+"""One call of a reader's graph: its limits, its log, its parallel branches, and the data that its steps share.
 
 The nodes of the graph get an `Execution` as LangGraph's runtime context. Strategies do not see it.
 """
@@ -20,29 +20,29 @@ from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import RunLogError
 from memagent_graph.events import StopReason
 from memagent_graph.reading.state import Counters, Limits, ReaderContext
-from memagent_graph.run_log.log import RunLog, log_error
+from memagent_graph.run_log.log import RunLog, make_log_error
 from memagent_graph.run_log.records import Conversation
 
 _MAX_TURNS: Final = 8
-"""Maximum number of reads that run at once. With 1, the event loop would be idle while a checkpoint is written."""
+"""Maximum number of reads that have a turn at once. With 1, the event loop would be idle during a checkpoint write."""
 _MAX_TURN_SECONDS: Final = 0.05
-"""Maximum seconds of a turn. A read may wait for something, such as its caller, without ending its turn."""
+"""Maximum seconds of a turn, because a read may wait for something, such as its caller, without ending its turn."""
 
 
 class Turn:
     """One read's turn on the processor, so that many reads in one event loop do not delay each other.
 
-    Without turns, an event loop would process replies that arrive together a little at a time. All of the reads would
-    send their next request late and together, and the server would be idle meanwhile. With turns, a read that gets a
-    completion waits for its turn, then runs until it sends its next request. With 128 documents at once, this gives
+    Without turns, the event loop would alternate between all reads whose replies arrive together. All of them would
+    send their next requests late and together, and the server would be idle meanwhile. With turns, a read that gets a
+    completion waits for its turn, then runs until it sends its next request. With 128 concurrent reads, this gives
     about a sixth more chunks per second.
 
     A read takes a turn for every reply. Ending a turn that the read does not hold does nothing.
     """
 
     def __init__(self) -> None:
-        self._held: asyncio.Semaphore | None = None
-        self._alarm: asyncio.TimerHandle | None = None
+        self._held_slots: asyncio.Semaphore | None = None
+        self._timeout: asyncio.TimerHandle | None = None
 
     async def begin(self) -> None:
         """Wait for a turn, in order of arrival."""
@@ -50,24 +50,26 @@ class Turn:
         slots = _slots.get()
         await slots.acquire()
         self.end()  # parallel steps share the turn of a read: another step may have taken one meanwhile
-        self._held = slots
-        self._alarm = asyncio.get_running_loop().call_later(_MAX_TURN_SECONDS, self.end)
+        self._held_slots = slots
+        self._timeout = asyncio.get_running_loop().call_later(_MAX_TURN_SECONDS, self.end)
 
     def end(self) -> None:
         """End the turn, so that the next read can run."""
-        if self._held is None or self._alarm is None:
+        if self._held_slots is None or self._timeout is None:
             return
-        self._alarm.cancel()
-        self._held.release()
-        self._held = self._alarm = None
+        self._timeout.cancel()
+        self._held_slots.release()
+        self._held_slots = self._timeout = None
 
 
 _slots: Final = PerLoop(lambda: asyncio.Semaphore(_MAX_TURNS))
 
 
 class Branches:
-    """The branches of one superstep. LangGraph cancels all tasks of a superstep when the first one fails. Here a failed
-    branch waits until the running branches have finished, so their work is kept, and no other branch begins.
+    """Runs the branches of a superstep, and keeps the work of those that run when one fails.
+
+    LangGraph cancels all tasks of a superstep when the first one fails. So a failed branch waits until the running
+    branches have finished, and no other branch begins.
     """
 
     def __init__(self) -> None:
@@ -77,7 +79,7 @@ class Branches:
         self._failure: Exception | None = None
 
     @asynccontextmanager
-    async def one(self, concurrency: int) -> AsyncIterator[Turn]:
+    async def run_one(self, concurrency: int) -> AsyncIterator[Turn]:
         """Run one branch, with a turn of its own, when fewer than `concurrency` others are running.
 
         Raises:
@@ -105,54 +107,63 @@ class Branches:
 
 @dataclass
 class Recording:
-    """The entries that one call of the graph writes to a log.
+    """Writes the log entries of one call of the graph.
 
     A read continues if its log fails. The recording ends at the first failure, so a trajectory in the log may stop
     early, but has no gaps. An event in the result reports it.
     """
 
     log: RunLog
-    checkpointed: bool = True
+    has_checkpoints: bool = True
     """Whether steps have checkpoints. If so, a step is committed only after its conversation is in the log, so a
     resumed run has no gap. Without checkpoints, a step is written while the next step waits for the policy."""
     failure: str | None = None
-    """The reason why the recording ended early, or None."""
-    reported: bool = False
+    """The reason why the recording ended early; None if it did not."""
+    is_reported: bool = False
     """Whether the run's result has an event for the failure."""
     _pending: list[Future[Any]] = field(default_factory=list)
-    _settled_later: list[Future[Any]] = field(default_factory=list)
-    _begun: bool = False
-    _recorded: set[tuple[str, str]] = field(default_factory=set)
+    _deferred: list[Future[Any]] = field(default_factory=list)
+    _has_begun: bool = False
+    _recorded_roles: set[tuple[str, str]] = field(default_factory=set)
     """The branches and roles that have a conversation in the log."""
-    _ended: bool = False
+    _has_ended: bool = False
 
-    def begin(self, step: StepExecution, *, afresh: bool = False) -> None:
-        """Log the start of the run, once per call of the graph. `afresh` means that the run does not continue."""
-        if not self._begun:
-            self._begun = True
+    def begin(self, step: StepExecution, *, replaces_run: bool = False) -> None:
+        """Log the start of the run, once per call of the graph.
+
+        Args:
+            step: the first step.
+            replaces_run: whether the run replaces an existing run with its id, instead of continuing it.
+        """
+        if not self._has_begun:
+            self._has_begun = True
             state, context = step.state, step.context
-            run = state["run_id"], state["question"], state["document"], context.log_settings, context.strategy
-            self._submit(lambda: self.log.begin(*run, prompts=context.prompts, trace=step.trace, afresh=afresh))
+            run_values = state["run_id"], state["question"], state["document"], context.log_settings, context.strategy
+            options: Any = {"prompts": context.prompts, "trace": step.trace, "replaces_run": replaces_run}
+            self._submit(lambda: self.log.begin(*run_values, **options))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
         """Log a conversation. Only the first one of a branch and role supersedes earlier executions."""
         key = conversation.branch, conversation.role
-        is_first = key not in self._recorded
+        is_first = key not in self._recorded_roles
         self._submit(lambda: self.log.record(conversation, prompt_texts, supersede=is_first))
-        self._recorded.add(key)
+        self._recorded_roles.add(key)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
         """Log the end of the run."""
         self._submit(lambda: self.log.end(run_id, stop_reason, answer))
-        self._ended = True
+        self._has_ended = True
 
     async def settle(self, *, failed: bool = False) -> None:
-        """Wait at the end of a step until all necessary entries are in the file; all of them once a step has failed."""
-        self._ended = self._ended or failed
-        due, self._settled_later = self._settled_later, self._pending
+        """Wait at the end of a step until the entries that must precede its checkpoint are in the file.
+
+        Once a step has failed or the run has ended, all entries must be.
+        """
+        self._has_ended = self._has_ended or failed
+        due, self._deferred = self._deferred, self._pending
         self._pending = []
-        if self.checkpointed or self._ended:
-            due, self._settled_later = due + self._settled_later, []
+        if self.has_checkpoints or self._has_ended:
+            due, self._deferred = due + self._deferred, []
         if due and not due[-1].done():
             self.log.flush_soon()
             last = asyncio.wrap_future(due[-1])  # futures are done in their order
@@ -171,25 +182,25 @@ class Recording:
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        reason = error if isinstance(error, RunLogError) else log_error(self.log.path, error)
+        reason = error if isinstance(error, RunLogError) else make_log_error(self.log.path, error)
         self.failure = self.failure or reason.message
 
 
 @dataclass(slots=True)
 class Execution:
-    """One call of the graph: what it has used so far, its running parts, and the data that its steps share."""
+    """One call of the graph: its consumption so far, its running branches, and the data that its steps share."""
 
     context: ReaderContext
     """Policy, tokenizer, store, prompts and budgets. They do not change."""
     recording: Recording | None = field(default=None, repr=False)
     """The run's recording, if runs are logged."""
-    began: float = field(default_factory=time.monotonic)
-    chunks: int = 0
-    tokens: int = 0
+    start_time: float = field(default_factory=time.monotonic)
+    chunk_count: int = 0
+    token_count: int = 0
     turn: Turn = field(default_factory=Turn, repr=False)
-    """This read's turn on the event loop."""
+    """The turn of this read's sequential steps."""
     branches: Branches = field(default_factory=Branches, repr=False)
-    """The branches that run in parallel."""
+    """Runs the parallel branches of the current superstep."""
     cancellation: Cancellation = field(default_factory=Cancellation, repr=False)
     """Cancels what the steps of a synchronous call wait for."""
     pending_chunk: int | None = None
@@ -201,17 +212,17 @@ class Execution:
     _chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
 
-    def limit_reached(self, limits: Limits) -> StopReason | None:
+    def find_reached_limit(self, limits: Limits) -> StopReason | None:
         """Return the first limit that is reached; None if there is none."""
-        if limits.max_chunks is not None and self.chunks >= limits.max_chunks:
+        if limits.max_chunks is not None and self.chunk_count >= limits.max_chunks:
             return StopReason.MAX_CHUNKS
-        if limits.max_tokens_total is not None and self.tokens >= limits.max_tokens_total:
+        if limits.max_tokens_total is not None and self.token_count >= limits.max_tokens_total:
             return StopReason.MAX_TOKENS
-        if limits.max_seconds is not None and time.monotonic() - self.began >= limits.max_seconds:
+        if limits.max_seconds is not None and time.monotonic() - self.start_time >= limits.max_seconds:
             return StopReason.MAX_SECONDS
         return None
 
-    def chunker(self, document: DocumentRef, chunk_tokens: int) -> Chunker:
+    def get_chunker(self, document: DocumentRef, chunk_tokens: int) -> Chunker:
         """Return a chunker for a document and a chunk size, cached."""
         key, context = (document["key"], chunk_tokens), self.context
         if key not in self._chunkers:
@@ -221,7 +232,7 @@ class Execution:
 
 @dataclass(slots=True)
 class StepExecution:
-    """One execution of a step: its state and context, and its accounts for the node around it."""
+    """One execution of a step: its state and context, and the calls and costs that the node around it records."""
 
     state: Any
     context: ReaderContext
@@ -234,9 +245,9 @@ class StepExecution:
     """The ids of the caller's trace, for the log."""
     calls: list[Call] = field(default_factory=list)
     cost: Counters = field(default_factory=Counters)
-    chunks: int = 0
+    chunk_count: int = 0
     """The number of chunks that the step read."""
     tips: dict[str, str] = field(default_factory=dict)
     """The newest call of each branch."""
-    chunk: int | None = None
+    chunk_index: int | None = None
     """The index of the chunk in the newest prompt, for errors."""

@@ -13,28 +13,28 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.documents.omissions import check_complete
+from memagent_graph.documents.omissions import require_complete
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.execution import Execution, Recording
 from memagent_graph.reading.inputs import check_question, store_document
 from memagent_graph.reading.langgraph_internals import (
     CHECKPOINTER,
     DURABILITY,
-    config_entry,
-    enclosing_exit_stacks,
-    state_keys,
+    find_enclosing_exit_stacks,
+    find_writable_keys,
+    get_config_entry,
 )
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.reading.strategy import Strategy, wire_strategy
 from memagent_graph.reading.structured import with_response_format
-from memagent_graph.roles import count_excess_tokens, prompts_for, require_room
+from memagent_graph.roles import complete_prompts, count_excess_tokens, require_room
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormatSource
 
 _RECURSION_LIMIT = 2**31 - 1
 """Every superstep moves the cursor or ends the run, so the document's length bounds the number of steps."""
-_RESULTS = frozenset({"answer", "raw_answer", "memory"})
+_RESULT_KEYS = frozenset({"answer", "raw_answer", "memory"})
 """A parent graph must have at least one of these keys of the output."""
 
 
@@ -53,7 +53,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         self.strategy = strategy
 
     def with_response_format(self, response_format: ResponseFormatSource | None) -> ReaderGraph:
-        """Return the same graph with structured answers.
+        """Return a copy of this graph with structured answers.
 
         Args:
             response_format: a Pydantic model, a JSON schema, or None for this graph.
@@ -63,9 +63,9 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         """
         if response_format is None:
             return self
-        other = copy(self)
-        other.reader_context = with_response_format(self.reader_context, response_format)
-        return other
+        structured_graph = copy(self)
+        structured_graph.reader_context = with_response_format(self.reader_context, response_format)
+        return structured_graph
 
     def stream(
         self,
@@ -77,15 +77,15 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         **options: Any,
     ) -> Iterator[Any]:
         """Like LangGraph's method, with the differences in the class's docstring."""
-        call = self._call(config, context, durability)
+        arguments = self._make_call_arguments(config, context, durability)
         # If this stream or a parent graph's stream is closed early, pending calls are not waited for.
-        cancellation = call["context"].cancellation
-        for stack in enclosing_exit_stacks(ensure_config(config)):
+        cancellation = arguments["context"].cancellation
+        for stack in find_enclosing_exit_stacks(ensure_config(config)):
             stack.callback(cancellation.cancel)
-        parts = super().stream(run_sync(self._with_reference(input), cancellation), **call, **options)
+        stream = super().stream(run_sync(self._prepare_input(input), cancellation), **arguments, **options)
         try:
-            for part in parts:  # noqa: UP028  `yield from` would close the other generator first, which waits
-                yield part
+            for item in stream:  # noqa: UP028  `yield from` would close the other generator first, which waits
+                yield item
         except GeneratorExit:
             cancellation.cancel()
             raise
@@ -100,48 +100,48 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         **options: Any,
     ) -> AsyncGenerator[Any]:
         """Like LangGraph's method, with the differences in the class's docstring."""
-        value, call = await self._with_reference(input), self._call(config, context, durability)
-        await call["context"].turn.begin()
+        value, arguments = await self._prepare_input(input), self._make_call_arguments(config, context, durability)
+        await arguments["context"].turn.begin()
         try:
-            parts: Any = super().astream(value, **call, **options)
-            async with aclosing(parts):
-                async for part in parts:
-                    yield part
+            stream: Any = super().astream(value, **arguments, **options)
+            async with aclosing(stream):
+                async for item in stream:
+                    yield item
         finally:
-            call["context"].turn.end()
+            arguments["context"].turn.end()
 
-    async def _with_reference(self, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if "document" not in value or not isinstance(value.get("question"), str):
+    async def _prepare_input(self, inputs: Any) -> Any:
+        if not isinstance(inputs, dict):
+            return inputs
+        if "document" not in inputs or not isinstance(inputs.get("question"), str):
             raise MemAgentError(
                 'the input lacks "question" (text) or "document"',
                 hint='Call the graph with {"question": "...", "document": ...}.',
             )
-        check_question(value["question"], self.reader_context)
+        check_question(inputs["question"], self.reader_context)
         context = self.reader_context
-        document = await store_document(value["document"], context.store)
-        check_complete(document, context.on_incomplete)
-        return {**value, "run_id": value.get("run_id") or new_run_id(), "document": document}
+        document = await store_document(inputs["document"], context.store)
+        require_complete(document, context.on_incomplete)
+        return {**inputs, "run_id": inputs.get("run_id") or new_run_id(), "document": document}
 
-    def _call(
+    def _make_call_arguments(
         self, config: RunnableConfig | None, context: ReaderContext | None, durability: Durability | None
     ) -> dict[str, Any]:
         """Return LangGraph's arguments for a call of the graph, with a new `Execution` as the context.
 
-        With checkpoints, the durability is "sync" unless the caller or the parent graph chooses another: with async a
-        kill may lose hundreds of chunks.
+        With checkpoints, the durability is "sync" unless the caller or the parent graph chooses another: with "async",
+        hundreds of chunks may be lost if the process is killed.
         """
-        if _RESULTS.isdisjoint(state_keys(config, self, _RESULTS)):
+        if _RESULT_KEYS.isdisjoint(find_writable_keys(config, self, _RESULT_KEYS)):
             raise MemAgentError(
-                "the state of the graph around has no place for the answer",
+                "the parent graph's state has no key for the answer",
                 hint='Add the key "answer" to it; "question" and "document" are read, and "memory" is written, too.',
             )
-        checkpointed = bool(self.checkpointer or config_entry(config, CHECKPOINTER))
-        if checkpointed and not config_entry(config, DURABILITY):
+        has_checkpoints = bool(self.checkpointer or get_config_entry(config, CHECKPOINTER))
+        if has_checkpoints and not get_config_entry(config, DURABILITY):
             durability = durability or "sync"
         context = context if isinstance(context, ReaderContext) else self.reader_context
-        recording = Recording(context.run_log, checkpointed) if context.run_log else None
+        recording = Recording(context.run_log, has_checkpoints) if context.run_log else None
         return {
             "config": {**(config or {}), "recursion_limit": _RECURSION_LIMIT},
             "context": Execution(context, recording),
@@ -163,12 +163,17 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         BudgetError: a role's prompt does not fit the window.
     """
     graph, identity = wire_strategy(strategy)
-    prompts = prompts_for(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
+    prompts = complete_prompts(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     budget, count = context.budget, context.tokenizer.count
     if context.may_shrink and (excess := count_excess_tokens(strategy.roles, prompts, budget, count)) > 0:
         budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))
     require_room(strategy.roles, prompts, budget, count)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
-    looks_back = strategy.uses_previous_calls
-    context = replace(context, prompts=prompts, budget=budget, strategy=identity, uses_previous_calls=looks_back)
+    context = replace(
+        context,
+        prompts=prompts,
+        budget=budget,
+        strategy=identity,
+        uses_previous_calls=strategy.uses_previous_calls,
+    )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))

@@ -22,8 +22,8 @@ class ReadOptions(TypedDict, total=False):
     """The options of one call."""
 
     response_format: ResponseFormatSource | None
-    """The form of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value` is then an instance of
-    the model, or the dict; see `memagent_graph.reading.structured`."""
+    """The structure of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value` is then an
+    instance of the model, or the dict; see `memagent_graph.reading.structured`."""
     pages: str | None
     """The pages to read of a PDF file: "5", "5-10", "12-" or "1-3,7". All if left out."""
     run_id: str | None
@@ -56,9 +56,9 @@ def check_question(question: str, context: ReaderContext) -> None:
     if not question.strip():
         raise MemAgentError("the question is empty", hint="Ask something.")
     budget = context.budget.question_tokens
-    text = context.prompts.neutralise(context.question_shown(question))
+    text = context.prompts.neutralise(context.format_question(question))
     if (tokens := context.tokenizer.count(text)) > budget:
-        fields = " with the answer's fields" if context.question_shown(question) != question else ""
+        fields = " with the answer's fields" if context.format_question(question) != question else ""
         raise BudgetError(
             f"the question{fields} has {tokens} tokens and its budget is {budget}",
             hint="Shorten it, or raise --question-tokens and lower --chunk-tokens by as much.",
@@ -73,8 +73,8 @@ def check_questions(questions: Iterable[str], context: ReaderContext) -> list[st
         BudgetError: a question exceeds its budget.
     """
     if isinstance(questions, Mapping) or not isinstance(questions, Iterable):
-        what = f"the question is of type {type(questions).__name__}, not a text or a list of texts"
-        raise MemAgentError(what, hint="Pass a text, or several in a list.")
+        problem = f"the question is of type {type(questions).__name__}, not a text or a list of texts"
+        raise MemAgentError(problem, hint="Pass a text, or several in a list.")
     texts = [questions] if isinstance(questions, str) else list(questions)
     if not texts:
         raise MemAgentError("there is no question", hint="Pass at least one question.")

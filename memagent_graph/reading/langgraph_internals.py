@@ -20,33 +20,36 @@ CALL: Final = "__pregel_call"
 """Key of the function that a node calls a task with. It leads to the loop of the node's graph."""
 
 
-def config_entry(config: RunnableConfig | None, name: str) -> Any:
+def get_config_entry(config: RunnableConfig | None, name: str) -> Any:
     """Return an entry of the config; None if there is none."""
     return (config or {}).get("configurable", {}).get(name)
 
 
-def enclosing_exit_stacks(config: RunnableConfig | None) -> Iterator[ExitStack]:
+def find_enclosing_exit_stacks(config: RunnableConfig | None) -> Iterator[ExitStack]:
     """Yield the stacks to close when the stream of a parent graph ends or is closed early, the innermost first.
 
     The stream of a graph waits for the threads of its nodes only after it has called what was added to its stack last.
     """
-    seen: set[int] = set()
-    while (call := config_entry(config, CALL)) is not None:
-        loop = call.keywords["schedule_task"].__self__
-        if id(loop) in seen:
+    seen_loop_ids: set[int] = set()
+    while (call_task := get_config_entry(config, CALL)) is not None:
+        loop = call_task.keywords["schedule_task"].__self__
+        if id(loop) in seen_loop_ids:
             return
-        seen.add(id(loop))
+        seen_loop_ids.add(id(loop))
         yield loop.stack
         config = loop.config
 
 
-def state_keys(config: RunnableConfig | None, node: Runnable[Any, Any], otherwise: Collection[str]) -> Collection[str]:
+def find_writable_keys(
+    config: RunnableConfig | None, node: Runnable[Any, Any], default: Collection[str]
+) -> Collection[str]:
     """Return the state keys that `node` may write. LangGraph silently drops other keys.
 
-    Returns `otherwise` outside of a graph, inside another node, or if the state is a single value.
+    Returns `default` outside of a graph, inside another node, or if the state is a single value.
     """
-    if (call := config_entry(config, CALL)) is None:
-        return otherwise
-    loop = call.keywords["schedule_task"].__self__
-    running = loop.nodes.get((config or {}).get("metadata", {}).get("langgraph_node"))
-    return loop.specs if running is not None and running.bound is node and "__root__" not in loop.specs else otherwise
+    if (call_task := get_config_entry(config, CALL)) is None:
+        return default
+    loop = call_task.keywords["schedule_task"].__self__
+    running_node = loop.nodes.get((config or {}).get("metadata", {}).get("langgraph_node"))
+    is_direct_node = running_node is not None and running_node.bound is node
+    return loop.specs if is_direct_node and "__root__" not in loop.specs else default

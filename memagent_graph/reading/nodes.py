@@ -1,11 +1,11 @@
-"""A strategy's step as a node of the graph: its context, and the accounting around it.
+"""Graph nodes that run a strategy's steps, with their context and the accounting around them.
 
 The node counts cost and chunks, logs the end of a run, reports calls to streams, and adds run and chunk to errors. It
 works with `invoke` and `ainvoke`.
 
 A superstep of LangGraph needs nearly as much processor time as the rest of the work for a chunk. Supersteps make the
 state between two steps available to checkpoints, callbacks and streams. If a read has none of them, a `LoopNode` runs a
-loop of two steps within one superstep. With 128 documents in flight, this reads a tenth more chunks per second.
+loop of two steps within one superstep. With 128 concurrent reads, this reads a tenth more chunks per second.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.execution import Execution, StepExecution, Turn
-from memagent_graph.reading.langgraph_internals import CHECKPOINTER, config_entry
+from memagent_graph.reading.langgraph_internals import CHECKPOINTER, get_config_entry
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
-from memagent_graph.reading.tracing import observe, trace_ids
+from memagent_graph.reading.tracing import get_trace_ids, trace_policy
 
-REPORT_TYPES = {Writes.MEMORY: "memory_update", Writes.DECISION: "decision", Writes.ANSWER: "answer"}
-"""The `type` of a call in custom streams, after "memagent."."""
+STREAM_TYPES = {Writes.MEMORY: "memory_update", Writes.DECISION: "decision", Writes.ANSWER: "answer"}
+"""The `type` of a call in custom streams, without the prefix "memagent."."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StepNode(Runnable[Any, Change]):
     node: str
     step: Step
     channels: Mapping[str, Any] = field(repr=False, default_factory=dict)
-    """The strategy's state keys. A change of another key is refused. Set while the graph is wired."""
+    """The channels of the strategy's state. A change of another key is refused. Filled while the graph is wired."""
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         return await self.run(input, get_runtime(Execution), config)
@@ -53,19 +53,19 @@ class StepNode(Runnable[Any, Change]):
         """Run the step and report its calls."""
         execution = runtime.context
         trunk, branches = nullcontext(execution.turn), execution.branches
-        async with branches.one(execution.context.concurrency) if state.get("branch") else trunk as turn:
-            change, calls = await self._account(state, execution, config, turn)
-        _report(change, calls, state, runtime.stream_writer)
+        async with branches.run_one(execution.context.concurrency) if state.get("branch") else trunk as turn:
+            change, calls = await self._run_step(state, execution, config, turn)
+        _stream_calls(change, calls, state, runtime.stream_writer)
         return change
 
-    async def _account(
+    async def _run_step(
         self, state: Any, execution: Execution, config: RunnableConfig | None, turn: Turn
     ) -> tuple[Change, Sequence[Call]]:
         """Run the step; return its change and its calls of the policy."""
         recording, context = execution.recording, execution.context
-        trace = {} if recording is None else trace_ids(config)
-        step = StepContext(state, observe(context, config), execution, self.node, turn, trace)
-        begin = asyncio.get_running_loop().time()
+        trace = {} if recording is None else get_trace_ids(config)
+        step = StepContext(state, trace_policy(context, config), execution, self.node, turn, trace)
+        start_time = asyncio.get_running_loop().time()
         try:
             change = await self.step(state, step)
             self._require_channels(change)
@@ -73,25 +73,25 @@ class StepNode(Runnable[Any, Change]):
             if recording is not None:
                 await recording.settle(failed=True)
             if isinstance(error, MemAgentError):
-                _locate_error(error, state, step.chunk)
+                _locate_error(error, state, step.chunk_index)
             raise
-        seconds = asyncio.get_running_loop().time() - begin
+        seconds = asyncio.get_running_loop().time() - start_time
         if recording is not None:
             if reason := change.get("stop_reason"):
                 recording.end(state.get("run_id", ""), reason, change.get("answer"))
             await recording.settle()
-            if recording.failure is not None and step.calls and not recording.reported:
-                recording.reported = True
+            if recording.failure is not None and step.calls and not recording.is_reported:
+                recording.is_reported = True
                 call = step.calls[-1]
                 chunk = call.reads[0].index if call.reads else None
                 event = ReadEvent(EventKind.LOGGING_STOPPED, chunk, recording.failure)
                 step.calls[-1] = replace(call, events=(*call.events, event))
-        if step.chunks and "span" in self.channels:
+        if step.chunk_count and "span" in self.channels:
             change = {"span": None, **change}
-        change = _add_accounts(change, step, seconds)
+        change = _add_usage(change, step, seconds)
         if context.uses_previous_calls:
             execution.calls += load_calls(change.get("steps", ()), change)
-        execution.chunks += step.chunks
+        execution.chunk_count += step.chunk_count
         return change, step.calls
 
     def _require_channels(self, change: Mapping[str, Any]) -> None:
@@ -109,37 +109,37 @@ class LoopNode(StepNode):
     The result is the same as with supersteps.
     """
 
-    first: StepNode = field(kw_only=True)
-    route: Route = field(kw_only=True)
+    first_node: StepNode = field(kw_only=True)
+    first_route: Route = field(kw_only=True)
     """The route of the first node."""
-    leave: Route | None = field(kw_only=True)
+    own_route: Route | None = field(kw_only=True)
     """The route of this node, if it may leave the loop."""
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(Execution)
         execution, context = runtime.context, runtime.context.context
         change = await self.run(input, runtime, config)
-        is_seen = config_entry(config, CHECKPOINTER) is not None or observe(context, config) is not context
-        if context.on_hidden_update is None or is_seen:  # checkpoints or callbacks need the supersteps
+        is_observed = get_config_entry(config, CHECKPOINTER) is not None or trace_policy(context, config) is not context
+        if context.on_hidden_update is None or is_observed:  # checkpoints or callbacks need the supersteps
             return change
-        state, total = dict(input), dict[str, Any]()
+        state, total_change = dict(input), dict[str, Any]()
         while True:
-            self._merge(change, state, total)
-            if execution.limit_reached(context.limits):
-                return total
-            if self.leave and self.leave(state) != self.first.node:
-                return total
+            self._merge(change, state, total_change)
+            if execution.find_reached_limit(context.limits):
+                return total_change
+            if self.own_route and self.own_route(state) != self.first_node.node:
+                return total_change
             try:
-                choice = await self.first.run(state, runtime, config)
+                first_change = await self.first_node.run(state, runtime, config)
             except MemAgentError:
-                return total  # the graph runs this step again, and fails with it
-            self._merge(choice, state)
-            if self.route(state) != self.node:
-                return total  # the graph runs this step again, and follows its route
+                return total_change  # the graph runs this step again, and fails with it
+            self._merge(first_change, state)
+            if self.first_route(state) != self.node:
+                return total_change  # the graph runs this step again, and follows its route
             context.on_hidden_update({**change, "memory": state.get("memory", "")})
             # Let other tasks run, as between supersteps, even if the policy never waits.
             await asyncio.sleep(0)
-            self._merge(choice, total)
+            self._merge(first_change, total_change)
             change = await self.run(state, runtime, config)
 
     def _merge(self, change: Change, *states: dict[str, Any]) -> None:
@@ -148,44 +148,44 @@ class LoopNode(StepNode):
             channel = self.channels[key]
             reducer = channel.operator if type(channel) is BinaryOperatorAggregate else None
             for state in states:
-                before = state.get(key) if reducer else None
-                state[key] = value if before is None or reducer is None else reducer(before, value)
+                old_value = state.get(key) if reducer else None
+                state[key] = value if old_value is None or reducer is None else reducer(old_value, value)
 
 
-def _add_accounts(change: Change, step: StepExecution, seconds: float) -> Change:
+def _add_usage(change: Change, step: StepExecution, seconds: float) -> Change:
     """Return the change with the step's calls and their cost."""
     return {
         **change,
         **({"usage": {**step.cost, "seconds": seconds}} if step.cost else {}),
         **({"steps": [pack_call(call, change.get("memory")) for call in step.calls]} if step.calls else {}),
         **({"tips": step.tips} if step.tips else {}),
-        **({"chunks_read": step.chunks} if step.chunks else {}),
+        **({"chunks_read": step.chunk_count} if step.chunk_count else {}),
     }
 
 
-def _locate_error(error: MemAgentError, state: Mapping[str, Any], chunk: int | None) -> None:
+def _locate_error(error: MemAgentError, state: Mapping[str, Any], chunk_index: int | None) -> None:
     """Add run, chunk and branch to an error."""
     error.run_id = error.run_id or state.get("run_id")
     if error.chunk_index is None:
-        error.chunk_index = span["index"] if (span := state.get("span")) else chunk
+        error.chunk_index = span["index"] if (span := state.get("span")) else chunk_index
     if name := state.get("branch"):
         error.branch = error.branch or name
 
 
-def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[Any], None]) -> None:
+def _stream_calls(change: Change, calls: Sequence[Call], state: Any, write: Callable[[Any], None]) -> None:
     """Send the calls of a step to custom streams, and report a limit that stopped the read."""
     memory, run_id = state.get("memory", ""), state.get("run_id")
     for record, call in zip(change.get("steps", ()), calls, strict=True):
-        answers = call.writes is Writes.ANSWER
+        is_answer = call.writes is Writes.ANSWER
         write(
             {
-                "type": f"memagent.{REPORT_TYPES[call.writes]}",
+                "type": f"memagent.{STREAM_TYPES[call.writes]}",
                 "run_id": run_id,
                 "question": state["question"],
                 "step": record,
                 **_stream_values(call, state),
-                "memory": memory if answers else call.text,
-                "answer": change.get("answer") if answers else None,
+                "memory": memory if is_answer else call.text,
+                "answer": change.get("answer") if is_answer else None,
             }
         )
     if (reason := change.get("stop_reason")) and StopReason(reason).resumable:
@@ -193,7 +193,7 @@ def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[
 
 
 def _stream_values(call: Call, state: Any) -> dict[str, Any]:
-    """Return the spans that a call read and its cost, for streams."""
+    """Return the position, cost and progress of a call, for streams."""
     progress = 1.0 if call.writes is Writes.ANSWER or state.get("earlier_chunks") else None
     if progress is None and (size := state["document"]["size"]) and call.reads:
         progress = min(1.0, call.extent["end_byte"] / size)

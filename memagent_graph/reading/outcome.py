@@ -29,31 +29,31 @@ class Progress:
     """Collects a read's calls as they arrive, and computes their updates of the memory.
 
     Args:
-        trace: the calls before, to which later calls are added.
-        memory: the memory after them.
+        trace: the calls so far, to which later calls are added.
+        memory: the memory after these calls.
     """
 
     def __init__(self, trace: Trace, memory: str = "") -> None:
         self.trace, self._memory = trace, memory
 
     def updates(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
-        """Add the calls of a change and return their updates. The update of a chunk comes when all of it is read."""
+        """Add the calls of a change and return their updates. A chunk's update is returned when all of it is read."""
         calls = load_calls(change.get("steps", ()), {"memory": self._memory, **change})
-        self._memory, complete = change.get("memory", self._memory), bool(change.get("chunks_read"))
+        self._memory, is_complete = change.get("memory", self._memory), bool(change.get("chunks_read"))
         for call in calls:
             self.trace.add(call)
         indices = dict.fromkeys(
             self.trace.update_indices[call.id]
             for call in calls
-            if (complete if call.reads else call.writes is Writes.MEMORY) and call.writes is not Writes.ANSWER
+            if (is_complete if call.reads else call.writes is Writes.MEMORY) and call.writes is not Writes.ANSWER
         )
         return [self.trace.updates[index] for index in indices]
 
 
 def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
-    """Return the result of a run from its last state. After an early stop it has the memory of all branches."""
+    """Return a run's result from its last state. After an early stop, its memory combines those of all branches."""
     context, stop_reason = graph.reader_context, StopReason(state["stop_reason"])
-    form = context.structure.format if context.structure else None
+    response_format = context.structure.format if context.structure else None
     return ReadResult(
         run_id=state["run_id"],
         question=state["question"],
@@ -70,8 +70,8 @@ def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace
         strategy_fingerprint=context.strategy.fingerprint,
         trace=trace,
         store_root=context.store.root,
-        value=form.value(state.get("answer")) if form else None,
-        response_format=form.schema if form else None,
+        value=response_format.value(state.get("answer")) if response_format else None,
+        response_format=response_format.schema if response_format else None,
     )
 
 
@@ -86,31 +86,31 @@ def _make_usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) 
     return Usage(**{**total, "flops": flops, "full_context_flops": full_context})
 
 
-def _count_whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:
+def _count_whole_document(state: Mapping[str, Any], trace: Trace, token_count: int) -> int:
     """Return the number of the document's tokens, estimated from its bytes if it was not read to the end."""
     chunks = {call.chunk_index: call.reads[0] for call in trace.calls if call.chunk_index is not None}
     if state.get("chunks_read", 0) in {0, len(chunks)} and state["stop_reason"] != StopReason.ENOUGH:
-        return counted
+        return token_count
     tokens = sum(span.tokens for span in chunks.values())
     length = sum(span.end_byte - span.start_byte for span in chunks.values())
     return round(tokens * max(1.0, (state["document"]["size"] or 0) / max(1, length)))
 
 
 async def await_result(
-    parts: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None] | None = None
+    stream: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None] | None = None
 ) -> ReadResult:
     """Return the result at the end of a reader's stream. Updates are reported as they arrive."""
-    async with aclosing(parts):
-        async for part in parts:
-            if isinstance(part, ReadResult):
-                return part
+    async with aclosing(stream):
+        async for item in stream:
+            if isinstance(item, ReadResult):
+                return item
             if report is not None:
-                report(part)
+                report(item)
     raise AssertionError("a stream ends with its result")
 
 
-def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
-    """Return the results if none is a failure.
+def raise_first_error(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
+    """Return the results if no read failed.
 
     Raises:
         Exception: the first failure.
@@ -128,7 +128,7 @@ def make_thread_config(run_id: str) -> RunnableConfig:
 
 
 async def load_newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
-    """Return the run's newest state.
+    """Return the newest checkpoint of a run.
 
     Raises:
         RunNotFoundError: the run has no state.
@@ -149,7 +149,7 @@ async def load_newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot
             values = {name: value for name, value in snapshot.values.items() if value is not None}
             msgspec.convert(values, schema if is_own else ReaderState)  # others may use any type
             if values.get("run_id") != run_id:
-                raise ValueError("they are of another run")
+                raise ValueError("they belong to another run")
             if values.get("stop_reason"):
                 StopReason(values["stop_reason"])
     except MemAgentError:
@@ -169,14 +169,14 @@ async def load_newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot
     if settings and settings.count(":") < graph.reader_context.settings.count(":"):
         raise RunMismatchError(
             "an earlier version of this package began the run, and this one cannot continue its checkpoints",
-            hint="Read the document again; memagent show has what was read so far.",
+            hint="Read the document again; `memagent show` has the memories so far.",
             run_id=run_id,
         )
     return snapshot
 
 
 async def load_trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
-    """Return the steps that lead to the newest state, in order."""
+    """Return the calls that lead to the newest state, in order."""
     calls: list[Call] = []
     size: int | None = None
     for snapshot in reversed(await _find_lineage(graph, run_id)):
@@ -186,9 +186,9 @@ async def load_trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
 
 
 async def edit_memory(
-    graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str | None = None, author: str | None = None
+    graph: ReaderGraph, run_id: str, chunk_index: int, text: str, branch: str | None = None, author: str | None = None
 ) -> Call:
-    """Replace the memory after `chunk` by `text`, as a new branch of checkpoints: the run's newest state.
+    """Replace the memory after `chunk_index` by `text`, as a new branch of checkpoints: the run's newest state.
 
     Returns:
         The call whose memory was replaced.
@@ -207,17 +207,17 @@ async def edit_memory(
     for snapshot in lineage:
         state = snapshot.values
         for index, call in reversed(list(enumerate(load_calls(state["steps"], state)))):
-            if call.chunk_index != chunk or branch not in {None, call.branch}:
+            if call.chunk_index != chunk_index or branch not in {None, call.branch}:
                 continue
-            events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, describe_edit(author)))
-            edited = replace(call, writes=Writes.MEMORY, text=text, events=events)
-            steps = [*state["steps"][:index], pack_call(edited), *state["steps"][index + 1 :]]
-            change = {**graph.strategy.edited(state, call, text), "steps": steps, "stop_reason": None}
+            events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk_index, describe_edit(author)))
+            edited_call = replace(call, writes=Writes.MEMORY, text=text, events=events)
+            steps = [*state["steps"][:index], pack_call(edited_call), *state["steps"][index + 1 :]]
+            change = {**graph.strategy.apply_edit(state, call, text), "steps": steps, "stop_reason": None}
             await graph.aupdate_state(snapshot.config, change, as_node=call.node)
             return call
-    read = lineage[0].values.get("chunks_read", 0) if lineage else 0
+    chunks_read = lineage[0].values.get("chunks_read", 0) if lineage else 0
     raise RunError(
-        f"the run has not read chunk {chunk}; it has read {read}",
+        f"the run has not read chunk {chunk_index}; it has read {chunks_read}",
         hint="Chunks are counted from 0.",
         run_id=run_id,
     )

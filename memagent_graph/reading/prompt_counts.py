@@ -1,7 +1,7 @@
 """Detects that a server cut a prompt, from its count of the prompt's tokens.
 
 Ollama, for example, cuts a prompt to its window and still reports success. A low count alone proves nothing, because
-tokenizers differ. So a part of the prompt is sent alone to learn how the server counts its text.
+tokenizers differ. So two samples of the prompt are sent alone, to learn how the server counts.
 """
 
 from __future__ import annotations
@@ -14,29 +14,33 @@ from memagent_graph.policy import Messages
 from memagent_graph.tokenizers import Tokenizer
 
 _MIN_TOKENS: Final = 200
-"""No usable server cuts prompts with fewer tokens."""
+"""Shorter prompts are not checked, because no usable server cuts them."""
 _MIN_SHARE: Final = 0.9
 """A prompt was cut if the server counts less than this fraction of the expected tokens."""
 _CHARS_PER_TOKEN: Final = 6
-"""More characters than a token has in prose. It gives a lower bound for tokens without counting."""
+"""Prose has fewer characters per token, so characters divided by this are a lower bound of the tokens."""
 _SAMPLES: Final = ((0.1, 200), (0.5, 1500))
-"""Two parts of a prompt (fraction, maximum characters). Their difference excludes the chat template."""
+"""Two samples of a prompt (fraction, maximum characters). The chat template cancels out in their difference."""
 
 
 class PromptCounts:
-    """Compares the token counts of a server with our own.
+    """Compares a server's token counts with those of a tokenizer.
 
     Args:
-        tokenizer: our own tokenizer.
+        tokenizer: the reader's tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ratio = 1.0
-        self._window = 0
+        self._server_ratio = 1.0
+        self._known_window = 0
 
-    async def missing_tokens(
-        self, messages: Messages, reads: Sequence[Span], server_count: int, ask: Callable[[str], Awaitable[int]]
+    async def count_missing_tokens(
+        self,
+        messages: Messages,
+        reads: Sequence[Span],
+        server_count: int,
+        count_at_server: Callable[[str], Awaitable[int]],
     ) -> int:
         """Return the number of prompt tokens that did not reach the model; 0 if the counts show no loss.
 
@@ -44,32 +48,36 @@ class PromptCounts:
             messages: the prompt.
             reads: the chunks in the prompt, with known token counts.
             server_count: the server's count of the prompt's tokens.
-            ask: sends a text alone and returns the server's count; 0 if there is none.
+            count_at_server: sends a text alone and returns the server's token count; 0 if there is none.
         """
         chars = sum(len(message["content"]) for message in messages)
         other_chars = max(0, chars - sum(span.end_char - span.start_char for span in reads))
-        min_count = sum(span.tokens for span in reads) + other_chars / _CHARS_PER_TOKEN
-        if min_count < _MIN_TOKENS or server_count == 0 or server_count >= _MIN_SHARE * self._ratio * min_count:
+        min_tokens = sum(span.tokens for span in reads) + other_chars / _CHARS_PER_TOKEN
+        if (
+            min_tokens < _MIN_TOKENS
+            or server_count == 0
+            or server_count >= _MIN_SHARE * self._server_ratio * min_tokens
+        ):
             return 0
-        count = sum(self._tokenizer.count(message["content"]) for message in messages)
-        if server_count >= _MIN_SHARE * self._ratio * count:
+        tokens = sum(self._tokenizer.count(message["content"]) for message in messages)
+        if server_count >= _MIN_SHARE * self._server_ratio * tokens:
             return 0
-        if server_count > self._window:
+        if server_count > self._known_window:
             longest = max((message["content"] for message in messages), key=len)
-            ratio = await self._measure_ratio(longest, ask)
-            if server_count >= _MIN_SHARE * ratio * count:
-                self._ratio = min(self._ratio, ratio)
+            ratio = await self._measure_ratio(longest, count_at_server)
+            if server_count >= _MIN_SHARE * ratio * tokens:
+                self._server_ratio = min(self._server_ratio, ratio)
                 return 0
-            self._window = server_count
-        return round(self._ratio * count) - server_count
+            self._known_window = server_count
+        return round(self._server_ratio * tokens) - server_count
 
-    async def _measure_ratio(self, text: str, ask: Callable[[str], Awaitable[int]]) -> float:
+    async def _measure_ratio(self, text: str, count_at_server: Callable[[str], Awaitable[int]]) -> float:
         """Return the server's count of the middle of a text, divided by the tokenizer's; 0 if it is not usable."""
-        counts = []
+        counts_of_samples = []
         for share, max_chars in _SAMPLES:
-            length = min(max_chars, int(share * len(text)))
-            start = (len(text) - length) // 2
-            sample = text[start : start + length]
-            counts.append((await ask(sample), self._tokenizer.count(sample)))
-        (short_by_server, short), (long_by_server, long) = counts
-        return (long_by_server - short_by_server) / max(1, long - short)
+            sample_chars = min(max_chars, int(share * len(text)))
+            start = (len(text) - sample_chars) // 2
+            sample = text[start : start + sample_chars]
+            counts_of_samples.append((await count_at_server(sample), self._tokenizer.count(sample)))
+        (server_short, own_short), (server_long, own_long) = counts_of_samples
+        return (server_long - server_short) / max(1, own_long - own_short)

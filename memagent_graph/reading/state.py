@@ -34,12 +34,12 @@ from memagent_graph.words import is_character_end
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormat
 
-SCHEMA_MARK: Final = "schema="
+SCHEMA_PREFIX: Final = "schema="
 """Prefix of the schema's fingerprint in `ReaderContext.settings`."""
 
 
 class Counters(TypedDict, total=False):
-    """The cost of a read or of a part of it. A missing count is 0."""
+    """The cost of a read, or of a part of a read. A missing count is 0."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -98,7 +98,7 @@ class ReaderOutput(TypedDict):
 
 
 class ReaderState(TypedDict):
-    """The channels of every strategy; its state class adds others. A few kilobytes for a document of any length.
+    """The channels of every strategy; a strategy's state class may add others. A few kilobytes for any document.
 
     The nodes' wrapper updates `usage`, `chunks_read`, `steps` and `tips`; steps need not write them.
     """
@@ -115,7 +115,7 @@ class ReaderState(TypedDict):
     steps: NotRequired[Annotated[list[dict[str, Any]], Topic(dict)]]
     """The policy calls of the newest superstep, as `memagent_graph.calls.pack_call` stores them."""
     tips: NotRequired[Annotated[dict[str, str], operator.or_]]
-    """The newest step of each branch, by the branch's name: the parent of the next one."""
+    """The id of each branch's newest call, by the branch's name: the parent of the next call."""
     answer: NotRequired[str | None]
     raw_answer: NotRequired[str | None]
     stop_reason: NotRequired[str | None]
@@ -177,8 +177,8 @@ class Limits:
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, not {value}")
 
-    def lowered(self, other: Limits) -> Limits:
-        """Return the lower limit of each pair."""
+    def tighten(self, other: Limits) -> Limits:
+        """Return limits that are the lower of the two in each field."""
         pairs = ((getattr(self, limit.name), getattr(other, limit.name)) for limit in fields(self))
         return Limits(*(min((value for value in pair if value is not None), default=None) for pair in pairs))
 
@@ -214,8 +214,8 @@ class ReaderContext:
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The reader's settings, for the log."""
     on_hidden_update: Callable[[dict[str, Any]], object] | None = field(default=None, repr=False)
-    """Called with updates that a `LoopNode` makes without supersteps. It is set only if the caller sees nothing of a
-    read before its end; see `memagent_graph.reading.nodes`."""
+    """Called with the updates of a `LoopNode`, which have no supersteps. It is set only if the caller does not observe
+    a read before its end; see `memagent_graph.reading.nodes`."""
     uses_previous_calls: bool = False
     """Whether the strategy's steps use `StepContext.load_previous_calls`."""
     previous_trace: Trace | None = field(default=None, repr=False)
@@ -238,7 +238,7 @@ class ReaderContext:
                 self.tokenizer.fingerprint,
                 self.prompts.fingerprint,
                 f"{budget.chunk_tokens}/{budget.memory_tokens}/{self.boundary}",
-                *((f"{SCHEMA_MARK}{self.structure.format.fingerprint}",) if self.structure else ()),
+                *((f"{SCHEMA_PREFIX}{self.structure.format.fingerprint}",) if self.structure else ()),
             )
         )
 
@@ -247,12 +247,12 @@ class ReaderContext:
         """The schema of a structured answer, as prompts show it; empty if the answer is not structured."""
         return self.structure.format.text if self.structure else ""
 
-    def shown_tokens(self, text: str) -> int:
-        """Return the number of tokens of a text in a prompt, where parts of it may be escaped."""
+    def count_shown_tokens(self, text: str) -> int:
+        """Return the number of a text's tokens in a prompt, where parts of it may be escaped."""
         return self.tokenizer.count(self.prompts.neutralise(text))
 
-    def first_tokens(self, text: str, tokens: int) -> str:
-        """Return a text's first tokens, a few fewer if the last one would end inside a character."""
+    def take_first_tokens(self, text: str, tokens: int) -> str:
+        """Return the text of the first tokens; a few fewer if the last one would end inside a character."""
         tokenized = self.tokenizer.tokenize(text)
         if len(tokenized) <= tokens:
             return text
@@ -260,14 +260,14 @@ class ReaderContext:
         ends = (length for length in lengths if length is not None and is_character_end(text, length))
         return text[: next(ends, 0)].rstrip()
 
-    def beginning(self, text: str, tokens: int) -> str:
-        """Return the beginning of a text that has at most this many tokens in a prompt."""
-        cut = self.first_tokens(text, tokens)
-        while cut and (excess := self.shown_tokens(cut) - tokens) > 0:
-            cut = self.first_tokens(cut, max(0, self.tokenizer.count(cut) - excess))
+    def truncate(self, text: str, tokens: int) -> str:
+        """Return the beginning of a text, cut to at most this many tokens in a prompt."""
+        cut = self.take_first_tokens(text, tokens)
+        while cut and (excess := self.count_shown_tokens(cut) - tokens) > 0:
+            cut = self.take_first_tokens(cut, max(0, self.tokenizer.count(cut) - excess))
         return cut
 
-    def question_shown(self, question: str) -> str:
+    def format_question(self, question: str) -> str:
         """Return the question for memory prompts. For a structured answer, the answer's fields follow it."""
         outline = self.structure.outline if self.structure else ""
         return f"{question}\n\n{outline}" if outline else question

@@ -52,31 +52,31 @@ class StepContext(StepExecution):
 
     # The document
 
-    async def next_chunk(self, cursor: Cursor, *, to_read: bool = True) -> tuple[Span, Cursor] | None:
+    async def next_chunk(self, cursor: Cursor, *, needs_text: bool = True) -> tuple[Span, Cursor] | None:
         """Return the chunk at `cursor`, and the next cursor; None at the document's end.
 
         If escaping makes a chunk longer than its budget, it is shortened.
 
         Args:
             cursor: the start of the chunk.
-            to_read: whether its text is needed soon, or only its position.
+            needs_text: whether its text will be read soon; otherwise only its position is needed.
 
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        chunker = self.execution.chunker(self.state["document"], self.context.budget.chunk_tokens)
+        chunker = self.execution.get_chunker(self.state["document"], self.context.budget.chunk_tokens)
         chunk = chunker.next_chunk(cursor)
         if chunk is None:
             return None
-        fitting = self._shorten_to_budget(chunk, cursor)
-        span = Span.of(fitting, shortened=fitting is not chunk)
-        if to_read and self.context.barrier is not None:
+        fitting_chunk = self._shorten_to_budget(chunk, cursor)
+        span = Span.of(fitting_chunk, shortened=fitting_chunk is not chunk)
+        if needs_text and self.context.barrier is not None:
             self.turn.end()
             await self.context.barrier(self.state.get("chunks_read") or 0)
             await self.turn.begin()
-        if to_read:
-            self.execution.chunk_texts[span.index] = span, fitting.text
-        return span, fitting.next
+        if needs_text:
+            self.execution.chunk_texts[span.index] = span, fitting_chunk.text
+        return span, fitting_chunk.next
 
     def read_text(self, span: Span) -> str:
         """Return the text of a chunk, from the cache or from the store (after a resume).
@@ -84,8 +84,8 @@ class StepContext(StepExecution):
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        chosen, text = self.execution.chunk_texts.pop(span.index, (None, ""))
-        if chosen != span:
+        cached_span, text = self.execution.chunk_texts.pop(span.index, (None, ""))
+        if cached_span != span:
             text = self.context.store.read(self.state["document"], span.start_byte, span.end_byte)
         return text
 
@@ -94,7 +94,7 @@ class StepContext(StepExecution):
 
         The `span` of the state becomes None, so the next chunk can be chosen.
         """
-        self.chunks += 1
+        self.chunk_count += 1
         self.count_document_tokens(span.tokens)
 
     def count_document_tokens(self, tokens: int) -> None:
@@ -107,7 +107,7 @@ class StepContext(StepExecution):
         while chunk.tokens > 1 and (escaped := context.prompts.neutralise(chunk.text)) != chunk.text:
             if context.tokenizer.count(escaped) <= context.budget.chunk_tokens:
                 break
-            chunker = self.execution.chunker(self.state["document"], chunk.tokens // 2)
+            chunker = self.execution.get_chunker(self.state["document"], chunk.tokens // 2)
             chunk = next(iter(chunker.chunks(cursor)))
         return chunk
 
@@ -119,7 +119,7 @@ class StepContext(StepExecution):
         Args:
             role: a role of the strategy with the field {chunk}.
             span: the chunk.
-            others: other parts of the document in the fields.
+            others: other parts of the document whose text is in the fields.
             call: further arguments for `ask`.
         """
         reply = await self.ask(role, chunk=self.read_text(span), reads=[span, *others], **call)
@@ -140,7 +140,7 @@ class StepContext(StepExecution):
     ) -> Reply:
         """Call the policy in a role, apply the reader's rules to the reply, and log the call.
 
-        A structured answer that does not have its form is repaired; see `memagent_graph.reading.structured`.
+        A structured answer that does not match its schema is repaired; see `memagent_graph.reading.structured`.
 
         Args:
             role: a role of the strategy.
@@ -162,38 +162,40 @@ class StepContext(StepExecution):
             raise StrategyError(
                 f"the role {role.name!r} has no template here", hint="List it in the strategy's `roles`."
             )
-        continues = parents is None
+        continues_branch = parents is None
         if parents is None:
             tips = {**self.state.get("tips", {}), **self.tips}
             tip = tips.get(self.branch) or tips.get("")
             parents = (tip,) if tip else ()
         if slot is None:
             slot = reads[0].index if reads else 0
-        identity = new_call_id(), self.node, self.branch, role.name, slot, role.writes
-        call = Call(*identity, reads=(*reads,), parents=(*parents,))
+        call_fields = new_call_id(), self.node, self.branch, role.name, slot, role.writes
+        call = Call(*call_fields, reads=(*reads,), parents=(*parents,))
         if note is not None:
             chunk = reads[0].index if reads else None
             call = replace(call, events=(ReadEvent(note[0], chunk, note[1]),))
-        request = PolicyRequest(self, role, call, fields, previous, question, continues=continues)
+        request = PolicyRequest(self, role, call, fields, previous, question, continues_branch=continues_branch)
         reply = await request.reply()
-        return await self._repair(reply, role, fields, slot, question) if reply.invalid else reply
+        return await self._repair(reply, role, fields, slot, question) if reply.format_error else reply
 
     async def _repair(
         self, reply: Reply, role: Role, fields: Mapping[str, str], slot: int, question: str | None
     ) -> Reply:
-        """Repair a reply until it has the form of a structured answer, and return it or the last reply."""
+        """Ask for repairs until a reply matches the schema; return that reply, or else the last one."""
         context, tries = self.context, self.context.rules.retries
         for attempt in range(tries if REPAIR.name in context.prompts.templates else 0):
-            repair = {
+            repair_fields = {
                 "memory": fields.get("memory", ""),
-                "reply": context.beginning(reply.value or "", context.budget.answer_tokens),
-                "error": context.beginning(reply.invalid or "", ERROR_TOKENS),
+                "reply": context.truncate(reply.value or "", context.budget.answer_tokens),
+                "error": context.truncate(reply.format_error or "", ERROR_TOKENS),
             }
-            identity = self.node, self.branch, REPAIR.name, slot * tries + attempt, REPAIR.writes
-            call = Call(new_call_id(), *identity, parents=(reply.call_id,))
-            repaired = await PolicyRequest(self, REPAIR, call, repair, "", question, continues=True).reply()
-            reply = repaired if repaired.text else replace(reply, call=repaired.call)
-            if not reply.invalid:
+            call_fields = self.node, self.branch, REPAIR.name, slot * tries + attempt, REPAIR.writes
+            call = Call(new_call_id(), *call_fields, parents=(reply.call_id,))
+            repaired_reply = await PolicyRequest(
+                self, REPAIR, call, repair_fields, "", question, continues_branch=True
+            ).reply()
+            reply = repaired_reply if repaired_reply.text else replace(reply, call=repaired_reply.call)
+            if not reply.format_error:
                 break
         return reply
 
@@ -206,25 +208,25 @@ class StepContext(StepExecution):
             RunLogError: the log cannot be read.
         """
         context, calls, recording = self.context, self.execution.calls, self.execution.recording
-        earlier = context.previous_trace
-        if earlier is None and context.run_log is not None and recording is not None:
+        previous_trace = context.previous_trace
+        if previous_trace is None and context.run_log is not None and recording is not None:
             await recording.settle()
             if recording.failure is None:
-                earlier = await asyncio.to_thread(context.run_log.trace, self.state["run_id"])
+                previous_trace = await asyncio.to_thread(context.run_log.trace, self.state["run_id"])
         ids = {call.id for call in calls}
-        return [*(call for call in (earlier.calls if earlier else ()) if call.id not in ids), *calls]
+        return [*(call for call in (previous_trace.calls if previous_trace else ()) if call.id not in ids), *calls]
 
-    # Where a read stops
+    # Limits and failures
 
     def stop_if_limit_reached(self) -> Change | None:
         """Return the change that stops the run if a limit is reached. The run can be resumed."""
-        reason = self.execution.limit_reached(self.context.limits)
+        reason = self.execution.find_reached_limit(self.context.limits)
         return None if reason is None else {"stop_reason": reason.value}
 
     def chunks_left(self, limit: int) -> int:
         """Return the number of chunks that may be read before `max_chunks` is reached, at most `limit`."""
-        bound = self.context.limits.max_chunks
-        return limit if bound is None else max(0, min(limit, bound - self.execution.chunks))
+        max_chunks = self.context.limits.max_chunks
+        return limit if max_chunks is None else max(0, min(limit, max_chunks - self.execution.chunk_count))
 
     def log_failure(self, reason: str) -> None:
         """Log that the run ended with an error. Use it if resuming the run would lead to the same error."""
@@ -238,12 +240,12 @@ def new_call_id() -> str:
 
 
 def branch(node: str, state: Any, name: str, **values: Any) -> Send:
-    """Return a branch, for a route to return: `node` runs on these values, in parallel with other branches.
+    """Make a branch, to be returned by a route: `node` runs on these values, in parallel with other branches.
 
     Args:
         node: the node's name.
         state: the state at which the branch begins.
-        name: the branch's name. A known name continues that branch.
+        name: the branch's name. The name of an existing branch continues it.
         values: further values for the branch's state, such as a span and the branch's memory.
     """
     tips = state.get("tips", {})
@@ -315,7 +317,7 @@ async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | N
 def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
     """Return the change that ends the run with an answer, which is based on `memory`."""
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
-    if reply.invalid is not None:
+    if reply.format_error is not None:
         reason = StopReason.INVALID_ANSWER
     elif reply.text and step.state.get("enough"):
         cursor = step.state.get("cursor") or start_cursor()

@@ -1,6 +1,6 @@
 """Strategies: a strategy is a graph of steps, with the roles in which it calls the policy, and its own state.
 
-A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its options. In `strategies/overwrite.py`:
+A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its options. From `strategies/overwrite.py`:
 
     @dataclass(frozen=True)
     class SequentialStrategy(Strategy):
@@ -37,12 +37,12 @@ from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.nodes import LoopNode, RouteNode, StepNode
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
-from memagent_graph.roles import Role, check_roles
+from memagent_graph.roles import Role, require_valid_roles
 from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
 """The first node of every graph. It resets the state of an earlier run on the same thread."""
-_INPUT = frozenset({"question", "document"})
+_INPUT_KEYS = frozenset({"question", "document"})
 
 
 class Strategy(ABC):
@@ -62,7 +62,7 @@ class Strategy(ABC):
     """The parts of a document that the policy sees, in words for agents. See also `ReadResult.extent`."""
 
     def require_at_least(self, minimum: int, *options: str, alternative: str = "") -> None:
-        """Refuse an option that is a number below `minimum`.
+        """Refuse options whose number is below `minimum`.
 
         Args:
             minimum: the smallest allowed number.
@@ -70,7 +70,7 @@ class Strategy(ABC):
             alternative: another remedy for the hint, such as a strategy without this option.
 
         Raises:
-            StrategyError: an option is below the number.
+            StrategyError: an option is below `minimum`.
         """
         for option in options:
             if (value := getattr(self, option)) < minimum:
@@ -82,11 +82,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def wire(self, graph: StrategyGraph) -> None:
-        """Add nodes and edges from `OPEN`, which exists, to END."""
+        """Add nodes and edges from the existing node `OPEN` to END."""
 
     @property
     def continues_after(self) -> str:
-        """The node after which a run continues that was stopped at a limit."""
+        """The node after which a run that was stopped at a limit continues."""
         return OPEN
 
     def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
@@ -94,7 +94,7 @@ class Strategy(ABC):
         del context
         return state.get("memory") or ""
 
-    def edited(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
+    def apply_edit(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
         """Return the change of state when a person replaces the memory that a call wrote.
 
         Args:
@@ -112,7 +112,7 @@ class StrategyGraph:
     """The graph that a strategy builds: LangGraph's builder, with steps as nodes."""
 
     def __init__(self, strategy: Strategy) -> None:
-        check_roles(strategy.roles, strategy.name or type(strategy).__name__)
+        require_valid_roles(strategy.roles, strategy.name or type(strategy).__name__)
         if not strategy.name:
             raise StrategyError(
                 f"{type(strategy).__name__} has no name", hint='Set `name` in its class, such as "my_way".'
@@ -153,41 +153,42 @@ class StrategyGraph:
     async def _open_document(self, state: ReaderState, step: StepContext) -> Change:
         """Begin a run: reset every channel."""
         if recording := step.execution.recording:
-            recording.begin(step, afresh=True)
-        empty = {name: _make_empty(channel) for name, channel in self.builder.channels.items() if name not in _INPUT}
-        return {**empty, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}
+            recording.begin(step, replaces_run=True)
+        channels = {name: channel for name, channel in self.builder.channels.items() if name not in _INPUT_KEYS}
+        empty_values = {name: _make_empty_value(channel) for name, channel in channels.items()}
+        return {**empty_values, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}
 
     def run_as_loop(self, first: str, second: str) -> None:
-        """Let the second of two nodes that alternate run both in turn if nothing observes the read; see `LoopNode`."""
-        choosing: Any = self.builder.nodes[first].runnable
-        working: Any = self.builder.nodes[second].runnable
+        """Let the second of two alternating nodes run both, if nothing observes the read; see `LoopNode`."""
+        first_runnable: Any = self.builder.nodes[first].runnable
+        second_runnable: Any = self.builder.nodes[second].runnable
         self.builder.nodes[second].runnable = LoopNode(
             second,
-            working.step,
-            working.channels,
-            first=choosing,
-            route=self.routes[first],
-            leave=self.routes.get(second),
+            second_runnable.step,
+            second_runnable.channels,
+            first_node=first_runnable,
+            first_route=self.routes[first],
+            own_route=self.routes.get(second),
         )
 
     def fingerprint(self, strategy: Strategy) -> str:
         """Return a hash of the strategy's identity: name, options, roles, state and edges."""
         edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
         joins = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
-        branches = sorted(
+        conditional_edges = sorted(
             f"{start}>{'|'.join(sorted((branch.ends or {}).values()))}"
-            for start, branches_of_node in self.builder.branches.items()
-            for branch in branches_of_node.values()
+            for start, node_branches in self.builder.branches.items()
+            for branch in node_branches.values()
         )
         channels = sorted(self.builder.channels)
         parts = [
             strategy.name,
-            repr(sorted(_get_options(strategy).items())),
+            repr(sorted(_get_compared_options(strategy).items())),
             *(role.signature for role in strategy.roles),
             *(sorted(self.builder.nodes)),
             *edges,
             *joins,
-            *branches,
+            *conditional_edges,
             *channels,
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -215,14 +216,14 @@ def wire_strategy(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
     return graph, StrategyId(strategy.name, graph.fingerprint(strategy))
 
 
-def _get_options(strategy: Strategy) -> dict[str, Any]:
+def _get_compared_options(strategy: Strategy) -> dict[str, Any]:
     """Return the options that make strategies unequal."""
     if not is_dataclass(strategy):
         return {}
     return {option.name: getattr(strategy, option.name) for option in fields(strategy) if option.compare}
 
 
-def _make_empty(channel: Any) -> Any:
+def _make_empty_value(channel: Any) -> Any:
     """Return the value that makes a channel empty again."""
     if isinstance(channel, BinaryOperatorAggregate):
         fresh: Callable[[], Any] = type(channel)(channel.typ, channel.operator).get

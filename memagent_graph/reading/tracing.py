@@ -4,7 +4,7 @@ LangChain's callbacks (LangSmith, `get_usage_metadata_callback`, any tracer) see
 one model run per completion, for every kind of policy. Its token counts agree with `ReadResult.usage`. By default it
 has only the length of the prompt, because the prompt contains the chunk. To see all texts:
 
->>> graph.invoke(given, {"metadata": {TRACE_TEXTS: True}})  # doctest: +SKIP
+>>> graph.invoke(inputs, {"metadata": {TRACE_TEXTS: True}})  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TRACE_TEXTS: Final = "memagent_trace_texts"
-"""The metadata key for full texts: with True, tracers get complete prompts and completions."""
+"""The metadata key that, if True, gives tracers the complete prompts and completions."""
 
 NOT_STREAMED: Final = "nostream"
 """LangGraph's tag for model runs that `stream_mode="messages"` leaves out. Without it, a chat would show hundreds of
 memories as messages of the agent."""
 
 
-def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
+def get_trace_ids(config: RunnableConfig | None) -> dict[str, str]:
     """Return the ids of the LangChain run and the OpenTelemetry span around a step, if tracing is on."""
     ids: dict[str, str] = {}
     callbacks = (config or {}).get("callbacks")
@@ -54,7 +54,7 @@ def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
     return ids
 
 
-def observe(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
+def trace_policy(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
     """Return the context for a step under `config`. Its policy reports to the handlers of the config.
 
     Without handlers, it is the same context, which costs no time.
@@ -85,7 +85,7 @@ class ObservedPolicy:
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
         """Return one completion. Errors come from the policy."""
-        texts = bool((self.config.get("metadata") or {}).get(TRACE_TEXTS))
+        with_texts = bool((self.config.get("metadata") or {}).get(TRACE_TEXTS))
         manager = AsyncCallbackManager.configure(
             inheritable_callbacks=self.config.get("callbacks"),
             local_tags=[NOT_STREAMED],
@@ -93,22 +93,25 @@ class ObservedPolicy:
         )
         settings = {"model": self.name, "max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
         (run,) = await manager.on_chat_model_start(
-            {}, [_make_handler_messages(prompt, texts=texts)], name="MemAgent policy", invocation_params=settings
+            {},
+            [_make_handler_messages(prompt, with_texts=with_texts)],
+            name="MemAgent policy",
+            invocation_params=settings,
         )
         try:
             # Only the callbacks are removed: chat models may need `configurable` of the config.
             call = partial(self.policy.complete, prompt, sampling)
-            completion = await detach(call, {**self.config, "callbacks": None})
+            completion = await await_detached(call, {**self.config, "callbacks": None})
         except BaseException as error:
             await run.on_llm_error(error)
             raise
-        await run.on_llm_end(self._make_result(prompt, completion, texts=texts))
+        await run.on_llm_end(self._make_result(prompt, completion, with_texts=with_texts))
         return completion
 
-    def _make_result(self, prompt: Messages | TokenIds, completion: Completion, *, texts: bool) -> LLMResult:
+    def _make_result(self, prompt: Messages | TokenIds, completion: Completion, *, with_texts: bool) -> LLMResult:
         messages: Any = prompt  # a reader's prompts are never token ids
-        return model_result(
-            completion.text if texts else extract_reply(completion.text).strip(),
+        return make_model_result(
+            completion.text if with_texts else extract_reply(completion.text).strip(),
             completion.count_tokens(messages, self.tokenizer.count),
             model_name=completion.model or self.name,
             finish_reason=completion.finish_reason.value,
@@ -116,7 +119,7 @@ class ObservedPolicy:
         )
 
 
-async def detach(call: Callable[[], Awaitable[T]], config: RunnableConfig | None = None) -> T:
+async def await_detached(call: Callable[[], Awaitable[T]], config: RunnableConfig | None = None) -> T:
     """Await a call in a task under `config`, without the callbacks and streams of the calling graph."""
 
     async def run() -> T:
@@ -133,7 +136,7 @@ async def detach(call: Callable[[], Awaitable[T]], config: RunnableConfig | None
     return await asyncio.get_running_loop().create_task(run(), context=context)
 
 
-def model_result(text: str, usage: TokenUsage, **metadata: Any) -> LLMResult:
+def make_model_result(text: str, usage: TokenUsage, **metadata: Any) -> LLMResult:
     """Return the output of a model run for handlers: a message, its token counts and its metadata."""
     counts = UsageMetadata(
         input_tokens=usage.prompt_tokens,
@@ -145,13 +148,13 @@ def model_result(text: str, usage: TokenUsage, **metadata: Any) -> LLMResult:
     return LLMResult(generations=[[ChatGeneration(message=message)]])
 
 
-def _make_handler_messages(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
+def _make_handler_messages(prompt: Messages | TokenIds, *, with_texts: bool) -> list[BaseMessage]:
     """Return the prompt for handlers."""
     messages: Any = prompt  # a reader's prompts are never token ids
     return convert_to_messages(
         (
             message["role"],
-            message["content"] if texts else f"({len(message['content']):,} characters, kept out of traces)",
+            message["content"] if with_texts else f"({len(message['content']):,} characters, kept out of traces)",
         )
         for message in messages
     )

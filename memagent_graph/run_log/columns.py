@@ -32,7 +32,7 @@ def _return_unchanged(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The two stored forms of a field.
+    """How a field is stored: its column in SQLite tables, and in Parquet files.
 
     `pack` and `unpack` convert a value to SQLite and back, `export` and `restore` to Parquet and back. `unpack` and
     `restore` return plain data, whose types must be checked.
@@ -56,18 +56,18 @@ def _pack_events(events: tuple[ReadEvent | LoggedEvent, ...]) -> str:
 
 
 def _pack_spans(spans: tuple[Span, ...]) -> str:
-    return json.dumps(list(map(_SPAN_VALUES, spans)), separators=(",", ":"))
+    return json.dumps(list(map(_GET_SPAN_VALUES, spans)), separators=(",", ":"))
 
 
-def _read_spans(text: str) -> list[dict[str, Any]]:
-    return [dict(zip(_SPAN_NAMES, values, strict=True)) for values in json.loads(text)]
+def _unpack_spans(text: str) -> list[dict[str, Any]]:
+    return [dict(zip(_SPAN_FIELDS, values, strict=True)) for values in json.loads(text)]
 
 
-_SPAN_NAMES: Final = tuple(field.name for field in fields(Span))
-_SPAN_VALUES: Final = attrgetter(*_SPAN_NAMES)
-_VALUE: Final = attrgetter("value")
-_JSON: Final = Column("TEXT NOT NULL", "string", _dump_json, json.loads, _dump_json, json.loads)
-_BY_ANNOTATION: Final = {
+_SPAN_FIELDS: Final = tuple(field.name for field in fields(Span))
+_GET_SPAN_VALUES: Final = attrgetter(*_SPAN_FIELDS)
+_GET_VALUE: Final = attrgetter("value")
+_JSON_COLUMN: Final = Column("TEXT NOT NULL", "string", _dump_json, json.loads, _dump_json, json.loads)
+_COLUMN_BY_ANNOTATION: Final = {
     "str": Column("TEXT NOT NULL", "string"),
     "str | None": Column("TEXT", "string"),
     "int": Column("INTEGER NOT NULL", "int64"),
@@ -76,27 +76,27 @@ _BY_ANNOTATION: Final = {
     "Time": Column("REAL NOT NULL", "double"),
     "Time | None": Column("REAL", "double"),
     "bool": Column("INTEGER NOT NULL", "bool", int, bool),
-    "Writes": Column("TEXT NOT NULL", "string", _VALUE, export=_VALUE),
-    "Outcome": Column("TEXT NOT NULL", "string", _VALUE, export=_VALUE),
-    "DocumentRef": _JSON,
-    "Mapping[str, Any]": _JSON,
-    "Mapping[str, str]": _JSON,
+    "Writes": Column("TEXT NOT NULL", "string", _GET_VALUE, export=_GET_VALUE),
+    "Outcome": Column("TEXT NOT NULL", "string", _GET_VALUE, export=_GET_VALUE),
+    "DocumentRef": _JSON_COLUMN,
+    "Mapping[str, Any]": _JSON_COLUMN,
+    "Mapping[str, str]": _JSON_COLUMN,
     "LongText": Column("BLOB", "string", pack_text, unpack_text),
     "TokenIds": Column("BLOB", "ids", partial(pack_numbers, "I"), partial(unpack_numbers, "I")),
     "LogProbs": Column("BLOB", "logprobs", partial(pack_numbers, "f"), partial(unpack_numbers, "f")),
     "tuple[str, ...]": Column("TEXT NOT NULL", "names", json.dumps, json.loads, list),
     "tuple[Span, ...]": Column(
-        "TEXT NOT NULL", "spans", _pack_spans, _read_spans, lambda spans: list(map(asdict, spans))
+        "TEXT NOT NULL", "spans", _pack_spans, _unpack_spans, lambda spans: list(map(asdict, spans))
     ),
     "tuple[ReadEvent, ...]": Column("TEXT NOT NULL", "string", _pack_events, json.loads, _pack_events, json.loads),
 }
 
 
 RECORD_COLUMNS: Final[Mapping[type, Mapping[str, Column]]] = {
-    kind: {field.name: _BY_ANNOTATION[str(field.type)] for field in fields(kind)}
-    for kind in (RunRecord, Conversation, LoggedEvent, Reward)
+    record_class: {field.name: _COLUMN_BY_ANNOTATION[str(field.type)] for field in fields(record_class)}
+    for record_class in (RunRecord, Conversation, LoggedEvent, Reward)
 }
-"""By record class: its columns, by field name."""
+"""The columns of each record class, by field name."""
 
 
 def pack_row(record: Any) -> dict[str, Any]:
@@ -104,20 +104,20 @@ def pack_row(record: Any) -> dict[str, Any]:
     return {name: column.pack(getattr(record, name)) for name, column in RECORD_COLUMNS[type(record)].items()}
 
 
-def unpack_row(kind: type[Record], row: Mapping[str, Any]) -> Record:
+def unpack_row(record_class: type[Record], row: Mapping[str, Any]) -> Record:
     """Return the record in a row. Missing columns get the defaults of their fields; other columns are ignored.
 
     Raises:
         ValueError, TypeError: `pack_row` did not make this row, or a value is of another type.
     """
-    columns = RECORD_COLUMNS[kind]
+    columns = RECORD_COLUMNS[record_class]
     values = {name: columns[name].unpack(row[name]) for name in row.keys() if name in columns}  # noqa: SIM118  a sqlite3.Row
     numbers = {name: values.pop(name) for name in tuple(values) if name in ARRAY_TYPES}
-    return replace(msgspec.convert(values, kind), **numbers)  # type: ignore[type-var]
+    return replace(msgspec.convert(values, record_class), **numbers)  # type: ignore[type-var]
 
 
-def bound_records(records: Iterable[Record], run: str) -> Iterator[Record]:
-    """Yield records of one run, whose name for errors is `run`.
+def bound_records(records: Iterable[Record], run_name: str) -> Iterator[Record]:
+    """Yield records of one run, whose name for errors is `run_name`.
 
     The size is bounded because callers keep a whole run in memory, and a small file can contain large compressed data.
 
@@ -126,11 +126,11 @@ def bound_records(records: Iterable[Record], run: str) -> Iterator[Record]:
     """
     size = 0
     for record in records:
-        stored = RECORD_COLUMNS[type(record)].items()
-        size += sum(len(getattr(record, name) or ()) for name, column in stored if column.sql == "BLOB")
+        columns = RECORD_COLUMNS[type(record)].items()
+        size += sum(len(getattr(record, name) or ()) for name, column in columns if column.sql == "BLOB")
         if size > MAX_RUN_SIZE:
             raise RunLogError(
-                f"{run} has more than {MAX_RUN_SIZE:,} characters, token ids and log-probs",
-                hint="It cannot be used. If it is not from somebody else, read its document in parts.",
+                f"{run_name} has more than {MAX_RUN_SIZE:,} characters, token ids and log-probs",
+                hint="The run cannot be used. If it is yours, read its document in parts.",
             )
         yield record

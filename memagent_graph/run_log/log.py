@@ -35,12 +35,12 @@ from memagent_graph.run_log.records import (
     describe_edit,
 )
 from memagent_graph.run_log.rows import connect
-from memagent_graph.storage.database import OtherTablesError
+from memagent_graph.storage.database import UnknownSchemaError
 from memagent_graph.storage.database_writer import DatabaseWriter, MovedFileError
 from memagent_graph.trace import Trace
 
 _OVERWRITE: Final = StrategyId("overwrite", "")
-_NOT_STORABLE: Final = (OverflowError, UnicodeEncodeError)
+_STORAGE_ERRORS: Final = (OverflowError, UnicodeEncodeError)
 """The errors of sqlite3 for values that SQLite cannot store."""
 
 
@@ -59,7 +59,7 @@ class RunLog:
         self.path = Path(path)
         self._redact = redact
         self._writer = DatabaseWriter(self.path, partial(connect, self.path))
-        with self._connection():
+        with self._open_for_reading():
             pass
 
     # Writing. `begin`, `record`, `end` and `edit` return a future that is done when the entry is in the file; see
@@ -75,24 +75,24 @@ class RunLog:
         *,
         prompts: Prompts | None = None,
         trace: Mapping[str, str] | None = None,
-        afresh: bool = False,
+        replaces_run: bool = False,
     ) -> Future[None]:
         """Log the start of a run, with the wording of its prompts and the ids of the caller's trace.
 
-        An existing run with this id continues and its end is removed, or, with `afresh`, it is replaced: its
+        An existing run with this id continues and its end is removed, or, with `replaces_run`, it is replaced: its
         conversations no longer count. In both cases it is a new attempt, and the rewards of the run so far do not
-        count. Rewards of single conversations do, because a conversation that another attempt replaces is superseded.
+        count. Rewards of conversations do, unless another attempt replaced the conversation, which is then superseded.
         """
-        logged = document.copy()
-        logged["name"] = self._redact_text(TextKind.DOCUMENT_NAME, document["name"]) or ""
+        logged_document = document.copy()
+        logged_document["name"] = self._redact_text(TextKind.DOCUMENT_NAME, document["name"]) or ""
         if "path" in document and self._redact_text(TextKind.DOCUMENT_NAME, document["path"]) != document["path"]:
-            del logged["path"]
-        run = RunRecord(
+            del logged_document["path"]
+        record = RunRecord(
             run_id=run_id,
             began=time.time(),
             ended=None,
             question=_make_storable(self._redact_text(TextKind.QUESTION, question)) or "",
-            document=logged,
+            document=logged_document,
             settings=dict(settings),
             stop_reason=None,
             answer=None,
@@ -101,26 +101,26 @@ class RunLog:
             strategy_fingerprint=strategy.fingerprint,
         )
 
-        def job(connection: sqlite3.Connection) -> None:
-            values = pack_row(run)
-            rows.begin_attempt(connection, run_id, run.began)
-            rows.insert(connection, "runs", values, update=values.keys() - {"attempt"} if afresh else ())
-            if afresh:
+        def write_start(connection: sqlite3.Connection) -> None:
+            values = pack_row(record)
+            rows.begin_attempt(connection, run_id, record.began)
+            rows.insert_row(connection, "runs", values, update=values.keys() - {"attempt"} if replaces_run else ())
+            if replaces_run:
                 connection.execute("DELETE FROM imported WHERE run_id = ?", (run_id,))
                 connection.execute("UPDATE conversations SET superseded = 1 WHERE run_id = ?", (run_id,))
             if prompts is not None:
                 rows.insert_template(connection, prompts.fingerprint, prompts.wording)
 
-        return self._writer.submit(job, may_wait=True)
+        return self._writer.submit(write_start, may_wait=True)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
         """Log the end of a run."""
         values = time.time(), stop_reason, _make_storable(self._redact_text(TextKind.ANSWER, answer)), run_id
 
-        def job(connection: sqlite3.Connection) -> None:
+        def write_end(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
 
-        return self._writer.submit(job, may_wait=True)
+        return self._writer.submit(write_end, may_wait=True)
 
     def record(
         self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
@@ -133,11 +133,11 @@ class RunLog:
         Args:
             conversation: the conversation.
             prompt_texts: the messages of the prompt, for the redaction hook. They are not stored.
-            supersede: whether to mark earlier conversations. It is not needed if there are none.
+            supersede: whether to mark earlier conversations; False saves time if there are none.
         """
         if self._redact is not None:
-            conversation = self._mask(conversation, prompt_texts)
-        return self._writer.submit(rows.make_conversation_job(conversation, supersede_others=supersede), may_wait=True)
+            conversation = self._redact_conversation(conversation, prompt_texts)
+        return self._writer.submit(rows.make_conversation_job(conversation, supersedes_others=supersede), may_wait=True)
 
     def flush_soon(self) -> None:
         """Write the submitted entries within milliseconds, because a caller waits for them."""
@@ -166,11 +166,11 @@ class RunLog:
         text = self._redact_text(TextKind.MEMORY, memory)
         event = LoggedEvent(time.time(), EventKind.MEMORY_EDITED, describe_edit(author), position, text, call_id)
 
-        def job(connection: sqlite3.Connection) -> None:
-            rows.supersede_except(connection, run_id, remaining)
+        def write_edit(connection: sqlite3.Connection) -> None:
+            rows.supersede_other_calls(connection, run_id, remaining)
             rows.insert_event(connection, run_id, event)
 
-        return self._writer.submit(job)
+        return self._writer.submit(write_edit)
 
     def reward(
         self,
@@ -182,7 +182,7 @@ class RunLog:
         conversation: int | None = None,
         note: str | None = None,
     ) -> None:
-        """Add a reward for a run, or for one of its conversations. Earlier rewards stay; see `latest_rewards`.
+        """Add a reward of a run, or of one of its conversations. Earlier rewards stay; see `latest_rewards`.
 
         The reward of a run is valid for its present attempt. When the run is read again, resumed or edited, the reward
         stays in the log, but no longer counts.
@@ -192,59 +192,61 @@ class RunLog:
             RunNotFoundError: the run does not exist, or has no such conversation.
             RunLogError: the file cannot be written.
         """
-        new = Reward(run_id, name, float(value), source, time.time(), conversation, note)
-        if not math.isfinite(new.value):
-            raise MemAgentError(f"a reward must be a finite number, got {new.value}", hint="Use a number such as 0.5.")
+        new_reward = Reward(run_id, name, float(value), source, time.time(), conversation, note)
+        if not math.isfinite(new_reward.value):
+            raise MemAgentError(
+                f"a reward must be a finite number, got {new_reward.value}", hint="Use a number such as 0.5."
+            )
         self.get(run_id)
 
-        def job(connection: sqlite3.Connection) -> None:
+        def write_reward(connection: sqlite3.Connection) -> None:
             if conversation is not None:
                 row = connection.execute("SELECT run_id FROM conversations WHERE id = ?", (conversation,)).fetchone()
                 if row is None or row["run_id"] != run_id:
                     hint = "Pass the `id` of one that `conversations(run_id)` returns."
                     raise RunNotFoundError(f"run {run_id} has no conversation {conversation}", hint=hint, run_id=run_id)
-            rows.insert_reward(connection, new)
+            rows.insert_reward(connection, new_reward)
 
-        self.wait(self._writer.submit(job))
+        self.wait(self._writer.submit(write_reward))
 
-    def add(self, run: LoggedRun, *, replacing: bool = False) -> None:
-        """Add a whole run from another log in one transaction, marked as imported. The redaction hook is not called.
+    def add(self, run: LoggedRun, *, replace_existing: bool = False) -> None:
+        """Add a run of another log in one transaction, marked as imported. The redaction hook is not called.
 
         Args:
             run: the run. Its conversations, superseded ones too, get new rows.
-            replacing: whether to delete a run with the same id first.
+            replace_existing: whether to delete a run with the same id first.
 
         Raises:
             RunLogError: the run exists, is inconsistent, or cannot be written.
         """
         run_id = run.record.run_id
 
-        def job(connection: sqlite3.Connection) -> None:
-            if replacing:
+        def write_run(connection: sqlite3.Connection) -> None:
+            if replace_existing:
                 connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
-            rows.insert(connection, "runs", pack_row(run.record))
+            rows.insert_row(connection, "runs", pack_row(run.record))
             connection.execute("INSERT INTO imported VALUES (?)", (run_id,))
             for fingerprint, wording in run.templates.items():
                 rows.insert_template(connection, fingerprint, wording)
             row_ids = {
-                conversation.id: rows.make_conversation_job(conversation, supersede_others=False)(connection)
+                conversation.id: rows.make_conversation_job(conversation, supersedes_others=False)(connection)
                 for conversation in sorted(run.conversations, key=lambda conversation: conversation.id or 0)
             }
             for event in run.events:
                 rows.insert_event(connection, run_id, event)
             for reward in run.rewards:
-                row = None if reward.conversation is None else row_ids[reward.conversation]
-                rows.insert_reward(connection, replace(reward, conversation=row))
+                row_id = None if reward.conversation is None else row_ids[reward.conversation]
+                rows.insert_reward(connection, replace(reward, conversation=row_id))
 
         try:
-            self.wait(self._writer.submit(job))
+            self.wait(self._writer.submit(write_run))
         except RunLogError as error:
             if isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise RunLogError(
-                    f"run {run_id!r} is already in {self.path}, or contradicts itself ({error.__cause__})",
+                    f"run {run_id!r} is already in {self.path}, or is inconsistent ({error.__cause__})",
                     hint="Replace the run that is here, or leave this one out.",
                 ) from error
-            if isinstance(error.__cause__, _NOT_STORABLE):
+            if isinstance(error.__cause__, _STORAGE_ERRORS):
                 raise RunLogError(f"run {run_id!r} cannot be stored: {error.message}", hint=error.hint) from error
             raise
         except KeyError as error:
@@ -257,14 +259,15 @@ class RunLog:
         """Delete runs with all of their data, free the disk space, and return the number of runs."""
         ids = list(run_ids)
 
-        def job(connection: sqlite3.Connection) -> int:
-            return sum(connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,)).rowcount for run_id in ids)
+        def delete_rows(connection: sqlite3.Connection) -> int:
+            deletions = (connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,)) for run_id in ids)
+            return sum(deletion.rowcount for deletion in deletions)
 
-        count: int = self.wait(self._writer.submit(job))
-        # On a full disk the space may not be freed. New runs use it then.
-        with suppress(RunLogError), self._connection() as connection:
+        run_count: int = self.wait(self._writer.submit(delete_rows))
+        # On a full disk the space may not be freed; new runs will use it.
+        with suppress(RunLogError), self._open_for_reading() as connection:
             connection.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
-        return count
+        return run_count
 
     def wait(self, future: Future[Any]) -> Any:
         """Wait for a future and return its result. In an event loop, use `asyncio.wrap_future`.
@@ -290,7 +293,7 @@ class RunLog:
 
     def counts(self) -> tuple[int, int]:
         """Return the number of runs and of conversations."""
-        with self._connection() as connection:
+        with self._open_for_reading() as connection:
             query = "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM conversations)"
             runs, conversations = connection.execute(query).fetchone()
         return runs, conversations
@@ -311,9 +314,9 @@ class RunLog:
 
     def runs(self, selection: RunFilter | None = None) -> Iterator[RunRecord]:
         """Yield the runs, newest first."""
-        condition, values = (selection or RunFilter()).sql()
-        with self._connection() as connection:
-            for row in connection.execute(f"SELECT * FROM runs {condition}", values):  # noqa: S608  our own words
+        condition, parameters = (selection or RunFilter()).build_sql()
+        with self._open_for_reading() as connection:
+            for row in connection.execute(f"SELECT * FROM runs {condition}", parameters):  # noqa: S608  our own words
                 yield unpack_row(RunRecord, row)
 
     def conversations(self, run_id: str, *, superseded: bool = False, with_ids: bool = True) -> Iterator[Conversation]:
@@ -329,30 +332,31 @@ class RunLog:
         """
         columns = "*" if with_ids else rows.SMALL_COLUMNS
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
-        with self._connection() as connection:
+        with self._open_for_reading() as connection:
             records = connection.execute(query, (run_id, int(superseded)))
             yield from bound_records((unpack_row(Conversation, row) for row in records), f"run {run_id} in {self.path}")
 
     def trace(self, run_id: str) -> Trace:
-        """Return a run's conversations as a graph: what each call read, its parents, and the memory after it.
+        """Return a run's conversations as a graph of calls, with what each read, its parents, and the memory after it.
 
         Raises:
             RunNotFoundError: there is no such run in the log.
         """
-        size = self.get(run_id).document["size"]
+        document_bytes = self.get(run_id).document["size"]
         with self._translate_errors():
-            return build_trace(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
+            conversations = self.conversations(run_id, with_ids=False)
+            return build_trace(conversations, self.events(run_id), document_bytes=document_bytes)
 
     def events(self, run_id: str) -> list[LoggedEvent]:
         """Return the events of a run without a conversation (edits of memories)."""
-        with self._connection() as connection:
+        with self._open_for_reading() as connection:
             events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
             return list(bound_records((unpack_row(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
 
     def rewards(self, run_id: str, *, earlier: bool = False) -> list[Reward]:
         """Return the rewards of a run and its conversations, oldest first; with `earlier` also of earlier attempts."""
         table = "rewards" if earlier else "valid_rewards"
-        with self._connection() as connection:
+        with self._open_for_reading() as connection:
             rewards = connection.execute(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY time, id", (run_id,))  # noqa: S608
             return [unpack_row(Reward, row) for row in rewards]
 
@@ -365,7 +369,7 @@ class RunLog:
         ids = list(run_ids)
         rewards: dict[str, dict[str, float]] = {run_id: {} for run_id in ids}
         id_list = json.dumps(ids)
-        with self._connection() as connection:
+        with self._open_for_reading() as connection:
             for row in connection.execute(
                 "SELECT run_id, name, value FROM valid_rewards "
                 "WHERE run_id IN (SELECT value FROM json_each(?)) AND conversation IS NULL ORDER BY time, id",
@@ -393,7 +397,7 @@ class RunLog:
             "SELECT hash, content FROM templates "
             "WHERE hash IN (SELECT template FROM conversations WHERE run_id = ?) ORDER BY hash"
         )
-        with self._connection() as connection:
+        with self._open_for_reading() as connection:
             return {row["hash"]: json.loads(row["content"]) for row in connection.execute(query, (run_id,))}
 
     # Internals
@@ -401,7 +405,7 @@ class RunLog:
     def _redact_text(self, kind: TextKind, text: str | None) -> str | None:
         return text if self._redact is None or text is None else self._redact(kind, text)
 
-    def _mask(self, conversation: Conversation, prompt_texts: Sequence[str]) -> Conversation:
+    def _redact_conversation(self, conversation: Conversation, prompt_texts: Sequence[str]) -> Conversation:
         text = self._redact_text(TextKind.COMPLETION, conversation.text)
         if any(self._redact_text(TextKind.PROMPT, prompt) != prompt for prompt in prompt_texts):
             conversation = replace(conversation, prompt_token_ids=None)
@@ -410,9 +414,9 @@ class RunLog:
         return replace(conversation, text=text, memory=self._redact_text(TextKind.MEMORY, conversation.memory))
 
     @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
+    def _open_for_reading(self) -> Iterator[sqlite3.Connection]:
         """Yield a new connection for reading."""
-        with self._translate_errors(), closing(connect(self.path, to_read=True)) as connection:
+        with self._translate_errors(), closing(connect(self.path, read_only=True)) as connection:
             yield connection
 
     @contextmanager
@@ -420,7 +424,7 @@ class RunLog:
         try:
             yield
         except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise log_error(self.path, error) from error
+            raise make_log_error(self.path, error) from error
 
 
 def _make_storable(text: str | None) -> str | None:
@@ -428,20 +432,20 @@ def _make_storable(text: str | None) -> str | None:
     return None if text is None else text.encode("utf-8", "replace").decode()
 
 
-def log_error(path: Path, error: BaseException) -> RunLogError:
-    """Return a database error as an error of this package."""
+def make_log_error(path: Path, error: BaseException) -> RunLogError:
+    """Return the `RunLogError` for a database error, with a hint."""
     reason = str(error)
-    if isinstance(error, _NOT_STORABLE):
+    if isinstance(error, _STORAGE_ERRORS):
         return RunLogError(
             f"{path} cannot store a value: {reason}",
             hint="Integers must have at most 64 bits, and text must be valid Unicode, without half surrogate pairs.",
         )
     if isinstance(error, MovedFileError):
         hint = (
-            "Put it back before its runs continue; what was written before is in the old file. Do not move a log while "
-            "programs use it: copy it with `memagent export`."
+            "Put the file back before its runs continue: earlier entries are in the moved file. Do not move a log "
+            "while programs use it: copy it with `memagent export`."
         )
-    elif isinstance(error, OtherTablesError):
+    elif isinstance(error, UnknownSchemaError):
         hint = "Choose another file with --log, or move this one away, and a new one is created."
     elif "locked" in reason or "busy" in reason:
         hint = "Close the program that uses it, choose another file with --log, or read with --no-log."

@@ -23,19 +23,19 @@ def build_trace(
         edits: the edits of memories, from `RunLog.events`.
         document_bytes: the size of the document, for progress.
     """
-    valid = [conversation for conversation in conversations if not conversation.superseded]
-    valid.sort(key=lambda conversation: conversation.id or 0)
-    attempts_by_call = group_values((conversation.call_id, conversation) for conversation in valid)
+    trajectory = [conversation for conversation in conversations if not conversation.superseded]
+    trajectory.sort(key=lambda conversation: conversation.id or 0)
+    attempts_by_call = group_values((conversation.call_id, conversation) for conversation in trajectory)
     edits_by_call = group_values((edit.call_id, edit) for edit in edits if edit.kind == EventKind.MEMORY_EDITED)
     calls: list[Call] = []
     memories: dict[str, str | None] = {}
     for call_id, attempts in attempts_by_call.items():
-        last = attempts[-1]
-        if last.outcome is Outcome.DISCARDED:
+        last_attempt = attempts[-1]
+        if last_attempt.outcome is Outcome.DISCARDED:
             continue
         call = _make_call(attempts)
-        if last.outcome is Outcome.KEPT_PREVIOUS:
-            memory = last.memory if last.memory is not None else _join_parent_memories(call, memories)
+        if last_attempt.outcome is Outcome.KEPT_PREVIOUS:
+            memory = last_attempt.memory if last_attempt.memory is not None else _join_parent_memories(call, memories)
             call = replace(call, text=memory if call.writes is Writes.MEMORY else "")
         for edit in edits_by_call.get(call_id, ()):
             event = ReadEvent(EventKind.MEMORY_EDITED, edit.position, edit.detail)
@@ -46,18 +46,18 @@ def build_trace(
 
 
 def _make_call(attempts: Sequence[Conversation]) -> Call:
-    last = attempts[-1]
+    last_attempt = attempts[-1]
     return Call(
-        id=last.call_id,
-        node=last.node,
-        branch=last.branch,
-        role=last.role,
-        slot=last.slot,
-        writes=last.writes,
-        text=last.text if last.writes is Writes.ANSWER else last.result,
-        reads=last.reads,
-        parents=last.parents,
-        completion=Completion("", FinishReason(last.finish_reason), last.policy, **last.origin),
+        id=last_attempt.call_id,
+        node=last_attempt.node,
+        branch=last_attempt.branch,
+        role=last_attempt.role,
+        slot=last_attempt.slot,
+        writes=last_attempt.writes,
+        text=last_attempt.text if last_attempt.writes is Writes.ANSWER else last_attempt.result,
+        reads=last_attempt.reads,
+        parents=last_attempt.parents,
+        completion=Completion("", FinishReason(last_attempt.finish_reason), last_attempt.policy, **last_attempt.origin),
         usage=TokenUsage(
             sum(attempt.prompt_tokens for attempt in attempts),
             sum(attempt.completion_tokens for attempt in attempts),

@@ -6,7 +6,7 @@ read and write logs are little-endian. Planes that hardly compress are stored un
 are no other matches. An id of a prompt takes about 2 bytes, an id of a completion 1.65, and a log-prob 3.3. A blob
 begins with the number of unchanged planes.
 
-A log may come from somebody else. The inflated size of a blob is bounded, so a small file cannot fill the memory.
+A log may come from somebody else, so the inflated size of a blob is bounded: a small file cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ _MEMORY_LEVEL: Final = 5
 _RAW_PLANES_OF_IDS: Final = 2
 _RAW_PLANES_OF_FEW_IDS: Final = 1
 _FEW_IDS: Final = 1024
-"""Maximum numbers for which the second plane is deflated, too. It takes four times the time and saves a fifth."""
+"""Up to this many ids, the second plane is deflated, too, which takes four times the time and saves a fifth."""
 MAX_TEXT_BYTES: Final = 1 << 24
 """Maximum UTF-8 bytes of a text. A completion of a million tokens has about 4 MB."""
-MAX_LIST: Final = 1 << 22
-"""Maximum ids or log-probs of a prompt or completion. Contexts have up to a million tokens."""
+MAX_LIST_LENGTH: Final = 1 << 22
+"""Maximum number of ids or log-probs in a blob. Contexts have up to a million tokens."""
 _RAW_PLANES_OF_LOGPROBS: Final = 3
 _HEADER_BYTES: Final = 5
-_WIDTH: Final = 4
+_NUMBER_BYTES: Final = 4
 
 
-def pack_numbers(kind: str, numbers: Sequence[float] | None) -> bytes | None:
+def pack_numbers(type_code: str, numbers: Sequence[float] | None) -> bytes | None:
     """Pack token ids, 0 to 2^32 - 1 (kind "I"), or log-probs as 32-bit floats, the precision of policies (kind "f").
 
     Raises:
-        ValueError: there are more than `MAX_LIST` numbers.
+        ValueError: there are more than `MAX_LIST_LENGTH` numbers.
     """
     if numbers is None:
         return None
-    _require_list(len(numbers))
-    few = _RAW_PLANES_OF_FEW_IDS if len(numbers) <= _FEW_IDS else _RAW_PLANES_OF_IDS
-    raw = few if kind == "I" else _RAW_PLANES_OF_LOGPROBS
-    values = array(kind, numbers)
+    _require_list_length(len(numbers))
+    id_planes = _RAW_PLANES_OF_FEW_IDS if len(numbers) <= _FEW_IDS else _RAW_PLANES_OF_IDS
+    raw_plane_count = id_planes if type_code == "I" else _RAW_PLANES_OF_LOGPROBS
+    values = array(type_code, numbers)
     data = values.tobytes()
-    low = [data[plane::_WIDTH] for plane in range(raw)]
-    high = b"".join(data[plane::_WIDTH] for plane in range(raw, _WIDTH))
-    header = raw.to_bytes(1, "little") + len(values).to_bytes(_HEADER_BYTES - 1, "little")
-    return b"".join((header, *low, _deflate(high, _NUMBERS_LEVEL, zlib.Z_RLE)))
+    raw_planes = [data[plane::_NUMBER_BYTES] for plane in range(raw_plane_count)]
+    other_planes = b"".join(data[plane::_NUMBER_BYTES] for plane in range(raw_plane_count, _NUMBER_BYTES))
+    header = raw_plane_count.to_bytes(1, "little") + len(values).to_bytes(_HEADER_BYTES - 1, "little")
+    return b"".join((header, *raw_planes, _deflate(other_planes, _NUMBERS_LEVEL, zlib.Z_RLE)))
 
 
-def unpack_numbers(kind: str, blob: bytes | None) -> array[Any] | None:
+def unpack_numbers(type_code: str, blob: bytes | None) -> array[Any] | None:
     """Unpack a blob from `pack_numbers`.
 
     Raises:
-        ValueError: the blob is damaged, or has more than `MAX_LIST` numbers.
+        ValueError: the blob is damaged, or has more than `MAX_LIST_LENGTH` numbers.
     """
     if blob is None:
         return None
-    if len(blob) < _HEADER_BYTES or not 0 < blob[0] < _WIDTH:
+    if len(blob) < _HEADER_BYTES or not 0 < blob[0] < _NUMBER_BYTES:
         raise ValueError("a list of numbers is damaged")
-    raw, count = blob[0], int.from_bytes(blob[1:_HEADER_BYTES], "little")
-    _require_list(count)
-    end = _HEADER_BYTES + count * raw
-    data = blob[_HEADER_BYTES:end] + _inflate(blob[end:], count * (_WIDTH - raw))
-    if len(data) != count * _WIDTH:
+    raw_plane_count, count = blob[0], int.from_bytes(blob[1:_HEADER_BYTES], "little")
+    _require_list_length(count)
+    end = _HEADER_BYTES + count * raw_plane_count
+    data = blob[_HEADER_BYTES:end] + _inflate(blob[end:], count * (_NUMBER_BYTES - raw_plane_count))
+    if len(data) != count * _NUMBER_BYTES:
         raise ValueError("a list of numbers is cut off")
-    planes = bytearray(count * _WIDTH)
-    for plane in range(_WIDTH):
-        planes[plane::_WIDTH] = data[plane * count : (plane + 1) * count]
-    return array(kind, bytes(planes))
+    planes = bytearray(count * _NUMBER_BYTES)
+    for plane in range(_NUMBER_BYTES):
+        planes[plane::_NUMBER_BYTES] = data[plane * count : (plane + 1) * count]
+    return array(type_code, bytes(planes))
 
 
 def pack_text(text: str | None) -> bytes | None:
@@ -117,6 +117,6 @@ def _inflate(data: bytes, limit: int) -> bytes:
     return inflated
 
 
-def _require_list(count: int) -> None:
-    if count > MAX_LIST:
-        raise ValueError(f"a list has more than {MAX_LIST:,} numbers")
+def _require_list_length(count: int) -> None:
+    if count > MAX_LIST_LENGTH:
+        raise ValueError(f"a list has more than {MAX_LIST_LENGTH:,} numbers")

@@ -1,4 +1,4 @@
-"""The contents of a run log as data, and filters of runs. All times are seconds since 1970.
+"""The records of a run log, and filters of runs. All times are seconds since 1970.
 
 The fields of `RunRecord`, `Conversation`, `LoggedEvent` and `Reward` are the columns of the log's tables and of
 exports; `columns` stores them by type. A new field needs no other change in this package.
@@ -248,11 +248,11 @@ class RunFilter:
     run_id_begins: str | None = None
     """The beginning of the run's id."""
     question: str | None = None
-    """Part of the question."""
+    """A part of the question, in any case."""
     document: str | None = None
-    """Part of the document's name."""
+    """A part of the document's name, in any case."""
     policy: str | None = None
-    """Part of the name of a policy that wrote one of its conversations."""
+    """A part of the name of a policy that wrote one of its conversations, in any case."""
     stop_reason: str | None = None
     """A value of `StopReason`, or "unfinished"."""
     reward: str | None = None
@@ -266,9 +266,9 @@ class RunFilter:
     newest: int | None = None
     """Maximum number of runs, the newest."""
 
-    def sql(self) -> tuple[str, list[Any]]:
-        """Return the end of the query, from WHERE on, and its parameters."""
-        terms = {
+    def build_sql(self) -> tuple[str, list[Any]]:
+        """Return the end of a query of runs, from WHERE on, and its parameters."""
+        optional_conditions = {
             "instr(run_id, ?) = 1": self.run_id_begins,
             "instr(lower(question), lower(?)) > 0": self.question,
             "instr(lower(json_extract(document, '$.name')), lower(?)) > 0": self.document,
@@ -280,12 +280,12 @@ class RunFilter:
             "began >= ?": self.since,
             "began < ?": self.until,
         }
-        chosen = {term: value for term, value in terms.items() if value is not None}
-        values = [*chosen.values(), *(self.run_ids or ()), -1 if self.newest is None else self.newest]
-        conditions = [*chosen]
+        active = {condition: value for condition, value in optional_conditions.items() if value is not None}
+        parameters = [*active.values(), *(self.run_ids or ()), -1 if self.newest is None else self.newest]
+        conditions = [*active]
         if self.run_ids is not None:
             conditions.append(f"run_id IN ({', '.join('?' * len(self.run_ids))})")
-        return f"WHERE {' AND '.join(conditions) or '1'} ORDER BY began DESC, run_id DESC LIMIT ?", values
+        return f"WHERE {' AND '.join(conditions) or '1'} ORDER BY began DESC, run_id DESC LIMIT ?", parameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ refine       a draft of the answer, improved at each chunk
 map_reduce   findings of each chunk, in parallel, then merged
 parallel     chunks read in parallel, findings merged, in up to `passes` passes
 segments     the loop of the paper in several segments in parallel; the memories are merged
-reread       after a whole read, the document is read again for each sub-question
+reread       after a full read, the document is read again for each sub-question
 recall       the loop of the paper, in which the policy can search earlier memories and chunks
 
-Three strategies ask once about a part of the document. They are fast, and serve as baselines:
+Three strategies ask once, about an excerpt of the document. They are fast, and serve as baselines:
 
 retrieval           the chunks that are most similar to the question
 middle_truncation   the document's beginning and end
@@ -30,9 +30,9 @@ from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any, Final, get_type_hints
 
-from memagent_graph.entry_points import STRATEGIES, entry_point_error, list_entry_points
+from memagent_graph.entry_points import STRATEGIES, list_entry_points, make_entry_point_error
 from memagent_graph.errors import ProfileError, StrategyError
-from memagent_graph.own_code import load_own
+from memagent_graph.own_code import load_own_code
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.strategy import Strategy as Strategy
@@ -61,11 +61,11 @@ def list_strategy_names() -> tuple[str, ...]:
 
 
 def is_strategy(text: str) -> bool:
-    """Return whether a text has the form of a strategy name, and not of another system for evaluations."""
+    """Return whether a text names a strategy, and not another system of evaluations."""
     return ":" in text or text in list_strategy_names()
 
 
-def reading_strategy(choice: Strategy | type[Strategy] | str | None, profile: Profile | None) -> Strategy:
+def choose_strategy(choice: Strategy | type[Strategy] | str | None, profile: Profile | None) -> Strategy:
     """Return the chosen strategy, or else the strategy in the policy's profile, or else overwrite.
 
     A profile may come from somebody else. So it must not name code, or a strategy that shows the policy only a part of
@@ -78,7 +78,7 @@ def reading_strategy(choice: Strategy | type[Strategy] | str | None, profile: Pr
     if choice is not None or profile is None or not profile.strategy:
         return load_strategy(choice)
     try:
-        strategy = load_strategy(profile.strategy, own_code=False)
+        strategy = load_strategy(profile.strategy, allow_own_code=False)
     except StrategyError as error:
         raise ProfileError(f"the policy's memagent.json: {error.message}", hint=error.hint) from error
     if not strategy.reads_all:
@@ -89,12 +89,12 @@ def reading_strategy(choice: Strategy | type[Strategy] | str | None, profile: Pr
     return strategy
 
 
-def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, own_code: bool = True) -> Strategy:
+def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, allow_own_code: bool = True) -> Strategy:
     """Return the strategy for a name, a class or an object; overwrite for None.
 
     Args:
         strategy: a strategy, its class, or its name: "name", "file.py:Name" or "module:Name", perhaps with options.
-        own_code: whether a name may refer to the user's own code. Use False for names from files.
+        allow_own_code: whether a name may refer to the user's own code. Use False for names from files.
 
     Raises:
         StrategyError: the name is unknown, the code cannot be loaded or is not a strategy, two strategies have the same
@@ -103,52 +103,52 @@ def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, own_code:
     if strategy is None:
         return Overwrite()
     if isinstance(strategy, str):
-        return _load_named(strategy, own_code=own_code)
-    return _check(strategy, repr(strategy), {})
+        return _load_strategy_by_name(strategy, allow_own_code=allow_own_code)
+    return _make_strategy(strategy, repr(strategy), {})
 
 
-def _load_named(text: str, *, own_code: bool) -> Strategy:
+def _load_strategy_by_name(text: str, *, allow_own_code: bool) -> Strategy:
     name, options = split_options(text)
     if name in _SHIPPED:
-        module, _, kind = _SHIPPED[name].partition(".")
-        return _check(getattr(import_module(f"{__name__}.{module}"), kind), name, options)
+        module, _, class_name = _SHIPPED[name].partition(".")
+        return _make_strategy(getattr(import_module(f"{__name__}.{module}"), class_name), name, options)
     if name.partition(":")[0] in list_strategy_names():
         raise StrategyError(
             f"{text} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
         )
-    if ":" in name and not own_code:
+    if ":" in name and not allow_own_code:
         raise StrategyError(
-            f"{text} is code, which runs only where you name it yourself, not because a file does",
+            f"{text} names code, which runs only if you name it yourself, not if a file does",
             hint=f"If you trust it, choose it: --strategy {text}.",
         )
     if ":" in name:
-        return _check(load_own(name, what="a strategy", error=StrategyError), name, options)
+        return _make_strategy(load_own_code(name, what="a strategy", error=StrategyError), name, options)
     entries = list_entry_points(STRATEGIES)
     if name in entries:
         try:
-            loaded = entries[name].load()
+            loaded_object = entries[name].load()
         except Exception as error:  # another package can raise anything
-            raise entry_point_error(entries[name], "the strategy", error, StrategyError) from error
-        return _check(loaded, name, options)
+            raise make_entry_point_error(entries[name], "the strategy", error, StrategyError) from error
+        return _make_strategy(loaded_object, name, options)
     names = list_strategy_names()
-    names_hint = f'Choose one of: {", ".join(names)}. Write your own as "file.py:Name".'
-    raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, names_hint))
+    hint = f'Choose one of: {", ".join(names)}. Write your own as "file.py:Name".'
+    raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, hint))
 
 
-def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
+def _make_strategy(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
     """Return a strategy, or an instance of a strategy's class, with these options."""
-    kind = strategy if isinstance(strategy, type) else type(strategy)
-    if not issubclass(kind, Strategy):
+    strategy_class = strategy if isinstance(strategy, type) else type(strategy)
+    if not issubclass(strategy_class, Strategy):
         raise StrategyError(
             f"{name} is not a strategy", hint="Name a subclass of memagent_graph.Strategy, or an instance of one."
         )
-    values = convert_options(kind, name, options)
+    values = convert_options(strategy_class, name, options)
     instance: Strategy = strategy
-    if kind is strategy:
-        instance = kind(**values)
+    if strategy_class is strategy:
+        instance = strategy_class(**values)
     elif values:
         instance = replace(strategy, **values)
-    if instance.name in _SHIPPED and not kind.__module__.startswith(__name__):
+    if instance.name in _SHIPPED and not strategy_class.__module__.startswith(__name__):
         raise StrategyError(
             f"{name} has the name {instance.name!r}, which is the name of a strategy of this package",
             hint="Choose another name: logs and resumed runs identify strategies by name.",
@@ -156,7 +156,7 @@ def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
     return instance
 
 
-_OPTIONS: Final = re.compile(r"((?::[A-Za-z_]\w*=[^:]*)*)\Z")
+_OPTIONS_SUFFIX: Final = re.compile(r"((?::[A-Za-z_]\w*=[^:]*)*)\Z")
 _OPTION_TYPES: Final = (bool, int, float, str)
 
 
@@ -166,7 +166,7 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
     Raises:
         StrategyError: an option is given twice.
     """
-    match = _OPTIONS.search(text)
+    match = _OPTIONS_SUFFIX.search(text)
     suffix = match[0] if match else ""
     pairs = [option.split("=", 1) for option in suffix.split(":")[1:]]
     options = dict(pairs)
@@ -175,11 +175,11 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
     return text[: len(text) - len(suffix)], options
 
 
-def convert_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
+def convert_options(strategy_class: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of options, converted to the types of the strategy's fields.
 
     Args:
-        kind: the strategy's class.
+        strategy_class: the strategy's class.
         name: the name that the user typed.
         options: as text.
 
@@ -188,15 +188,16 @@ def convert_options(kind: type, name: str, options: Mapping[str, str]) -> dict[s
     """
     if not options:
         return {}
-    hints, names = get_type_hints(kind), [field.name for field in fields(kind)] if is_dataclass(kind) else []
-    kinds = {field: hints[field] for field in names if hints[field] in _OPTION_TYPES}
+    hints = get_type_hints(strategy_class)
+    field_names = [field.name for field in fields(strategy_class)] if is_dataclass(strategy_class) else []
+    option_types = {name: hints[name] for name in field_names if hints[name] in _OPTION_TYPES}
     values = {}
     for option, text in options.items():
-        if option not in kinds:
-            listed = ", ".join(kinds) or "none; make its class a dataclass, and its fields are options"
-            raise StrategyError(f"{name} has no option {option!r}", hint=f"Its options: {listed}.")
+        if option not in option_types:
+            option_names = ", ".join(option_types) or "none; make its class a dataclass, and its fields are options"
+            raise StrategyError(f"{name} has no option {option!r}", hint=f"Its options: {option_names}.")
         try:
-            values[option] = parse_text(text, kinds[option])
+            values[option] = parse_text(text, option_types[option])
         except ValueError as error:
             raise StrategyError(f"{option}={text} is not valid for {name}", hint=f"{error}.") from error
     return values

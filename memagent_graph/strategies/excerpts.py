@@ -28,9 +28,9 @@ from memagent_graph.prompts import AnswerFormat, read_template
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.reading.steps import Change, StepContext, end_with_answer
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, read_answer_form
+from memagent_graph.roles import ANSWER, UPDATE, Role, complete_prompts, read_answer_form
 
-_STEP_TOKENS: Final = 1024
+_COUNTING_CHUNK_TOKENS: Final = 1024
 """Tokens per chunk when the tokens of a document are only counted."""
 DOES_NOT_FIT: Final = "does_not_fit"
 """The stop reason in the run log if the document does not fit."""
@@ -51,12 +51,12 @@ QUESTION: Final = Role(
 class DoesNotFitError(BudgetError):
     """The whole document does not fit in the context window. All numbers are tokens."""
 
-    def __init__(self, needed: int, window: int, document_tokens: int) -> None:
+    def __init__(self, needed_tokens: int, window: int, document_tokens: int) -> None:
         super().__init__(
-            f"one call with the whole document needs {needed:,} tokens and the context window has {window:,}",
+            f"one call with the whole document needs {needed_tokens:,} tokens and the context window has {window:,}",
             hint="Read it in chunks, or serve the model with a larger window.",
         )
-        self.needed, self.window, self.document_tokens = needed, window, document_tokens
+        self.needed_tokens, self.window_tokens, self.document_tokens = needed_tokens, window, document_tokens
 
 
 class ExcerptState(ReaderState):
@@ -67,61 +67,64 @@ class ExcerptState(ReaderState):
 
 
 class ExcerptWindow:
-    """The context window of one call: computes the text to show. Reads text synchronously."""
+    """The context window of one call, and the text that fits in it. Reads text synchronously."""
 
     def __init__(self, step: StepContext) -> None:
         self.context, self.document, self.question = step.context, step.state["document"], step.question
         self.asks_once = QUESTION.name in self.context.prompts.templates
         self.role = QUESTION if self.asks_once else UPDATE
-        self.window = self.context.window or self.context.budget.context_window
+        self.window_tokens = self.context.window or self.context.budget.context_window
         self.reply_tokens = self.role.tokens(self.context.budget)
         """The maximum length of the reply."""
         self.separator = "\n\n[...]\n\n" if self.asks_once else "\n\n"
-        self.room = self.window - self.needs("")
-        """The tokens of text that fit."""
+        self.room_tokens = self.window_tokens - self.count_call_tokens("")
+        """The number of tokens of text that fit."""
 
-    def needs(self, text: str) -> int:
-        """Return the tokens of a call about a text: the prompt and the maximum reply."""
+    def count_call_tokens(self, text: str) -> int:
+        """Count the tokens of a call about a text: its prompt and its maximum reply."""
         messages = self.context.prompts.messages(self.role.name, self.question, chunk=text, schema=self.context.schema)
         prompt = sum(self.context.tokenizer.count(message["content"]) for message in messages)
         return prompt + CHAT_TEMPLATE_TOKENS + self.reply_tokens
 
-    def text(self, spans: Sequence[Span]) -> str:
-        """Return the text of spans in order. Adjacent spans are joined without a separator."""
-        runs: list[tuple[int, int]] = []
+    def read_text(self, spans: Sequence[Span]) -> str:
+        """Read the text of spans, in order. Adjacent spans are joined without a separator."""
+        byte_ranges: list[tuple[int, int]] = []
         for span in spans:
-            if runs and runs[-1][1] == span.start_byte:
-                runs[-1] = runs[-1][0], span.end_byte
+            if byte_ranges and byte_ranges[-1][1] == span.start_byte:
+                byte_ranges[-1] = byte_ranges[-1][0], span.end_byte
             else:
-                runs.append((span.start_byte, span.end_byte))
-        texts = [self.context.store.read(self.document, *run) for run in runs]
+                byte_ranges.append((span.start_byte, span.end_byte))
+        texts = [self.context.store.read(self.document, *byte_range) for byte_range in byte_ranges]
         return self.separator.join(text.strip() for text in texts) if len(texts) > 1 else "".join(texts)
 
-    def role_for(self, text: str) -> Role:
+    def choose_role(self, text: str) -> Role:
         """Return the role, with a shorter maximum reply if the text leaves less room in the window."""
-        room = self.window - self.needs(text) + self.reply_tokens
-        return replace(self.role, max_tokens=room) if room < self.reply_tokens else self.role
+        room_tokens = self.window_tokens - self.count_call_tokens(text) + self.reply_tokens
+        return replace(self.role, max_tokens=room_tokens) if room_tokens < self.reply_tokens else self.role
 
     def fit_to_window(self, choose: Callable[[int], list[Span]]) -> list[Span]:
-        """Return the largest choice of spans for which the call fits in the window. `choose` takes a token count.
+        """Return the longest excerpt with which the call fits in the window.
 
-        A prompt may need more tokens for a text than the document has: parts are joined, and characters are escaped.
+        A text may need more tokens in a prompt than in the document: spans are joined, and characters are escaped.
+
+        Args:
+            choose: returns the spans of an excerpt with a number of tokens.
 
         Raises:
             BudgetError: not even one token of text fits.
         """
-        tokens, empty = self.room, self.window - self.room
+        tokens, empty_call_tokens = self.room_tokens, self.window_tokens - self.room_tokens
         while tokens > 0:
             spans = choose(tokens)
-            if (size := self.needs(self.text(spans)) - empty) <= self.room:
+            if (text_tokens := self.count_call_tokens(self.read_text(spans)) - empty_call_tokens) <= self.room_tokens:
                 return spans
-            tokens = min(tokens - 1, tokens * self.room // size)
+            tokens = min(tokens - 1, tokens * self.room_tokens // text_tokens)
         raise BudgetError(
-            f"not one token of the document fits: there is room for {max(0, self.room):,}",
+            f"not one token of the document fits: there is room for {max(0, self.room_tokens):,}",
             hint="Lower the answer's tokens, shorten the question, or serve the model with a larger window.",
         )
 
-    def chunker(self, tokens: int) -> Chunker:
+    def make_chunker(self, tokens: int) -> Chunker:
         """Return a chunker of the document that ignores sentence boundaries."""
         return Chunker(self.context.store, self.document, self.context.tokenizer, tokens)
 
@@ -145,12 +148,13 @@ class Excerpt(Strategy):
         """Return the spans to show, in the document's order, and the document's tokens.
 
         Raises:
-            BudgetError: no excerpt fits in the window. `DoesNotFitError`: the whole document is needed and does not.
+            BudgetError: no excerpt fits in the window.
+            DoesNotFitError: the strategy shows the whole document, and it does not fit.
         """
         return await asyncio.to_thread(self.choose_in_thread, window)
 
     def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
-        """Return what `choose` returns. A subclass implements one of them; this one may block."""
+        """Choose the spans as `choose` does, and may block. A subclass implements one of the two methods."""
         raise NotImplementedError
 
     async def _choose_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
@@ -164,9 +168,9 @@ class Excerpt(Strategy):
 
     async def _show_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
         window, spans = ExcerptWindow(step), [Span(**span) for span in state.get("excerpt") or ()]
-        text = window.text(spans)
+        text = window.read_text(spans)
         memory = ""
-        reply = await step.ask(window.role_for(text), memory="", chunk=text, reads=spans, parents=(), slot=-1)
+        reply = await step.ask(window.choose_role(text), memory="", chunk=text, reads=spans, parents=(), slot=-1)
         if not window.asks_once:
             memory = reply.text
             reply = await step.ask(ANSWER, memory=memory)
@@ -187,14 +191,14 @@ class FullContext(Excerpt):
 
     def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the whole document, or raise `DoesNotFitError`."""
-        ends = DocumentEnds(window.chunker)
+        ends = DocumentEnds(window.make_chunker)
         spare_tokens = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
-        needed = window.window - window.room + ends.tokens
-        if ends.tokens <= window.room + spare_tokens + BOUNDARY_TOKENS:
-            needed = window.needs(window.text([ends.whole()]))
-        if needed - spare_tokens > window.window:
-            raise DoesNotFitError(needed - spare_tokens, window.window, ends.tokens)
-        return [ends.whole()], ends.tokens
+        needed_tokens = window.window_tokens - window.room_tokens + ends.tokens
+        if ends.tokens <= window.room_tokens + spare_tokens + BOUNDARY_TOKENS:
+            needed_tokens = window.count_call_tokens(window.read_text([ends.make_whole_span()]))
+        if needed_tokens - spare_tokens > window.window_tokens:
+            raise DoesNotFitError(needed_tokens - spare_tokens, window.window_tokens, ends.tokens)
+        return [ends.make_whole_span()], ends.tokens
 
 
 @dataclass(frozen=True)
@@ -206,22 +210,24 @@ class MiddleTruncation(Excerpt):
 
     def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the document's beginning and end, or the whole document if it fits."""
-        ends = DocumentEnds(window.chunker)
+        ends = DocumentEnds(window.make_chunker)
 
         def truncate(tokens: int) -> list[Span]:
             if tokens >= ends.tokens:
-                return [ends.whole()]
-            return [span for span in (ends.head(tokens - tokens // 2), ends.tail(tokens // 2)) if span is not None]
+                return [ends.make_whole_span()]
+            return [
+                span for span in (ends.find_head(tokens - tokens // 2), ends.find_tail(tokens // 2)) if span is not None
+            ]
 
         return window.fit_to_window(truncate), ends.tokens
 
 
 def count_prompt_overhead(context: ReaderContext) -> int:
-    """Return the tokens that a call needs besides text, question and reply: templates and a margin for boundaries.
+    """Count the tokens that a call needs besides text, question and reply: the templates, and a margin for boundaries.
 
     A document that must fit in the window has to be shorter by this number.
     """
-    prompts = prompts_for(Excerpt.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
+    prompts = complete_prompts(Excerpt.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     template = prompts.templates[QUESTION.name if QUESTION.name in prompts.templates else UPDATE.name]
     return context.tokenizer.count(template.literal) + CHAT_TEMPLATE_TOKENS + BOUNDARY_TOKENS
 
@@ -238,33 +244,33 @@ class DocumentEnds:
         self.tokens = 0
         self._end = start_cursor()
         self._starts: list[tuple[int, Cursor]] = []
-        """The chunks: the number of tokens before each, and its start."""
-        for chunk in chunker(_STEP_TOKENS).chunks():
+        """For each chunk: the number of tokens before it, and its start."""
+        for chunk in chunker(_COUNTING_CHUNK_TOKENS).chunks():
             self._starts.append((self.tokens, self._end))
             self._end = chunk.next
             self.tokens += chunk.tokens
 
-    def whole(self) -> Span:
-        """Return the whole document."""
-        return self._to_end(start_cursor(), self.tokens)
+    def make_whole_span(self) -> Span:
+        """Return the span of the whole document."""
+        return self._make_span_to_end(start_cursor(), self.tokens)
 
-    def head(self, tokens: int) -> Span | None:
+    def find_head(self, tokens: int) -> Span | None:
         """Return the document's first tokens, up to 3 fewer if the last one would end inside a character."""
         chunk = next(iter(self._chunker(tokens).chunks()), None) if tokens else None
         return None if chunk is None else Span.of(chunk)
 
-    def tail(self, tokens: int) -> Span | None:
+    def find_tail(self, tokens: int) -> Span | None:
         """Return the document's last tokens, up to 3 more if the first one would begin inside a character."""
         if not tokens:
             return None
         start = max(0, self.tokens - tokens)
-        before, cursor = next(entry for entry in reversed(self._starts) if entry[0] <= start)
-        if skipped := start - before:
-            chunk = next(iter(self._chunker(skipped).chunks(cursor)))
-            if chunk.tokens <= skipped:  # a chunk has one character at least, of however many tokens
-                before, cursor = before + chunk.tokens, chunk.next
-        return replace(self._to_end(cursor, self.tokens - before), index=1)
+        tokens_before, cursor = next(entry for entry in reversed(self._starts) if entry[0] <= start)
+        if skipped_tokens := start - tokens_before:
+            chunk = next(iter(self._chunker(skipped_tokens).chunks(cursor)))
+            if chunk.tokens <= skipped_tokens:  # a chunk has at least one character, of any number of tokens
+                tokens_before, cursor = tokens_before + chunk.tokens, chunk.next
+        return replace(self._make_span_to_end(cursor, self.tokens - tokens_before), index=1)
 
-    def _to_end(self, cursor: Cursor, tokens: int) -> Span:
+    def _make_span_to_end(self, cursor: Cursor, tokens: int) -> Span:
         end = self._end
         return Span(0, cursor["char"], end["char"], cursor["byte"], end["byte"], tokens)

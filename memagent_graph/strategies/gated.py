@@ -1,4 +1,4 @@
-"""An update gate: one call at each chunk decides whether memory is kept, is rewritten, or is sufficient."""
+"""An update gate: one call per chunk keeps the memory, rewrites it, or finds it sufficient for the answer."""
 
 from __future__ import annotations
 
@@ -27,24 +27,28 @@ class Decision(StrEnum):
     """The memory is sufficient for an answer. The lines below it, if any, are the whole new memory."""
 
 
-def parse_decision(text: str, prompts: Prompts, words: Collection[str] = tuple(Decision)) -> ParsedReply | ParseFailure:
-    """Parse a decision, which must be one of `words`, and the memory below it."""
+def parse_decision(
+    text: str, prompts: Prompts, allowed_decisions: Collection[str] = tuple(Decision)
+) -> ParsedReply | ParseFailure:
+    """Parse a decision, which must be one of `allowed_decisions`, and the memory below it."""
     del prompts
-    first, _, memory = text.partition("\n")
-    word, memory = first.strip(), memory.strip()
-    if word not in words:
-        return ParseFailure(EventKind.MALFORMED, f"the first line is {word[:20]!r}, not {', '.join(words)}")
-    if word == Decision.KEEP and memory:
+    first_line, _, memory = text.partition("\n")
+    decision, memory = first_line.strip(), memory.strip()
+    if decision not in allowed_decisions:
+        return ParseFailure(
+            EventKind.MALFORMED, f"the first line is {decision[:20]!r}, not {', '.join(allowed_decisions)}"
+        )
+    if decision == Decision.KEEP and memory:
         return ParseFailure(EventKind.MALFORMED, "there is a new memory below KEEP")
-    if word == Decision.REWRITE and not memory:
+    if decision == Decision.REWRITE and not memory:
         return ParseFailure(EventKind.MALFORMED, "there is no new memory below REWRITE")
-    return ParsedReply(memory or None, Decision(word))
+    return ParsedReply(memory or None, Decision(decision))
 
 
 GATED_UPDATE = Role(
     "gated_update",
     template=read_template("gated_update"),
-    parse=partial(parse_decision, words=(Decision.KEEP, Decision.REWRITE)),
+    parse=partial(parse_decision, allowed_decisions=(Decision.KEEP, Decision.REWRITE)),
 )
 GATED_UPDATE_OR_STOP = Role(
     "gated_update_or_stop", template=read_template("gated_update_or_stop"), parse=parse_decision
@@ -62,22 +66,22 @@ class GatedState(PassState):
 class Gated(SequentialStrategy):
     """read_chunk -> update_or_keep -> read_chunk -> ... -> answer (after GRU-Mem, arXiv 2602.10560).
 
-    A reply in another form is malformed. By default the policy is asked again; then the memory is kept.
+    Any other reply is malformed. By default the policy is asked again; if no reply is valid, the memory is kept.
     """
 
     stop: bool = False
     """Whether the policy may end the read before the document's end."""
     name: ClassVar[str] = "gated"
     state: ClassVar[type] = GatedState
-    update: ClassVar[str] = "update_or_keep"
+    update_node: ClassVar[str] = "update_or_keep"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "roles", (GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE, ANSWER))
 
     def wire_after_update(self, graph: StrategyGraph) -> None:
-        """Add the early exit beside the edge back."""
-        graph.add_conditional_edges(self.update, _route_when_enough, ["read_chunk", "answer"])
+        """Add edges back to the choice of a chunk, and to the answer if the memory is sufficient."""
+        graph.add_conditional_edges(self.update_node, _route_when_enough, ["read_chunk", "answer"])
 
     async def _update_memory(self, state: PassState, step: StepContext) -> Change:
         reply = await read_with_memory(self.roles[0], state, step)

@@ -24,7 +24,7 @@ class PassState(SequentialState):
     """The state of a read that may read the document several times."""
 
     pass_number: NotRequired[int]
-    """The number of the pass, from 1; None means 1."""
+    """Counted from 1; None means 1."""
     earlier_chunks: NotRequired[int]
     """The number of chunks that the previous passes read."""
     earlier_memory: NotRequired[str]
@@ -35,47 +35,54 @@ class PassState(SequentialState):
 class SequentialStrategy(Strategy):
     """A strategy that reads one chunk after the other, and carries the memory on from pass to pass.
 
-    In a later pass the policy can note what it could not know to matter before, such as a fact about a person whose
-    name is in a later chunk than the fact.
+    In a later pass the policy can note what did not seem relevant before, such as a fact about a person who is named
+    only in a later chunk.
     """
 
     passes: int = field(default=1, kw_only=True)
     """Maximum number of times to read the document. A pass that leaves the memory unchanged is the last. A document of
     one chunk is read once."""
     state: ClassVar[type] = PassState
-    update: ClassVar[str] = "update_memory"
+    update_node: ClassVar[str] = "update_memory"
     """The node that shows the policy the memory and the chosen chunk, in the first of the `roles`."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "passes")
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the loop of the paper: from the choice of a chunk to the step that reads it, and the answer."""
+        """Add the loop of the paper, between the choice of a chunk and the step that reads it, and the answer."""
         graph.add_node("read_chunk", self._read_chunk)
-        graph.add_node(self.update, self._update_memory)
+        graph.add_node(self.update_node, self._update_memory)
         graph.add_node("answer", answer)
         graph.add_edge(OPEN, "read_chunk")
-        graph.add_conditional_edges("read_chunk", route_after_read_chunk(self.update), [self.update, "answer", END])
+        graph.add_conditional_edges(
+            "read_chunk", route_after_read_chunk(self.update_node), [self.update_node, "answer", END]
+        )
         self.wire_after_update(graph)
         graph.add_edge("answer", END)
-        graph.run_as_loop("read_chunk", self.update)
+        graph.run_as_loop("read_chunk", self.update_node)
 
     def wire_after_update(self, graph: StrategyGraph) -> None:
         """Add the edge back to the choice of a chunk."""
-        graph.add_edge(self.update, "read_chunk")
+        graph.add_edge(self.update_node, "read_chunk")
 
     async def _read_chunk(self, state: PassState, step: StepContext) -> Change:
         """Choose the next chunk; at the document's end the first one, if there is another pass."""
         change = await read_chunk(state, step)
-        number, memory = state.get("pass_number") or 1, state.get("memory") or ""
-        is_last = number >= self.passes or memory == (state.get("earlier_memory") or "")
+        pass_number, memory = state.get("pass_number") or 1, state.get("memory") or ""
+        is_last = pass_number >= self.passes or memory == (state.get("earlier_memory") or "")
         chunks = state.get("chunks_read") or 0
         has_chunk = change.get("span") is not None
         if is_last or has_chunk or "stop_reason" in change or chunks - (state.get("earlier_chunks") or 0) < 2:
             return change
-        begin = {"cursor": None, "pass_number": number + 1, "earlier_chunks": chunks, "earlier_memory": memory}
-        at_beginning: Any = {**state, **begin}
-        return {**begin, **await read_chunk(at_beginning, step)}
+        pass_start = {
+            "cursor": None,
+            "pass_number": pass_number + 1,
+            "earlier_chunks": chunks,
+            "earlier_memory": memory,
+        }
+        next_pass_state: Any = {**state, **pass_start}
+        return {**pass_start, **await read_chunk(next_pass_state, step)}
 
     async def _update_memory(self, state: PassState, step: StepContext) -> Change:
         return {"memory": (await read_with_memory(self.roles[0], state, step)).text}

@@ -27,7 +27,7 @@ class ParallelState(branching.BranchingState):
 
 
 class ParallelBranch(branching.BranchState):
-    """The state of a branch that extracts."""
+    """The state of a branch that extracts a finding from a chunk."""
 
     previous_memory: str
     previous_steps: list[str]
@@ -53,24 +53,24 @@ class Parallel(branching.BranchingStrategy):
         self.require_at_least(1, "passes", "width")
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add a pass, and the edge to the next pass."""
+        """Add the steps of a pass, and the edge to the next pass."""
         graph.add_node("end_pass", self._end_pass)
-        self.wire_merging(graph, then="end_pass")
+        self.wire_merging(graph, next_node="end_pass")
         self.wire_chunks(graph, "extract", _extract, self.width, _get_previous_pass)
         graph.add_conditional_edges("end_pass", _route_after_pass, ["choose_chunks", "answer"])
 
     async def _end_pass(self, state: ParallelState, step: StepContext) -> Change:
-        """Begin the next pass, unless this pass was the last or found nothing."""
-        number = state.get("number") or 1
+        """Begin the next pass, unless this was the last one or found nothing new."""
+        pass_number = state.get("number") or 1
         findings = branching.sort_findings(state.get("findings", {}))
         call_ids = [finding["call_id"] for finding in findings.values()]
-        if number >= self.passes or call_ids == (state.get("previous_steps") or []):
+        if pass_number >= self.passes or call_ids == (state.get("previous_steps") or []):
             return {"spans": None}
         memory = branching.join_findings(findings.values(), step.context)
         return {
             "spans": [],
             "cursor": start_cursor(),
-            "number": number + 1,
+            "number": pass_number + 1,
             "previous_memory": memory,
             "previous_steps": call_ids,
         }

@@ -18,21 +18,21 @@ from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import BM25Retriever, Retriever, cut_passages, rank_texts
 from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role
 
-_MARK = "RECALL:"
+_QUERY_PREFIX = "RECALL:"
 _EMPTY_RESULT = "(nothing)"
 _CHARS_PER_TOKEN = 2
-"""Passage characters per remaining token. With this ratio at least one passage fits in nearly all cases."""
+"""Maximum passage characters per remaining token. With 2, at least one passage fits in nearly all cases."""
 _MAX_CANDIDATES = 64
 """Maximum number of memories and passages to try, best first."""
 
 
 def parse_memory_and_query(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
-    """Parse a memory, and the words to look up on its last line if that begins with RECALL:."""
+    """Parse a memory, and the words to look up if its last line begins with RECALL:."""
     del prompts
-    *lines, last = text.splitlines() or [""]
-    if not last.startswith(_MARK):
+    *lines, last_line = text.splitlines() or [""]
+    if not last_line.startswith(_QUERY_PREFIX):
         return ParsedReply(text)
-    query, memory = last.removeprefix(_MARK).strip(), "\n".join(lines).strip()
+    query, memory = last_line.removeprefix(_QUERY_PREFIX).strip(), "\n".join(lines).strip()
     if not query:
         return ParseFailure(EventKind.MALFORMED, "there are no words to look up after RECALL:")
     return ParsedReply(memory or None, query)
@@ -48,7 +48,7 @@ RECALL_LAST = Role("recall_last", fields=frozenset({"memory", "recalled"}), temp
 
 
 class RecallResult(TypedDict):
-    """The result of a look-up: spans of passages, earlier memories, and the steps that wrote them."""
+    """The result of a look-up: spans of passages, earlier memories, and the ids of the calls that wrote these."""
 
     spans: list[dict[str, Any]]
     memories: list[str]
@@ -89,7 +89,7 @@ class Recall(Strategy):
         )
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the loop and the look-up."""
+        """Add the loop of the paper, with the detour of a look-up."""
         steps = {"read_chunk": read_chunk, "recall_update": self._update, "recall_last": _update_last, "answer": answer}
         for name, step in {**steps, "look_up": self._look_up}.items():
             graph.add_node(name, step)
@@ -105,17 +105,19 @@ class Recall(Strategy):
         )
         graph.add_conditional_edges("look_up", _route_after_look_up, ["recall_update", "recall_last"])
 
-    def edited(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
-        """Replace the memory, and drop a requested look-up."""
-        return {**super().edited(state, call, text), "query": None}
+    def apply_edit(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
+        """Replace the memory, and cancel the look-up that the policy requested with the old one."""
+        return {**super().apply_edit(state, call, text), "query": None}
 
     async def _update(self, state: RecallState, step: StepContext) -> Change:
-        others = _load_spans(state.get("recalled"))
-        reply = await step.read(RECALL_UPDATE, chosen_chunk(state), others=others, **_make_arguments(state, step))
+        recalled_spans = _load_spans(state.get("recalled"))
+        reply = await step.read(
+            RECALL_UPDATE, chosen_chunk(state), others=recalled_spans, **_make_ask_arguments(state, step)
+        )
         return {"memory": reply.text, "query": reply.value, "recalled": None}
 
     async def _look_up(self, state: RecallState, step: StepContext) -> Change:
-        """Rank earlier memories and passages of the chunks read so far, and use the best that fit."""
+        """Rank earlier memories and passages of the chunks read so far, and keep the best ones that fit in a prompt."""
         lookups = (state.get("lookups") or 0) + 1
         if lookups > self.lookups:
             return {"recalled": RecallResult(spans=[], memories=[], steps=[]), "query": None}
@@ -123,22 +125,23 @@ class Recall(Strategy):
         memories = {call.text: call.id for call in calls if call.writes is Writes.MEMORY and call.text}
         memories.pop(state.get("memory") or "", None)
         chunks = {call.reads[0].index: call.reads[0] for call in calls if call.reads}
-        earlier, passage_spans = list(memories), list[Span]()
+        earlier_memories, passage_spans = list(memories), list[Span]()
         result, remaining_tokens = RecallResult(spans=[], memories=[], steps=[]), step.context.budget.memory_tokens
 
-        def texts() -> Iterator[str]:
-            yield from earlier
+        def iterate_texts() -> Iterator[str]:
+            yield from earlier_memories
             for span in chunks.values():
                 text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
                 for start, end in cut_passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * remaining_tokens)):
                     passage_spans.append(_make_passage_span(span, text, start, end))
                     yield text[start:end]
 
-        ranking = await rank_texts(self.retriever, texts(), state.get("query") or "")
-        for number in ranking[:_MAX_CANDIDATES]:
-            passage = passage_spans[number - len(earlier)] if number >= len(earlier) else None
-            text = _read_span(passage, step) if passage else earlier[number]
-            tokens = step.context.shown_tokens(text) + 2
+        ranking = await rank_texts(self.retriever, iterate_texts(), state.get("query") or "")
+        for candidate_index in ranking[:_MAX_CANDIDATES]:
+            passage_index = candidate_index - len(earlier_memories)
+            passage = passage_spans[passage_index] if passage_index >= 0 else None
+            text = _read_span(passage, step) if passage else earlier_memories[candidate_index]
+            tokens = step.context.count_shown_tokens(text) + 2
             if tokens > remaining_tokens:
                 continue
             remaining_tokens -= tokens
@@ -154,7 +157,7 @@ class Recall(Strategy):
 async def _update_last(state: RecallState, step: StepContext) -> Change:
     """Update the memory after the last chunk with the result of a look-up; the prompt has no chunk."""
     reply = await step.ask(
-        RECALL_LAST, reads=_load_spans(state.get("recalled")), slot=-1, **_make_arguments(state, step)
+        RECALL_LAST, reads=_load_spans(state.get("recalled")), slot=-1, **_make_ask_arguments(state, step)
     )
     return {"memory": reply.text, "recalled": None}
 
@@ -163,7 +166,7 @@ def _route_after_look_up(state: RecallState) -> str:
     return "recall_last" if state.get("span") is None else "recall_update"
 
 
-def _make_arguments(state: RecallState, step: StepContext) -> dict[str, Any]:
+def _make_ask_arguments(state: RecallState, step: StepContext) -> dict[str, Any]:
     """Return the arguments of `StepContext.ask` for the memory and the result of a look-up."""
     result, memory, tip = state.get("recalled"), state.get("memory") or "", state.get("tips", {}).get("")
     texts = [*result["memories"], *(_read_span(span, step) for span in _load_spans(result))] if result else []

@@ -22,4 +22,4 @@ class Refine(SequentialStrategy):
 
     name: ClassVar[str] = "refine"
     roles: ClassVar[tuple[Role, ...]] = (IMPROVE, ANSWER)
-    update: ClassVar[str] = "improve_draft"
+    update_node: ClassVar[str] = "improve_draft"

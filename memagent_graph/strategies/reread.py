@@ -1,4 +1,4 @@
-"""Reads the document, asks what is still missing, and reads it again for that."""
+"""Reads the document, asks for a sub-question that the memory leaves open, and reads the document again for it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role
 
 def make_question_parser(questions: Sequence[str]) -> Callable[[str, Prompts], ParsedReply | ParseFailure]:
     """Return a parser of ANSWER, or of ASK with a question below it. Earlier `questions` are refused."""
-    normalised = {_make_plain(question) for question in questions}
+    earlier_questions = {_normalise(question) for question in questions}
 
     def parse(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
         del prompts
-        first, _, question = text.partition("\n")
-        word, question = first.strip(), " ".join(question.split())
+        first_line, _, question = text.partition("\n")
+        word, question = first_line.strip(), " ".join(question.split())
         if word == "ANSWER" and not question:
             return ParsedReply(text)
         if word != "ASK" or not question:
             return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:30]!r}, not ANSWER or ASK and a question")
-        if _make_plain(question) in normalised:
+        if _normalise(question) in earlier_questions:
             return ParseFailure(EventKind.REPEATED, f"{question[:60]!r} was asked before")
         return ParsedReply(text, question)
 
@@ -61,7 +61,7 @@ class RereadState(SequentialState):
     subquestions: NotRequired[list[str]]
     """The sub-questions so far; the document is read for the newest."""
     question_step: NotRequired[str]
-    """The id of the call that asked the newest sub-question."""
+    """The id of the call that wrote the newest sub-question."""
     trunk_memory: NotRequired[str]
     """The memory after all previous reads."""
     finding: NotRequired[str]
@@ -86,7 +86,7 @@ class Reread(Strategy):
         self.require_at_least(1, "rounds", alternative="use the strategy overwrite to read once")
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the read, and the edge back to its beginning."""
+        """Add the loop that reads the document, and the edge from a sub-question back to it."""
         steps = {
             "next_chunk": _choose_next_chunk,
             "update_memory": _update_memory,
@@ -117,10 +117,10 @@ class Reread(Strategy):
         reply = await step.ask(role, memory=memory, slot=len(subquestions))
         if reply.value is None:
             return {"branch": ""}
-        begin = {"cursor": start_cursor(), "span": None, "memory": "", "finding": None}
+        empty_read = {"cursor": start_cursor(), "span": None, "memory": "", "finding": None}
         branch = str(len(subquestions) + 1)
         return {
-            **begin,
+            **empty_read,
             "trunk_memory": memory,
             "subquestions": [*subquestions, reply.value],
             "question_step": reply.call_id,
@@ -169,5 +169,5 @@ def _route_after_decompose(state: RereadState) -> str:
     return "next_chunk" if state.get("branch") else "answer"
 
 
-def _make_plain(question: str) -> str:
+def _normalise(question: str) -> str:
     return " ".join(question.casefold().split()).rstrip("?. ")

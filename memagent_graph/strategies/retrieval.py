@@ -1,4 +1,4 @@
-"""Asks the question about the chunks that are most similar to it, in the document's order."""
+"""Asks the question once, about the chunks that are most similar to it, in the document's order."""
 
 from __future__ import annotations
 
@@ -49,31 +49,31 @@ class Retrieval(Excerpt):
     async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the best chunks that fit (or the beginning of the best chunk), and the document's tokens."""
         context, spans = window.context, list[Span]()
-        chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.room // _MIN_CHUNKS))
+        chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.room_tokens // _MIN_CHUNKS))
         chunker = Chunker(
             context.store, window.document, context.tokenizer, chunk_tokens, "sentence", tail_percent=_TAIL_PERCENT
         )
 
-        def texts() -> Iterator[str]:
+        def iterate_texts() -> Iterator[str]:
             for chunk in chunker.chunks():
                 spans.append(Span.of(chunk))
                 yield chunk.text
 
-        ranking = await rank_texts(self.retriever, texts(), window.question)
+        ranking = await rank_texts(self.retriever, iterate_texts(), window.question)
         matches = set(ranking)
-        ranking += [number for number in range(len(spans)) if number not in matches]
-        best = [spans[number] for number in ranking[: self.chunks or None]]
-        choose = partial(_choose_best, best=best, window=window)
+        ranking += [index for index in range(len(spans)) if index not in matches]
+        best_spans = [spans[index] for index in ranking[: self.chunks or None]]
+        choose = partial(_choose_best, best_spans=best_spans, window=window)
         return await asyncio.to_thread(window.fit_to_window, choose), sum(span.tokens for span in spans)
 
 
-def _choose_best(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> list[Span]:
-    """Return the best chunks with this many tokens in total, in the document's order."""
-    totals = accumulate(span.tokens for span in best)
-    fitting = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
-    if fitting:
-        return sorted(fitting, key=lambda span: span.start_byte)
-    text = window.context.first_tokens(window.text(best[:1]), tokens)
-    first = best[0]
-    end_char, end_byte = first.start_char + len(text), first.start_byte + len(text.encode())
-    return [replace(first, end_char=end_char, end_byte=end_byte, tokens=tokens)]
+def _choose_best(max_tokens: int, best_spans: Sequence[Span], window: ExcerptWindow) -> list[Span]:
+    """Return the best chunks with at most `max_tokens` in total, in the document's order."""
+    totals = accumulate(span.tokens for span in best_spans)
+    fitting_spans = [span for span, total in zip(best_spans, totals, strict=True) if total <= max_tokens]
+    if fitting_spans:
+        return sorted(fitting_spans, key=lambda span: span.start_byte)
+    text = window.context.take_first_tokens(window.read_text(best_spans[:1]), max_tokens)
+    best_span = best_spans[0]
+    end_char, end_byte = best_span.start_char + len(text), best_span.start_byte + len(text.encode())
+    return [replace(best_span, end_char=end_char, end_byte=end_byte, tokens=max_tokens)]

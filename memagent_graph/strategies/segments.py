@@ -25,14 +25,14 @@ class SegmentsState(branching.BranchingState):
     cursors: NotRequired[Annotated[dict[str, Cursor], merge_entries]]
     """The cursor of the next chunk, by segment. A segment has the name of its first chunk."""
     wave: NotRequired[list[str]]
-    """The segments that read their next chunk now."""
+    """The segments that read their next chunk in the next superstep."""
 
 
 @dataclass(frozen=True)
 class Segments(branching.BranchingStrategy):
     """cut_segments -> next_chunks -> read_segment, in parallel -> ... -> gather -> merge_findings -> ... -> answer.
 
-    The loop of the paper, `count` times in parallel. A segment needs one call in sequence per chunk.
+    The loop of the paper, `count` times in parallel. The calls of a segment are sequential, one per chunk.
     """
 
     count: int = 8
@@ -94,11 +94,11 @@ def _find_unread_cursors(state: Mapping[str, Any]) -> dict[str, Cursor]:
 
 
 async def _read_segment(state: Any, step: StepContext) -> Change:
-    choice = await step.next_chunk(state["cursor"])
-    if choice is None:
+    chunk_and_cursor = await step.next_chunk(state["cursor"])
+    if chunk_and_cursor is None:
         raise StrategyError(
             "a segment is longer than the rest of the document", hint="Check whether the stored document was changed."
         )
-    span, cursor = choice
+    span, cursor = chunk_and_cursor
     reply = await step.read(UPDATE, span, memory=state["memory"], previous=state["memory"])
     return {**branching.add_finding(reply, step), "cursors": {step.branch: cursor}}

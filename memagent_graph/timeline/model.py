@@ -10,7 +10,7 @@ from datetime import datetime
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
-from memagent_graph.plain_text import list_names, quantity
+from memagent_graph.plain_text import format_count, list_names
 from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, SupportSpan, find_support
 from memagent_graph.provenance.places import section_at
 from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words, count_words
@@ -133,9 +133,9 @@ class Timeline:
         branch_note = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
         share = "" if self.share == 1 else f", {self.share:.0%} of the document"
         if view.trace.newest_excerpt_call is None:
-            read = f"{quantity(totals.chunks, 'chunk')}{share}, {totals.changes:,} changed the memory{branch_note}"
+            read = f"{format_count(totals.chunks, 'chunk')}{share}, {totals.changes:,} changed the memory{branch_note}"
         else:
-            passages = quantity(len({span for call in view.trace.calls for span in call.reads}), "passage")
+            passages = format_count(len({span for call in view.trace.calls for span in call.reads}), "passage")
             read = f"{passages} of {view.trace.tokens_shown:,} tokens in total"
         began = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
         cost = f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_show_duration(totals.seconds)}"

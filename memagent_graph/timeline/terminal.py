@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memagent_graph.events import ReadEvent
-from memagent_graph.plain_text import list_names, plain
+from memagent_graph.plain_text import list_names, make_printable
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.timeline.model import MAX_NAMES, Step, Timeline, label_group
@@ -63,7 +63,7 @@ class DiffText:
         colored = console.color_system is not None and not console.no_color
         line = Text()
         for index, change in enumerate(self._diff):
-            text = plain(change.text)
+            text = make_printable(change.text)
             if change.op is DiffOp.EQUAL and self._around is not None:
                 text = _shorten(text, self._around, before=index > 0, after=index < len(self._diff) - 1)
             begin, end = ("", "") if colored else _BRACKETS[change.op]
@@ -76,15 +76,15 @@ def _render_header(timeline: Timeline) -> RenderableType:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in timeline.facts:
-        table.add_row(name, Text(plain(value)))
+        table.add_row(name, Text(make_printable(value)))
     return table
 
 
 def _answer(timeline: Timeline) -> RenderableType:
     view = timeline.view
-    parts: list[RenderableType] = [Text(plain(view.question), style="bold")]
+    parts: list[RenderableType] = [Text(make_printable(view.question), style="bold")]
     if view.answer is not None:
-        parts.append(Text(plain(view.answer), style="bold green"))
+        parts.append(Text(make_printable(view.answer), style="bold green"))
     else:
         parts.append(Text("no answer", style="yellow"))
     parts += _render_events((*view.document_events, *view.answer_events))
@@ -101,7 +101,7 @@ def _answer(timeline: Timeline) -> RenderableType:
 def _render_support(timeline: Timeline, line_index: int) -> Text:
     text = Text()
     for piece, repeated in timeline.split_by_support(line_index):
-        text.append(plain(piece), "bold green" if repeated else "")
+        text.append(make_printable(piece), "bold green" if repeated else "")
     return text
 
 
@@ -111,7 +111,7 @@ def _render_steps(timeline: Timeline) -> list[RenderableType]:
         if notable:
             parts += _step(steps[0])
         else:
-            parts.append(Text(plain(label_group(steps)), style="dim"))
+            parts.append(Text(make_printable(label_group(steps)), style="dim"))
     return parts
 
 
@@ -125,14 +125,14 @@ def _step(step: Step) -> list[RenderableType]:
 def _step_title(step: Step) -> Text:
     update = step.update
     title = Text()
-    title.append(plain(step.name), "bold")
+    title.append(make_printable(step.name), "bold")
     if step.changed:
         title.append(f"  +{step.inserted_words}", "green")
         title.append(f" -{step.deleted_words}", "red")
         title.append(" words", "dim")
     else:
         title.append(f"  {step.state}", "dim")
-    section = "" if step.section is None else f", {plain(step.section)}"
+    section = "" if step.section is None else f", {make_printable(step.section)}"
     title.append(
         f"  {update.prompt_tokens:,} in, {update.completion_tokens:,} out, {update.seconds:.1f} s{section}", "dim"
     )
@@ -146,7 +146,7 @@ def _render_events(events: Iterable[ReadEvent]) -> list[Text]:
         if event.rule is not None:
             line.append(f", {event.rule.value}")
         if event.detail:
-            line.append(f": {plain(event.detail)}")
+            line.append(f": {make_printable(event.detail)}")
         lines.append(line)
     return lines
 
@@ -172,20 +172,20 @@ def _render_memory_lines(timeline: Timeline) -> list[RenderableType]:
             origin += f", reworded at {list_names(later, MAX_NAMES)}"
         quotes = timeline.quotes(index)
         origin += f"; {line.coverage:.0%} of its words quoted" if quotes else "; no verbatim quote"
-        parts.append(Padding(Text(plain(origin), style="dim"), (0, 0, 0, 2)))
+        parts.append(Padding(Text(make_printable(origin), style="dim"), (0, 0, 0, 2)))
         parts += [Padding(_quote(timeline, quote), (0, 0, 0, 4)) for quote in quotes]
     return parts or [Text("(empty)", style="dim")]
 
 
 def _quote(timeline: Timeline, quote: Evidence) -> Text:
     text = Text("“", style="cyan")
-    text.append(" ".join(plain(quote.quote).split()))
+    text.append(" ".join(make_printable(quote.quote).split()))
     text.append("”")
-    name = "" if quote.update < 0 else f"{plain(timeline.step(quote.update).name)}, "
+    name = "" if quote.update < 0 else f"{make_printable(timeline.step(quote.update).name)}, "
     text.append(f"  {name}characters {quote.start_char:,}-{quote.end_char:,}", "dim")
     if quote.place is not None:
         text.append(", ", "dim")
-        text.append(plain(quote.place), Style(dim=True, link=quote.link))
+        text.append(make_printable(quote.place), Style(dim=True, link=quote.link))
     return text
 
 
@@ -194,8 +194,8 @@ def _render_lost_lines(timeline: Timeline) -> list[RenderableType]:
     lines = timeline.longest_lost_lines(_MAX_LOST_LINES)
     parts: list[RenderableType] = []
     for line in lines:
-        text = Text(f"“{plain(line.line)}”", style="strike dim")
-        text.append(f"  {plain(timeline.lost_range(line))}", "not strike dim")
+        text = Text(f"“{make_printable(line.line)}”", style="strike dim")
+        text.append(f"  {make_printable(timeline.lost_range(line))}", "not strike dim")
         parts.append(text)
     if len(lost) > len(lines):
         parts.append(Text(f"and {len(lost) - len(lines):,} that were there for fewer chunks", style="dim"))
@@ -210,7 +210,7 @@ def _render_chunk(timeline: Timeline, chunk: int) -> RenderableType:
         raise ValueError(f"the run has not read chunk {chunk}; it has read {have}")
     parts = [part for step in steps for part in (*_update(timeline, step), Text())]
     text = timeline.view.chunk_text(steps[0].update)
-    chunk_text = Text("its text is no longer stored" if text is None else plain(text))
+    chunk_text = Text("its text is no longer stored" if text is None else make_printable(text))
     return Group(*parts[:-1], *_render_section("Chunk", [chunk_text]))
 
 
@@ -220,12 +220,12 @@ def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
     where = f"{timeline.view.document['name']}, characters {update.start_char:,}-{update.end_char:,}"
     difference = [DiffText(step.diff)] if step.changed else [Text(step.state, style="dim")]
     return [
-        Text(plain(f"run {timeline.view.run_id}, {where}"), style="dim"),
+        Text(make_printable(f"run {timeline.view.run_id}, {where}"), style="dim"),
         _step_title(step),
         *_render_events(update.events),
-        *_render_section("Memory before", [Text(plain(step.previous) or "(empty)")]),
+        *_render_section("Memory before", [Text(make_printable(step.previous) or "(empty)")]),
         *_render_section("Difference", difference),
-        *_render_section("Memory after", [Text(plain(update.memory) or "(empty)")]),
+        *_render_section("Memory after", [Text(make_printable(update.memory) or "(empty)")]),
     ]
 
 

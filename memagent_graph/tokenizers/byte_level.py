@@ -1,4 +1,4 @@
-"""Byte-level BPE of a tokenizer.json by tiktoken: the same ids as by the `tokenizers` library, eight times as fast."""
+"""Converts a byte-level BPE tokenizer.json to tiktoken: the ids of the `tokenizers` library, eight times as fast."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _QWEN: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_PATTERNS: Final = frozenset({_GPT2, _QWEN, _QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")})
-"""Expressions that both libraries apply alike, to all characters of Unicode."""
+_COMMON_PATTERNS: Final = frozenset({_GPT2, _QWEN, _QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")})
+"""Regular expressions that split text in the same way in both libraries, for all characters of Unicode."""
 _NORMALIZERS: Final = (None, {"type": "NFC"})
 
 
 def make_encoding(specification: dict[str, Any]) -> tiktoken.Encoding | None:
     """Return an encoding with the ids of a tokenizer.json, for texts that its normalizer does not change.
 
-    tiktoken joins two parts whenever the result is a token, and the token with the lowest id first. That gives the ids
-    of the file's merges if these are in the order of their ids, if each token is the result of one merge, and if the
-    merges lead from the bytes of every token to the token, or the token is always a whole word. None if this does not
-    hold, or for another kind of file, or for a damaged one, since the library says what is wrong with it.
+    tiktoken merges two parts whenever the result is a token, and the token with the lowest id first. The ids are those
+    of the file if its merges are in the order of their ids, if each token is the result of one merge, and if the merges
+    lead from the bytes of every token to the token, or the token is always a whole word. The result is None if this
+    does not hold, for another kind of file, and for a damaged one, for which the `tokenizers` library has the error.
     """
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-        return _convert(specification)
+        return _make_tiktoken_encoding(specification)
     return None
 
 
-def _convert(specification: dict[str, Any]) -> tiktoken.Encoding | None:
+def _make_tiktoken_encoding(specification: dict[str, Any]) -> tiktoken.Encoding | None:
     model = specification["model"]
     pattern = _find_pattern(specification.get("pre_tokenizer") or {})
     options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
@@ -45,36 +45,36 @@ def _convert(specification: dict[str, Any]) -> tiktoken.Encoding | None:
         return None
     bytes_by_character = map_characters_to_bytes()
     vocabulary: dict[str, int] = model["vocab"]
-    ids = {token: vocabulary[token] for token in bytes_by_character}
+    ids = {text: vocabulary[text] for text in bytes_by_character}
     tokens_by_pair: dict[tuple[int, int], int] = {}
-    last = -1
+    last_token = -1
     for merge in model["merges"]:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         token = vocabulary[left + right]
-        if token <= last:
+        if token <= last_token:
             return None
-        ids[left + right] = tokens_by_pair[ids[left], ids[right]] = last = token
-    others = {token: number for token, number in vocabulary.items() if token not in ids}
-    whole_words = model.get("ignore_merges") or False
-    if whole_words and others:
+        ids[left + right] = tokens_by_pair[ids[left], ids[right]] = last_token = token
+    unmerged_ids = {text: token for text, token in vocabulary.items() if text not in ids}
+    matches_whole_words = model.get("ignore_merges") or False
+    if matches_whole_words and unmerged_ids:
         return None
-    unreachable = {*_find_unreachable_tokens(tokens_by_pair)}
-    # A number of three digits is a whole word, and it takes three bytes to miss a token.
-    numbers = {number for token, number in ids.items() if token.isascii() and token.isdigit()}
-    if not unreachable <= (numbers if whole_words and pattern != _GPT2 else set()):
+    unreachable_ids = {*_find_unreachable_tokens(tokens_by_pair)}
+    # A number of up to three digits is a whole word, and only tokens of three or more bytes can be unreachable.
+    digit_ids = {token for text, token in ids.items() if text.isascii() and text.isdigit()}
+    if not unreachable_ids <= (digit_ids if matches_whole_words and pattern != _GPT2 else set()):
         return None
     table = str.maketrans({character: chr(byte) for character, byte in bytes_by_character.items()})
-    added = {token["content"]: token["id"] for token in specification.get("added_tokens") or ()}
+    added_ids = {token["content"]: token["id"] for token in specification.get("added_tokens") or ()}
     return tiktoken.Encoding(
         "byte-level BPE",
         pat_str=pattern,
-        mergeable_ranks={token.translate(table).encode("latin-1"): number for token, number in ids.items()},
-        special_tokens=others | added,
+        mergeable_ranks={text.translate(table).encode("latin-1"): token for text, token in ids.items()},
+        special_tokens=unmerged_ids | added_ids,
     )
 
 
 def _find_pattern(pre_tokenizer: dict[str, Any]) -> str | None:
-    """Return the expression that cuts texts into words, or None if tiktoken may cut them elsewhere."""
+    """Return the regular expression that splits texts into words, or None if tiktoken may split them differently."""
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return _GPT2
@@ -84,23 +84,23 @@ def _find_pattern(pre_tokenizer: dict[str, Any]) -> str | None:
                 {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
                 {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             ],
-        } if pattern in _PATTERNS:
+        } if pattern in _COMMON_PATTERNS:
             return pattern
     return None
 
 
 def map_characters_to_bytes() -> dict[str, int]:
-    """Return the byte for which each of 256 printable characters stands in a vocabulary, as GPT-2 chose them."""
+    """Return the byte that each of GPT-2's 256 printable characters represents in a vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 def _find_unreachable_tokens(tokens_by_pair: dict[tuple[int, int], int]) -> Iterator[int]:
-    """Yield the tokens to which the merges do not join the bytes of the token.
+    """Yield the tokens that the merges never produce from their own bytes.
 
-    An earlier merge takes the end of the left part and the beginning of the right part. Both parts are taken apart
-    here, the later one first, to see which parts met at the boundary and whether an earlier merge joins them.
+    That is so if an earlier merge joins the end of the left part with the beginning of the right part. Both parts are
+    split here, the later one first, to see which parts met at the boundary and whether an earlier merge joins them.
     """
     pairs_by_token = {token: pair for pair, token in tokens_by_pair.items()}
     for pair, token in tokens_by_pair.items():

@@ -1,7 +1,7 @@
-"""Tokenizers: text to ids and back, and the number of characters that the first n tokens cover.
+"""Loads tokenizers, which convert text to ids and back, and count the characters that the first n tokens cover.
 
-`load_tokenizer` accepts `embedded`, a tiktoken encoding or model name, a file or folder with a tokenizer.json, a hub
-id. tiktoken does the work for OpenAI's encodings and for most byte-level BPE, the `tokenizers` library for the rest.
+`load_tokenizer` accepts `embedded`, a tiktoken encoding or model name, a file or folder with a tokenizer.json, or a hub
+id. tiktoken handles OpenAI's encodings and most byte-level BPE, the `tokenizers` library the rest.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from memagent_graph.errors import TokenizerError, load_extra
-from memagent_graph.plain_text import did_you_mean, in_one_line
+from memagent_graph.plain_text import did_you_mean, make_one_line
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.tokenizers.byte_level import make_encoding
 from memagent_graph.tokenizers.pieces import cut_pieces
-from memagent_graph.words import without_surrogates
+from memagent_graph.words import replace_lone_surrogates
 
 EMBEDDED = "embedded"
 _MAX_RULES = 256
 """The maximum number of rules in a tokenizer.json, which usually has 4 to 20."""
 _MAX_GROWTH = 100
-"""The maximum factor by which rules may lengthen a text."""
+"""The maximum factor by which the rules may lengthen a text."""
 _MAX_WORD_CHARACTERS = 1000
 """The maximum `max_input_chars_per_word`, usually 100: WordPiece takes quadratic time in the length of a word."""
 _MAX_ADDED_TOKENS = 50_000
-_composed = functools.partial(unicodedata.normalize, "NFC")
+_compose = functools.partial(unicodedata.normalize, "NFC")
 
 
 class TextTokens(Protocol):
-    """The tokens of a text. Its length is their number."""
+    """The tokens of a text; `len` is their number."""
 
     def __len__(self) -> int: ...
 
     def prefix_chars(self, n: int) -> int | None:
         """Return the number of characters that the first `n` tokens cover.
 
-        None if token `n` ends inside a character. All tokens cover all of the text.
+        None if token `n` ends inside a character. All tokens together cover the whole text.
         """
         ...
 
@@ -91,7 +91,7 @@ class Tokenizer(Protocol):
         ...
 
     def tokenize(self, text: str) -> TextTokens:
-        """Return the tokens of `text` with their places."""
+        """Return the tokens of `text` with their positions."""
         ...
 
 
@@ -115,7 +115,7 @@ class TiktokenTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Long texts are encoded in pieces."""
-        return [token for piece in cut_pieces(without_surrogates(text)) for token in self._encode_piece(piece)]
+        return [token for piece in cut_pieces(replace_lone_surrogates(text)) for token in self._encode_piece(piece)]
 
     def _encode_piece(self, piece: str) -> list[int]:
         try:
@@ -132,14 +132,14 @@ class TiktokenTokenizer:
         try:
             return self._encoding.decode(ids, errors="replace")
         except (KeyError, OverflowError) as error:
-            raise TokenizerError(f"the tokenizer {self.name} has no token {error}", hint=_OTHER_TOKENIZER) from error
+            raise TokenizerError(f"the tokenizer {self.name} has no token {error}", hint=_MISMATCH_HINT) from error
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
         return len(self.encode(text))
 
     def tokenize(self, text: str) -> TextTokens:
-        """Return the tokens of `text` with their places."""
+        """Return the tokens of `text` with their positions."""
         return _TiktokenText(text, self.encode(text), self._encoding)
 
 
@@ -180,18 +180,18 @@ class HFTokenizer:
     def __init__(self, specification: dict[str, Any], *, name: str) -> None:
         self.name = name
         self._specification = specification
-        with _library_errors(name):
+        with _translate_library_errors(name):
             _require_bounds(specification)
-            self.special_tokens = control_tokens(specification)
-            added = [{**token, "special": True} for token in specification.get("added_tokens") or []]
-            replaced = {"added_tokens": added, "truncation": None, "padding": None, "post_processor": None}
-            self._rules = {**specification, **replaced}
+            self.special_tokens = find_control_tokens(specification)
+            added_tokens = [{**token, "special": True} for token in specification.get("added_tokens") or []]
+            overrides = {"added_tokens": added_tokens, "truncation": None, "padding": None, "post_processor": None}
+            self._rules = {**specification, **overrides}
             encoding = make_encoding(self._rules)
         self._fast = TiktokenTokenizer(encoding, name=name) if encoding is not None else None
         self._composes = self._rules.get("normalizer") is not None
         if self._fast is None:
             _ = self._backend
-        self._ids = functools.lru_cache(maxsize=8)(self.encode)
+        self._encode_cached = functools.lru_cache(maxsize=8)(self.encode)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the specification, because the cache of ids cannot be pickled."""
@@ -199,13 +199,13 @@ class HFTokenizer:
 
     @functools.cached_property
     def _backend(self) -> Backend:
-        with _library_errors(self.name):
+        with _translate_library_errors(self.name):
             backend = Backend.from_str(json.dumps(self._rules))
         backend.encode_special_tokens = True
         return backend
 
     def _choose_fast(self, text: str) -> TiktokenTokenizer | None:
-        """Return the tokenizer that gives the ids of `text` by tiktoken, if there is one."""
+        """Return the tiktoken tokenizer if it gives the same ids for `text`, or None."""
         return self._fast if not self._composes or unicodedata.is_normalized("NFC", text) else None
 
     @functools.cached_property
@@ -219,10 +219,10 @@ class HFTokenizer:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def _iter_encodings(self, text: str) -> Iterator[tuple[int, Encoding]]:
-        """Yield the first character and the encoding of each piece of `text`."""
+        """Yield the start and the encoding of each piece of `text`."""
         start = 0
-        for piece in cut_pieces(without_surrogates(text)):
-            with _library_errors(self.name):
+        for piece in cut_pieces(replace_lone_surrogates(text)):
+            with _translate_library_errors(self.name):
                 encoding = self._backend.encode(piece, add_special_tokens=False)
             yield start, encoding
             start += len(piece)
@@ -234,20 +234,20 @@ class HFTokenizer:
         return [token for _, encoding in self._iter_encodings(text) for token in encoding.ids]
 
     def tokenize(self, text: str) -> TextTokens:
-        """Return the tokens of `text` with their places."""
+        """Return the tokens of `text` with their positions."""
         if (fast := self._choose_fast(text)) is not None:
             return fast.tokenize(text)
-        parts = [*self._iter_encodings(text)]
-        first_tokens = itertools.accumulate((len(encoding) for _, encoding in parts), initial=0)
-        return _HFText(text, parts, [*first_tokens], composes=self._composes)
+        pieces = [*self._iter_encodings(text)]
+        first_tokens = itertools.accumulate((len(encoding) for _, encoding in pieces), initial=0)
+        return _HFText(text, pieces, [*first_tokens], composes=self._composes)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
         if self._fast is not None:
             return self._fast.decode(ids)
-        if ids and not 0 <= max(ids) <= self._largest_id:  # the library would silently drop them
-            raise TokenizerError(f"the tokenizer {self.name} has no token {max(ids)}", hint=_OTHER_TOKENIZER)
-        with _library_errors(self.name):
+        if ids and not 0 <= max(ids) <= self._largest_id:  # the library would silently drop unknown ids
+            raise TokenizerError(f"the tokenizer {self.name} has no token {max(ids)}", hint=_MISMATCH_HINT)
+        with _translate_library_errors(self.name):
             return self._backend.decode(ids, skip_special_tokens=False)
 
     @functools.cached_property
@@ -256,14 +256,14 @@ class HFTokenizer:
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
-        return len(self._ids(text))
+        return len(self._encode_cached(text))
 
 
 @dataclass(frozen=True, slots=True)
 class _HFText:
     text: str
-    parts: list[tuple[int, Encoding]]
-    """The pieces of the text: the first character of each, and the library's encoding."""
+    pieces: list[tuple[int, Encoding]]
+    """The pieces of the text: the start of each, and the library's encoding."""
     first_tokens: list[int]
     """The number of tokens before each piece, and before the end."""
     composes: bool
@@ -273,12 +273,12 @@ class _HFText:
         return self.first_tokens[-1]
 
     def _find_token_chars(self, index: int) -> tuple[int, int]:
-        """Return the first character of a token and the one after its last."""
-        part = bisect_right(self.first_tokens, index) - 1
-        first_char, encoding = self.parts[part]
-        # None would be a token of a post-processor, and there is none.
-        start, end = cast("tuple[int, int]", encoding.token_to_chars(index - self.first_tokens[part]))
-        return first_char + start, first_char + end
+        """Return the start and the end of a token, in characters of the text."""
+        piece = bisect_right(self.first_tokens, index) - 1
+        piece_start, encoding = self.pieces[piece]
+        # It is None only for tokens of a post-processor, which was removed.
+        start, end = cast("tuple[int, int]", encoding.token_to_chars(index - self.first_tokens[piece]))
+        return piece_start + start, piece_start + end
 
     def prefix_chars(self, n: int) -> int | None:
         """Return the number of characters that the first `n` tokens cover; None inside a character."""
@@ -286,27 +286,27 @@ class _HFText:
             return len(self.text)
         if n <= 0:
             return 0
-        (start, end), (following, last) = self._find_token_chars(n - 1), self._find_token_chars(n)
-        if following < end:
+        (start, end), (next_start, next_end) = self._find_token_chars(n - 1), self._find_token_chars(n)
+        if next_start < end:
             return None
-        if not self.composes or self.text[start:last].isascii():
+        if not self.composes or self.text[start:next_end].isascii():
             return end
         # The library reports only the first code point of a composed character. Its marks are in the gap after it.
-        cut = end if self.text[end:following].isspace() else following
-        parts = _composed(self.text[start:cut]) + _composed(self.text[cut:last])
-        return cut if parts == _composed(self.text[start:last]) else None
+        cut = end if self.text[end:next_start].isspace() else next_start
+        separately_composed = _compose(self.text[start:cut]) + _compose(self.text[cut:next_end])
+        return cut if separately_composed == _compose(self.text[start:next_end]) else None
 
 
 @contextlib.contextmanager
-def _library_errors(name: str) -> Iterator[None]:
-    """Raise `TokenizerError` for bare exceptions and for panics of Rust code, which are not `Exception`s."""
+def _translate_library_errors(name: str) -> Iterator[None]:
+    """Raise `TokenizerError` for any exception of the library, also for panics of its Rust code (`BaseException`s)."""
     try:
         yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise TokenizerError(
-            f"the tokenizer.json of {name} cannot be used: {in_one_line(str(error), 300)}",
+            f"the tokenizer.json of {name} cannot be used: {make_one_line(str(error), 300)}",
             hint="It may be damaged, or newer than the installed tokenizers library. Choose another with --tokenizer.",
         ) from error
 
@@ -314,15 +314,15 @@ def _library_errors(name: str) -> Iterator[None]:
 def _require_bounds(specification: dict[str, Any]) -> None:
     """Raise `ValueError` for rules that could take minutes or gigabytes for a text."""
     parts = [specification.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
-    for part in parts:  # and what is in them
+    for part in parts:  # the loop also visits the nested parts that it appends
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     rules = [part for part in parts if isinstance(part, dict)]
     contents = [rule.get("content") or rule.get("prepend") or "" for rule in rules]
     model = specification["model"]
     contents += [model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix")]
-    # An expression may also match before each character.
-    expressions = sum("Regex" in (rule.get("pattern") or ()) for rule in rules if rule.get("content"))
-    if math.prod(max(1, len(content)) for content in contents) << expressions > _MAX_GROWTH:
+    # A regular expression may match before each character, which doubles the text.
+    expression_count = sum("Regex" in (rule.get("pattern") or ()) for rule in rules if rule.get("content"))
+    if math.prod(max(1, len(content)) for content in contents) << expression_count > _MAX_GROWTH:
         raise ValueError(f"it makes texts more than {_MAX_GROWTH} times as long")
     if len(rules) > _MAX_RULES or len(specification.get("added_tokens") or ()) > _MAX_ADDED_TOKENS:
         raise ValueError(f"it has more than {_MAX_RULES} rules or {_MAX_ADDED_TOKENS:,} added tokens")
@@ -330,8 +330,8 @@ def _require_bounds(specification: dict[str, Any]) -> None:
         raise ValueError(f"it looks for pieces in words of more than {_MAX_WORD_CHARACTERS:,} characters")
 
 
-def control_tokens(specification: dict[str, Any]) -> frozenset[str]:
-    """Return the added tokens of a tokenizer.json that a chat template could use as control tokens."""
+def find_control_tokens(specification: dict[str, Any]) -> frozenset[str]:
+    """Return the added tokens of a tokenizer.json that a chat template may use as control tokens."""
     return frozenset(
         token["content"]
         for token in specification.get("added_tokens") or []
@@ -358,9 +358,9 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             return TiktokenTokenizer(encoding)
     path = Path(spec).expanduser()
     if path.exists():
-        return _from_file(path, str(spec))
+        return _load_file(path, str(spec))
     if isinstance(spec, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)", spec):
-        return _from_file(_download(spec), spec)
+        return _load_file(_fetch_from_hub(spec), spec)
     names = [EMBEDDED, *tiktoken.list_encoding_names(), *tiktoken.model.MODEL_TO_ENCODING]
     accepted = (
         f"Use embedded, a tiktoken encoding or model name ({', '.join(tiktoken.list_encoding_names())}), "
@@ -371,12 +371,12 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 
 @functools.cache
 def _load_embedded() -> Tokenizer:
-    """Return the embedded policy's tokenizer, cached because parsing it takes as long as reading a few chunks."""
-    return _from_file(Path(__file__).parents[1] / "embedded", EMBEDDED)
+    """Return the embedded policy's tokenizer, cached because it takes as long to parse as a few chunks to read."""
+    return _load_file(Path(__file__).parents[1] / "embedded", EMBEDDED)
 
 
 def _find_tiktoken_encoding(name: str) -> tiktoken.Encoding | None:
-    """Return the encoding of this name, or that of the model of this name; None if there is neither."""
+    """Return the encoding with this name or of the model with this name; None if there is neither."""
     if name not in tiktoken.list_encoding_names():
         try:
             name = tiktoken.model.encoding_name_for_model(name)
@@ -392,11 +392,11 @@ def _find_tiktoken_encoding(name: str) -> tiktoken.Encoding | None:
         ) from error
 
 
-def _download(repository: str) -> Path:
+def _fetch_from_hub(repository: str) -> Path:
     hub = load_extra("huggingface_hub", "hub", f"the tokenizer of {repository}")
     try:
-        cached = hub.try_to_load_from_cache(repository, "tokenizer.json")
-        return Path(cached if isinstance(cached, str) else hub.hf_hub_download(repository, "tokenizer.json"))
+        cached_path = hub.try_to_load_from_cache(repository, "tokenizer.json")
+        return Path(cached_path if isinstance(cached_path, str) else hub.hf_hub_download(repository, "tokenizer.json"))
     except hub.errors.LocalEntryNotFoundError as error:
         raise TokenizerError(
             f"the tokenizer of {repository} is not in the local hub cache, and the hub cannot be reached",
@@ -413,13 +413,13 @@ def _download(repository: str) -> Path:
         ) from error
 
 
-_OTHER_TOKENIZER = "The ids come from another tokenizer. Use the tokenizer of the model that wrote them."
+_MISMATCH_HINT = "The ids come from another tokenizer. Use the tokenizer of the model that wrote them."
 _CONVERT_HINT = (
     "Write one with transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER), then pass the folder."
 )
 
 
-def _from_file(path: Path, name: str) -> Tokenizer:
+def _load_file(path: Path, name: str) -> Tokenizer:
     if path.is_dir():
         path = path / "tokenizer.json"
         if not path.exists():

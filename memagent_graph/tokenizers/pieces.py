@@ -1,9 +1,9 @@
 """Cuts long texts into pieces that together have the tokens of the whole text, and shortens texts.
 
-Tokenizers split text into words and encode every word alone, so a cut between two words does not change the tokens. All
-pre-tokenizers in use have such a boundary between a letter and a space before a letter, and between a newline and a
-letter (`tests/unit/test_chunking.py` checks it). Pieces also keep regular expressions within their limits: 1 MB of
-spaces makes tiktoken panic.
+Tokenizers split text into words and encode every word separately, so a cut between two words does not change the
+tokens. All pre-tokenizers in use split between a letter and a space before a letter, and between a newline and a letter
+(`tests/unit/test_chunking.py` checks this). Pieces also keep regular expressions within their limits: 1 MB of spaces
+makes tiktoken panic.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def find_safe_cut(window: str, lowest: int) -> int | None:
 
     A cut at `i` separates `window[:i]` from `window[i:]`. Boundaries of words are preferred to boundaries of lines.
     """
-    at = window.rfind(" ", lowest, len(window) - 1)
-    while at > 0:
-        if window[at - 1].isalpha() and window[at + 1].isalpha():
-            return at
-        at = window.rfind(" ", lowest, at)
-    at = window.rfind("\n", max(lowest - 1, 0), len(window) - 1)
-    while at >= 0:
-        if window[at + 1].isalpha():
-            return at + 1
-        at = window.rfind("\n", max(lowest - 1, 0), at)
+    space = window.rfind(" ", lowest, len(window) - 1)
+    while space > 0:
+        if window[space - 1].isalpha() and window[space + 1].isalpha():
+            return space
+        space = window.rfind(" ", lowest, space)
+    newline = window.rfind("\n", max(lowest - 1, 0), len(window) - 1)
+    while newline >= 0:
+        if window[newline + 1].isalpha():
+            return newline + 1
+        newline = window.rfind("\n", max(lowest - 1, 0), newline)
     return None
 
 
@@ -56,20 +56,21 @@ def cut_pieces(text: str) -> Iterator[str]:
 
 _ELLIPSIS = " [...] "
 _MAX_TOKEN_CHARACTERS = 16
-"""Maximum characters per token to try. Ordinary text has about 4."""
+"""An upper bound for the characters per token of the result. Ordinary text has about 4."""
 
 
-def shorten_text(text: str, tokens: int, count: Callable[[str], int]) -> str:
-    """Return `text`, or its beginning and end with "[...]" between, in at most `tokens` tokens by `count`."""
-    if len(text) <= tokens * _MAX_TOKEN_CHARACTERS and count(text) <= tokens:
+def shorten_text(text: str, max_tokens: int, count: Callable[[str], int]) -> str:
+    """Return `text`, or its beginning and end with "[...]" between, in at most `max_tokens` tokens by `count`."""
+    if len(text) <= max_tokens * _MAX_TOKEN_CHARACTERS and count(text) <= max_tokens:
         return text
-    lengths = range(min(len(text), tokens * _MAX_TOKEN_CHARACTERS))
-    fits = bisect_right(lengths, tokens, 1, key=lambda length: count(_ends(text, length))) - 1
-    return _ends(text, fits) if fits > 0 else text[:1]
+    lengths = range(min(len(text), max_tokens * _MAX_TOKEN_CHARACTERS))
+    length = bisect_right(lengths, max_tokens, 1, key=lambda length: count(_remove_middle(text, length))) - 1
+    return _remove_middle(text, length) if length > 0 else text[:1]
 
 
-def _ends(text: str, characters: int) -> str:
-    """Return two thirds of the characters from the beginning of a text, and one third from its end."""
-    tail = characters // 3
-    head, rest = (find_last_character_end(text, at) for at in (characters - tail, len(text) - tail))
-    return f"{text[:head].rstrip()}{_ELLIPSIS}{text[rest:].lstrip()}".rstrip()
+def _remove_middle(text: str, characters: int) -> str:
+    """Return `characters` characters of a text: two thirds from its beginning, and one third from its end."""
+    tail_length = characters // 3
+    cuts = (characters - tail_length, len(text) - tail_length)
+    head_end, tail_start = (find_last_character_end(text, cut) for cut in cuts)
+    return f"{text[:head_end].rstrip()}{_ELLIPSIS}{text[tail_start:].lstrip()}".rstrip()

@@ -12,7 +12,7 @@ import pytest
 
 from memagent_graph import LocalPolicy, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.cli.policy_checks import CheckStatus, check_policy
-from memagent_graph.policies.added import policies_folder
+from memagent_graph.policies.added import get_policies_folder
 from memagent_graph.policies.adding import add_policy
 from memagent_graph.policies.base_weights import ENGLISH
 from memagent_graph.reader import MemAgent
@@ -21,7 +21,7 @@ from memagent_graph.settings import ReadSettings
 PYTHON = os.environ.get("MEMAGENT_LLAMA_PYTHON")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="MEMAGENT_LLAMA_PYTHON names no interpreter with xllamacpp")
 NAME = "english"
-ADDED = policies_folder()
+ADDED = get_policies_folder()
 COUNTRIES = ("France", "Italy", "Spain", "Japan", "Egypt", "Peru", "Kenya", "India", "Norway", "Greece")
 PROMPTS = [
     [{"role": "user", "content": words.format(country)}]

@@ -23,7 +23,7 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_graph.policy import Completion, Message, Messages, TokenIds
 from memagent_training.serving.vllm_server import VLLMServer
 
-FACT = PlantedFacts(3, held_out=True, number_share=1.0).fact()
+FACT = PlantedFacts(3, held_out=True, number_share=1.0).draw_fact()
 
 
 def document(tokens: int) -> str:
@@ -49,7 +49,7 @@ def served(server: VLLMServer, tmp_path: Path, **options) -> MemAgent:
 def test_the_server_gives_the_same_greedy_answers_as_the_process(embedded_server, tmp_path) -> None:
     text = document(12 * 256)
     facts = PlantedFacts(4, held_out=True)
-    questions = [FACT.question, *(facts.fact().question for _ in range(3))]
+    questions = [FACT.question, *(facts.draw_fact().question for _ in range(3))]
     with served(embedded_server, tmp_path) as remote:
         there = remote.batch([(text, question) for question in questions])
     with MemAgent(LocalPolicy.embedded(), store=tmp_path / "documents") as local:
@@ -154,7 +154,7 @@ async def test_what_the_server_is_not_asked_for_it_says_in_our_words(embedded_se
     with pytest.raises(PolicyRequestError, match="`nobody` does not exist"):
         await wrong.complete(say("hello"), SamplingParams(max_tokens=4))
     await wrong.describe()
-    assert "it serves memagent-embedded" in wrong.unlisted.message
+    assert "it serves memagent-embedded" in wrong.model_list_error.message
     right = OpenAICompatiblePolicy(base_url=embedded_server.base_url)
     with pytest.raises(PolicyRequestError, match="maximum context length is 1024"):
         await right.complete(say("word " * 1200), SamplingParams(max_tokens=4))

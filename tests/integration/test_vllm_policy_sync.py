@@ -15,7 +15,7 @@ import pytest
 from random_policy import write_random_policy
 
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
-from memagent_training.job.training_output import complete_policy
+from memagent_training.job.training_output import copy_policy_files
 from memagent_training.serving.policy_sync.probe import Probe, find_fault, score_with_folder
 from memagent_training.serving.policy_sync.server_api import ServerAPI
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
@@ -48,7 +48,7 @@ def perturb_policy(folder: Path, share: float, seed: int) -> Path:
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * share * weight.std())
     model.save_pretrained(folder)
-    complete_policy(folder, EMBEDDED_FOLDER)
+    copy_policy_files(folder, EMBEDDED_FOLDER)
     return folder
 
 
@@ -67,7 +67,7 @@ def make_adapters(folder: Path, seed: int, rank: int = 8) -> Path:
                 weight.normal_(0, 0.02)
     model.save_pretrained(str(folder / "adapter"))
     model.merge_and_unload().save_pretrained(folder)
-    complete_policy(folder, EMBEDDED_FOLDER)
+    copy_policy_files(folder, EMBEDDED_FOLDER)
     return folder
 
 

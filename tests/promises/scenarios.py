@@ -637,7 +637,7 @@ def advantages(log: Path, settings: dict[str, Any], preset: str, folder: Path) -
     replay = load_groups(log, term_rewards=choose_term_rewards(job.advantage_settings.terms, has_gold=False))
     batch = prepare_batch(replay.groups, job.advantage_settings)
     rows = [[row.run_id, row.conversation_index, row.advantage, row.weight] for row in batch.rows]
-    return {"rows": rows, "dropped": {group: str(reason) for group, reason in batch.dropped.items()}}
+    return {"rows": rows, "dropped": {group: str(reason) for group, reason in batch.drop_reasons.items()}}
 
 
 SCENARIOS: dict[str, Callable[[Place], Any]] = {

@@ -27,7 +27,7 @@ from support.serving import build_reader, served
 from memagent_graph import Document, DocumentStore, MemAgent, ScriptedPolicy
 from memagent_graph.documents import find_store
 from memagent_graph.errors import DocumentError, MemAgentError
-from memagent_graph.policies.replies import BrokenOffError, MalformedReplyError, decode_completion
+from memagent_graph.policies.replies import GenerationFailedError, MalformedReplyError, decode_completion
 from memagent_graph.policy import SamplingParams
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs, import_runs
@@ -118,7 +118,7 @@ REPLIES = values("choices", "message", "content", "text", "usage", "error", "log
 def check_reply(content: bytes, logprobs: bool) -> None:
     try:
         completion = decode_completion(content, model="m", sampling=SamplingParams(logprobs=logprobs))
-    except (BrokenOffError, MalformedReplyError):
+    except (GenerationFailedError, MalformedReplyError):
         return
     assert isinstance(completion.text, str)
     assert isinstance(completion.model, str)

@@ -76,7 +76,7 @@ class Steps(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.groups.append([group.group_id for group in self.trainer._get_scheduled_step().groups])
-        self.old.append(dict(self.trainer._recomputed))
+        self.old.append(dict(self.trainer._recomputed_logprobs))
 
 
 @dataclass

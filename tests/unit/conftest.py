@@ -59,12 +59,12 @@ def log(tmp_path: Path) -> Iterator[RunLog]:
 def in_process_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert files in this process: one of their own, which tests of its bounds have, takes long to start."""
 
-    def run(task: Any, source: Any, result: Any, cancellation: Any) -> int:
+    def convert_in_process(task: Any, source: Any, result: Any, cancellation: Any) -> int:
         with os.fdopen(os.dup(source.fileno()), "rb") as file:
             conversion.conversion_program.convert(task, file, result)
         return 0
 
-    monkeypatch.setattr(conversion, "_run", run)
+    monkeypatch.setattr(conversion, "_run_conversion", convert_in_process)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
 from memagent_mcp import server as server_module
 from memagent_mcp.client_roots import get_local_path
-from memagent_mcp.server import allow_hosts, get_url
+from memagent_mcp.server import get_url, make_security_settings
 from memagent_mcp.tools import shield_work
 
 TEXT = make_document({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=600)
@@ -435,8 +435,8 @@ async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(fold
 
 
 def test_of_two_limits_the_lower_counts() -> None:
-    assert Limits().lowered(Limits()) == Limits()
-    assert Limits(max_chunks=3, max_seconds=5).lowered(Limits(max_chunks=9, max_tokens_total=7)) == Limits(3, 7, 5)
+    assert Limits().tighten(Limits()) == Limits()
+    assert Limits(max_chunks=3, max_seconds=5).tighten(Limits(max_chunks=9, max_tokens_total=7)) == Limits(3, 7, 5)
 
 
 # Roots
@@ -673,7 +673,7 @@ def test_a_name_that_no_host_can_have_is_refused() -> None:
 
 
 def test_server_names_are_allowed_besides_localhost() -> None:
-    settings = allow_hosts(["reader.example.org", "::2"])
+    settings = make_security_settings(["reader.example.org", "::2"])
     assert settings.enable_dns_rebinding_protection
     assert {"reader.example.org", "reader.example.org:*", "[::2]:*", "localhost:*"} <= set(settings.allowed_hosts)
     assert "https://reader.example.org:*" in settings.allowed_origins

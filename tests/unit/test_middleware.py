@@ -27,7 +27,7 @@ from unit.test_tracing import Recorder
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.transcripts import find_latest_request, find_safe_cuts, format_transcript, make_result_question
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
-from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError, install_command
+from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError, make_install_command
 from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -570,7 +570,7 @@ def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -
 def test_without_langchain_the_import_says_what_to_install(monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "langchain_memagent.middleware")
     monkeypatch.setitem(sys.modules, "langchain.agents.middleware", None)
-    with pytest.raises(MissingExtraError, match=re.escape(install_command("langchain"))):
+    with pytest.raises(MissingExtraError, match=re.escape(make_install_command("langchain"))):
         importlib.import_module("langchain_memagent.middleware")
 
 

@@ -105,7 +105,7 @@ class TestTheParentsKeys:
 
     def test_the_readers_graph_needs_a_key_for_the_answer(self, make_reader) -> None:
         parent = build_parent(make_reader().graph(), TypedDict("Asking", {"question": str, "document": str})).compile()
-        with pytest.raises(MemAgentError, match="no place for the answer"):
+        with pytest.raises(MemAgentError, match="no key for the answer"):
             parent.invoke(INPUT)
 
     def test_a_key_that_is_missing_is_named(self, make_reader) -> None:

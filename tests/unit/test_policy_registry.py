@@ -166,7 +166,7 @@ def test_arguments_of_the_chat_template_go_with_every_request(monkeypatch: pytes
     requests: list[dict[str, Any]] = []
     tokenizer = local._engine._tokenizer
     monkeypatch.setattr(tokenizer, "apply_chat_template", lambda _, **options: requests.append(options) or "text")
-    local._engine.prompt_ids([{"role": "user", "content": "Who?"}], local._template)
+    local._engine.encode_prompt([{"role": "user", "content": "Who?"}], local._template_arguments)
     assert requests == [{"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}]
     with pytest.raises(MemAgentError, match=r"'off' is not a JSON object.*enable_thinking"):
         make_policy(replace(settings, chat_template_kwargs="off"))

@@ -116,7 +116,7 @@ async def test_a_profile_alone_brings_no_tokenizer(policy, tmp_path: Path) -> No
 def test_a_tokenizer_that_needs_an_extra_says_so_instead_of_being_unknown() -> None:
     missing = MissingExtraError("hub", "the tokenizer of some/model")
     with pytest.raises(MissingExtraError, match="the tokenizer of some/model"):
-        assemble(MemAgent(ScriptedPolicy([]), run_log=False)._parts, ModelInfo(missing=missing))
+        assemble(MemAgent(ScriptedPolicy([]), run_log=False)._parts, ModelInfo(missing_extra=missing))
 
 
 async def test_the_profile_of_english_comes_with_the_package(policy, tmp_path: Path) -> None:

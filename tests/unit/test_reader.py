@@ -68,7 +68,7 @@ def test_a_batch_keeps_order_and_bounds_concurrency(make_reader) -> None:
     questions = [QUESTION, "What is the key of castle?"] * 4
     results = reader.batch([(TEXT, question) for question in questions], max_concurrency=3)
     assert [result.answer for result in results] == ["4711", "12"] * 4
-    assert policy.highest == 3
+    assert policy.max_in_flight == 3
 
 
 def test_a_failure_in_a_batch_leaves_the_other_reads_alone(make_reader) -> None:

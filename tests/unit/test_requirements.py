@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from memagent_graph.errors import install_command
+from memagent_graph.errors import make_install_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,4 +43,4 @@ def test_an_extra_comes_from_where_the_package_came_from(origin: Any, command: s
     if origin is not None:
         (folder / "direct_url.json").write_text(json.dumps(origin))
     monkeypatch.syspath_prepend(tmp_path)
-    assert install_command("serve", "mine").startswith(command)
+    assert make_install_command("serve", "mine").startswith(command)

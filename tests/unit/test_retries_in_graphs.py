@@ -31,7 +31,7 @@ from memagent_graph.errors import (
     PolicyOverloadedError,
     PolicyUnreachableError,
 )
-from memagent_graph.storage.private_files import default_checkpoints
+from memagent_graph.storage.private_files import get_default_checkpoints
 
 MakeReader = Callable[..., MemAgent]
 TEXT = make_document({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=600)
@@ -162,7 +162,7 @@ def test_a_read_that_failed_in_an_agent_can_be_resumed_by_hand(make_reader) -> N
     tool = ReadLongDocument(agent=reader)
     model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Sorry.")
     message = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"][-2]
-    with reader.copy(checkpoints=default_checkpoints()) as other:
+    with reader.copy(checkpoints=get_default_checkpoints()) as other:
         assert other.resume(message.artifact["readings"][0]["run_id"]).answer == "4711"
     assert (script.failures, script.replies) == (1, count_calls_of_a_read(make_reader))
 

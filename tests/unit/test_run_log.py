@@ -236,8 +236,8 @@ def test_a_row_that_fails_takes_no_other_with_it_and_one_counts_at_each_position
 
 def test_calls_are_logged_before_their_checkpoint(make_reader, log, monkeypatch) -> None:
     """So a reader that is killed at any moment leaves no gap in the log."""
-    write, other = database_writer._run, RunLog(log.path)  # a log waits for its own entries
-    monkeypatch.setattr(database_writer, "_run", lambda *batch: time.sleep(0.05) or write(*batch))
+    write, other = database_writer._run_jobs, RunLog(log.path)  # a log waits for its own entries
+    monkeypatch.setattr(database_writer, "_run_jobs", lambda *batch: time.sleep(0.05) or write(*batch))
     counts: list[tuple[int, int]] = []
     in_checkpoints: list[int] = []
 
@@ -455,7 +455,7 @@ def test_a_log_that_is_moved_while_it_is_written_is_noticed_and_the_read_continu
     assert log.get("next").answer == "1904"
     log.wait(log.end("next", "answered", "1905"))
     log.path.rename(tmp_path / "moved-again.sqlite")
-    with pytest.raises(RunLogError, match="Put it back before its runs continue"):
+    with pytest.raises(RunLogError, match="Put the file back before its runs continue"):
         log.wait(log.end("next", "answered", "1906"))
 
 

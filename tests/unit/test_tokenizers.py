@@ -13,7 +13,7 @@ from support.made_tokenizers import CL100K, KINDS, Fed
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from memagent_graph.errors import MissingExtraError, TokenizerError, install_command
+from memagent_graph.errors import MissingExtraError, TokenizerError, make_install_command
 from memagent_graph.tokenizers.byte_level import map_characters_to_bytes
 from memagent_graph.tokenizers.loading import HFTokenizer, load_tokenizer
 from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES
@@ -229,5 +229,5 @@ def test_a_hub_id_is_loaded_from_the_local_cache_without_a_network(cached):
 
 def test_a_missing_hub_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingExtraError, match=re.escape(install_command("hub"))):
+    with pytest.raises(MissingExtraError, match=re.escape(make_install_command("hub"))):
         load_tokenizer("some/model")

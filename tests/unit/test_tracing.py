@@ -22,7 +22,7 @@ from support.scripts import make_document, part, read_perfectly
 from memagent_graph import ChatModelPolicy, Completion, FinishReason, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import PolicyError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.reading.tracing import TRACE_TEXTS, observe
+from memagent_graph.reading.tracing import TRACE_TEXTS, trace_policy
 
 TEXT = make_document({0.5: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
@@ -195,4 +195,4 @@ async def test_calls_inside_a_policy_keep_the_configurable_settings(make_reader)
 def test_without_handlers_nothing_changes(make_reader) -> None:
     context = make_reader().graph().reader_context
     for config in (None, {}, {"callbacks": None}, {"callbacks": []}):
-        assert observe(context, config) is context
+        assert trace_policy(context, config) is context

@@ -6,7 +6,7 @@ import asyncio
 import re
 from dataclasses import asdict, dataclass, replace
 
-from memagent_evaluation.failures import analyse, read_logged_run
+from memagent_evaluation.failures import find_losses, read_logged_run
 from memagent_evaluation.result_table import QuestionKey, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import StoredSample
 from memagent_evaluation.samples import Needle, Sample
@@ -25,17 +25,17 @@ class OpenQuestion:
     system: str
     repeat: int
     """The index of this sample of its answer, from 0."""
-    stored: StoredSample
+    stored_sample: StoredSample
 
     @property
     def key(self) -> QuestionKey:
         """The key of its row."""
-        sample = self.stored.sample
+        sample = self.stored_sample.sample
         return QuestionKey(self.system, sample.task.name, sample.length, sample.index, self.repeat)
 
 
 def make_run_id(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
-    """Return the id of a question's run: the same whenever it is asked in one evaluation, and different in others."""
+    """Return the id of a question's run: always the same in one evaluation, and different in others."""
     name = f"{evaluation}-{system}-{sample_id}" + (f"-repeat-{repeat}" if repeat else "")
     return re.sub(r"[^\w.-]+", "-", name)
 
@@ -50,26 +50,26 @@ def make_row(
     scripted: bool = False,
     error: Exception | None = None,
 ) -> ResultRow:
-    """Return the row of an attempt, without the lost facts from the run log (`with_losses`).
+    """Return the row of an attempt, without the lost facts from the run log (`add_losses`).
 
     Args:
         question: the question.
         attempt: the attempt's outcome.
-        attempts: the number of times that it was asked.
+        attempts: the number of attempts at the question so far.
         seed: the task's seed.
         answer_format: the form in which the prompts ask for the answer.
         scripted: whether a script answered.
         error: the error, if it failed.
     """
-    stored, usage = question.stored, attempt.usage
-    sample, answered = stored.sample, attempt.outcome is QuestionOutcome.ANSWERED
-    text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
+    stored_sample, usage = question.stored_sample, attempt.usage
+    sample, is_answered = stored_sample.sample, attempt.outcome is QuestionOutcome.ANSWERED
+    error_text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
     scores = score(sample, attempt.answer, attempt.raw_answer, outcome=attempt.outcome, answer_format=answer_format)
     return ResultRow(
         system=question.system,
         task=sample.task.name,
         length=sample.length,
-        reached_length=sample.reached,
+        reached_length=sample.reached_length,
         unit=sample.task.unit.value,
         index=sample.index,
         repeat=question.repeat,
@@ -79,7 +79,7 @@ def make_row(
         answer=attempt.answer,
         raw_answer=attempt.raw_answer,
         outcome=attempt.outcome,
-        error=None if error is None else text,
+        error=None if error is None else error_text,
         detail=attempt.detail,
         **asdict(scores),
         run_id=attempt.run_id,
@@ -91,23 +91,25 @@ def make_row(
         flops=usage.flops,
         full_context_flops=usage.full_context_flops,
         chunks=attempt.chunks,
-        document_bytes=stored.document["size"] or 0,
+        document_bytes=stored_sample.document["size"] or 0,
         needle_depths=tuple(needle.depth for needle in sample.needles),
-        needles_found=tuple(answered and _is_found(needle, sample, attempt.answer or "") for needle in sample.needles),
+        needles_found=tuple(
+            is_answered and _is_found(needle, sample, attempt.answer or "") for needle in sample.needles
+        ),
         where_lost=(),
         lost_at=(),
         attempts=attempts,
         seed=seed,
-        document=stored.document["key"],
+        document=stored_sample.document["key"],
         scripted=scripted,
         turns=attempt.trace.critical_path_length or None,
     )
 
 
-async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store: DocumentStore) -> ResultRow:
+async def add_losses(row: ResultRow, sample: Sample, log: RunLog | None, store: DocumentStore) -> ResultRow:
     """Return the row; if its answer is wrong, with the chunks where facts were lost, from the run log.
 
-    A row has no run id if its run is not in the log: either the run failed at the start, or the log did.
+    If the run is not in the log, because it failed before the log had it or could not be logged, the row has no run id.
     """
     run_id = row.run_id
     if log is None or run_id is None:
@@ -119,7 +121,7 @@ async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store:
         view, completions = await asyncio.to_thread(read_logged_run, log, run_id, store)
     except RunError:
         return replace(row, run_id=None)
-    losses = await asyncio.to_thread(analyse, sample, view, completions)
+    losses = await asyncio.to_thread(find_losses, sample, view, completions)
     return replace(
         row,
         where_lost=tuple(loss.loss.value for loss in losses),
@@ -128,5 +130,7 @@ async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store:
 
 
 def _is_found(needle: Needle, sample: Sample, answer: str) -> bool:
-    """Return whether an answer has a needle's gold string; if the needle only leads to the answer, any gold string."""
+    """Return whether an answer contains a needle's gold string, or any gold string if the needle only leads to the
+    answer.
+    """
     return any(contains(answer, gold) for gold in ((needle.gold,) if needle.gold in sample.gold else sample.gold))

@@ -1,4 +1,4 @@
-"""Read a believable document with the policy that is installed, and show how its memory grows."""
+"""Read a realistic document with the installed policy, and show how its memory grows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import JSONOption
 from memagent_graph.cli.output import print_json
 from memagent_graph.events import UpdateRule
-from memagent_graph.plain_text import in_one_line, quantity
+from memagent_graph.plain_text import format_count, make_one_line
 
 if TYPE_CHECKING:
     from memagent_evaluation.demo_document import DemoDocument
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class Demo:
     """Read the minutes of a harbour committee from beginning to end, and answer four questions about them.
 
-    The minutes are made up, and another seed makes others. Each change of the memory is shown, and each answer with
-    the sentences it was read in. The embedded policy finds numbers alone: its document is Python's language reference
-    with numbers hidden in it.
+    The minutes are generated; another seed makes other ones. Every change of the memory is shown, and every answer
+    with the sentences that support it. The embedded policy finds only numbers: its document is Python's language
+    reference with numbers hidden in it.
     """
 
     examples: ClassVar = (
@@ -64,23 +64,23 @@ class Demo:
 
         console = Console(as_json=self.as_json)
 
-        async def run(settings: ReadSettings, folder: Path) -> None:
+        async def run_demo(settings: ReadSettings, folder: Path) -> None:
             with console.show_status("loading the policy"):
-                loaded = MemAgent(settings=settings, store=folder, run_log=False)
-            async with loaded as reader:
+                agent = MemAgent(settings=settings, store=folder, run_log=False)
+            async with agent as reader:
                 context = await reader.aprepare()
-                count = context.tokenizer.count
+                count_tokens = context.tokenizer.count
                 if "embedded" in {settings.policy_name, settings.profile}:
                     document = make_number_document(context.tokenizer, tokens=self.tokens, seed=self.seed)
                 else:
-                    document = make_demo_document(self.tokens, self.seed, count)
+                    document = make_demo_document(self.tokens, self.seed, count_tokens)
                 reference = reader.store.add(Document.from_text(document.text, name="demo"))
                 if not self.as_json:
                     console.out.print(
-                        f"A document of {count(document.text):,} tokens, {_describe_reading(reader, context)}:\n\n"
-                        f"[dim]{_take_beginning(document.text)}[/]\n"
+                        f"A document of {count_tokens(document.text):,} tokens, {_describe_reading(reader, context)}:"
+                        f"\n\n[dim]{_take_beginning(document.text)}[/]\n"
                     )
-                begin = time.monotonic()
+                start_time = time.monotonic()
                 results = await console.follow_questions(
                     lambda show: reader.aread(
                         reference,
@@ -88,11 +88,11 @@ class Demo:
                         on_update=lambda question, update: _show_update(question, update, console, show),
                     )
                 )
-                seconds = time.monotonic() - begin
+                seconds = time.monotonic() - start_time
                 if self.as_json:
                     _print_as_json(document, results, seconds)
                 else:
-                    _print(document, results, seconds, console, nothing=context.prompts.empty_memory)
+                    _print_results(document, results, seconds, console, empty_memory=context.prompts.empty_memory)
 
         with report_failures(console), TemporaryDirectory() as folder:
             settings = ReadSettings(
@@ -104,14 +104,14 @@ class Demo:
                 on_invented=self.on_invented,
             ).resolve()
             console.print_policy(settings.policy_reason)
-            asyncio.run(run(settings, Path(folder)))
+            asyncio.run(run_demo(settings, Path(folder)))
 
 
 def _take_beginning(text: str) -> str:
     """Return the first lines of the document."""
     from memagent_graph.cli.console import escape  # noqa: PLC0415
 
-    return "\n".join(escape(in_one_line(line, 100)) for line in text.split("\n")[:8]) + "\n..."
+    return "\n".join(escape(make_one_line(line, 100)) for line in text.split("\n")[:8]) + "\n..."
 
 
 def _show_update(
@@ -124,12 +124,12 @@ def _show_update(
     if update.changed and not console.as_json:
         console.out.print(
             f"[dim]chunk {update.chunk_number}[/]  {escape(question)}\n"
-            f"          {escape(in_one_line(update.memory, 300))}"
+            f"          {escape(make_one_line(update.memory, 300))}"
         )
 
 
 def _describe_reading(reader: MemAgent, context: ReaderContext) -> str:
-    """How the document is read, for the sentence about it."""
+    """Return how the document is read, for the line about its length."""
     from memagent_graph.strategies.excerpts import Excerpt  # noqa: PLC0415
 
     if isinstance(reader.strategy, Excerpt):
@@ -138,7 +138,7 @@ def _describe_reading(reader: MemAgent, context: ReaderContext) -> str:
 
 
 def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], seconds: float) -> None:
-    values = [
+    rows = [
         {
             **result.to_dict(),
             "expected": question.answer,
@@ -147,54 +147,58 @@ def _print_as_json(document: DemoDocument, results: Sequence[ReadResult], second
         }
         for result, question in zip(results, document.questions, strict=True)
     ]
-    print_json({"results": values, "seconds": seconds})
+    print_json({"results": rows, "seconds": seconds})
 
 
-def _print(
-    document: DemoDocument, results: Sequence[ReadResult], seconds: float, console: Console, *, nothing: str
+def _print_results(
+    document: DemoDocument, results: Sequence[ReadResult], seconds: float, console: Console, *, empty_memory: str
 ) -> None:
-    """Print questions, answers, timelines, sources and cost; `nothing` is the empty memory."""
+    """Print questions, answers, timelines, sources and costs; an empty memory has no sources."""
     from rich.table import Table  # noqa: PLC0415
 
     from memagent_graph.cli.console import escape  # noqa: PLC0415
 
-    right = 0
+    right_count = 0
     for result, question in zip(results, document.questions, strict=True):
-        ok = question.is_right(result.answer)
-        right += ok
+        is_right = question.is_right(result.answer)
+        right_count += is_right
         table = Table.grid(padding=(0, 2))
         table.add_row("[bold]question[/]", escape(question.question))
         table.add_row("stated", f"{escape(question.sentence)} [dim](at {question.depth:.0%})[/]")
-        verdict = "[green]right[/]" if ok else f"[red]wrong, it is {escape(question.answer)}[/]"
+        verdict = "[green]right[/]" if is_right else f"[red]wrong, it is {escape(question.answer)}[/]"
         table.add_row("answer", f"{escape(str(result.answer))}  {verdict}")
         if result.chunks_read:
             table.add_row("memory", escape(_draw_timeline(result.updates, result.chunks_read)))
         else:
-            table.add_row("shown", f"{result.trace.tokens_shown:,} tokens in {quantity(result.usage.turns, 'turn')}")
-        for source in result.evidence[:2] if result.memory != nothing else ():
+            table.add_row(
+                "shown", f"{result.trace.tokens_shown:,} tokens in {format_count(result.usage.turns, 'turn')}"
+            )
+        for source in result.evidence[:2] if result.memory != empty_memory else ():
             quote = " ".join(source.quote.split())
-            place = f"chunk {source.chunk_index + 1}" if result.chunks_read else f"character {source.start_char:,}"
-            table.add_row("source", f"{escape(quote)} [dim]({place})[/]")
+            location = f"chunk {source.chunk_index + 1}" if result.chunks_read else f"character {source.start_char:,}"
+            table.add_row("source", f"{escape(quote)} [dim]({location})[/]")
         console.out.print()
         console.out.print(table)
-    prompt, completion, turns = (
+    prompt_tokens, completion_tokens, turns = (
         sum(getattr(result.usage, name) for result in results)
         for name in ("prompt_tokens", "completion_tokens", "turns")
     )
     console.out.print(
-        f"\n{right} of {len(results)} right. {prompt:,} tokens in and {completion:,} out, in {turns} turns and "
-        f"{seconds:.1f} s."
+        f"\n{right_count} of {len(results)} right. {prompt_tokens:,} tokens in and {completion_tokens:,} out, in "
+        f"{turns} turns and {seconds:.1f} s."
     )
 
 
-def _draw_timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> str:
-    """Return the memory over the document: a dot where it is unchanged, a bar where it changed; then these chunks."""
-    changes = [
+def _draw_timeline(updates: Sequence[MemoryUpdate], chunk_count: int, width: int = 48) -> str:
+    """Return a line over the document's chunks, with a bar where the memory changed, and the last of these chunks."""
+    changed_chunks = [
         update.chunk_index
         for update in updates
         if update.changed and update.chunk_index is not None and not update.branch
     ]
     cells = ["·"] * width
-    for chunk in changes:
-        cells[min(width - 1, chunk * width // max(chunks, 1))] = "█"
-    return f"{''.join(cells)}  changed in {', '.join(f'chunk {chunk + 1}' for chunk in changes[-8:]) or 'no chunk'}"
+    for chunk in changed_chunks:
+        cells[min(width - 1, chunk * width // max(chunk_count, 1))] = "█"
+    return (
+        f"{''.join(cells)}  changed in {', '.join(f'chunk {chunk + 1}' for chunk in changed_chunks[-8:]) or 'no chunk'}"
+    )

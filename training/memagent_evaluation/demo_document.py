@@ -19,7 +19,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from memagent_evaluation.planted_facts import Fact, PlantedFacts
-from memagent_evaluation.tasks.haystacks import python_prose
+from memagent_evaluation.tasks.haystacks import iter_python_prose
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.tokenizers import Tokenizer
 
@@ -27,9 +27,9 @@ _CHOICE: Final = re.compile(r"\[([^\[\]]*)\]")
 _SLOT: Final = re.compile(r"\{(\w+?)\d?\}")
 _SENTENCE_START: Final = re.compile(r"(?:^|(?<=[.!?] ))[a-z]")
 _WORD: Final = re.compile(r"\w+")
-_NUMBERS: Final = ["two", "three", "four", "five", "six", "seven", "eight", "nine"]
-_GROUPS: Final = (("who",), ("sum", "count", "changed"), ("why",), ("where", "date", "until"))
-"""The kinds of facts of the four questions."""
+_NUMBER_WORDS: Final = ["two", "three", "four", "five", "six", "seven", "eight", "nine"]
+_QUESTION_KINDS: Final = (("who",), ("sum", "count", "changed"), ("why",), ("where", "date", "until"))
+"""The kinds of facts that each of the four questions may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class DemoQuestion:
     subject: str
     """Words that only the sentence has, and for a value that changed the sentence with its first value."""
     keys: tuple[str, ...]
-    """What a right answer contains; alternatives are separated by "|"."""
+    """Strings that a right answer contains; alternatives are separated by "|"."""
     depth: float
-    """Where the sentence begins, as a share of the document's length, 0 to 1."""
+    """Where the sentence begins, as a fraction of the document's length, 0 to 1."""
 
     def is_right(self, answer: str | None) -> bool:
-        """Return whether an answer has what is asked for, and at most a third of its words from elsewhere.
+        """Return whether an answer contains all keys, and at most a third of its words are from elsewhere.
 
-        Letter case, articles, punctuation and the way of writing a sum or date do not count.
+        Letter case, articles, punctuation, and the format of sums and dates do not matter.
         """
         words = _normalise(answer or "")
         if gives_no_answer(answer) or not all(
-            any(f" {_normalise(form)} " in f" {words} " for form in key.split("|")) for key in self.keys
+            any(f" {_normalise(wording)} " in f" {words} " for wording in key.split("|")) for key in self.keys
         ):
             return False
         allowed_words = {"pounds", *_normalise(f"{self.question} {self.sentence} {self.answer}").split()}
@@ -64,30 +64,33 @@ class DemoQuestion:
 
 @dataclass(frozen=True, slots=True)
 class DemoDocument:
-    """A document and its questions, in the order of their sentences' places."""
+    """A document and its questions, in the order of their sentences."""
 
     text: str
     questions: tuple[DemoQuestion, ...]
 
 
 def make_demo_document(
-    tokens: int = 40_000, seed: int = 0, count: Callable[[str], int] = lambda text: len(text) // 4
+    tokens: int = 40_000, seed: int = 0, count_tokens: Callable[[str], int] = lambda text: len(text) // 4
 ) -> DemoDocument:
-    """Return the minutes of as many meetings as have at least `tokens` tokens.
+    """Return minutes of at least `tokens` tokens, with four questions.
 
     Args:
-        tokens: the smallest length.
-        seed: the seed of everything else.
-        count: counts the tokens of a text; by default, four characters are one.
+        tokens: the minimum length; the last meeting may exceed it.
+        seed: the seed of the minutes and the facts.
+        count_tokens: counts the tokens of a text; by default, four characters are one.
     """
     minutes = _MinutesWriter(random.Random(f"minutes {seed}"))
     meetings: list[_Meeting] = []
     length = 0
-    while length < tokens or len(meetings) < len(_GROUPS):
+    while length < tokens or len(meetings) < len(_QUESTION_KINDS):
         meetings.append(minutes.write_meeting())
-        length += count(meetings[-1].text())
+        length += count_tokens(meetings[-1].text())
     generator = random.Random(f"facts {seed}")
-    facts = [generator.choice([fact for fact in _load_texts()["facts"] if fact["kind"] in kinds]) for kinds in _GROUPS]
+    facts = [
+        generator.choice([fact for fact in _load_texts()["facts"] if fact["kind"] in kinds])
+        for kinds in _QUESTION_KINDS
+    ]
     generator.shuffle(facts)
     questions = []
     for index, fact in enumerate(facts):
@@ -103,8 +106,8 @@ def make_demo_document(
     )
 
 
-def demo_texts(seeds: Iterable[int], tokens: int = 40_000) -> Iterator[str]:
-    """Yield each seed's document and questions as one text, for what must exclude them from training."""
+def iter_demo_texts(seeds: Iterable[int], tokens: int = 40_000) -> Iterator[str]:
+    """Yield each seed's document and questions as one text, so that training can exclude them."""
     for seed in seeds:
         document = make_demo_document(tokens, seed)
         yield "\n".join([document.text, *(question.question for question in document.questions)])
@@ -113,29 +116,30 @@ def demo_texts(seeds: Iterable[int], tokens: int = 40_000) -> Iterator[str]:
 def make_number_document(
     tokenizer: Tokenizer, *, tokens: int = 100_000, questions: int = 4, seed: int = 7
 ) -> DemoDocument:
-    """Return prose of at least `tokens` tokens with `questions` numbers in it and four foreign ones for each.
+    """Return prose of at least `tokens` tokens, with `questions` numbers in it and four foreign numbers for each.
 
-    One of the four resembles the fact that is asked for. Facts come from the held-out split and are between paragraphs.
+    One of the four foreign facts resembles the fact that is asked for. All facts come from the held-out split, and
+    stand between paragraphs.
     """
     generator = random.Random(seed)
     facts = PlantedFacts(generator, held_out=True, number_share=1.0)
-    chosen: list[Fact] = []
+    asked_facts: list[Fact] = []
     for _ in range(questions):
-        chosen.append(facts.fact(exclude=frozenset(fact.entity.lower() for fact in chosen)))
-    entities = frozenset(fact.entity.lower() for fact in chosen)
-    foreign = [facts.near_miss(fact) for fact in chosen]
-    foreign += [facts.fact(exclude=entities) for _ in range(3 * questions)]
+        asked_facts.append(facts.draw_fact(exclude=frozenset(fact.entity.lower() for fact in asked_facts)))
+    entities = frozenset(fact.entity.lower() for fact in asked_facts)
+    foreign_facts = [facts.draw_near_miss(fact) for fact in asked_facts]
+    foreign_facts += [facts.draw_fact(exclude=entities) for _ in range(3 * questions)]
     paragraphs: list[str] = []
     length = 0
-    for paragraph in python_prose():
+    for paragraph in iter_python_prose():
         if length >= tokens:
             break
         paragraphs.append(paragraph)
         length += tokenizer.count(paragraph + "\n\n")
     depths = [(index + generator.uniform(0.2, 0.8)) / questions for index in range(questions)]
-    placed = [(depth, fact.statement) for depth, fact in zip(depths, chosen, strict=True)]
-    placed += [(generator.random(), fact.statement) for fact in foreign]
-    for depth, statement in sorted(placed, key=lambda item: -item[0]):
+    insertions = [(depth, fact.statement) for depth, fact in zip(depths, asked_facts, strict=True)]
+    insertions += [(generator.random(), fact.statement) for fact in foreign_facts]
+    for depth, statement in sorted(insertions, key=lambda item: -item[0]):
         paragraphs.insert(int(depth * len(paragraphs)), statement)
     text = "\n\n".join(paragraphs)
     return DemoDocument(
@@ -149,7 +153,7 @@ def make_number_document(
                 (fact.value,),
                 text.index(fact.statement) / len(text),
             )
-            for fact in chosen
+            for fact in asked_facts
         ),
     )
 
@@ -166,17 +170,17 @@ def _normalise(text: str) -> str:
 
 
 class _Deck:
-    """Draws from options in random order, each once before any comes again."""
+    """Draws options in random order; each option once before any is repeated."""
 
     def __init__(self, options: Iterable[Any], generator: random.Random) -> None:
         self._options, self._generator = list(options), generator
-        self._left: list[Any] = []
+        self._remaining: list[Any] = []
 
     def draw(self) -> Any:
         """Return the next option."""
-        if not self._left:
-            self._left = self._generator.sample(self._options, len(self._options))
-        return self._left.pop()
+        if not self._remaining:
+            self._remaining = self._generator.sample(self._options, len(self._options))
+        return self._remaining.pop()
 
 
 @dataclass(slots=True)
@@ -189,13 +193,13 @@ class _Meeting:
     end: str
 
     def text(self) -> str:
-        """Return its minutes."""
+        """Return the minutes of the meeting."""
         items = [f"{number}. {title}\n{text}" for number, (title, text) in enumerate(self.items, start=1)]
         return "\n\n".join([self.heading, *items, self.end])
 
 
 class _MinutesWriter:
-    """A harbour's committee from meeting to meeting: its people, its money and what it talks about."""
+    """Writes the minutes of one committee, meeting after meeting: its people, its money and its business."""
 
     def __init__(self, generator: random.Random) -> None:
         words = _load_texts()["words"]
@@ -207,24 +211,24 @@ class _MinutesWriter:
             for index, surname in enumerate(surnames[:9], generator.choice((0, 1)))
         ]
         self._home, *towns = generator.sample(words["towns"], len(words["towns"]))
-        self._names = _Deck(words["women"] + words["men"], generator)
-        self._surnames = _Deck(surnames[9:], generator)
-        self._decks = {"town": _Deck(towns, generator), "firm": _Deck(words["firms"], generator)}
-        self._decks |= {"boat": _Deck(words["boats"], generator), "place": _Deck(words["places"], generator)}
-        self._kinds = _Deck(_load_texts()["items"], generator)
-        self._paragraphs = {item["title"]: _Deck(item["texts"], generator) for item in _load_texts()["items"]}
+        self._first_name_deck = _Deck(words["women"] + words["men"], generator)
+        self._surname_deck = _Deck(surnames[9:], generator)
+        self._word_decks = {"town": _Deck(towns, generator), "firm": _Deck(words["firms"], generator)}
+        self._word_decks |= {"boat": _Deck(words["boats"], generator), "place": _Deck(words["places"], generator)}
+        self._item_deck = _Deck(_load_texts()["items"], generator)
+        self._paragraph_decks = {item["title"]: _Deck(item["texts"], generator) for item in _load_texts()["items"]}
         self._officers = dict(zip(("chair", "secretary", "treasurer", "master"), self._committee, strict=False))
         self._weekday = generator.randrange(4)
-        self._next = self._compute_meeting_day(date(generator.randrange(2014, 2021), 1, 1))
-        self._last: date | None = None
+        self._next_day = self._compute_meeting_day(date(generator.randrange(2014, 2021), 1, 1))
+        self._previous_day: date | None = None
         self._subscription = generator.randrange(18, 35)
         self._balance = generator.randrange(6_000, 15_000)
 
     def write_meeting(self) -> _Meeting:
         """Return the minutes of the next meeting."""
-        day, rng = self._next, self._generator
+        day, rng = self._next_day, self._generator
         next_month = (day.replace(day=1) + timedelta(days=63 if day.month == 7 else 32)).replace(day=1)
-        self._next = self._compute_meeting_day(next_month)
+        self._next_day = self._compute_meeting_day(next_month)
         absent = rng.sample(self._committee[4:], rng.randrange(0, 3))
         present = [member for member in self._committee if member not in absent]
         roles = {name: f" ({role})" for role, name in self._officers.items() if role != "master"}
@@ -234,13 +238,16 @@ class _MinutesWriter:
             + f".\nApologies: {' and '.join(absent) or 'none'}."
         )
         items = [("Minutes of the last meeting", self._write_approval(day))]
-        if day.month == 1 and self._last:
+        if day.month == 1 and self._previous_day:
             items.append(("Annual business", self._write_elections(day)))
         for _ in range(rng.randrange(8, 12)):
-            kind = self._kinds.draw()
+            item = self._item_deck.draw()
             slots: dict[str, str] = {}
             items.append(
-                (self.fill(kind["title"], day, slots), self.fill(self._paragraphs[kind["title"]].draw(), day, slots))
+                (
+                    self.fill(item["title"], day, slots),
+                    self.fill(self._paragraph_decks[item["title"]].draw(), day, slots),
+                )
             )
         spent, received = rng.randrange(200, 1_900), rng.randrange(200, 2_000)
         self._balance += received - spent
@@ -259,13 +266,13 @@ class _MinutesWriter:
             )
         )
         end = self.fill(
-            f"The next meeting [is|will be] on {self._format_date(self._next)} [at half past seven|in the committee "
-            f"room]. {{chair}} [closed the meeting|thanked those present and closed] "
+            f"The next meeting [is|will be] on {self._format_date(self._next_day)} [at half past seven|in the "
+            f"committee room]. {{chair}} [closed the meeting|thanked those present and closed] "
             f"at 9.{rng.randrange(2, 58):02d} pm.",
             day,
             {},
         )
-        self._last = day
+        self._previous_day = day
         return _Meeting(day, heading, items, end)
 
     def add_fact(
@@ -273,7 +280,7 @@ class _MinutesWriter:
     ) -> tuple[str, str, str, str, tuple[str, ...]]:
         """Add a fact to a meeting; return question, answer, sentence, subject and keys."""
         day, kind = meetings[meeting_index].day, fact["kind"]
-        question, old = generator.choice(fact["questions"]), ""
+        question, old_value = generator.choice(fact["questions"]), ""
         keys: tuple[str, ...]
         if kind in {"why", "where"}:
             value, *keys_of_value = generator.choice(fact["values"])
@@ -283,42 +290,43 @@ class _MinutesWriter:
             words = _load_texts()["words"]
             value, keys = f"{generator.choice(words['women'] + words['men'])} {surname}", (surname,)
         elif kind in {"date", "until"}:
-            when = day + timedelta(days=generator.randrange(20, 60) + 365 * 5 * (kind == "until"))
-            value = f"{when.day} {when:%B}" + f" {when.year}" * (kind == "until")
-            keys = (f"{when.day} {when:%B}|{when:%B} {when.day}",) + (str(when.year),) * (kind == "until")
+            fact_date = day + timedelta(days=generator.randrange(20, 60) + 365 * 5 * (kind == "until"))
+            value = f"{fact_date.day} {fact_date:%B}" + f" {fact_date.year}" * (kind == "until")
+            keys = (f"{fact_date.day} {fact_date:%B}|{fact_date:%B} {fact_date.day}",)
+            keys += (str(fact_date.year),) * (kind == "until")
         else:
-            number = generator.randrange(*fact["range"])
-            value = f"{number}" if kind == "count" else f"£{number:,}"
-            keys, old = (str(number),), f"£{number - generator.randrange(4, 9)}"
-        slots = {"value": value, "old": old}
-        filled = {
+            amount = generator.randrange(*fact["range"])
+            value = f"{amount}" if kind == "count" else f"£{amount:,}"
+            keys, old_value = (str(amount),), f"£{amount - generator.randrange(4, 9)}"
+        slots = {"value": value, "old": old_value}
+        texts = {
             part: self.fill(generator.choice(fact[part]), day, slots) for part in ("before", "statements", "after")
         }
-        self._insert(meetings[meeting_index], fact["title"], " ".join(filled.values()), generator)
+        self._insert(meetings[meeting_index], fact["title"], " ".join(texts.values()), generator)
         if kind == "changed":
-            earlier = meetings[meeting_index // 2 if meeting_index > 1 else 0]
-            text = self.fill(generator.choice(fact["earlier"]), earlier.day, slots)
-            self._insert(earlier, fact["title"], text, generator)
-        return question, value, filled["statements"], fact["subject"], keys
+            earlier_meeting = meetings[meeting_index // 2 if meeting_index > 1 else 0]
+            text = self.fill(generator.choice(fact["earlier"]), earlier_meeting.day, slots)
+            self._insert(earlier_meeting, fact["title"], text, generator)
+        return question, value, texts["statements"], fact["subject"], keys
 
     def fill(self, template: str, day: date, slots: dict[str, str]) -> str:
-        """Return a template with its choices made and its slots filled; `slots` keeps their values for the item."""
-        chosen = _CHOICE.sub(lambda match: self._generator.choice(match[1].split("|")), template)
-        for match in _SLOT.finditer(chosen):
+        """Return a template with random choices and filled slots; `slots` keeps the values for the item's next text."""
+        text_with_slots = _CHOICE.sub(lambda match: self._generator.choice(match[1].split("|")), template)
+        for match in _SLOT.finditer(text_with_slots):
             slot = match[0][1:-1]
             while slot not in slots:
                 value = self._draw_value(match[1], day)
                 if value not in slots.values():
                     slots[slot] = value
-        text = _SLOT.sub(lambda match: slots[match[0][1:-1]], chosen)
+        text = _SLOT.sub(lambda match: slots[match[0][1:-1]], text_with_slots)
         return _SENTENCE_START.sub(lambda match: match[0].upper(), text)
 
     def _draw_value(self, kind: str, day: date) -> str:  # noqa: PLR0911
         rng = self._generator
         if kind in self._officers:
             return self._officers[kind]
-        if kind in self._decks:
-            return str(self._decks[kind].draw()).replace("{surname}", self._surnames.draw())
+        if kind in self._word_decks:
+            return str(self._word_decks[kind].draw()).replace("{surname}", self._surname_deck.draw())
         ranges = {"sum": (40, 480), "large": (700, 7_000), "small": (6, 38), "count": (13, 60), "berth": (2, 48)}
         if kind in ranges:
             number = rng.randrange(*ranges[kind])
@@ -328,11 +336,11 @@ class _MinutesWriter:
             return f"{shifted_day.day} {shifted_day:%B}"
         match kind:
             case "person":
-                return f"{self._names.draw()} {self._surnames.draw()}"
+                return f"{self._first_name_deck.draw()} {self._surname_deck.draw()}"
             case "member":
                 return rng.choice(self._committee[4:])
             case "few":
-                return rng.choice(_NUMBERS)
+                return rng.choice(_NUMBER_WORDS)
             case "month":
                 return f"{day + timedelta(days=rng.randrange(40, 150)):%B}"
             case "weekday":
@@ -342,25 +350,27 @@ class _MinutesWriter:
         raise ValueError(f"no slot is called {kind}")
 
     def _write_approval(self, day: date) -> str:
-        last = f"the meeting on {self._format_date(self._last)}" if self._last else "the last meeting of the old year"
+        last_meeting = "the last meeting of the old year"
+        if self._previous_day:
+            last_meeting = f"the meeting on {self._format_date(self._previous_day)}"
         return self.fill(
-            f"The minutes of {last} were [approved|read and approved|taken as read], [without change|after a date was "
-            "corrected|on the motion of {member}].",
+            f"The minutes of {last_meeting} were [approved|read and approved|taken as read], [without change|after a "
+            "date was corrected|on the motion of {member}].",
             day,
             {},
         )
 
     def _write_elections(self, day: date) -> str:
-        before, old = self._officers["treasurer"], self._subscription
-        # The treasurer and another member change places.
-        place = self._generator.randrange(4, 9)
-        self._committee[2], self._committee[place] = self._committee[place], self._committee[2]
+        old_treasurer, old_subscription = self._officers["treasurer"], self._subscription
+        # The treasurer and another member exchange their places in the list.
+        member_index = self._generator.randrange(4, 9)
+        self._committee[2], self._committee[member_index] = self._committee[member_index], self._committee[2]
         self._officers["treasurer"] = self._committee[2]
         self._subscription += self._generator.randrange(1, 4)
         return self.fill(
-            f"{before} did not stand again as treasurer, and {self._committee[2]} was elected [without opposition|by a "
-            f"large majority]. The other officers [stay|were elected again]. The subscription [rises|goes up] "
-            f"from £{old} to £{self._subscription} [a head|for each member].",
+            f"{old_treasurer} did not stand again as treasurer, and {self._committee[2]} was elected [without "
+            f"opposition|by a large majority]. The other officers [stay|were elected again]. The subscription "
+            f"[rises|goes up] from £{old_subscription} to £{self._subscription} [a head|for each member].",
             day,
             {},
         )

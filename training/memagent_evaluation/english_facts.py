@@ -1,8 +1,9 @@
-"""Makes facts in plain English to plant in a document: who, where, when, what, which colour, how many, why.
+"""Draws facts in plain English to plant in documents: who, where, when, what, which colour, how many, why.
 
 A fact says that a relation holds between a subject and a value ("Mira Solberg lives in Arden."). Relations, wordings
-and words are in `english_facts.toml`. The held-out split shares no person, no town, no relation that is marked as held
-out, and no last wording of a list with the other split: a policy trained on one is measured on the other.
+and words are in `english_facts.toml`. Policies are trained on one split and measured on the other, the held-out one.
+The splits share no person and no town; relations that are marked as held out, and the last wording of each list, are
+in the held-out split only.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import msgspec
 from memagent_evaluation.planted_facts import ADJECTIVES, NOUNS, is_held_out
 
 _MACHINES: Final = ("clock", "lamp", "pump", "drill", "plough", "loom", "brush", "whistle", "scale", "heater", "kite")
-_NUMBERS: Final = {"year": (1640, 1999), "count": (12, 990), "metres": (4, 180), "crowns": (15, 9000)}
-_SPLIT_WORDS: Final = frozenset({"first_names", "family_names", "towns"})
-"""Only these lists have held-out words; there are few colours and months, and all may be asked for."""
-_SPLIT_SHARE: Final = 0.25
+_NUMBER_RANGES: Final = {"year": (1640, 1999), "count": (12, 990), "metres": (4, 180), "crowns": (15, 9000)}
+_SPLIT_KINDS: Final = frozenset({"first_names", "family_names", "towns"})
+"""The lists that are split. Other lists, such as colours and months, are short, and both splits use all their words."""
+_HELD_OUT_SHARE: Final = 0.25
 _FRAMED_SHARE: Final = 0.2
 _FRAMES: Final = (
     "As the town records show, {inside}.",
@@ -40,14 +41,14 @@ _FRAMES: Final = (
     "{text}, if the newspaper is to be believed.",
 )
 """Sentences that a statement may be part of; the last two are held out."""
-_LOWER_INSIDE: Final = frozenset(
+_LOWERED_FIRST_WORDS: Final = frozenset(
     {"The", "A", "It", "In", "For", "At", "By", "On", "Because", "Every", "Many", "Nothing", "You", "Someone"}
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A statement about a subject, in several wordings; see the beginning of `english_facts.toml`."""
+    """A kind of statement about a subject, in several wordings; `english_facts.toml` explains the fields."""
 
     name: str
     subject: str
@@ -65,13 +66,13 @@ class Relation:
     plural: bool = False
     held_out: bool = False
     all_wordings: bool = False
-    """Whether the last wording of a list is used like the others."""
+    """Whether training may use the last wordings too."""
 
-    def worded(self, texts: Sequence[str], *, held_out: bool) -> Sequence[str]:
-        """Return the wordings of a list that a split may use: the last one if held out, in training all others."""
-        if self.held_out or self.all_wordings or len(texts) < 3:
-            return texts
-        return texts[-1:] if held_out else texts[:-1]
+    def select_wordings(self, wordings: Sequence[str], *, held_out: bool) -> Sequence[str]:
+        """Return the wordings that a split may use: the held-out split the last one, the training split all others."""
+        if self.held_out or self.all_wordings or len(wordings) < 3:
+            return wordings
+        return wordings[-1:] if held_out else wordings[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +85,25 @@ class EnglishFact:
     statement: str
 
 
-class _File(msgspec.Struct):
+class _FactsFile(msgspec.Struct):
     words: dict[str, str]
     relations: tuple[Relation, ...]
     numbers: dict[str, tuple[int, int]] = {}
     frames: tuple[str, ...] = ()
 
 
-def _parse(text: str) -> _File:
-    return msgspec.convert(tomllib.loads(text), _File)
+def _parse_facts(text: str) -> _FactsFile:
+    return msgspec.convert(tomllib.loads(text), _FactsFile)
 
 
 @cache
-def _load_file() -> _File:
-    return _parse(files(__package__).joinpath("english_facts.toml").read_text("utf-8"))
+def _load_shipped_facts() -> _FactsFile:
+    return _parse_facts(files(__package__).joinpath("english_facts.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
-class MoreFacts:
-    """Relations, words, numbers and frames beside those of this package, all of them to be trained on."""
+class AdditionalFacts:
+    """Relations, words, numbers and frames for training, in addition to those of this package."""
 
     relations: tuple[Relation, ...]
     words: dict[str, tuple[str, ...]]
@@ -111,9 +112,9 @@ class MoreFacts:
     frames: tuple[str, ...]
 
     @classmethod
-    def read(cls, path: Path) -> MoreFacts:
+    def read(cls, path: Path) -> AdditionalFacts:
         """Read a file in the format of `english_facts.toml`."""
-        facts = _parse(path.read_text("utf-8"))
+        facts = _parse_facts(path.read_text("utf-8"))
         return cls(
             tuple(replace(relation, all_wordings=True) for relation in facts.relations),
             {kind: _split_list(text) for kind, text in facts.words.items()},
@@ -122,42 +123,45 @@ class MoreFacts:
         )
 
 
-def relations() -> tuple[Relation, ...]:
+def list_relations() -> tuple[Relation, ...]:
     """Return all relations, in the file's order."""
-    return _load_file().relations
+    return _load_shipped_facts().relations
 
 
 @cache
-def words(kind: str, *, held_out: bool) -> tuple[str, ...]:
-    """Return a list of words of one split; phrases stand between bars, single words between spaces."""
+def list_words(kind: str, *, held_out: bool) -> tuple[str, ...]:
+    """Return the words of a kind that belong to a split."""
     return tuple(
         word
-        for word in _split_list(_load_file().words.get(kind, ""))
-        if kind not in _SPLIT_WORDS or is_held_out(word, _SPLIT_SHARE) == held_out
+        for word in _split_list(_load_shipped_facts().words.get(kind, ""))
+        if kind not in _SPLIT_KINDS or is_held_out(word, _HELD_OUT_SHARE) == held_out
     )
 
 
 def _split_list(text: str) -> tuple[str, ...]:
-    words = (" ".join(part.split()) for part in text.split("|")) if "|" in text else text.split()
-    return tuple(filter(None, words))
+    """Return the items of a list in the file: phrases between bars, or single words between spaces."""
+    items = (" ".join(phrase.split()) for phrase in text.split("|")) if "|" in text else text.split()
+    return tuple(filter(None, items))
 
 
-def sentence(text: str) -> str:
+def capitalise(text: str) -> str:
     """Return a text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def make_distinctness_check(facts: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
-    """Return a predicate: whether a fact answers no question about these facts, since it shares no subject or value of
-    the same relation with them.
+    """Return a predicate for facts that answer no question about `facts`: in a relation that one of those has, they
+    have another subject and another value.
     """
     used = {(fact.relation.name, side) for fact in facts for side in (fact.subject, fact.value)}
     return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & used
 
 
 class EnglishFacts:
-    """A seeded stream of facts from one split. In one stream a subject or a value is drawn once for a relation, as long
-    as there are new ones; a person in a relation between persons is drawn only once, on either side.
+    """A seeded stream of facts from one split.
+
+    A stream draws a subject or a value only once for a relation, as long as there are unused ones. In a relation
+    between persons, it draws a person only once, as subject or as value.
     """
 
     def __init__(
@@ -166,164 +170,170 @@ class EnglishFacts:
         *,
         held_out: bool = False,
         held_out_relations: bool = False,
-        more: MoreFacts | None = None,
+        additional: AdditionalFacts | None = None,
     ) -> None:
         self.random = seed if isinstance(seed, random.Random) else random.Random(seed)
         self.held_out = held_out
-        self._more = more or MoreFacts((), {}, {}, ())
-        self.relations = [relation for relation in relations() if relation.held_out == held_out_relations]
-        self.relations += self._more.relations
-        self._frames = _FRAMES[-2:] if held_out else _FRAMES[:-2] + self._more.frames
-        self._taken: set[tuple[str, str]] = set()
+        self._additional = additional or AdditionalFacts((), {}, {}, ())
+        self.relations = [relation for relation in list_relations() if relation.held_out == held_out_relations]
+        self.relations += self._additional.relations
+        self._frames = _FRAMES[-2:] if held_out else _FRAMES[:-2] + self._additional.frames
+        self._used: set[tuple[str, str]] = set()
 
-    def relation(self, *, plural: bool = False, changes: bool = False) -> Relation:
-        """Return some relation, of the kind asked for."""
-        fitting = [
+    def draw_relation(self, *, plural: bool = False, changes: bool = False) -> Relation:
+        """Return a random relation: with several values (`plural`), or with values that can change (`changes`)."""
+        matching_relations = [
             relation
             for relation in self.relations
             if (relation.plural or not plural) and (relation.changes or not changes)
         ]
-        return self.random.choice(fitting)
+        return self.random.choice(matching_relations)
 
-    def fact(
+    def draw_fact(
         self, relation: Relation | None = None, *, subject: str | None = None, value: str | None = None
     ) -> EnglishFact:
         """Return a new fact; subject and value are new if they are not given."""
-        relation = relation or self.relation()
+        relation = relation or self.draw_relation()
         subject = subject or self._draw_new(relation.name + " s", relation.subject)
-        self._take(relation, subject)
+        self._mark_used(relation, subject)
         value = value or self._draw_new(relation.name + " v", relation.value)
         if relation.value == relation.subject:
-            self._take(relation, value)
-        return EnglishFact(relation, subject, value, self.state(relation, subject, value))
+            self._mark_used(relation, value)
+        return EnglishFact(relation, subject, value, self.draw_statement(relation, subject, value))
 
-    def near_miss(self, fact: EnglishFact) -> EnglishFact:
+    def draw_near_miss(self, fact: EnglishFact) -> EnglishFact:
         """Return a fact that is easily confused with another: of the same relation, or about the same subject."""
         if self.random.random() < 0.6:
-            return self.fact(fact.relation)
-        same_kind = [relation for relation in self.relations if relation.subject == fact.relation.subject]
-        others = [
+            return self.draw_fact(fact.relation)
+        subject_relations = [relation for relation in self.relations if relation.subject == fact.relation.subject]
+        unused_relations = [
             relation
-            for relation in same_kind
-            if relation.name != fact.relation.name and self._is_new(relation, fact.subject)
+            for relation in subject_relations
+            if relation.name != fact.relation.name and self._is_unused(relation, fact.subject)
         ]
-        if not others:
-            return self.fact(fact.relation)
-        return self.fact(self.random.choice(others), subject=fact.subject)
+        if not unused_relations:
+            return self.draw_fact(fact.relation)
+        return self.draw_fact(self.random.choice(unused_relations), subject=fact.subject)
 
-    def change(self, fact: EnglishFact) -> EnglishFact:
-        """Return what is true of the subject from now on."""
-        if fact.relation.subject == "person" and fact.relation.of_whom:  # someone else owns it now
+    def draw_change(self, fact: EnglishFact) -> EnglishFact:
+        """Return the fact that replaces another one: a new value for its subject, or a new owner for its value."""
+        if fact.relation.subject == "person" and fact.relation.of_whom:
             subject, value = self._draw_new(fact.relation.name + " s", fact.relation.subject), fact.value
         else:
             subject, value = fact.subject, self._draw_new(fact.relation.name + " v", fact.relation.value)
         text = self._choose(fact.relation, fact.relation.changes)
         return EnglishFact(fact.relation, subject, value, _fill(text, subject, value))
 
-    def state(self, relation: Relation, subject: str, value: str) -> str:
+    def draw_statement(self, relation: Relation, subject: str, value: str) -> str:
         """Return a statement in one of the split's wordings, sometimes as part of a longer sentence."""
         text = _fill(self._choose(relation, relation.statements), subject, value)
         if self.random.random() >= _FRAMED_SHARE:
             return text
         frame = self.random.choice(self._frames)
-        return frame.format(text=text.rstrip("."), inside=_adapt_sentence(text.rstrip(".")))
+        return frame.format(text=text.rstrip("."), inside=_make_clause(text.rstrip(".")))
 
-    def question(self, fact: EnglishFact) -> tuple[str, str]:
+    def draw_question(self, fact: EnglishFact) -> tuple[str, str]:
         """Return a question about a fact, and its answer: the value, or the subject."""
         relation = fact.relation
-        of_subject = bool(relation.subject_questions) and (
+        asks_for_subject = bool(relation.subject_questions) and (
             not relation.questions or relation.ask == "who" or self.random.random() < 0.3
         )
         if relation.changes and relation.ask != "who":
-            of_subject = False  # several may have had the value one after the other
-        texts = relation.subject_questions if of_subject else relation.questions
+            asks_for_subject = False  # several subjects may have had the value, one after the other
+        wordings = relation.subject_questions if asks_for_subject else relation.questions
         return _fill(
-            self._choose(relation, texts), fact.subject, fact.value
-        ), fact.subject if of_subject else fact.value
+            self._choose(relation, wordings), fact.subject, fact.value
+        ), fact.subject if asks_for_subject else fact.value
 
-    def about(self, relation: Relation, subject: str) -> str:
-        """Return a question for the value of a relation of a subject."""
+    def draw_question_about(self, relation: Relation, subject: str) -> str:
+        """Return a question about the value of a subject in a relation."""
         return self._choose(relation, relation.questions).replace("{s}", subject)
 
-    def chain(self, hops: int) -> tuple[list[EnglishFact], str]:
+    def draw_chain(self, hops: int) -> tuple[list[EnglishFact], str]:
         """Return facts that lead from one to the next, and the question that needs all of them.
 
-        The first names a person, each next one leads to another, and the last one is about the last person. No relation
-        occurs twice.
+        The first fact names a person, each of the next leads to another person, and the last is about the last person.
+        No relation occurs twice.
         """
-        of_persons = [relation for relation in self.relations if relation.subject == "person"]
-        leading = [relation for relation in of_persons if relation.of_subject]
-        about = [
-            relation for relation in of_persons if relation.questions and relation.ask != "who" and not relation.plural
+        person_relations = [relation for relation in self.relations if relation.subject == "person"]
+        linking_relations = [relation for relation in person_relations if relation.of_subject]
+        final_relations = [
+            relation
+            for relation in person_relations
+            if relation.questions and relation.ask != "who" and not relation.plural
         ]
         chain = [
-            self.fact(
-                self.random.choice([relation for relation in of_persons if relation.of_whom or relation.of_subject])
+            self.draw_fact(
+                self.random.choice(
+                    [relation for relation in person_relations if relation.of_whom or relation.of_subject]
+                )
             )
         ]
-        who, name = self._draw_named(chain[0], chain[0].subject)
+        person, description = self._draw_description(chain[0], chain[0].subject)
         for _ in range(hops - 2):
-            chain.append(self.fact(self._choose_following(leading, chain, who), subject=who))
-            who, name = self._draw_named(chain[-1], name)
-        chain.append(self.fact(self._choose_following(about, chain, who), subject=who))
-        return chain, self.about(chain[-1].relation, name)
+            chain.append(self.draw_fact(self._choose_relation(linking_relations, chain, person), subject=person))
+            person, description = self._draw_description(chain[-1], description)
+        chain.append(self.draw_fact(self._choose_relation(final_relations, chain, person), subject=person))
+        return chain, self.draw_question_about(chain[-1].relation, description)
 
-    def _choose_following(self, relations: Sequence[Relation], chain: Sequence[EnglishFact], who: str) -> Relation:
-        """Return a relation that is not in the chain, and in which nothing was said about its last person."""
-        used = {fact.relation.name for fact in chain}
-        fitting = [relation for relation in relations if relation.name not in used and self._is_new(relation, who)]
-        return self.random.choice(fitting or relations)
+    def _choose_relation(self, relations: Sequence[Relation], chain: Sequence[EnglishFact], person: str) -> Relation:
+        """Return a relation that the chain does not have, and in which there is no fact about its last person yet."""
+        chain_relations = {fact.relation.name for fact in chain}
+        unused_relations = [
+            relation
+            for relation in relations
+            if relation.name not in chain_relations and self._is_unused(relation, person)
+        ]
+        return self.random.choice(unused_relations or relations)
 
-    def _draw_named(self, fact: EnglishFact, subject: str) -> tuple[str, str]:
-        """Return the person that a fact leads to, and a description without the name."""
+    def _draw_description(self, fact: EnglishFact, subject: str) -> tuple[str, str]:
+        """Return the person that a fact leads to, and a description of this person without the name."""
         relation = fact.relation
         if relation.of_whom:
             return fact.subject, self.random.choice(relation.of_whom).replace("{v}", fact.value)
         return fact.value, self.random.choice(relation.of_subject).replace("{s}", subject)
 
-    def _choose(self, relation: Relation, texts: Sequence[str]) -> str:
-        return self.random.choice(relation.worded(texts, held_out=self.held_out))
+    def _choose(self, relation: Relation, wordings: Sequence[str]) -> str:
+        return self.random.choice(relation.select_wordings(wordings, held_out=self.held_out))
 
-    def _draw_new(self, purpose: str, kind: str) -> str:
+    def _draw_new(self, side: str, kind: str) -> str:
         for _ in range(1000):
-            drawn = self.draw(kind)
-            if (purpose, drawn) not in self._taken:
+            word = self.draw(kind)
+            if (side, word) not in self._used:
                 break
-        self._taken.add((purpose, drawn))
-        return drawn
+        self._used.add((side, word))
+        return word
 
-    def _is_new(self, relation: Relation, subject: str) -> bool:
-        return (relation.name + " s", subject) not in self._taken
+    def _is_unused(self, relation: Relation, subject: str) -> bool:
+        return (relation.name + " s", subject) not in self._used
 
-    def _take(self, relation: Relation, subject: str) -> None:
-        """Prevent other facts about a subject in a relation; and, if its kind is the value's, facts with it as
-        value.
-        """
-        self._taken.add((relation.name + " s", subject))
+    def _mark_used(self, relation: Relation, subject: str) -> None:
+        """Prevent other facts about a subject in a relation; if values are of the same kind, also as their value."""
+        self._used.add((relation.name + " s", subject))
         if relation.value == relation.subject:
-            self._taken.add((relation.name + " v", subject))
+            self._used.add((relation.name + " v", subject))
 
     def draw(self, kind: str) -> str:
-        """Return some word of a kind."""
+        """Return a random word, number or name of a kind."""
         if kind == "person":
-            return f"{self._word('first_names')} {self._word('family_names')}"
-        if limits := _NUMBERS.get(kind) or self._more.numbers.get(kind):
+            return f"{self._draw_word('first_names')} {self._draw_word('family_names')}"
+        if limits := _NUMBER_RANGES.get(kind) or self._additional.numbers.get(kind):
             return str(self.random.randint(*limits))
         if kind == "invention":
             return f"the {self.random.choice(ADJECTIVES)} {self.random.choice(_MACHINES)}"
         if kind == "title":
             return f"The {self.random.choice(ADJECTIVES).capitalize()} {self.random.choice(NOUNS).capitalize()}"
-        return self._word(kind)
+        return self._draw_word(kind)
 
-    def _word(self, kind: str) -> str:
-        return self.random.choice(words(kind, held_out=self.held_out) + self._more.words.get(kind, ()))
+    def _draw_word(self, kind: str) -> str:
+        return self.random.choice(list_words(kind, held_out=self.held_out) + self._additional.words.get(kind, ()))
 
 
-def _adapt_sentence(text: str) -> str:
-    """Return a sentence, adapted for use inside a longer one."""
-    first = text.split(" ", 1)[0]
-    return text[:1].lower() + text[1:] if first in _LOWER_INSIDE else text
+def _make_clause(text: str) -> str:
+    """Return a sentence as a clause of a longer one: in lower case, unless it begins with a name."""
+    first_word = text.split(" ", 1)[0]
+    return text[:1].lower() + text[1:] if first_word in _LOWERED_FIRST_WORDS else text
 
 
 def _fill(text: str, subject: str, value: str) -> str:
-    return sentence(text.replace("{s}", subject).replace("{v}", value))
+    return capitalise(text.replace("{s}", subject).replace("{v}", value))

@@ -1,6 +1,6 @@
 """Measure policies and ways of reading on documents with known answers.
 
-What the command runs is slow to import, and not needed for help.
+Imports are inside functions, because they are slow and `--help` does not need them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import JSONOption, PriceInOption, PriceOutOption
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import EvaluationError, PolicyError
-from memagent_graph.policies.server_url import without_password
+from memagent_graph.policies.server_url import remove_password
 
 if TYPE_CHECKING:
     from memagent_evaluation.result_table import Results
@@ -51,13 +51,13 @@ class Eval(EvalOptions):
         from memagent_evaluation.result_table import QuestionOutcome  # noqa: PLC0415
         from memagent_graph.results import Prices  # noqa: PLC0415
 
-        out, log = self.out, self.log or self.out / RUNS
+        out, log_path = self.out, self.log or self.out / RUNS
         with report_failures(as_json=self.as_json):
             prices = Prices.of(self.price_in, self.price_out)
             if not self.resume:
                 require_no_results(out)
             try:
-                ended = asyncio.run(run_evaluation(self, log, _format_command_line(self.context)))
+                evaluation_end = asyncio.run(run_evaluation(self, log_path, _format_command_line(self.context)))
             except ValueError as error:
                 raise EvaluationError(str(error)) from error
             except PolicyError:
@@ -66,10 +66,10 @@ class Eval(EvalOptions):
             except (KeyboardInterrupt, asyncio.CancelledError):
                 _print_how_to_continue(out, "interrupted; ")
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
-            results = write_outputs(out, log, prices)
-        _print_results(results, out, log, ended.value, prices, as_json=self.as_json)
-        if ended is not EvaluationEnd.DONE:
-            typer.echo(f"stopped at {ended.value.replace('_', ' ')}; {_describe_resumption(out)}", err=True)
+            results = write_outputs(out, log_path, prices)
+        _print_results(results, out, log_path, evaluation_end.value, prices, as_json=self.as_json)
+        if evaluation_end is not EvaluationEnd.DONE:
+            typer.echo(f"stopped at {evaluation_end.value.replace('_', ' ')}; {_describe_resumption(out)}", err=True)
             raise typer.Exit(ExitCode.STOPPED)
         if all(row.outcome is QuestionOutcome.FAILED for row in results.rows):
             raise typer.Exit(ExitCode.POLICY)
@@ -102,12 +102,12 @@ class EvalReport:
         folder, other = self.folder, self.other
         with report_failures(as_json=self.as_json):
             if other is None:
-                log = folder / RUNS if (folder / RUNS).exists() else None
+                log_path = folder / RUNS if (folder / RUNS).exists() else None
                 prices = Prices.of(self.price_in, self.price_out)
                 with Console().show_status("drawing tables and plots"):
-                    results = write_outputs(folder, log, prices)
-                ended = "unfinished" if results.missing else "done"
-                _print_results(results, folder, log, ended, prices, as_json=self.as_json)
+                    results = write_outputs(folder, log_path, prices)
+                end = "unfinished" if results.missing else "done"
+                _print_results(results, folder, log_path, end, prices, as_json=self.as_json)
                 return
             with Console().show_status("comparing the evaluations"):
                 first, second = load_results(folder), load_results(other)
@@ -121,7 +121,7 @@ class EvalReport:
 
 
 def _print_results(
-    results: Results, folder: Path, log: Path | None, ended: str, prices: Prices | None, *, as_json: bool
+    results: Results, folder: Path, log_path: Path | None, end: str, prices: Prices | None, *, as_json: bool
 ) -> None:
     """Print the report, or the figures as JSON."""
     from memagent_evaluation.report import render_report, summarize  # noqa: PLC0415
@@ -132,7 +132,7 @@ def _print_results(
         values = {
             "evaluation": results.evaluation,
             "folder": str(folder),
-            "ended": ended,
+            "ended": end,
             "rows": len(results.rows),
             "missing": results.missing,
             "settings": results.settings,
@@ -142,7 +142,7 @@ def _print_results(
         }
         print_json(values)
         return
-    sys.stdout.write(render_report(results, log=log, prices=prices))
+    sys.stdout.write(render_report(results, log=log_path, prices=prices))
     typer.echo(f"table, report and plots are in {folder}", err=True)
 
 
@@ -156,16 +156,16 @@ def _print_names(*, as_json: bool) -> None:
         return
     tasks = ["".join([name, *(f"[:{option}=...]" for option in list_task_options(name))]) for name in list_tasks()]
     suites = [f"{name}: {', '.join(suite)}" for name, suite in SUITES.items()]
-    for kind, names in (("tasks", tasks), ("suites", suites), ("systems", list_systems())):
-        typer.echo(f"{kind}:\n" + "\n".join(f"  {name}" for name in names))
+    for title, names in (("tasks", tasks), ("suites", suites), ("systems", list_systems())):
+        typer.echo(f"{title}:\n" + "\n".join(f"  {name}" for name in names))
 
 
-def _print_how_to_continue(folder: Path, why: str = "") -> None:
-    """Print how to continue an evaluation that ended early. Other errors say it themselves, or end it for good."""
+def _print_how_to_continue(folder: Path, reason: str = "") -> None:
+    """Print how to continue an evaluation that ended early. Other errors name the remedy themselves."""
     from memagent_evaluation.result_journal import JOURNAL  # noqa: PLC0415
 
     if (folder / JOURNAL).exists():
-        typer.echo(f"{why}{_describe_resumption(folder)}", err=True)
+        typer.echo(f"{reason}{_describe_resumption(folder)}", err=True)
 
 
 def _describe_resumption(folder: Path) -> str:
@@ -173,16 +173,16 @@ def _describe_resumption(folder: Path) -> str:
 
 
 def _format_command_line(context: typer.Context) -> str:
-    """Return the command as it was typed, without keys."""
-    words = ["memagent", "eval", *(context.params["tasks"] or ())]
+    """Return the command line as it was given, without API keys."""
+    arguments = ["memagent", "eval", *(context.params["tasks"] or ())]
     for parameter in context.command.params:
         name = parameter.name or ""
-        origin = context.get_parameter_source(name)
-        if origin is None or origin.name != "COMMANDLINE" or name in {"tasks", "api_key", "judge_api_key"}:
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name in {"tasks", "api_key", "judge_api_key"}:
             continue
         value = context.params[name]
         option = max(parameter.opts, key=len)
         if name in {"base_url", "judge_base_url"}:
-            value = without_password(value)
-        words += [option] if value is True else [option, str(value)]
-    return shlex.join(words)
+            value = remove_password(value)
+        arguments += [option] if value is True else [option, str(value)]
+    return shlex.join(arguments)

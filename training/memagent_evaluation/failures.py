@@ -1,4 +1,4 @@
-"""Finds where a wrong answer's facts were lost, from a run's trace: written, kept, cut, or not used."""
+"""Finds where a wrong answer's facts were lost, from a run's trace: not written, overwritten, cut off, or not used."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.view import RunView, load_run_view
 from memagent_graph.trace import MemoryUpdate, Trace
 
-_CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
-_MIN_REFORMATTED: Final = 4
-"""Shorter values would match by chance."""
+_CUT_EVENT_KINDS: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
+_MIN_GOLD_CHARACTERS: Final = 4
+"""Gold strings with fewer letters and digits would match by chance."""
 
 
 class Loss(StrEnum):
     """The outcome of one fact in a read with a wrong answer."""
 
     NEVER_WRITTEN = "never_written"
-    """No memory on the path to the answer had it, from the first chunk to the last."""
+    """No memory on the path to the answer had the fact."""
     NOT_READ = "not_read"
-    """The read stopped early, before the chunk that has it."""
+    """The read stopped early, before the chunk with the fact."""
     CUT_BY_CHUNK = "cut_by_chunk"
-    """No memory had it, and the end of a chunk cut it in two: it was never read as a whole."""
+    """No memory had it, and the end of a chunk cut it in two, so that no chunk contained all of it."""
     OVERWRITTEN = "overwritten"
     """A memory had it, but a later one did not, although there was space for it."""
     CUT_BY_CAP = "cut_by_cap"
@@ -63,26 +63,25 @@ class NeedleLoss:
     a merge, or if only the answer changed the form."""
 
 
-_ENDED: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
+_FINAL_STOP_REASONS: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
 
 
-def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
+def find_losses(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
     """Return the outcome of each needle of a sample, in order; empty if it has none.
 
     Args:
         sample: the question.
         run: the read, from the log (`load_run_view`) or from a result (`ReadResult.view`).
-        completions: what the policy wrote in each call before it was cut to the memory's budget, by the calls' ids, if
-            known.
+        completions: the policy's replies, before they were cut to the memory's budget, by call id; empty if unknown.
     """
-    if run.stop_reason not in _ENDED or not run.updates:
+    if run.stop_reason not in _FINAL_STOP_REASONS or not run.updates:
         return tuple(NeedleLoss(needle, Loss.NOT_APPLICABLE) for needle in sample.needles)
     reply = extract_reply(run.raw_answer) if run.raw_answer is not None else run.answer
-    return tuple(_analyse(needle, run, reply or "", completions or {}) for needle in sample.needles)
+    return tuple(_find_loss(needle, run, reply or "", completions or {}) for needle in sample.needles)
 
 
 def read_logged_run(log: RunLog, run_id: str, store: DocumentStore) -> tuple[RunView, Mapping[str, str]]:
-    """Return a run of a log, with the policy's completion of each call, for `analyse`. Blocks.
+    """Return a run of a log, with the policy's completion of each call, for `find_losses`. Blocks.
 
     Raises:
         RunLogError: the log cannot be read.
@@ -96,73 +95,75 @@ def read_logged_run(log: RunLog, run_id: str, store: DocumentStore) -> tuple[Run
     return load_run_view(log, run_id, store), completions
 
 
-def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str, str]) -> NeedleLoss:
+def _find_loss(needle: Needle, run: RunView, reply: str, completions: Mapping[str, str]) -> NeedleLoss:
     trace = run.trace
-    in_memory = _find_memories_with(needle.gold, trace)
+    in_memory = _map_memories_with_gold(needle.gold, trace)
     if contains(reply, needle.gold):
         return NeedleLoss(needle, Loss.ANSWERED)
     if not any(in_memory.values()):
         return _explain_never_written(needle, run, completions)
-    if _holds(trace.final_memory, needle.gold):
-        holding = [update for update in trace.final_path if in_memory[update.call_id]]
-        other_form = [update for update in holding if not contains(update.memory, needle.gold)]
-        if other_form and not contains(trace.final_memory, needle.gold):
-            return NeedleLoss(needle, Loss.REFORMATTED, other_form[0].chunk_index)
-        loss = Loss.REFORMATTED if _has_another_form(reply, needle.gold) else Loss.IN_MEMORY
+    if _contains_any_form(trace.final_memory, needle.gold):
+        updates_with_gold = [update for update in trace.final_path if in_memory[update.call_id]]
+        reformatted_updates = [update for update in updates_with_gold if not contains(update.memory, needle.gold)]
+        if reformatted_updates and not contains(trace.final_memory, needle.gold):
+            return NeedleLoss(needle, Loss.REFORMATTED, reformatted_updates[0].chunk_index)
+        loss = Loss.REFORMATTED if _contains_reformatted(reply, needle.gold) else Loss.IN_MEMORY
         return NeedleLoss(needle, loss)
-    losing = [
+    losing_updates = [
         update
         for update in trace.final_path
         if not in_memory[update.call_id]
         and any(in_memory[trace.updates[source].call_id] for source in trace.source_indices(update))
     ]
-    loss = Loss.CUT_BY_CAP if _was_cut(losing[-1]) else Loss.OVERWRITTEN
-    return NeedleLoss(needle, loss, losing[-1].chunk_index)
+    loss = Loss.CUT_BY_CAP if _was_cut(losing_updates[-1]) else Loss.OVERWRITTEN
+    return NeedleLoss(needle, loss, losing_updates[-1].chunk_index)
 
 
-def _find_memories_with(gold: str, trace: Trace) -> dict[str, bool]:
-    """Return whether each memory on the path to the answer has the gold string in any form, by its update's call."""
+def _map_memories_with_gold(gold: str, trace: Trace) -> dict[str, bool]:
+    """Return for each update on the path to the answer, by its call, whether its memory has the gold string in any
+    form.
+    """
     in_memory: dict[str, bool] = {}
     for update in trace.final_path:
         sources = trace.source_indices(update)
         if len(sources) == 1 and not update.changed:
             in_memory[update.call_id] = in_memory[trace.updates[sources[0]].call_id]
         else:
-            in_memory[update.call_id] = _holds(update.memory, gold)
+            in_memory[update.call_id] = _contains_any_form(update.memory, gold)
     return in_memory
 
 
-def _holds(text: str, gold: str) -> bool:
-    return contains(text, gold) or _has_another_form(text, gold)
+def _contains_any_form(text: str, gold: str) -> bool:
+    return contains(text, gold) or _contains_reformatted(text, gold)
 
 
-def _has_another_form(text: str, gold: str) -> bool:
-    """Return whether a text has the letters and digits of a gold string, with up to two other characters between any
-    two.
-    """
-    pattern = _compile_any_form(gold)
+def _contains_reformatted(text: str, gold: str) -> bool:
+    """Return whether a text has the letters and digits of a gold string, with up to two other characters in between."""
+    pattern = _compile_reformatted_pattern(gold)
     return pattern is not None and pattern.search(text) is not None
 
 
 @lru_cache(maxsize=256)
-def _compile_any_form(gold: str) -> re.Pattern[str] | None:
+def _compile_reformatted_pattern(gold: str) -> re.Pattern[str] | None:
     characters = [character for character in gold if character.isalnum()]
-    if len(characters) < _MIN_REFORMATTED:
+    if len(characters) < _MIN_GOLD_CHARACTERS:
         return None
-    spaced = r"[\W_]{0,2}".join(map(re.escape, characters))
-    # No part of a longer word or number: "4711" is not in "1,4711" or "4711.5".
-    return re.compile(rf"(?<!\w)(?<!\d[.,'’]){spaced}(?!\w)(?![.,'’]\d)", re.IGNORECASE)
+    spaced_characters = r"[\W_]{0,2}".join(map(re.escape, characters))
+    # Not inside a longer word or number: "4711" is not in "1,4711" or "4711.5".
+    return re.compile(rf"(?<!\w)(?<!\d[.,'’]){spaced_characters}(?!\w)(?![.,'’]\d)", re.IGNORECASE)
 
 
 def _explain_never_written(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
-    """Return why no memory had a fact, from what the policy wrote and from the fact's chunk."""
+    """Return why no memory has a fact, from the policy's completions and the chunk that has the fact."""
     path = run.trace.final_path
-    written = [update for update in path if _holds(completions.get(update.call_id, ""), needle.gold)]
-    if written:
-        is_refused = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in written[0].events)
-        return NeedleLoss(needle, Loss.NOT_TAKEN if is_refused else Loss.CUT_BY_CAP, written[0].chunk_index)
-    if (reading := next(_find_chunks(needle, run), None)) is not None:
-        update, is_whole = reading
+    writing_updates = [
+        update for update in path if _contains_any_form(completions.get(update.call_id, ""), needle.gold)
+    ]
+    if writing_updates:
+        is_refused = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in writing_updates[0].events)
+        return NeedleLoss(needle, Loss.NOT_TAKEN if is_refused else Loss.CUT_BY_CAP, writing_updates[0].chunk_index)
+    if (needle_chunk := next(_iter_needle_chunks(needle, run), None)) is not None:
+        update, is_whole = needle_chunk
         if not is_whole:
             return NeedleLoss(needle, Loss.CUT_BY_CHUNK, update.chunk_index)
         if any(_was_cut(other) for other in path if other.chunk_index == update.chunk_index):
@@ -173,32 +174,32 @@ def _explain_never_written(needle: Needle, run: RunView, completions: Mapping[st
 
 
 def _was_cut(update: MemoryUpdate) -> bool:
-    return any(event.kind in _CUT for event in update.events)
+    return any(event.kind in _CUT_EVENT_KINDS for event in update.events)
 
 
-def _find_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
-    """Yield the chunks in which a fact begins, the nearest to the needle first, and whether each has all of it."""
-    fact = _find_sentence(needle)
-    reads = {update.chunk_index: update for update in run.trace.final_path if update.chunk_index is not None}
-    chunks = sorted(reads.values(), key=lambda update: update.start_char)
-    characters = max((chunk.end_char for chunk in chunks), default=0)
-    position = needle.depth * characters
-    following = {chunk.start_char: chunk for chunk in chunks}
+def _iter_needle_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
+    """Yield the chunks in which a fact begins, nearest to the needle first, each with whether it contains all of it."""
+    fact = _find_needle_sentence(needle)
+    update_by_chunk = {update.chunk_index: update for update in run.trace.final_path if update.chunk_index is not None}
+    chunks = sorted(update_by_chunk.values(), key=lambda update: update.start_char)
+    document_characters = max((chunk.end_char for chunk in chunks), default=0)
+    position = needle.depth * document_characters
+    chunk_by_start = {chunk.start_char: chunk for chunk in chunks}
 
-    def distance(chunk: MemoryUpdate) -> float:
+    def measure_distance(chunk: MemoryUpdate) -> float:
         return max(chunk.start_char - position, position - chunk.end_char, 0.0)
 
-    for chunk in sorted(chunks, key=distance):
+    for chunk in sorted(chunks, key=measure_distance):
         text = run.chunk_text(chunk) or ""
         if fact in text:
             yield chunk, True
-        elif (next_chunk := following.get(chunk.end_char)) is not None:
-            part = len(fact) - 1
-            if fact in text[max(0, len(text) - part) :] + (run.chunk_text(next_chunk) or "")[:part]:
+        elif (next_chunk := chunk_by_start.get(chunk.end_char)) is not None:
+            overlap = len(fact) - 1
+            if fact in text[max(0, len(text) - overlap) :] + (run.chunk_text(next_chunk) or "")[:overlap]:
                 yield chunk, False
 
 
-def _find_sentence(needle: Needle) -> str:
+def _find_needle_sentence(needle: Needle) -> str:
     """Return the sentence of a needle with its gold string: a needle may be a whole paragraph."""
     sentences = [line for line in split_memory(needle.text) if contains(line, needle.gold)]
     return min(sentences, key=len, default=needle.text)

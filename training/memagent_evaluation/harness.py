@@ -1,9 +1,9 @@
-"""Runs an evaluation: every system on every question, many at once, and a row in the journal for each.
+"""Runs an evaluation: every system on every question, many at once, with a row in the journal for each.
 
-Whatever happens to a question, it gets a row: a failed attempt is repeated once, then counted as failed with the
-error's text. Only errors that are not about the systems end the evaluation: a server that is down, a full disk, or,
-when everything else is done, samples that cannot be made. The rest is done when the evaluation is resumed, also after a
-limit or a kill; the reader continues at its chunk.
+Every question gets a row: a failed attempt is repeated once, then counted as failed with the error's text. Only errors
+that are not about the systems end the evaluation: a server that is down, a full disk, or, when everything else is done,
+samples that cannot be made. An evaluation that ended early, by an error, a limit or a kill, can be resumed; reads then
+continue at their chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from memagent_evaluation.attempt_rows import OpenQuestion, make_row, make_run_id, with_losses
+from memagent_evaluation.attempt_rows import OpenQuestion, add_losses, make_row, make_run_id
 from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, QuestionKey, QuestionOutcome, ResultRow
@@ -41,10 +41,10 @@ from memagent_graph.results import Usage
 from memagent_graph.run_log import RunLog
 
 ATTEMPTS: Final = 2
-"""Attempts at a question before it counts as failed. If the server may be down, there are as many again at the end."""
+"""Attempts at a question before it counts as failed. If the server may be down, as many more are made at the end."""
 _SERVER_ERRORS: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _MAX_CONSECUTIVE_FAILURES: Final = 16
-"""After this many failures without a success, the server counts as down."""
+"""After so many failures without a success, the server counts as down."""
 
 
 class EvaluationEnd(StrEnum):
@@ -88,14 +88,19 @@ class EvaluationProgress:
 
     @property
     def status(self) -> str:
-        """Lenient accuracy so far by length, failures, tokens per second, and the estimated time left."""
-        lengths = " ".join(
+        """Lenient accuracy by length, failures, tokens per second, and the estimated time left."""
+        accuracies = " ".join(
             f"{format_length(length, unit)} {100 * fmean(scores):.0f}%"
             for (unit, length), scores in sorted(self._scores.items())
         )
-        done, left = self._length_done, self._length_left  # not the numbers, since long documents come first
-        seconds = time.monotonic() - self._start_time
-        return describe_progress(seconds, lengths, failed=self._failed, tokens=self._tokens, done=done, left=left)
+        length_done, length_left = (
+            self._length_done,
+            self._length_left,
+        )  # not question counts, because long documents come first
+        elapsed_s = time.monotonic() - self._start_time
+        return describe_progress(
+            elapsed_s, accuracies, failed=self._failed, tokens=self._tokens, done=length_done, left=length_left
+        )
 
     def _count(self, row: ResultRow) -> None:
         self._done += 1
@@ -121,21 +126,20 @@ class Evaluation:
     scripted: bool = False
     """Whether the systems' policy is a script."""
     run_log: RunLog | None = None
-    """The systems' run log; without it, it is unknown where facts were lost."""
+    """The systems' run log; without a log, rows do not say where facts were lost."""
     saver: BaseCheckpointSaver[Any] | None = None
     """The systems' checkpoints; they are deleted once the question has a row."""
     keep_documents: bool = False
     retry_failed: bool = False
-    """Whether to ask again questions that an earlier call counted as failed."""
+    """Whether to repeat questions that an earlier call counted as failed."""
     concurrency: int = 128
-    """Questions in progress at once. As many more may have their documents ready: if many end at the same time, as many
-    begin."""
+    """The maximum number of questions in progress. The documents of as many more are prepared in advance."""
     max_questions: int | None = None
-    """The limit of questions in this call, resumed or not. Here and below, None means no limit."""
+    """The maximum number of questions asked in this call. Here and below, None means no limit."""
     max_tokens: int | None = None
-    """Prompt and completion tokens of finished questions; running questions are finished."""
+    """The limit for the tokens of finished questions, prompts and completions. Running questions are finished."""
     max_seconds: float | None = None
-    """Running questions are cancelled."""
+    """The time limit. Running questions are cancelled."""
 
 
 async def evaluate(
@@ -198,10 +202,11 @@ class _EvaluationRun:
             self._end = EvaluationEnd.MAX_SECONDS
 
     async def _retry(self, keys: Collection[QuestionKey]) -> None:
-        """Ask the last failed questions again, because no later success showed that the server was still running.
+        """Ask the last failed questions again: no later success showed that the server was running.
 
         Raises:
-            PolicyError: all of them fail again; except a single question, which may fail although the server works.
+            PolicyError: all of them fail again, and the server may be down. One question alone may be too much for a
+                server that works, so its overload is not raised.
         """
         self._possible_outages = []
         await self._ask_all(key for key in self._evaluation.plan.keys() if key in keys)  # noqa: SIM118  not a mapping
@@ -211,35 +216,37 @@ class _EvaluationRun:
                 raise error
 
     def _make_missing_samples_error(self) -> EvaluationError:
-        first, *others = self._sample_errors
-        count = "a sample" if not others else f"{len(self._sample_errors)} samples"
+        first_error, *other_errors = self._sample_errors
+        description = "a sample" if not other_errors else f"{len(self._sample_errors)} samples"
         return EvaluationError(
-            f"finished, except for {count} that could not be made: {first.message}",
-            hint=f"{first.hint or ''} `memagent eval-report` shows what there is.".lstrip(),
+            f"finished, except for {description} that could not be made: {first_error.message}",
+            hint=f"{first_error.hint or ''} `memagent eval-report` shows what there is.".lstrip(),
         )
 
     async def _ask_all(self, keys: Iterable[QuestionKey]) -> None:
-        ready: asyncio.Queue[OpenQuestion | None] = asyncio.Queue(self._evaluation.concurrency)
+        question_queue: asyncio.Queue[OpenQuestion | None] = asyncio.Queue(self._evaluation.concurrency)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._queue_questions(ready, keys))
+            group.create_task(self._queue_questions(question_queue, keys))
             for _ in range(self._evaluation.concurrency):
-                group.create_task(self._ask_queued(ready))
+                group.create_task(self._ask_queued(question_queue))
 
-    async def _queue_questions(self, ready: asyncio.Queue[OpenQuestion | None], keys: Iterable[QuestionKey]) -> None:
+    async def _queue_questions(
+        self, question_queue: asyncio.Queue[OpenQuestion | None], keys: Iterable[QuestionKey]
+    ) -> None:
         """Queue the questions in their order, each with its document in the store; then None for each worker."""
         for sample, group in groupby(keys, key=lambda key: (key.task, key.length, key.question_index)):
             if self._end is not EvaluationEnd.DONE:
                 break
             systems = [(key.system, key.repeat) for key in group]
             try:
-                stored = await self._documents.prepare(*sample, len(systems))
+                stored_sample = await self._documents.prepare(*sample, len(systems))
             except SampleError as error:
                 self._sample_errors.append(error)
                 continue
             for system, repeat in systems:
-                await ready.put(OpenQuestion(system, repeat, stored))
+                await question_queue.put(OpenQuestion(system, repeat, stored_sample))
         for _ in range(self._evaluation.concurrency):
-            await ready.put(None)
+            await question_queue.put(None)
 
     def _open_keys(self) -> Iterator[QuestionKey]:
         """Yield the plan's questions that have no row yet, or have to be asked again."""
@@ -248,15 +255,15 @@ class _EvaluationRun:
             if key not in rows or (retry_failed and rows[key].outcome is QuestionOutcome.FAILED):
                 yield key
 
-    async def _ask_queued(self, ready: asyncio.Queue[OpenQuestion | None]) -> None:
-        while (question := await ready.get()) is not None:
+    async def _ask_queued(self, question_queue: asyncio.Queue[OpenQuestion | None]) -> None:
+        while (question := await question_queue.get()) is not None:
             if self._admit(question):
                 row, error = await self._ask(question)
                 await self._record_or_defer(row, error)
-            self._documents.release(question.stored)
+            self._documents.release(question.stored_sample)
 
     def _admit(self, question: OpenQuestion) -> bool:
-        """Count a question as asked, unless a limit is reached; return whether it may be asked."""
+        """Return whether a question may be asked, and count it; it may not if a limit is reached."""
         if question.key in self._attempts:
             return True
         evaluation = self._evaluation
@@ -270,8 +277,8 @@ class _EvaluationRun:
         return True
 
     async def _ask(self, question: OpenQuestion) -> tuple[ResultRow, Exception | None]:
-        """Ask a system a question, and again if it fails; return its row and the error."""
-        evaluation, sample = self._evaluation, question.stored.sample
+        """Ask a system a question, once more if it fails; return the row, and the error of the last attempt."""
+        evaluation, sample = self._evaluation, question.stored_sample.sample
         run_id = make_run_id(self._journal.evaluation, question.system, sample.id, question.repeat)
         start_time = time.monotonic()
         for _ in range(ATTEMPTS):
@@ -279,14 +286,14 @@ class _EvaluationRun:
             error: Exception | None = None
             try:
                 attempt = await evaluation.systems[question.system].attempt(
-                    question.stored.document,
+                    question.stored_sample.document,
                     sample.question,
                     answer_tokens=sample.task.answer_tokens,
                     run_id=run_id,
                     repeat=question.repeat,
                 )
                 break
-            except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row
+            except Exception as failure:  # noqa: BLE001  the question has a row after any error
                 error = failure
                 usage = Usage(seconds=time.monotonic() - start_time)
                 attempt = Attempt(QuestionOutcome.FAILED, None, None, usage, run_id=run_id)
@@ -294,7 +301,7 @@ class _EvaluationRun:
             question, attempt, attempts=self._attempts[question.key], error=error, seed=evaluation.seed,
             answer_format=evaluation.answer_format, scripted=evaluation.scripted,
         )  # fmt: skip
-        return await with_losses(row, sample, evaluation.run_log, evaluation.store), error
+        return await add_losses(row, sample, evaluation.run_log, evaluation.store), error
 
     async def _record_or_defer(self, row: ResultRow, error: Exception | None) -> None:
         """Record a row, unless its failure may be because the server is down.
@@ -308,9 +315,9 @@ class _EvaluationRun:
                 raise error
             return
         if error is None:
-            failures, self._possible_outages = self._possible_outages, []
-            for earlier, _ in failures:
-                await self._record(earlier)
+            deferred_failures, self._possible_outages = self._possible_outages, []
+            for failed_row, _ in deferred_failures:
+                await self._record(failed_row)
         await self._record(row)
 
     async def _record(self, row: ResultRow) -> None:
@@ -319,7 +326,9 @@ class _EvaluationRun:
         if self._progress is not None:
             self._progress.on_row(row)
         if self._evaluation.saver is not None:
-            await self._evaluation.saver.adelete_thread(make_run_id(self._journal.evaluation, row.system, *row.attempt))
+            await self._evaluation.saver.adelete_thread(
+                make_run_id(self._journal.evaluation, row.system, *row.attempt_key)
+            )
 
 
 def _find_first_error(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:

@@ -21,8 +21,8 @@ _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
 
 
-def score_titles(rows: Iterable[ResultRow]) -> dict[str, str]:
-    """Return `SCORES`, and a judge's grade if there is one."""
+def list_score_titles(rows: Iterable[ResultRow]) -> dict[str, str]:
+    """Return the scores that rows have, with their titles: `SCORES`, and a judge's grade if there is one."""
     return SCORES | ({"judged": "judge"} if any(row.judge for row in rows) else {})
 
 
@@ -44,14 +44,14 @@ def group_items(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tu
     return list(group_values((key(item), item) for item in items).items())
 
 
-def format_interval(value: Estimate) -> str:
+def format_interval(estimate: Estimate) -> str:
     """Return an estimate in percent, for tables."""
-    return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+    return f"{100 * estimate.mean:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
 def render_table(table: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells, the first of them the header, as a table; figures are right-aligned."""
-    head, *body = table
-    are_figures = [all(row[column][:1] in "0123456789+-–<" for row in body) for column in range(len(head))]
-    rule = ["---:" if is_right else "---" for is_right in are_figures]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
+    """Return rows of cells, of which the first is the header, as a table; columns of numbers are right-aligned."""
+    header, *body = table
+    is_numeric = [all(row[column][:1] in "0123456789+-–<" for row in body) for column in range(len(header))]
+    alignments = ["---:" if is_number else "---" for is_number in is_numeric]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, alignments, *body))

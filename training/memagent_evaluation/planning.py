@@ -25,11 +25,11 @@ DEFAULT_LENGTHS: Final = {
     LengthUnit.PASSAGES: (50, 200, 800),
 }
 """Three lengths, each four times the previous length. 50 passages of RULER-HQA have about 7K tokens."""
-_TOKENS_TO_CHECK: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
-"""The approximate amount of text that is planned to check a task at a length before the first question. This takes at
-most a second."""
-_LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
-_FACTOR: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
+_CHECKED_LENGTH_UNITS: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
+"""About how much text to plan, in the unit, to check a task at a length before the first question. This takes at most a
+second."""
+_LENGTH_PATTERN: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
+_SUFFIX_FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
@@ -39,12 +39,12 @@ def parse_lengths(text: str) -> tuple[int, ...]:
         EvaluationError: a length is not a number, or less than 1.
     """
     lengths = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = _LENGTH.fullmatch(part)
-        length = round(float(match[1]) * _FACTOR[match[2].lower()]) if match else 0
+    for length_text in filter(None, (length_text.strip() for length_text in text.split(","))):
+        match = _LENGTH_PATTERN.fullmatch(length_text)
+        length = round(float(match[1]) * _SUFFIX_FACTORS[match[2].lower()]) if match else 0
         if length < 1:
             raise EvaluationError(
-                f"{part!r} is not a length", hint="Lengths are numbers from 1 on, as in 500,8k,64k,3.5M."
+                f"{length_text!r} is not a length", hint="Lengths are numbers from 1 on, as in 500,8k,64k,3.5M."
             )
         lengths.append(length)
     if not lengths:
@@ -105,21 +105,26 @@ def check_plan(
 ) -> None:
     """Check that there are enough samples of each length, and that questions and answers fit the reader's budget.
 
-    All questions of tasks from data files are checked.
-    Of short documents, which may be too short for some samples, all samples are made; of long documents, the last
-    sample and some others. A sample that cannot be made later is reported at the evaluation's end.
+    All questions of tasks from data files are checked. Short documents may be too short for some samples, so all of
+    them are made; of long documents, only the last sample and some others. Samples that cannot be made later are
+    reported at the end of the evaluation.
 
     Raises:
         EvaluationError: a length is too small for a task, the task has fewer samples, or its own code fails.
         BudgetError: a task's question or answer does not fit the window.
     """
-    count = context.tokenizer.count
+    count_tokens = context.tokenizer.count
     for task in tasks.values():
         try:
-            bound = count_completion_tokens(task.answer_tokens, context.budget.answer_tokens)
-            require_room((UPDATE, ANSWER), context.prompts, replace(context.budget, answer_tokens=bound), count)
+            max_answer_tokens = count_completion_tokens(task.answer_tokens, context.budget.answer_tokens)
+            require_room(
+                (UPDATE, ANSWER),
+                context.prompts,
+                replace(context.budget, answer_tokens=max_answer_tokens),
+                count_tokens,
+            )
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
-                for index in _choose_checks(cell, task.unit):
+                for index in _choose_checked_indices(cell, task.unit):
                     check_question(make_sample(task, cell.length, index, seed).question, context)
                 if isinstance(task, FileTask | PassagesTask):
                     for index in range(cell.count):
@@ -129,17 +134,17 @@ def check_plan(
             raise
 
 
-def _choose_checks(cell: PlanCell, unit: LengthUnit) -> list[int]:
-    """Return the indices of the samples to make as a check: the last of the cell, and others evenly before it."""
-    count = min(cell.count, max(1, _TOKENS_TO_CHECK[unit] // cell.length))
+def _choose_checked_indices(cell: PlanCell, unit: LengthUnit) -> list[int]:
+    """Return the indices of the samples to make as a check: the cell's last one, and others at equal distances."""
+    count = min(cell.count, max(1, _CHECKED_LENGTH_UNITS[unit] // cell.length))
     return [cell.count - 1 - step * cell.count // count for step in range(count)]
 
 
-def resume_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, Any]:
+def collect_resume_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, Any]:
     """Return the settings that determine a row, JSON-ready; an evaluation can be resumed only with equal settings.
 
-    They leave out the names of tasks and systems, lengths, counts, and the server's address and load. The plan has each
-    task's data files and each system's identity, because a resumed evaluation may add tasks and systems.
+    Tasks, systems, lengths, counts, and the server's address and load are left out: a resumed evaluation may have other
+    ones. The plan has the data files of each task and the identity of each system.
     """
     sampling = context.sampling
     return {
@@ -161,8 +166,8 @@ def resume_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, An
         "tasks": {
             "seed": tasks.seed,
             "small": tasks.small,
-            "haystack": _describe(tasks.haystack) if tasks.haystack else None,
-            "data": _describe(tasks.data) if tasks.data else None,
+            "haystack": _describe_path(tasks.haystack) if tasks.haystack else None,
+            "data": _describe_path(tasks.data) if tasks.data else None,
             "prompt_tokens": tasks.prompt_tokens,
             "questions_per_document": tasks.questions_per_document,
         },
@@ -176,10 +181,10 @@ def describe_data_files(names: Sequence[str], settings: TaskSettings) -> tuple[t
         EvaluationError: the data files do not exist.
     """
     files = {name: find_data_files(name, settings) for name in dict.fromkeys(names)}
-    return tuple((name, "; ".join(map(_describe, paths))) for name, paths in files.items() if paths)
+    return tuple((name, "; ".join(map(_describe_path, paths))) for name, paths in files.items() if paths)
 
 
-def _describe(path: Path) -> str:
-    """Return a file or folder by name and size: it may be moved, but not changed."""
+def _describe_path(path: Path) -> str:
+    """Return the name and size of a file or folder: data may be moved, but not changed."""
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     return f"{path.resolve().name}, {sum(file.stat().st_size for file in files)} bytes"

@@ -46,28 +46,33 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     figures = load_extra("matplotlib.figure", "eval", "drawing results")
     paths: list[Path] = []
 
-    def draw(stem: str, fill: Callable[..., None], *content: Any) -> None:
+    def draw(stem: str, draw_content: Callable[..., None], *arguments: Any) -> None:
         with styles.context(_STYLE):
             figure = figures.Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-            fill(figure, *content)
+            draw_content(figure, *arguments)
             paths.append(_save(figure, folder / stem))
 
     units = list(dict.fromkeys(row.unit for row in results.rows))
     for unit in units:
         rows = [row for row in results.rows if row.unit == unit and not row.scripted]
-        ending = unit if len(units) > 1 else ""
+        unit_suffix = unit if len(units) > 1 else ""
         for task, group in _group_rows(rows):
-            draw(make_file_stem("accuracy", task, ending), draw_accuracy, group, unit)
+            draw(make_file_stem("accuracy", task, unit_suffix), draw_accuracy, group, unit)
         for system, group in group_items(rows, lambda row: row.system):
             if grid := compute_depth_grid(group):
                 draw(
-                    make_file_stem("depth", system, ending), draw_depths, grid, system, unit, _format_task_names(group)
+                    make_file_stem("depth", system, unit_suffix),
+                    draw_depths,
+                    grid,
+                    system,
+                    unit,
+                    _format_task_names(group),
                 )
     return paths
 
 
 def _group_rows(rows: Sequence[ResultRow]) -> list[tuple[str, Sequence[ResultRow]]]:
-    """Return the rows of each plot by its task; "" stands for all tasks, if a mean over them is meaningful."""
+    """Return the task and the rows of each plot; the task "" means all tasks, if a mean over them is meaningful."""
     by_task: list[tuple[str, Sequence[ResultRow]]] = list(group_items(rows, lambda row: row.task))
     if not rows or not can_be_pooled(rows):
         return by_task
@@ -106,7 +111,7 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
 
 
 def compute_depth_grid(rows: Sequence[ResultRow]) -> dict[tuple[int, int], list[bool]]:
-    """Return whether the answers have each fact, by length and by tenth of the document."""
+    """Return whether each fact is in its answer, by length and by tenth of the document."""
     grid: dict[tuple[int, int], list[bool]] = defaultdict(list)
     for row in rows:
         if row.outcome is not QuestionOutcome.DOES_NOT_FIT:
@@ -158,19 +163,19 @@ def _count_per_point(rows: Sequence[ResultRow]) -> str:
 
 
 def make_file_stem(*parts: str) -> str:
-    """Join names to the stem of a file name. Characters that it must not have, as in "gated:stop=yes", become "-".
+    """Join names to the stem of a file name. Characters that are not allowed, as in "gated:stop=yes", become "-".
 
-    A changed name ends with a hash of the original, because two might become the same.
+    A changed stem ends with a hash of the original, because two originals might become the same stem.
     """
     name = "_".join(filter(None, parts))
-    safe = re.sub(r"[^\w+-]+", "-", name).strip("-")
-    return safe if safe == name else f"{safe}-{crc32(name.encode()):08x}"
+    safe_name = re.sub(r"[^\w+-]+", "-", name).strip("-")
+    return safe_name if safe_name == name else f"{safe_name}-{crc32(name.encode()):08x}"
 
 
 def _save(figure: Any, stem: Path) -> Path:
-    """Write PNG and SVG; each appears when it is complete. Return the PNG's path."""
+    """Write a figure as PNG and SVG, each atomically. Return the PNG's path."""
     for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
-        path = stem.with_name(stem.name + suffix)  # a task's options may have a point
+        path = stem.with_name(stem.name + suffix)  # the stem may have dots
         with translate_write_errors(path), open_atomically(path) as file:
             figure.savefig(file, format=suffix[1:], metadata=metadata)
     return stem.with_name(f"{stem.name}.png")

@@ -1,6 +1,6 @@
 """An evaluation as Markdown: the systems side by side, accuracy with intervals, costs, and what went wrong.
 
-Nothing is left out of a denominator, and no system is called better unless a corrected test says so.
+Every question counts in the denominators, and no system is called better unless a corrected test says so.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from memagent_evaluation.markdown_tables import (
     format_length,
     format_length_with_unit,
     group_items,
+    list_score_titles,
     render_table,
-    score_titles,
 )
 from memagent_evaluation.plots import draw_all
 from memagent_evaluation.result_journal import REPORT, load_results
@@ -45,7 +45,7 @@ from memagent_evaluation.standings import (
     format_standings,
 )
 from memagent_evaluation.suites import format_suites
-from memagent_graph.plain_text import in_one_line, quantity
+from memagent_graph.plain_text import format_count, make_one_line
 from memagent_graph.results import Prices
 from memagent_graph.storage.private_files import write_atomically
 
@@ -68,8 +68,8 @@ _PRICE_LEGEND: Final = (
     "Price: per question, and of all together, at {prompt:g} for a million prompt tokens, cached ones included, and "
     "{completion:g} for a million completion tokens. Tokens of failed attempts are not known."
 )
-_MEANS: Final = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 1, "seconds": 2}
-"""Columns of costs, with the digits that tables show of their means."""
+_COST_DIGITS: Final = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "calls": 1, "seconds": 2}
+"""Columns of costs, with the number of decimal digits of their means in tables."""
 _PERCENTILES: Final = (50, 95, 99)
 _REPEATED_SCORES: Final = ("strict", "lenient")
 _OUTCOME_TITLES: Final = {
@@ -80,12 +80,12 @@ _OUTCOME_TITLES: Final = {
 }
 _RUN_LOCATION: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
 """Matches run, branch and chunk in an error's message (see `MemAgentError`)."""
-_MAX_FAILURES: Final = 12
+_MAX_LISTED_FAILURES: Final = 12
 _MAX_CELL_CHARACTERS: Final = 60
 
 
 def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) -> Results:
-    """Write the table, the plots and the report of a folder's results, each file when it is complete.
+    """Write the table, the plots and the report of a folder's results, each file atomically.
 
     Args:
         folder: the folder of an evaluation.
@@ -122,12 +122,12 @@ def render_report(
     parts = ["# Evaluation", _format_introduction(results)]
     parts += [f"![{path.stem.replace('_', ' ')}]({path.name})" for path in plots]
     parts += ["## Systems side by side", STANDINGS_LEGEND, format_standings(compare_systems(results))]
-    if scored := [row for row in rows if not row.scripted]:
-        parts += ["## Accuracy", _format_legend(scored), *format_suites(scored)]
-    for title, unit, group in _group_by_task(scored):
+    if scored_rows := [row for row in rows if not row.scripted]:
+        parts += ["## Accuracy", _format_legend(scored_rows), *format_suites(scored_rows)]
+    for title, unit, group in _group_by_task(scored_rows):
         parts += [f"### {title}", _format_accuracy(group, unit)]
-    if repeats := _format_repeats(scored):
-        parts += ["## Repeated samples", _REPEATS_LEGEND, repeats]
+    if repeats_table := _format_repeats(scored_rows):
+        parts += ["## Repeated samples", _REPEATS_LEGEND, repeats_table]
     parts += ["## Cost per question", *_format_costs(rows, prices), *_format_failures(rows, log)]
     return "\n\n".join(parts) + "\n"
 
@@ -139,12 +139,12 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
         EvaluationError: like `compare_evaluations`.
     """
     by_system = compare_evaluations(first, second, names)
-    first_keys, second_keys = ({(row.system, row.attempt) for row in results.rows} for results in (first, second))
-    numbers = (
-        f"{quantity(len(first_keys & second_keys), 'question')} in both; "
-        f"{quantity(len(first_keys ^ second_keys), 'row')} without a partner."
+    first_keys, second_keys = ({(row.system, row.attempt_key) for row in results.rows} for results in (first, second))
+    question_counts = (
+        f"{format_count(len(first_keys & second_keys), 'question')} in both; "
+        f"{format_count(len(first_keys ^ second_keys), 'row')} without a partner."
     )
-    parts = [f"# {names[0]} and {names[1]}", numbers, STANDINGS_LEGEND]
+    parts = [f"# {names[0]} and {names[1]}", question_counts, STANDINGS_LEGEND]
     for system, lines in by_system.items():
         parts += [f"## {system}", format_standings(lines)]
     return "\n\n".join(parts) + "\n"
@@ -165,7 +165,7 @@ def summarize(results: Results, prices: Prices | None = None) -> list[dict[str, 
             "n": len(rows),
             "scores": {
                 name: None if (score := compute_accuracy(rows, name)) is None else asdict(score)
-                for name in score_titles(rows)
+                for name in list_score_titles(rows)
             },
             "pass_at": {
                 score: {k: asdict(value) for k, value in values.items()}
@@ -194,15 +194,15 @@ def estimate_pass_at_k(rows: Sequence[ResultRow], score: str) -> dict[int, Estim
         score: "strict" or "lenient".
     """
     questions = [group for _, group in group_items(rows, lambda row: row.sample_id)]
-    samples = min(map(len, questions))
-    if samples < 2 or all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
+    min_samples = min(map(len, questions))
+    if min_samples < 2 or all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
         return {}
     counts = [(sum(getattr(row, score) == 1 for row in group), len(group)) for group in questions]
     clusters = [group[0].cluster for group in questions]
-    powers = (1 << power for power in range(samples.bit_length()))
+    powers = (1 << power for power in range(min_samples.bit_length()))
     return {
         k: estimate([pass_at_k(correct, total, k) for correct, total in counts], clusters=clusters)
-        for k in sorted({*powers, samples})
+        for k in sorted({*powers, min_samples})
     }
 
 
@@ -213,13 +213,13 @@ def _format_legend(rows: Sequence[ResultRow]) -> str:
 
 
 def _format_introduction(results: Results) -> str:
-    facts = [f"{quantity(len(results.rows), 'attempt')} of {', '.join(results.systems)}"]
+    statements = [f"{format_count(len(results.rows), 'attempt')} of {', '.join(results.systems)}"]
     policy = results.settings.get("policy")
     if isinstance(policy, dict) and (model := policy.get("model")):
-        facts.append(f"policy {model}")
-    text = "; ".join([*facts, f"evaluation {results.evaluation}"]) + "."
+        statements.append(f"policy {model}")
+    text = "; ".join([*statements, f"evaluation {results.evaluation}"]) + "."
     if results.missing:
-        text += f"\n\n**Not finished: {quantity(results.missing, 'question')} not asked yet.**"
+        text += f"\n\n**Not finished: {format_count(results.missing, 'question')} not asked yet.**"
     if results.commands:
         text += "\n\n```\n" + "\n".join(results.commands) + "\n```"
     return text
@@ -236,15 +236,15 @@ def _group_by_task(rows: Sequence[ResultRow]) -> list[tuple[str, str, list[Resul
 
 def _format_accuracy(rows: Sequence[ResultRow], unit: str) -> str:
     outcomes = [outcome for outcome in _OUTCOME_TITLES if any(row.outcome is outcome for row in rows)]
-    titles = score_titles(rows)
+    titles = list_score_titles(rows)
     table = [[unit, "system", "n", *titles.values(), *(_OUTCOME_TITLES[outcome] for outcome in outcomes)]]
     for (length, system), group in group_items(rows, lambda row: (row.length, row.system)):
         counts = Counter(row.outcome for row in group)
         scores = [
             "–" if (score := compute_accuracy(group, name)) is None else format_interval(score) for name in titles
         ]
-        numbers = (f"{counts[outcome]}" for outcome in outcomes)
-        table.append([format_length(length, unit), system, f"{len(group)}", *scores, *numbers])
+        outcome_counts = (f"{counts[outcome]}" for outcome in outcomes)
+        table.append([format_length(length, unit), system, f"{len(group)}", *scores, *outcome_counts])
     return render_table(table)
 
 
@@ -258,26 +258,33 @@ def _format_repeats(rows: Sequence[ResultRow]) -> str:
     ]
     columns = sorted({k for *_, values in lines for k in values})
     table = [["task", "length", "system", "score", "questions", "samples", *(f"pass@{k}" for k in columns)]]
-    for cell, score, number, values in lines:
+    for cell, score, sample_count, values in lines:
         cells = [format_interval(values[k]) if k in values else "" for k in columns]
-        questions = values[1].n
-        table.append([*cell, SCORES[score], f"{questions}", f"{number // questions}", *cells])
+        question_count = values[1].n
+        table.append([*cell, SCORES[score], f"{question_count}", f"{sample_count // question_count}", *cells])
     return render_table(table) if lines else ""
 
 
 def _format_costs(rows: Sequence[ResultRow], prices: Prices | None) -> list[str]:
     """Return the legend and the table, by length and system, over a system's questions that did not fail."""
-    answered = sorted((row for row in rows if row.has_costs), key=lambda row: (row.unit, row.length))
-    heads = ["tokens in", "cached", "tokens out", "calls", "seconds", *(f"p{percent}" for percent in _PERCENTILES)]
-    table = [["length", "system", *heads, "FLOPs", "one call with all, FLOPs"]]
+    rows_with_costs = sorted((row for row in rows if row.has_costs), key=lambda row: (row.unit, row.length))
+    cost_titles = [
+        "tokens in",
+        "cached",
+        "tokens out",
+        "calls",
+        "seconds",
+        *(f"p{percent}" for percent in _PERCENTILES),
+    ]
+    table = [["length", "system", *cost_titles, "FLOPs", "one call with all, FLOPs"]]
     table[0] += [] if prices is None else ["price", "price of all"]
-    for (length, system), group in group_items(answered, lambda row: (format_length_with_unit(row), row.system)):
+    for (length, system), group in group_items(rows_with_costs, lambda row: (format_length_with_unit(row), row.system)):
         costs = _compute_costs(group, prices)
-        means = [f"{costs['means'][name]:,.{digits}f}" for name, digits in _MEANS.items()]
-        slow = [f"{seconds:,.2f}" for seconds in costs["seconds"].values()]
+        means = [f"{costs['means'][name]:,.{digits}f}" for name, digits in _COST_DIGITS.items()]
+        percentiles = [f"{seconds:,.2f}" for seconds in costs["seconds"].values()]
         flops = [_format_mean_flops(group, name) for name in ("flops", "full_context_flops")]
         price = [] if prices is None else [_format_price(costs["price"]), _format_price(costs["price"] * len(group))]
-        table.append([length, system, *means, *slow, *flops, *price])
+        table.append([length, system, *means, *percentiles, *flops, *price])
     legend = _COST_LEGEND
     if prices is not None:
         legend += " " + _PRICE_LEGEND.format(prompt=prices.prompt, completion=prices.completion)
@@ -285,16 +292,23 @@ def _format_costs(rows: Sequence[ResultRow], prices: Prices | None) -> list[str]
 
 
 def _compute_costs(rows: Iterable[ResultRow], prices: Prices | None) -> dict[str, Any]:
-    """Return means, percentiles of seconds, and the mean price, of the rows that have costs; None if there are none."""
-    finished = [row for row in rows if row.has_costs]
-    seconds = [row.seconds for row in finished]
+    """Return means, percentiles of seconds, and the mean price, over the rows with costs; None if there are none."""
+    rows_with_costs = [row for row in rows if row.has_costs]
+    seconds = [row.seconds for row in rows_with_costs]
     costs: dict[str, Any] = {
-        "means": {name: fmean(getattr(row, name) for row in finished) if finished else None for name in _MEANS},
-        "seconds": {f"p{percent}": find_percentile(seconds, percent) if finished else None for percent in _PERCENTILES},
+        "means": {
+            name: fmean(getattr(row, name) for row in rows_with_costs) if rows_with_costs else None
+            for name in _COST_DIGITS
+        },
+        "seconds": {
+            f"p{percent}": find_percentile(seconds, percent) if rows_with_costs else None for percent in _PERCENTILES
+        },
     }
     if prices is not None:
         costs["price"] = (
-            fmean(prices.cost(row.prompt_tokens, row.completion_tokens) for row in finished) if finished else None
+            fmean(prices.cost(row.prompt_tokens, row.completion_tokens) for row in rows_with_costs)
+            if rows_with_costs
+            else None
         )
     return costs
 
@@ -304,53 +318,56 @@ def _format_price(value: float) -> str:
 
 
 def _format_mean_flops(rows: Iterable[ResultRow], name: str) -> str:
-    numbers = [value for row in rows if (value := getattr(row, name)) is not None]
-    return f"{fmean(numbers):.2e}" if numbers else "–"
+    flops = [value for row in rows if (value := getattr(row, name)) is not None]
+    return f"{fmean(flops):.2e}" if flops else "–"
 
 
 def _format_failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
     """Return tables of the facts that wrong answers lost, and of failures; systems without memories are left out."""
-    wrong = [row for row in rows if set(row.where_lost) - {Loss.NOT_APPLICABLE.value}]
-    failed = [row for row in rows if row.outcome is QuestionOutcome.FAILED]
+    wrong_rows = [row for row in rows if set(row.where_lost) - {Loss.NOT_APPLICABLE.value}]
+    failed_rows = [row for row in rows if row.outcome is QuestionOutcome.FAILED]
     parts: list[str] = []
-    if wrong:
-        kinds = [kind for kind in Loss if any(kind.value in row.where_lost for row in wrong)]
-        table = [["system", "task", "length", "wrong answers", *(kind.value.replace("_", " ") for kind in kinds)]]
-        for cell, group in group_items(wrong, lambda row: (row.system, row.task, format_length_with_unit(row))):
+    if wrong_rows:
+        losses = [kind for kind in Loss if any(kind.value in row.where_lost for row in wrong_rows)]
+        table = [["system", "task", "length", "wrong answers", *(kind.value.replace("_", " ") for kind in losses)]]
+        for cell, group in group_items(wrong_rows, lambda row: (row.system, row.task, format_length_with_unit(row))):
             counts = Counter(loss for row in group for loss in row.where_lost)
-            table.append([*cell, f"{len(group)}", *(f"{counts[kind.value]}" for kind in kinds)])
+            table.append([*cell, f"{len(group)}", *(f"{counts[kind.value]}" for kind in losses)])
         parts += ["## Where facts were lost", "By needle, in wrong answers.", render_table(table)]
         table = [["system", "question", "gold", "answer", "lost", "run"]]
-        for row in wrong[:_MAX_FAILURES]:
-            gold, answer = _shorten(", ".join(row.gold)), _shorten(row.answer or "–")
+        for row in wrong_rows[:_MAX_LISTED_FAILURES]:
+            gold, answer = _format_cell(", ".join(row.gold)), _format_cell(row.answer or "–")
             table.append([row.system, row.sample_id, gold, answer, _describe_losses(row), f"`{row.run_id}`"])
         option = f" --log {shlex.quote(str(log))}" if log is not None else ""
         parts += [
-            f"The first {len(table) - 1} of {len(wrong)}; `memagent show RUN{option}` opens one:",
+            f"The first {len(table) - 1} of {len(wrong_rows)}; `memagent show RUN{option}` opens one:",
             render_table(table),
         ]
-    if failed:
-        # Run, branch and chunk differ at every question.
-        reasons = Counter(_shorten(_RUN_LOCATION.sub("", row.error or ""), 200) for row in failed)
-        lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_MAX_FAILURES))
-        verb = "counts" if len(failed) == 1 else "count"
-        parts += ["## Failures", f"{quantity(len(failed), 'question')} failed twice, and {verb} as wrong:\n\n{lines}"]
+    if failed_rows:
+        # Messages with different runs, branches and chunks are the same reason.
+        reasons = Counter(_format_cell(_RUN_LOCATION.sub("", row.error or ""), 200) for row in failed_rows)
+        lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_MAX_LISTED_FAILURES))
+        verb = "counts" if len(failed_rows) == 1 else "count"
+        parts += [
+            "## Failures",
+            f"{format_count(len(failed_rows), 'question')} failed twice, and {verb} as wrong:\n\n{lines}",
+        ]
     return parts
 
 
 def _describe_losses(row: ResultRow) -> str:
-    """Return the outcomes of a row's needles; equal ones are counted."""
+    """Return the outcomes of a row's needles; repeated ones are counted."""
     losses = Counter(
         loss.replace("_", " ") + ("" if chunk is None else f" at chunk {chunk}")
         for loss, chunk in zip(row.where_lost, row.lost_at, strict=True)
     )
-    return ", ".join(loss if number == 1 else f"{loss} x {number}" for loss, number in losses.items())
+    return ", ".join(loss if count == 1 else f"{loss} x {count}" for loss, count in losses.items())
 
 
-def _shorten(text: str, max_characters: int = _MAX_CELL_CHARACTERS) -> str:
+def _format_cell(text: str, max_characters: int = _MAX_CELL_CHARACTERS) -> str:
     """Return a text as a cell of a table: one line, with Markdown's characters escaped."""
     return (
-        in_one_line(text, max_characters)
+        make_one_line(text, max_characters)
         .replace("\\", "\\\\")
         .replace("|", "\\|")
         .replace("`", "'")

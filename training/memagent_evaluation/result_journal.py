@@ -1,15 +1,15 @@
-"""An evaluation while it runs: a line per row in a file that survives any crash.
+"""The rows of an evaluation while it runs: a JSON line for each, in a file that survives any crash.
 
     FOLDER/journal.jsonl        a line of settings, lines for the plan, then a line per row in order of completion
     runs.sqlite                 the run log, for `memagent show`, unless another one was named
     results.parquet             the same rows for data frames (`result_table`)
     report.md, *.png, *.svg     the report and its plots
-    documents                   texts that were to be kept
-    checkpoints.sqlite, open-documents    only while it runs: what resuming needs, and what is being read
+    documents                   documents, if they are kept
+    checkpoints.sqlite, open-documents    checkpoints and documents of unfinished reads, only until the end
 
-The journal is authoritative. A row is in it when its question is answered, and a question without a row is asked again;
-so a killed evaluation continues where it was. It can also grow: more questions, lengths, tasks and systems may be
-added, as long as the settings that determine a row stay the same.
+The journal is authoritative. A row is written when its question is answered, and a question without a row is asked
+again, so a killed evaluation continues where it stopped. An evaluation can also grow by questions, lengths, tasks and
+systems, as long as the settings that determine a row stay the same.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ RUNS: Final = "runs.sqlite"
 CHECKPOINTS: Final = "checkpoints.sqlite"
 KEPT_DOCUMENTS: Final = "documents"
 OPEN_DOCUMENTS: Final = "open-documents"
-REPLACED: Final = (TABLE, REPORT, "*.png", "*.svg")
-"""The files that are made again from the rows at the end."""
-_MAX_PLANNED: Final = 10**7
-_SYNC_SECONDS: Final = 1.0
-"""The seconds of work that a power failure may cost. A killed process loses nothing that it wrote."""
+REPLACED_FILES: Final = (TABLE, REPORT, "*.png", "*.svg")
+"""The files that are written from the rows at the end, in place of existing ones."""
+_MAX_PLANNED_ROWS: Final = 10**7
+_SYNC_INTERVAL_S: Final = 1.0
+"""The longest time whose rows a power failure may lose. A killed process loses no row that it wrote."""
 
 
 class _Header(TypedDict):
@@ -68,7 +68,7 @@ class ResultJournal:
         self._journal = journal
         self._header, self.plans, self.commands, rows = _parse(journal.rows, journal.path)
         self.rows = {row.key: row for row in rows}
-        self._synced = time.monotonic()
+        self._last_sync_time = time.monotonic()
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -87,9 +87,14 @@ class ResultJournal:
             EvaluationError: a task's data files, or a system, have changed since they were first used.
         """
         for field in ("data", "identities"):
-            new: dict[str, str] = dict(getattr(plan, field))
-            old = {name: text for earlier in self.plans for name, text in getattr(earlier, field) if name in new}
-            require_same({field: new}, {field: {**new, **old}}, self.path.parent)
+            new_values: dict[str, str] = dict(getattr(plan, field))
+            old_values = {
+                name: text
+                for earlier_plan in self.plans
+                for name, text in getattr(earlier_plan, field)
+                if name in new_values
+            }
+            require_same({field: new_values}, {field: {**new_values, **old_values}}, self.path.parent)
         if plan not in self.plans:
             self._write({"plan": asdict(plan)}, sync=True)
             self.plans = (*self.plans, plan)
@@ -101,24 +106,24 @@ class ResultJournal:
             self.commands = (*self.commands, command)
 
     def add(self, row: ResultRow) -> None:
-        """Enter a row.
+        """Add a row, or replace the row of the same question.
 
         Raises:
             EvaluationError: the row cannot be written; the evaluation can be resumed when there is space.
         """
-        self._write(asdict(row), sync=time.monotonic() - self._synced > _SYNC_SECONDS)
+        self._write(asdict(row), sync=time.monotonic() - self._last_sync_time > _SYNC_INTERVAL_S)
         self.rows[row.key] = row
 
     @property
     def results(self) -> Results:
-        """The table so far."""
+        """The rows so far, as a table."""
         return make_results(self.rows.values(), self.plans, self.settings, self.evaluation, self.commands)
 
     def close(self) -> None:
         """Write everything to disk, and let other processes write.
 
         Raises:
-            EvaluationError: the file cannot be written. Before that, the rest of an incomplete row is tried once more.
+            EvaluationError: the file cannot be written, even after a second attempt to complete the last row.
         """
         with translate_write_errors(self.path):
             self._journal.close()
@@ -133,7 +138,7 @@ class ResultJournal:
         with translate_write_errors(self.path):
             self._journal.append(values, sync=sync)
         if sync:
-            self._synced = time.monotonic()
+            self._last_sync_time = time.monotonic()
 
 
 def open_results(folder: Path, settings: Mapping[str, Any], *, resume: bool = False) -> ResultJournal:
@@ -157,16 +162,16 @@ def open_results(folder: Path, settings: Mapping[str, Any], *, resume: bool = Fa
                         "settings": dict(settings),
                     }
                 )
-            opened = ResultJournal(journal)
-            require_same(settings, opened.settings, folder)
+            results = ResultJournal(journal)
+            require_same(settings, results.settings, folder)
         except BaseException:
             journal.close()
             raise
-    return opened
+    return results
 
 
 def require_no_results(folder: Path) -> None:
-    """Raise `EvaluationError` if a folder has results, finished or not, or files that these would replace."""
+    """Raise `EvaluationError` if a folder has results, finished or not, or other files that results would replace."""
     if folder.exists() and not folder.is_dir():
         raise EvaluationError(f"{folder} is a file, not a folder", hint="Name a folder (--out).")
     if (folder / JOURNAL).exists():
@@ -174,9 +179,9 @@ def require_no_results(folder: Path) -> None:
             f"{folder} holds the results of an evaluation",
             hint="Continue it (--resume), or name another folder (--out).",
         )
-    if present := [path.name for pattern in REPLACED for path in folder.glob(pattern)]:
+    if existing_files := [path.name for pattern in REPLACED_FILES for path in folder.glob(pattern)]:
         raise EvaluationError(
-            f"{folder} has a file {present[0]} that does not belong to an evaluation, and would be replaced",
+            f"{folder} has a file {existing_files[0]} that does not belong to an evaluation, and would be replaced",
             hint="Name another folder (--out).",
         )
 
@@ -210,25 +215,25 @@ def _parse(
     plans: list[EvaluationPlan] = []
     commands: list[str] = []
     rows: list[ResultRow] = []
-    planned: set[tuple[str, str]] = set()
-    left = _MAX_PLANNED
-    for number, values in enumerate(entries[1:], start=2):
+    planned_tasks: set[tuple[str, str]] = set()
+    rows_left = _MAX_PLANNED_ROWS
+    for line_number, values in enumerate(entries[1:], start=2):
         try:
             if "plan" in values:
                 plans.append(plan := msgspec.convert(values["plan"], EvaluationPlan))
-                left -= len(plan.systems) * sum(max(cell.count, 0) for cell in plan.cells) * max(plan.repeats, 0)
-                if left < 0:
-                    raise ValueError(f"more than {_MAX_PLANNED:,} rows are planned")
-                planned |= {(system, cell.task) for system in plan.systems for cell in plan.cells}
+                rows_left -= len(plan.systems) * sum(max(cell.count, 0) for cell in plan.cells) * max(plan.repeats, 0)
+                if rows_left < 0:
+                    raise ValueError(f"more than {_MAX_PLANNED_ROWS:,} rows are planned")
+                planned_tasks |= {(system, cell.task) for system in plan.systems for cell in plan.cells}
             elif "command" in values:
                 commands.append(str(values["command"]))
             else:
                 rows.append(row := msgspec.convert(values, ResultRow))
-                if (row.system, row.task) not in planned:
+                if (row.system, row.task) not in planned_tasks:
                     raise ValueError("its system and task are in no plan above it")
         except ValueError as error:
             raise EvaluationError(
-                f"line {number} of {path} cannot be understood: {error}",
+                f"line {line_number} of {path} cannot be understood: {error}",
                 hint="Delete that line, and its question is asked again; or name another folder (--out).",
             ) from error
     return header, tuple(plans), tuple(commands), rows

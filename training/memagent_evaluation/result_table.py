@@ -44,16 +44,16 @@ class QuestionOutcome(StrEnum):
     """The outcome of an attempt. All but ANSWERED are wrong in every score, and counted separately as well."""
 
     ANSWERED = "answered"
-    """There is an answer to score."""
+    """The policy wrote an answer, which is scored."""
     NO_ANSWER = "no_answer"
     """The whole document was read, but the policy wrote no answer, or refused."""
     UNFINISHED = "unfinished"
-    """A limit of the reader's ended the read before the document did."""
+    """A limit of the reader ended the read before the end of the document."""
     FAILED = "failed"
-    """An error ended it: no server, a refused request, a document that cannot be read. Systems raise it."""
+    """An error that the system raised: no server, a refused request, a document that cannot be read."""
     DOES_NOT_FIT = "does_not_fit"
-    """The document is longer than the window that the system would need; the policy was not asked. It is not an error,
-    but there is no answer: tables print no accuracy if this is the only outcome."""
+    """The document does not fit in the context window that the system needs, and the policy was not asked. This is not
+    an error; if it is the only outcome, tables print no accuracy."""
 
     @classmethod
     def of(cls, stop_reason: StopReason) -> QuestionOutcome:
@@ -107,11 +107,11 @@ class ResultRow:
     needle_depths: tuple[float, ...]
     """The position of each fact that the answer is based on, as a fraction of the document, 0 to 1."""
     needles_found: tuple[bool, ...]
-    """Whether the answer has each of them."""
+    """Whether the answer has each of these facts."""
     where_lost: tuple[str, ...]
     """For each needle of a wrong answer, a value of `memagent_evaluation.failures.Loss`; empty for the others."""
     lost_at: tuple[Int64 | None, ...]
-    """The chunk at which each was lost, if there is one."""
+    """The index of the chunk at which each was lost, if there is one."""
     attempts: Int64
     """The number of attempts: 1, or more if some failed."""
     seed: Int64
@@ -124,7 +124,7 @@ class ResultRow:
     reached_length: Int64 | None = None
     """The length that the document reached, at most `length`, in the same unit; None if the task does not say."""
     repeat: Int64 = 0
-    """Which of several samples of the same system's answer this is, from 0."""
+    """The index of the answer among several samples of the same system's answers, from 0."""
 
     judged: float | None = None
     """A language model's grade, 0 to 1; None if there is no grade."""
@@ -137,8 +137,8 @@ class ResultRow:
         return QuestionKey(self.system, self.task, self.length, self.index, self.repeat)
 
     @property
-    def attempt(self) -> tuple[str, int]:
-        """The key that it shares with one row of each other system: the question, and the number of the sample."""
+    def attempt_key(self) -> tuple[str, int]:
+        """The key that the row shares with one row of each other system: the question's id, and the repeat."""
         return self.sample_id, self.repeat
 
     @property
@@ -168,9 +168,9 @@ class EvaluationPlan:
     systems: tuple[str, ...]
     cells: tuple[PlanCell, ...]
     data: tuple[tuple[str, str], ...] = ()
-    """For each task that reads data files, its name and a description of them; none may change meanwhile."""
+    """For each task that reads data files, its name and a description of the files, which must not change."""
     identities: tuple[tuple[str, str], ...] = ()
-    """For each system, its name and identity (`ReaderSystem.identity`); none may change meanwhile."""
+    """For each system, its name and identity (`ReaderSystem.compute_identity`), which must not change."""
     repeats: int = 1
     """The number of times that each system is asked each question."""
 
@@ -183,8 +183,7 @@ class EvaluationPlan:
         return cls(tuple(systems), cells, repeats=repeats)
 
     def keys(self) -> Iterator[QuestionKey]:
-        """Yield the keys of its rows. The longest documents are first, so that none is left when everything else is
-        done.
+        """Yield the keys of its rows, the longest documents first: no long read is then left alone at the end.
 
         The systems' questions on one document are together, so that it does not have to be kept for long.
         """
@@ -200,14 +199,14 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A table of results with the settings it was made with."""
+    """A table of results, with the settings that determined it."""
 
     rows: tuple[ResultRow, ...]
     """Sorted by task, length, index and system; tasks and systems keep the order of the request."""
     settings: Mapping[str, Any]
     """The settings that determined the rows: policy, tokenizer, budgets, sampling, seed, data."""
     evaluation: str
-    """Its id, with which all its runs' ids begin."""
+    """The evaluation's id, with which the ids of all its runs begin."""
     missing: int = 0
     """The number of planned rows that are missing."""
     commands: tuple[str, ...] = ()
@@ -263,14 +262,15 @@ def translate_write_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
+def require_same(settings: Mapping[str, Any], stored_settings: Mapping[str, Any], folder: Path) -> None:
     """Check that settings equal the settings of a folder's results.
 
     Raises:
         EvaluationError: the settings differ; the message names every difference.
     """
     differences = [
-        f"{name} is {_format(new)} and was {_format(old)}" for name, old, new in iter_differences(stored, settings)
+        f"{name} is {_format(new)} and was {_format(old)}"
+        for name, old, new in iter_differences(stored_settings, settings)
     ]
     if differences:
         raise EvaluationError(
@@ -286,16 +286,16 @@ def make_results(
     evaluation: str,
     commands: Sequence[str] = (),
 ) -> Results:
-    """Return rows in the table's order; the later one of two for the same question counts."""
+    """Return the results of rows. Of two rows for the same question, the later one counts."""
     by_key = {row.key: row for row in rows}
     keys = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
     tasks = list(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
     systems = list(dict.fromkeys(system for plan in plans for system in plan.systems))
-    ordered = sorted(
+    sorted_rows = sorted(
         by_key.values(),
         key=lambda row: (tasks.index(row.task), row.length, row.index, systems.index(row.system), row.repeat),
     )
-    return Results(tuple(ordered), settings, evaluation, len(keys - by_key.keys()), tuple(commands))
+    return Results(tuple(sorted_rows), settings, evaluation, len(keys - by_key.keys()), tuple(commands))
 
 
 def _format(value: Any) -> str:
@@ -308,11 +308,13 @@ def _to_storable(value: Any) -> Any:
 
 
 def _list_types(pa: Any) -> dict[str, Any]:
-    plain = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+    arrow_types = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
-    def stored(hint: Any) -> Any:
-        if get_origin(hint) is tuple:
-            return pa.list_(stored(get_args(hint)[0]))
-        return next((plain[kind] for kind in (hint, *get_args(hint)) if kind in plain), pa.string())
+    def convert_type(python_type: Any) -> Any:
+        if get_origin(python_type) is tuple:
+            return pa.list_(convert_type(get_args(python_type)[0]))
+        return next(
+            (arrow_types[kind] for kind in (python_type, *get_args(python_type)) if kind in arrow_types), pa.string()
+        )
 
-    return {name: stored(hint) for name, hint in get_type_hints(ResultRow).items()}
+    return {name: convert_type(python_type) for name, python_type in get_type_hints(ResultRow).items()}

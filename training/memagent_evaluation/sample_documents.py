@@ -1,4 +1,4 @@
-"""The documents of samples: made in a thread, stored before they are needed, and removed after their last question."""
+"""Makes the documents of samples in a thread, stores them before they are needed, and removes them after use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memagent_graph.errors import DocumentError, EvaluationError
 
 
 class SampleError(EvaluationError):
-    """One sample cannot be made: the length is too small, or the task's code failed. Others can be made."""
+    """One sample cannot be made: the length is too small, or the task's code failed. Others may still be made."""
 
 
 @dataclass(slots=True)
@@ -24,14 +24,15 @@ class StoredSample:
 
     sample: Sample
     document: DocumentRef
-    readers: int
-    """The number of systems that still need it."""
+    reader_count: int
+    """The number of attempts that still need the document."""
 
 
 @dataclass(eq=False)
 class OpenDocuments:
-    """Makes samples, one after the other, and keeps their documents in a store while systems read them. It belongs to
-    one event loop.
+    """Makes samples, one after the other, and keeps their documents in a store while systems read them.
+
+    It belongs to one event loop.
     """
 
     tasks: Mapping[str, Task]
@@ -47,57 +48,57 @@ class OpenDocuments:
         self._open_samples: Counter[str] = Counter()
         """The number of samples that still need a document, by its key."""
         self._documents: dict[str, DocumentRef] = {}
-        self._making: asyncio.Task[StoredSample] | None = None
+        self._running_work: asyncio.Task[StoredSample] | None = None
 
-    async def prepare(self, task: str, length: int, index: int, readers: int) -> StoredSample:
-        """Make a sample and store its document, for a number of systems.
+    async def prepare(self, task: str, length: int, index: int, reader_count: int) -> StoredSample:
+        """Make a sample and store its document, for a number of attempts.
 
         Raises:
             SampleError: the task does not have it.
             EvaluationError: the document cannot be stored.
         """
-        stored_sample = await self._make(task, length, index, readers)
+        stored_sample = await self._make(task, length, index, reader_count)
         self._open_samples[stored_sample.document["key"]] += 1
         try:
             self.store.read_bytes(stored_sample.document, 0, 1)
         except DocumentError:
-            # Another sample has the same text, and its last reader has just removed it. From now on it is counted.
-            await self._make(task, length, index, readers)
+            # Another sample had the same text, and its release removed it just before this sample was counted.
+            await self._make(task, length, index, reader_count)
         return stored_sample
 
     def release(self, stored_sample: StoredSample) -> None:
-        """Note that a system has finished with a sample; after the last system, remove its document."""
-        stored_sample.readers -= 1
-        if stored_sample.readers == 0:
+        """End one attempt's use of a sample; after the last attempt, remove the document."""
+        stored_sample.reader_count -= 1
+        if stored_sample.reader_count == 0:
             key = stored_sample.document["key"]
             self._open_samples[key] -= 1
             if self._open_samples[key] == 0:
                 self._remove(key)
 
     async def close(self) -> None:
-        """End running work, and remove all remaining documents."""
+        """Stop the running work, and remove all remaining documents."""
         self._is_closing.set()
-        if self._making is not None:
-            await asyncio.gather(self._making, return_exceptions=True)
+        if self._running_work is not None:
+            await asyncio.gather(self._running_work, return_exceptions=True)
         for key in list(self._documents):
             self._remove(key)
 
-    async def _make(self, task: str, length: int, index: int, readers: int) -> StoredSample:
-        """Make and store a sample in a thread. It cannot be cancelled from outside; `close` waits for running work."""
-        self._making = asyncio.create_task(
-            asyncio.to_thread(self._make_in_thread, self.tasks[task], length, index, readers)
+    async def _make(self, task: str, length: int, index: int, reader_count: int) -> StoredSample:
+        """Make and store a sample in a thread, which cannot be cancelled; `close` waits for it."""
+        self._running_work = asyncio.create_task(
+            asyncio.to_thread(self._make_in_thread, self.tasks[task], length, index, reader_count)
         )
-        return await asyncio.shield(self._making)
+        return await asyncio.shield(self._running_work)
 
     def _remove(self, key: str) -> None:
         document = self._documents.pop(key)
         if not self.keep:
             self.store.remove(document)
 
-    def _make_in_thread(self, task: Task, length: int, index: int, readers: int) -> StoredSample:
+    def _make_in_thread(self, task: Task, length: int, index: int, reader_count: int) -> StoredSample:
         sample = make_sample(task, length, index, self.seed)
 
-        def blocks() -> Iterator[Block]:
+        def iter_blocks() -> Iterator[Block]:
             try:
                 for piece in sample.text():
                     if not isinstance(piece, str):
@@ -106,14 +107,14 @@ class OpenDocuments:
                         raise RuntimeError("the evaluation has ended")
                     yield Block(piece)
             except Exception as error:
-                raise _sample_error(error, "text", task, length, index, self.seed) from error
+                raise _make_sample_error(error, "text", task, length, index, self.seed) from error
 
         try:
-            document = self.store.add(Document.from_pieces(blocks, sample.id))
+            document = self.store.add(Document.from_pieces(iter_blocks, sample.id))
             self._documents[document["key"]] = document
         except DocumentError as error:
             raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
-        return StoredSample(sample, document, readers)
+        return StoredSample(sample, document, reader_count)
 
 
 def make_sample(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
@@ -125,10 +126,12 @@ def make_sample(task: Task, length: int, index: int, seed: int | None = None) ->
     try:
         return task.sample(length, index)
     except Exception as error:
-        raise _sample_error(error, "sample", task, length, index, seed) from error
+        raise _make_sample_error(error, "sample", task, length, index, seed) from error
 
 
-def _sample_error(error: Exception, method: str, task: Task, length: int, index: int, seed: int | None) -> SampleError:
+def _make_sample_error(
+    error: Exception, method: str, task: Task, length: int, index: int, seed: int | None
+) -> SampleError:
     if isinstance(error, EvaluationError):
         return SampleError(error.message, hint=error.hint)
     sample = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")

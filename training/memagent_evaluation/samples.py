@@ -1,4 +1,4 @@
-"""The interface of a task: documents as streams, questions, gold answers. Twenty lines make your own task.
+"""The interface of a task: documents as streams, questions, gold answers. A task of your own takes twenty lines.
 
     import random
     from itertools import chain, repeat
@@ -35,7 +35,7 @@ from memagent_graph.tokenizers import Tokenizer
 
 
 class Metric(StrEnum):
-    """The rule by which several gold strings count in RULER's string match."""
+    """How RULER's string match counts several gold strings."""
 
     ALL = "all"
     """The fraction of gold strings that the prediction contains."""
@@ -54,12 +54,12 @@ class LengthUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needle:
-    """Something in the document that the answer is based on."""
+    """A text in the document that the answer is based on."""
 
     text: str
     """Its exact text in the document."""
     gold: str
-    """Its gold string; for one that only leads to the answer, its contribution, such as the name for the next hop."""
+    """Its gold string; if it only leads to the answer, its contribution, such as the name for the next hop."""
     depth: float
     """The position of its first character, as a fraction of the document's characters, 0 to 1."""
 
@@ -69,12 +69,12 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name on the command line and in results."""
+        """The task's name on the command line and in results."""
         ...
 
     @property
     def metric(self) -> Metric:
-        """How several gold strings count."""
+        """How string match counts several gold strings."""
         ...
 
     @property
@@ -112,13 +112,13 @@ class Sample:
     text: Callable[[], Iterator[str]] = field(repr=False)
     """The document in pieces, the same at each call."""
     needles: tuple[Needle, ...] = field(default=(), repr=False)
-    """What the answer is based on, as far as known; in a list of words, the first occurrences of the gold strings."""
-    reached: int | None = None
+    """The texts that the answer is based on, if known; in word lists, the first occurrences of the gold strings."""
+    reached_length: int | None = None
     """The length that was reached, at most `length`, in the same unit; None if unknown."""
 
     @property
     def id(self) -> str:
-        """Its name in results: task, length and index."""
+        """The sample's id in results: task, length and index."""
         return f"{self.task.name}/{self.length}/{self.index}"
 
 
@@ -127,16 +127,16 @@ class TaskSettings:
     """Everything but length and index that a sample depends on."""
 
     tokenizer: Tokenizer
-    """The policy's own, which lengths are counted with."""
+    """The policy's tokenizer, which counts lengths."""
     seed: int = 0
     small: bool = False
-    """The small-context variant, for policies with budgets of a few hundred tokens; each task says what it shrinks."""
+    """Whether to make the small variant, for policies with budgets of a few hundred tokens; tasks describe theirs."""
     haystack: Path | None = None
-    """A text file, or a folder of .txt and .md files, to take prose from; the prose found with Python if None."""
+    """A text file, or a folder of .txt and .md files, to take prose from; if None, Python's documentation."""
     data: Path | None = None
     """A data file, or a folder of data files under their published names; `evaluation` in the data folder if None."""
     questions_per_document: int = 1
     """The number K of consecutive samples that ask about one document: 0 to K - 1, K to 2 K - 1, and so on."""
     prompt_tokens: int = 0
-    """What a length counts besides document, question and answer: the text around them in one call with the whole
-    document, so that a document as long as the window fits in such a call, as in RULER."""
+    """The tokens of the prompt around document and question in one call with the whole document. As in RULER, lengths
+    include them, so that a document as long as the window fits in such a call."""

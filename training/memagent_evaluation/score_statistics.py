@@ -2,8 +2,8 @@
 
 Scores are between 0 and 1. Scores of 0 and 1 get Wilson's interval, others a bootstrap interval. If several questions
 share a document, their scores may be correlated: then documents are resampled, not questions. All intervals are 95 %
-intervals. Wilson's needs only Python; resampling and p-values need SciPy (the extra "eval"). Its draws are seeded, so
-equal scores give equal intervals.
+intervals. Wilson's interval needs only Python; resampling and p-values need SciPy (the extra "eval"). Resampling is
+seeded, so equal scores give equal intervals.
 
 The p-value of a comparison comes from the sign-flip test: how probable is so large a difference if the two systems were
 swapped at random, question by question? For scores of 0 and 1 this is the exact McNemar test. If questions share
@@ -26,13 +26,13 @@ _MIN_CLUSTERS: Final = 10
 NON_INFERIORITY_MARGIN: Final = 0.03
 """A system that is worse by less than this, 3 points, counts as not worse."""
 RESAMPLE_COUNT: Final = 9_999
-"""Up to 13 differences have fewer sign patterns than this, and all of them are tried."""
-_MAX_BATCH_NUMBERS: Final = 2_000_000
-"""Maximum numbers per batch of resamples."""
-_NEEDED_FOR: Final = "the statistics of an evaluation"
+"""Resamples per test or interval. Up to 13 differences have fewer sign patterns than this, and all are tried."""
+_MAX_BATCH_VALUES: Final = 2_000_000
+"""The maximum number of values in a batch of resamples."""
+_EXTRA_PURPOSE: Final = "the statistics of an evaluation"
 _CONFIDENCE: Final = 0.95
 _NORMAL_QUANTILE: Final = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
-"""A normal distribution has this proportion within so many standard deviations."""
+"""The number of standard deviations around the mean of a normal distribution that contain this proportion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ def compute_wilson_interval(successes: float, n: int) -> Estimate:
         raise EvaluationError(f"successes must be between 0 and n, got {successes} of {n}", hint="Pass an n above 0.")
     z, proportion = _NORMAL_QUANTILE, successes / n
     centre = (proportion + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(proportion * (1 - proportion) / n + z * z / (4 * n * n))
-    # Rounding must not move a bound past the proportion, or past 0 and 1, where they are at 0 and n successes.
-    low = 0.0 if successes == 0 else min(max(centre - half, 0.0), proportion)
-    high = 1.0 if successes == n else max(min(centre + half, 1.0), proportion)
+    half_width = z / (1 + z * z / n) * math.sqrt(proportion * (1 - proportion) / n + z * z / (4 * n * n))
+    # Rounding must not move a bound past the proportion. At 0 and n successes, one bound is exactly 0 or 1.
+    low = 0.0 if successes == 0 else min(max(centre - half_width, 0.0), proportion)
+    high = 1.0 if successes == n else max(min(centre + half_width, 1.0), proportion)
     return Estimate(proportion, low, high, n)
 
 
@@ -120,8 +120,8 @@ def compute_bootstrap_interval(
     span, cluster_count = upper - lower, len(sums)
     mean = math.fsum(sums) / sum(counts)
     if cluster_count < _MIN_CLUSTERS:
-        proportion = compute_wilson_interval(min(max((mean - lower) / span, 0.0), 1.0) * cluster_count, cluster_count)
-        return lower + span * proportion.low, lower + span * proportion.high
+        interval = compute_wilson_interval(min(max((mean - lower) / span, 0.0), 1.0) * cluster_count, cluster_count)
+        return lower + span * interval.low, lower + span * interval.high
     if len({total / count for total, count in zip(sums, counts, strict=True)}) == 1:
         max_other_share = compute_wilson_interval(0, cluster_count).high
         return mean - max_other_share * (mean - lower), mean + max_other_share * (upper - mean)
@@ -143,20 +143,20 @@ def _resample_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[fl
 
     Resampling few clusters gives too narrow an interval, which `_expand_confidence` compensates.
     """
-    stats, numpy = _import_scipy_stats(), load_extra("numpy", "eval", _NEEDED_FOR)
+    stats, numpy = _import_scipy_stats(), load_extra("numpy", "eval", _EXTRA_PURPOSE)
 
-    def mean_of(sums: Any, counts: Any, axis: int = -1) -> Any:
+    def compute_mean(sums: Any, counts: Any, axis: int = -1) -> Any:
         return sums.sum(axis=axis) / counts.sum(axis=axis)
 
     for method in ("BCa", "percentile"):
         with numpy.errstate(all="ignore"):
             interval = stats.bootstrap(
                 (numpy.asarray(sums), numpy.asarray(counts, dtype=float)),
-                mean_of,
+                compute_mean,
                 paired=True,
                 vectorized=True,
                 n_resamples=RESAMPLE_COUNT,
-                batch=max(1, _MAX_BATCH_NUMBERS // len(sums)),
+                batch=max(1, _MAX_BATCH_VALUES // len(sums)),
                 confidence_level=_expand_confidence(len(sums)),
                 method=method,
                 rng=numpy.random.default_rng(0),
@@ -167,7 +167,7 @@ def _resample_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[fl
 
 
 def _expand_confidence(cluster_count: int) -> float:
-    """Return the nominal confidence at which resampling so few values has the real one.
+    """Return the nominal confidence at which an interval from so few clusters has the intended coverage.
 
     Hesterberg's expanded percentiles, The American Statistician 69 (2015), arXiv 1411.5279.
     """
@@ -176,7 +176,7 @@ def _expand_confidence(cluster_count: int) -> float:
     return float(1 - 2 * stats.norm.cdf(-deviations))
 
 
-def sign_flip_p_value(differences: Sequence[float]) -> float:
+def compute_sign_flip_p_value(differences: Sequence[float]) -> float:
     """Return the probability of so large a mean difference if each difference had either sign with equal probability.
 
     It is exact if all differences are equally large (the binomial test), or if they are few; otherwise `RESAMPLE_COUNT`
@@ -186,25 +186,25 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
         MissingExtraError: SciPy is not installed.
     """
     nonzero = [difference for difference in differences if difference]
-    if len(nonzero) < 2:  # with either sign it is as large
+    if len(nonzero) < 2:  # either sign gives the same size
         return 1.0
     stats = _import_scipy_stats()
     if len({abs(difference) for difference in nonzero}) == 1:
         return float(stats.binomtest(sum(difference > 0 for difference in nonzero), len(nonzero)).pvalue)
-    numpy = load_extra("numpy", "eval", _NEEDED_FOR)
+    numpy = load_extra("numpy", "eval", _EXTRA_PURPOSE)
     result = stats.permutation_test(
         (nonzero,),
         numpy.mean,
         permutation_type="samples",
         n_resamples=RESAMPLE_COUNT,
-        batch=max(1, _MAX_BATCH_NUMBERS // len(nonzero)),
+        batch=max(1, _MAX_BATCH_VALUES // len(nonzero)),
         rng=numpy.random.default_rng(0),
     )
     return float(result.pvalue)
 
 
 def _import_scipy_stats() -> Any:
-    return load_extra("scipy.stats", "eval", _NEEDED_FOR)
+    return load_extra("scipy.stats", "eval", _EXTRA_PURPOSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ def compare(
     else:
         low, high = compute_bootstrap_interval(sums, (-1.0, 1.0), counts)
     first_mean, second_mean = (math.fsum(column) / len(ids) for column in zip(*pairs, strict=True))
-    return Comparison(*names, len(ids), first_mean, second_mean, low, high, sign_flip_p_value(sums))
+    return Comparison(*names, len(ids), first_mean, second_mean, low, high, compute_sign_flip_p_value(sums))
 
 
 def compute_newcombe_interval(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:
@@ -303,18 +303,16 @@ def compute_newcombe_interval(both: int, only_first: int, only_second: int, neit
         return math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y))
 
     difference = (only_first - only_second) / n
-    below = combine(first.mean - first.low, second.high - second.mean)
-    above = combine(first.high - first.mean, second.mean - second.low)
-    return max(-1.0, difference - below), min(1.0, difference + above)
+    lower_margin = combine(first.mean - first.low, second.high - second.mean)
+    upper_margin = combine(first.high - first.mean, second.mean - second.low)
+    return max(-1.0, difference - lower_margin), min(1.0, difference + upper_margin)
 
 
 def correct_p_values(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """Return comparisons with p-values corrected for their number by Holm's method: compared with one level, they keep
-    the family-wise error below it.
-    """
+    """Return comparisons with p-values corrected by Holm's method, which controls the family-wise error rate."""
     corrected = list(comparisons)
-    largest = 0.0
+    max_p_value = 0.0
     for rank, index in enumerate(sorted(range(len(comparisons)), key=lambda index: comparisons[index].p_value)):
-        largest = max(largest, min(1.0, (len(comparisons) - rank) * comparisons[index].p_value))
-        corrected[index] = replace(comparisons[index], p_value=largest, corrected_for=len(comparisons))
+        max_p_value = max(max_p_value, min(1.0, (len(comparisons) - rank) * comparisons[index].p_value))
+        corrected[index] = replace(comparisons[index], p_value=max_p_value, corrected_for=len(comparisons))
     return tuple(corrected)

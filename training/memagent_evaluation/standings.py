@@ -1,7 +1,7 @@
 """Systems side by side, on the same questions: accuracy, the difference from the first system, costs.
 
-The comparison is paired by question: a question that was asked at several lengths, or repeatedly, counts once, with its
-mean score, since its answers are not independent trials. Two evaluations are compared in the same way.
+The comparison is paired by question. A question that was asked at several lengths, or repeatedly, counts once, with its
+mean score, because its answers are not independent trials. Two evaluations are compared in the same way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCRIPTED: Final = "scripted"
 
 @dataclass(frozen=True, slots=True)
 class SystemStanding:
-    """One system at one task and length, or over all of them. Means are per question; None if unknown."""
+    """The results of a system at one task and length, or over all. Means are per question; None if unknown."""
 
     system: str
     task: str
@@ -50,9 +50,9 @@ class SystemStanding:
     documents: int
     scripted: bool
     accuracy: Estimate | None
-    """Lenient; documents that did not fit count as wrong; None for a script, and if nothing fitted."""
+    """Lenient accuracy; documents that did not fit count as wrong. None for a script, and if no document fitted."""
     against_first: Comparison | None
-    """This system, then the first, by lenient accuracy."""
+    """This system compared with the first one, by lenient accuracy."""
     prompt_tokens: float | None
     completion_tokens: float | None
     cached_share: float | None
@@ -73,7 +73,7 @@ class SystemStanding:
 def compute_accuracy(rows: Sequence[ResultRow], score: str) -> Estimate | None:
     """Return the mean of a score with its interval, clustered by document; a repeated question counts once.
 
-    It is None if no document fitted, or if a row has no such score yet (a judge's grade).
+    It is None if no document fitted, or if a row does not have the score yet (a judge's grade).
     """
     if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows) or any(
         getattr(row, score) is None for row in rows
@@ -87,13 +87,13 @@ def compute_accuracy(rows: Sequence[ResultRow], score: str) -> Estimate | None:
 def compare_systems(results: Results) -> list[SystemStanding]:
     """Return all systems at each task and length, then over all, if these are the same for every system."""
     cells = group_items(results.rows, lambda row: (row.task, format_length_with_unit(row)))
-    parts = [(task, length, rows) for (task, length), rows in cells]
+    groups = [(task, length, rows) for (task, length), rows in cells]
     cells_by_system = group_values((row.system, (row.task, row.length)) for row in results.rows).values()
     # A mean over all is fair if every system was asked the same tasks at the same lengths.
     is_fair = can_be_pooled(results.rows) and len(set(map(frozenset, cells_by_system))) == 1
-    if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and is_fair:
-        parts.append(("all", "all", list(results.rows)))
-    standings = [standing for part in parts for standing in _iter_standings(*part, results.systems[0])]
+    if len(groups) > 1 and len({row.unit for row in results.rows}) == 1 and is_fair:
+        groups.append(("all", "all", list(results.rows)))
+    standings = [standing for group in groups for standing in _iter_standings(*group, results.systems[0])]
     comparisons = [standing.against_first for standing in standings if standing.against_first is not None]
     corrected = iter(correct_p_values(comparisons))
     return [
@@ -113,8 +113,8 @@ def compare_evaluations(first: Results, second: Results, names: tuple[str, str])
     Raises:
         EvaluationError: the evaluations have no questions in common, or different questions under the same names.
     """
-    others = {(row.system, row.attempt): row for row in second.rows}
-    pairs = [(row, other) for row in first.rows if (other := others.get((row.system, row.attempt)))]
+    second_rows = {(row.system, row.attempt_key): row for row in second.rows}
+    pairs = [(row, other) for row in first.rows if (other := second_rows.get((row.system, row.attempt_key)))]
     if not pairs:
         raise EvaluationError(
             f"{names[0]} and {names[1]} have no question of the same system in common",
@@ -160,13 +160,13 @@ def format_standings(standings: Sequence[SystemStanding]) -> str:
 
 
 def _iter_standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
-    fitting: dict[str, dict[tuple[str, int], ResultRow]] = defaultdict(dict)
+    rows_by_system: dict[str, dict[tuple[str, int], ResultRow]] = defaultdict(dict)
     for row in rows:
         if row.outcome is not QuestionOutcome.DOES_NOT_FIT and not row.scripted:
-            fitting[row.system][row.attempt] = row
+            rows_by_system[row.system][row.attempt_key] = row
     for system, group in group_items(rows, lambda row: row.system):
-        answered = [row for row in group if row.has_costs]
-        prompt = _average(row.prompt_tokens for row in answered)
+        rows_with_costs = [row for row in group if row.has_costs]
+        prompt_tokens = _average(row.prompt_tokens for row in rows_with_costs)
         scripted = any(row.scripted for row in group)
         yield SystemStanding(
             system=system,
@@ -176,12 +176,14 @@ def _iter_standings(task: str, length: str, rows: Sequence[ResultRow], first: st
             documents=len({row.cluster for row in group}),
             scripted=scripted,
             accuracy=None if scripted else compute_accuracy(group, "lenient"),
-            against_first=_compare(fitting, system, first),
-            prompt_tokens=prompt,
-            completion_tokens=_average(row.completion_tokens for row in answered),
-            cached_share=(_average(row.cached_tokens for row in answered) or 0.0) / prompt if prompt else None,
-            turns=_average(row.turns for row in answered),
-            seconds=_average(row.seconds for row in answered),
+            against_first=_compare(rows_by_system, system, first),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=_average(row.completion_tokens for row in rows_with_costs),
+            cached_share=(_average(row.cached_tokens for row in rows_with_costs) or 0.0) / prompt_tokens
+            if prompt_tokens
+            else None,
+            turns=_average(row.turns for row in rows_with_costs),
+            seconds=_average(row.seconds for row in rows_with_costs),
         )
 
 
@@ -196,7 +198,7 @@ def _compare(rows: Mapping[str, Mapping[tuple[str, int], ResultRow]], system: st
     pairs = [(row, other) for key, row in rows[system].items() if (other := rows[first].get(key))]
     if system == first or not pairs:
         return None
-    system_rows, first_rows = ([pair[side] for pair in pairs] for side in (0, 1))
+    system_rows, first_rows = ([pair[position] for pair in pairs] for position in (0, 1))
     clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(system_rows, _get_question_key)}
     scores = (_average_by_question(system_rows, "lenient"), _average_by_question(first_rows, "lenient"))
     return compare(*scores, names=(system, first), clusters=clusters)
@@ -216,8 +218,8 @@ def _get_question_key(row: ResultRow) -> Hashable:
 
 
 def _average(values: Iterable[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return fmean(numbers) if numbers else None
+    known_values = [value for value in values if value is not None]
+    return fmean(known_values) if known_values else None
 
 
 def _format_number(value: float | None, digits: int = 0) -> str:

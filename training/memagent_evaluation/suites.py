@@ -1,4 +1,4 @@
-"""Suites: tasks that others publish together, by one name, and the one number that they publish for them.
+"""Suites: names for tasks that are published together, and the published aggregates of their scores.
 
 ruler            NVIDIA's thirteen; the mean over them by length, and over lengths, plain and with weights that rise or
                  fall linearly with the length's rank
@@ -20,25 +20,29 @@ from memagent_evaluation.score_statistics import Estimate
 from memagent_evaluation.standings import compute_accuracy
 from memagent_evaluation.tasks.needles import SHAPES
 
-SCORE: Final = "string_match"
-"""The score that the published numbers are means of."""
+_SUITE_METRIC: Final = "string_match"
+"""The score whose means are published."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteScore:
-    """One system's aggregate at one length. None if it was not asked all tasks equally often, or nothing fitted."""
+    """One system's aggregate at one length."""
 
     aggregate: str
     system: str
     length: int
     score: Estimate | None
+    """None if the system was not asked all tasks equally often, or no document fitted."""
 
 
-_TEN: Final = (*SHAPES, "vt", "fwe")
-_RULER: Final = (*SHAPES, "vt", "cwe", "fwe", "qa_1", "qa_2")
-_AGGREGATES: Final = {"RULER, mean of 13 tasks": _RULER, "RULER as MemAgent reports it, mean of 10 tasks": _TEN}
-"""The published numbers, each with the tasks that it is a mean of."""
-SUITES: Final[Mapping[str, tuple[str, ...]]] = {"ruler": _RULER, "ruler_memagent": (*_TEN, "qa_1")}
+_MEMAGENT_TASKS: Final = (*SHAPES, "vt", "fwe")
+_RULER_TASKS: Final = (*SHAPES, "vt", "cwe", "fwe", "qa_1", "qa_2")
+_AGGREGATES: Final = {
+    "RULER, mean of 13 tasks": _RULER_TASKS,
+    "RULER as MemAgent reports it, mean of 10 tasks": _MEMAGENT_TASKS,
+}
+"""The titles of the aggregates, each with the tasks that it is a mean of."""
+SUITES: Final[Mapping[str, tuple[str, ...]]] = {"ruler": _RULER_TASKS, "ruler_memagent": (*_MEMAGENT_TASKS, "qa_1")}
 """The tasks of each suite."""
 
 
@@ -66,21 +70,25 @@ def format_suites(rows: Sequence[ResultRow]) -> list[str]:
         mean_titles = ["mean", "rising weights", "falling weights"] if len(lengths) > 1 else []
         table = [["system", *(format_length(length) for length in lengths), *mean_titles]]
         for system, group in group_items(scores, lambda score: score.system):
-            at = {score.length: score.score for score in group}
-            cells = [format_interval(score) if (score := at.get(length)) else "–" for length in lengths]
+            score_by_length = {score.length: score.score for score in group}
+            cells = [format_interval(score) if (score := score_by_length.get(length)) else "–" for length in lengths]
             table.append(
-                [system, *cells, *(_average_lengths([at.get(length) for length in lengths]) if mean_titles else [])]
+                [
+                    system,
+                    *cells,
+                    *(_average_lengths([score_by_length.get(length) for length in lengths]) if mean_titles else []),
+                ]
             )
         parts += [f"**{title}**, string match in percent", render_table(table)]
     return parts
 
 
 def _average_tasks(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:
-    """Return the mean over tasks, which is that over questions if each task has the same number."""
+    """Return the mean over tasks: the mean over questions, if all tasks have the same number of questions."""
     counts = {task: len(group) for task, group in group_items(rows, lambda row: row.task)}
     if set(counts) != set(tasks) or len(set(counts.values())) > 1:
         return None
-    return compute_accuracy(rows, SCORE)
+    return compute_accuracy(rows, _SUITE_METRIC)
 
 
 def _average_lengths(scores: Sequence[Estimate | None]) -> list[str]:

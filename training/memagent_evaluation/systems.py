@@ -1,6 +1,6 @@
-"""Systems to evaluate: each answers one question on one stored document, and reports what the answer cost.
+"""Systems to evaluate: each answers a question about a stored document, and reports the costs of the answer.
 
-    memagent            the reader, in its own way of reading
+    memagent            the reader with its own strategy
     full_context        one call with the whole document
     no_document         one call with the question alone: shows what the policy knows without reading
     overwrite, refine, retrieval:chunks=4, "file.py:Name", ...: any strategy that `load_strategy` knows
@@ -41,11 +41,11 @@ class Attempt:
     """The result of one question on one document."""
 
     outcome: QuestionOutcome
-    """A system never gives FAILED: its failure is a `MemAgentError` that it raises."""
+    """Never FAILED: a system that fails raises a `MemAgentError`."""
     answer: str | None
-    """The answer in the requested form, or the whole completion if it has another; None if there is no answer."""
+    """The answer in the requested form, or the completion if it has another form; None if there is no answer."""
     raw_answer: str | None
-    """The whole completion that holds the answer."""
+    """The completion with the answer."""
     usage: Usage
     """Tokens, calls (`turns`), wall seconds, and estimated operations if the model's size is known."""
     run_id: str | None = None
@@ -61,15 +61,15 @@ class Attempt:
 def count_completion_tokens(task_tokens: int, reader_tokens: int) -> int:
     """Return the maximum tokens of an answer's completion: the larger of the task's and the reader's limit.
 
-    RULER's published limits (30 tokens for variable tracking) are for a model that continues an answer which the prompt
-    has begun. A chat model writes something before the box, and would be measured by its brevity. So the
-    maximum is never below the reader's own.
+    RULER's published limits, such as 30 tokens for variable tracking, are for models that continue an answer in the
+    prompt. A chat model also writes text before the box, and the limits would cut it off. So the maximum is never below
+    the reader's own.
     """
     return max(task_tokens, reader_tokens)
 
 
 class ReaderSystem:
-    """A reader with a strategy. With checkpoints, an attempt that was killed continues where it was.
+    """A reader with a strategy. With checkpoints, an attempt that was killed continues where it stopped.
 
     Args:
         name: its name.
@@ -82,9 +82,9 @@ class ReaderSystem:
         self.strategy = strategy or reader.strategy
         self._reader = reader
         self._readers: dict[tuple[int, int], MemAgent] = {}
-        """By the task's tokens for an answer, and the index of the sample."""
+        """The readers, by the task's tokens for an answer and the index of the sample."""
 
-    async def identity(self) -> str:
+    async def compute_identity(self) -> str:
         """Return the strategy's name, and hashes of the strategy and of its prompts.
 
         Raises:
@@ -96,7 +96,9 @@ class ReaderSystem:
     async def attempt(
         self, document: DocumentRef, question: str, *, answer_tokens: int, run_id: str, repeat: int = 0
     ) -> Attempt:
-        """Read the document, or continue at the checkpoints of an earlier attempt with this id; several at once.
+        """Read the document, or continue from the checkpoints of an earlier attempt with this id.
+
+        Attempts can run in parallel.
 
         Args:
             document: a document in the reader's store.
@@ -112,33 +114,33 @@ class ReaderSystem:
                 question.
         """
         reader = await self._get_reader(answer_tokens, repeat)
-        began = time.monotonic()
+        start_time = time.monotonic()
         try:
             if (result := await self._resume(reader, document, question, run_id)) is None:
                 result = await reader.aread(document, question, run_id=run_id)
                 # Branches run in parallel, so their sum can exceed the wall time.
-                seconds = min(result.usage.seconds, time.monotonic() - began)
+                seconds = min(result.usage.seconds, time.monotonic() - start_time)
                 result = replace(result, usage=replace(result.usage, seconds=seconds))
         except DoesNotFitError as error:
-            return await self._does_not_fit(reader, error)
-        return _attempt(result, logged=reader.run_log is not None)
+            return await self._make_misfit_attempt(reader, error)
+        return _make_attempt(result, is_logged=reader.run_log is not None)
 
     async def _get_reader(self, answer_tokens: int, repeat: int) -> MemAgent:
         checkpointer = await self._reader.acheckpointer()
         key = (answer_tokens, repeat)
         if key not in self._readers:
             context = await self._reader.aprepare()
-            bound = count_completion_tokens(answer_tokens, context.budget.answer_tokens)
-            choices: dict[str, Any] = {"answer_tokens": bound}
+            max_answer_tokens = count_completion_tokens(answer_tokens, context.budget.answer_tokens)
+            overrides: dict[str, Any] = {"answer_tokens": max_answer_tokens}
             if self.name != READER:
-                choices["strategy"] = self._choose_strategy(answer_tokens)
+                overrides["strategy"] = self._choose_strategy(answer_tokens)
             if repeat and context.sampling.seed is not None:
-                choices["seed"] = context.sampling.seed + repeat * _SEED_STEP
-            self._readers[key] = self._reader.copy(checkpoints=checkpointer, **choices)
+                overrides["seed"] = context.sampling.seed + repeat * _SEED_STEP
+            self._readers[key] = self._reader.copy(checkpoints=checkpointer, **overrides)
         return self._readers[key]
 
     def _choose_strategy(self, answer_tokens: int) -> Strategy | str:
-        """Return the strategy, by its name if it has a name, so that `memagent resume` makes the same reader."""
+        """Return the strategy, if possible by name, so that `memagent resume` makes the same reader."""
         if not is_strategy(self.name) or load_strategy(self.name) != self.strategy:
             return self.strategy
         if isinstance(self.strategy, FullContext) and not self.strategy.least_answer_tokens:
@@ -161,14 +163,14 @@ class ReaderSystem:
             )
         return result
 
-    async def _does_not_fit(self, reader: MemAgent, error: DoesNotFitError) -> Attempt:
+    async def _make_misfit_attempt(self, reader: MemAgent, error: DoesNotFitError) -> Attempt:
         context = await reader.aprepare()
         usage = Usage(document_tokens=error.document_tokens)
         if context.shape is not None:
             tokens = error.document_tokens + context.budget.question_tokens
             full_context = context.shape.forward_flops(tokens, context.budget.answer_tokens)
             usage = replace(usage, flops=0.0, full_context_flops=full_context)
-        detail = f"does not fit: {error.needed:,} of {error.window:,} tokens"
+        detail = f"does not fit: {error.needed_tokens:,} of {error.window_tokens:,} tokens"
         return Attempt(QuestionOutcome.DOES_NOT_FIT, None, None, usage, detail=detail)
 
 
@@ -183,19 +185,19 @@ class NoDocument(Excerpt):
         return [], 0
 
 
-def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
+def _make_attempt(result: ReadResult, *, is_logged: bool) -> Attempt:
     outcome = QuestionOutcome.of(result.stop_reason)
-    details = [f"{kind.value}: {number}" for kind, number in count_events(result.events).items()]
+    details = [f"{kind.value}: {count}" for kind, count in count_events(result.events).items()]
     if outcome is QuestionOutcome.UNFINISHED:
         details.insert(0, f"stopped at {result.stop_reason.value} after {result.chunks_read} chunks")
-    if not result.chunks_read and (shown := result.trace.tokens_shown):
-        details.insert(0, f"{shown:,} of {result.usage.document_tokens:,} tokens shown")
+    if not result.chunks_read and (shown_tokens := result.trace.tokens_shown):
+        details.insert(0, f"{shown_tokens:,} of {result.usage.document_tokens:,} tokens shown")
     return Attempt(
         outcome=outcome,
         answer=result.answer if outcome is QuestionOutcome.ANSWERED else None,
         raw_answer=result.raw_answer,
         usage=result.usage,
-        run_id=result.run_id if logged else None,
+        run_id=result.run_id if is_logged else None,
         chunks=result.chunks_read,
         trace=result.trace,
         detail=", ".join(details),
@@ -226,5 +228,5 @@ def load_system(name: str, reader: MemAgent) -> ReaderSystem:
     if is_strategy(name):
         return ReaderSystem(name, reader, load_strategy(name))
     names = list_systems()
-    choices = f'Available systems: {", ".join(names)}. Name your own strategy as "file.py:Name".'
-    raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, choices))
+    hint = f'Available systems: {", ".join(names)}. Name your own strategy as "file.py:Name".'
+    raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, hint))

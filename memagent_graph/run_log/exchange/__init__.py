@@ -18,10 +18,10 @@ from typing import Final
 from memagent_graph.errors import RunLogError
 from memagent_graph.plain_text import list_names
 from memagent_graph.run_log.exchange import parquet
-from memagent_graph.run_log.exchange.logged_run import is_same, load_run, merge_parts
+from memagent_graph.run_log.exchange.logged_run import have_same_content, load_run, merge_parts
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import LoggedRun, RunFilter
-from memagent_graph.storage.bounded_files import open_regular
+from memagent_graph.storage.bounded_files import open_regular_file
 from memagent_graph.storage.private_files import open_atomically
 
 _MAX_NAMES: Final = 3
@@ -65,27 +65,27 @@ def export_runs(
         MissingExtraError: the extra `export` is not installed.
     """
     destination = Path(destination)
-    _check_destination(log, destination, overwrite=overwrite)
+    _require_writable(log, destination, overwrite=overwrite)
     run_ids = [record.run_id for record in log.runs(selection)][::-1]
     totals = log.totals(run_ids) if for_training else {}
-    if incomplete := [name for name, total in totals.items() if not total.conversations == total.with_ids > 0]:
+    if incomplete_run_ids := [name for name, total in totals.items() if not total.conversations == total.with_ids > 0]:
         raise RunLogError(
-            f"{len(incomplete)} of {len(run_ids)} runs cannot be trained on, because token ids or log-probs are "
-            f"missing: {list_names([*map(repr, incomplete)], _MAX_NAMES)}",
+            f"{len(incomplete_run_ids)} of {len(run_ids)} runs cannot be trained on, because token ids or log-probs "
+            f"are missing: {list_names([*map(repr, incomplete_run_ids)], _MAX_NAMES)}",
             hint="Read with a policy that returns them (vLLM with --logprobs, or a local one), or choose other runs.",
         )
     counts: Counter[str] = Counter()
 
-    def load() -> Iterator[LoggedRun]:
+    def load_runs() -> Iterator[LoggedRun]:
         for run_id in run_ids:
             if (run := load_run(log, run_id)) is not None:  # it may have been deleted meanwhile
                 events = len(run.events) + sum(len(conversation.events) for conversation in run.conversations)
-                counts.update(Counter(runs=1, events=events) + _count(run))
+                counts.update(Counter(runs=1, events=events) + _count_records(run))
                 yield run
 
     try:
         with open_atomically(destination) as file:
-            parquet.write(file, load())
+            parquet.write(file, load_runs())
             size = file.tell()
     except OSError as error:
         reason = error.strerror or str(error)
@@ -93,12 +93,12 @@ def export_runs(
     return ExportReport(**counts, bytes=size)
 
 
-def _count(run: LoggedRun | None) -> Counter[str]:
+def _count_records(run: LoggedRun | None) -> Counter[str]:
     return Counter(conversations=len(run.conversations), rewards=len(run.rewards)) if run else Counter()
 
 
-def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> None:
-    """Check that a file can be written, and may be replaced if it exists.
+def _require_writable(log: RunLog, destination: Path, *, overwrite: bool) -> None:
+    """Require that a file can be written, and may be replaced if it exists.
 
     Raises:
         RunLogError: the file cannot be written, or must not be replaced.
@@ -145,11 +145,11 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
     source = Path(source)
     counts: Counter[str] = Counter()
     try:
-        with open_regular(source) as file:
+        with open_regular_file(source) as file:
             for run in parquet.read(source, file):
                 run_id = run.record.run_id
                 existing = load_run(log, run_id)
-                if existing is not None and is_same(existing, run):
+                if existing is not None and have_same_content(existing, run):
                     counts["skipped"] += 1
                     continue
                 if existing is not None and not replace:
@@ -158,8 +158,8 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
                         hint="Replace the run in the log with --replace, or import into another log. The runs before "
                         "this one were imported.",
                     )
-                log.add(run, replacing=existing is not None)
-                counts += Counter(runs=1) + _count(run)
+                log.add(run, replace_existing=existing is not None)
+                counts += Counter(runs=1) + _count_records(run)
     except OSError as error:
         raise RunLogError(
             f"{source} cannot be read: {error.strerror or error}", hint="Check the path and its permissions."
@@ -170,7 +170,7 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
 def is_sqlite_file(path: Path) -> bool:
     """Return whether a file is an SQLite database, as logs are, and not an export."""
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
     except OSError:
         return False
@@ -208,9 +208,9 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
             existing = load_run(log, run_id)
             parts = [existing, *(load_run(logs[log_index], run_id) for _, log_index in sorted(starts_by_run[run_id]))]
             run = merge_parts([part for part in parts if part is not None])
-            if existing is not None and is_same(existing, run):
+            if existing is not None and have_same_content(existing, run):
                 counts["skipped"] += 1
                 continue
-            log.add(run, replacing=existing is not None)
-            counts += Counter(runs=1) + _count(run) - _count(existing)
+            log.add(run, replace_existing=existing is not None)
+            counts += Counter(runs=1) + _count_records(run) - _count_records(existing)
     return ImportReport(**counts)

@@ -17,9 +17,9 @@ from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun,
 
 
 def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
-    """Return a run of a log, or None if there is no such run. The path of the document on this machine is left out."""
+    """Return a run of a log, without the path of its document on this machine; None if there is no such run."""
     for record in log.runs(RunFilter(run_ids=[run_id])):
-        rewards = log.rewards(run_id)  # first, so that their conversations are there while others write
+        rewards = log.rewards(run_id)  # first, so that their conversations exist even if others write meanwhile
         document = cast("DocumentRef", {name: value for name, value in record.document.items() if name != "path"})
         return LoggedRun(
             replace(record, document=document),
@@ -31,26 +31,28 @@ def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
     return None
 
 
-def is_same(first: LoggedRun, second: LoggedRun) -> bool:
+def have_same_content(first: LoggedRun, second: LoggedRun) -> bool:
     """Return whether two runs are equal except for the ids of their conversations and rewards, and their templates."""
-    end = object()
-    return all(one == other for one, other in zip_longest(contents(first), contents(second), fillvalue=end))
+    missing = object()
+    return all(a == b for a, b in zip_longest(iterate_content(first), iterate_content(second), fillvalue=missing))
 
 
-def contents(run: LoggedRun) -> Iterator[object]:
-    """Yield all of a run that makes it another one: record, events, conversations, rewards."""
+def iterate_content(run: LoggedRun) -> Iterator[object]:
+    """Yield what makes two runs equal: the record, the events, the conversations, and the rewards."""
     yield run.record
     yield list(run.events)
-    order: dict[int | None, int] = {None: -1}
+    indices_by_id: dict[int | None, int] = {None: -1}
     for conversation in run.conversations:
-        order[conversation.id] = len(order) - 1
+        indices_by_id[conversation.id] = len(indices_by_id) - 1
         # As bytes, numbers compare equal for any kind of sequence, and a NaN equals itself.
-        as_bytes: dict[str, Any] = {
-            name: None if numbers is None else array(kind, numbers).tobytes()
-            for name, kind, numbers in ((name, kind, getattr(conversation, name)) for name, kind in ARRAY_TYPES.items())
+        bytes_by_name: dict[str, Any] = {
+            name: None if numbers is None else array(type_code, numbers).tobytes()
+            for name, type_code, numbers in (
+                (name, type_code, getattr(conversation, name)) for name, type_code in ARRAY_TYPES.items()
+            )
         }
-        yield replace(conversation, id=None, **as_bytes)
-    rewards = [replace(reward, id=None, conversation=order.get(reward.conversation)) for reward in run.rewards]
+        yield replace(conversation, id=None, **bytes_by_name)
+    rewards = [replace(reward, id=None, conversation=indices_by_id.get(reward.conversation)) for reward in run.rewards]
     yield sorted(rewards, key=lambda reward: (reward.time, str(reward.conversation)))
 
 
@@ -58,7 +60,7 @@ Item = TypeVar("Item")
 
 
 def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
-    """Return the run with these parts, which are in the order of their beginnings.
+    """Return the run that consists of these parts, which are sorted by their starts.
 
     If one process began a run and another continued it, both logs have a part of it. All conversations, events, edits
     and rewards of the parts are kept, and superseded as during a read. If a chunk was read twice, the newest read
@@ -67,30 +69,30 @@ def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
 
     Merging the result with one of its parts returns the result.
     """
-    first = parts[0]
+    first_part = parts[0]
     if len(parts) == 1:
-        return first
-    events = _unite(part.events for part in parts)
+        return first_part
+    events = _unite_multisets(part.events for part in parts)
     conversations, rewards = _merge_conversations(parts, events)
-    began = min(part.record.began for part in parts)
-    resumes = (part.record.began for part in parts if part.record.began > began)
+    start_time = min(part.record.began for part in parts)
+    resumes = (part.record.began for part in parts if part.record.began > start_time)
     attempt = max([*resumes, *(part.record.attempt for part in parts if part.record.attempt)], default=None)
     rewards = [reward for reward in rewards if reward.conversation is not None or reward.time >= (attempt or 0)]
-    newest = max(parts, key=_find_last_activity).record
+    newest_record = max(parts, key=_find_last_activity).record
     record = replace(
-        first.record,
-        began=began,
+        first_part.record,
+        began=start_time,
         attempt=attempt,
-        ended=newest.ended,
-        stop_reason=newest.stop_reason,
-        answer=newest.answer,
+        ended=newest_record.ended,
+        stop_reason=newest_record.stop_reason,
+        answer=newest_record.answer,
     )
     templates = {fingerprint: wording for part in parts for fingerprint, wording in part.templates.items()}
     return LoggedRun(record, conversations, events, sorted(rewards, key=lambda reward: reward.time), templates)
 
 
-def _unite(lists: Iterable[Sequence[Item]]) -> list[Item]:
-    """Return the union of lists as multisets."""
+def _unite_multisets(lists: Iterable[Sequence[Item]]) -> list[Item]:
+    """Return the union of lists as multisets: each item as often as in the list that has most of it."""
     union: Counter[Item] = Counter()
     for items in lists:
         union |= Counter(items)
@@ -101,52 +103,52 @@ def _merge_conversations(
     parts: Sequence[LoggedRun], events: Sequence[LoggedEvent]
 ) -> tuple[list[Conversation], list[Reward]]:
     """Return all conversations with new ids, and all rewards with these ids."""
-    merged: dict[tuple[str, int], Conversation] = {}
+    by_attempt: dict[tuple[str, int], Conversation] = {}
     for part in parts:
         for conversation in sorted(part.conversations, key=lambda conversation: conversation.id or 0):
-            earlier = merged.get((conversation.call_id, conversation.attempt), conversation)
-            is_superseded = earlier.superseded or conversation.superseded
-            merged[conversation.call_id, conversation.attempt] = replace(earlier, superseded=is_superseded)
-    in_order = list(merged.values())
-    if len(parts[0].conversations) != len(merged):  # otherwise they are in the order of its log
-        in_order.sort(key=lambda conversation: conversation.began)  # at one time: in order of parts
-    ids = {(conversation.call_id, conversation.attempt): number for number, conversation in enumerate(in_order)}
+            first_copy = by_attempt.get((conversation.call_id, conversation.attempt), conversation)
+            is_superseded = first_copy.superseded or conversation.superseded
+            by_attempt[conversation.call_id, conversation.attempt] = replace(first_copy, superseded=is_superseded)
+    ordered = list(by_attempt.values())
+    if len(parts[0].conversations) != len(by_attempt):  # otherwise they are in the order of that log
+        ordered.sort(key=lambda conversation: conversation.began)  # equal times keep the order of the parts
+    row_ids = {(conversation.call_id, conversation.attempt): row_id for row_id, conversation in enumerate(ordered)}
     rewards_by_part = []
     for part in parts:
-        new_ids = {attempt.id: ids[attempt.call_id, attempt.attempt] for attempt in part.conversations}
+        new_ids = {attempt.id: row_ids[attempt.call_id, attempt.attempt] for attempt in part.conversations}
         rewards_by_part.append(
             [replace(reward, id=None, conversation=new_ids.get(reward.conversation)) for reward in part.rewards]
         )
-    stale = _find_stale_calls(in_order, events)
+    stale_calls = _find_stale_calls(ordered, events)
     conversations = [
-        replace(conversation, id=number, superseded=conversation.call_id in stale)
-        for number, conversation in enumerate(in_order)
+        replace(conversation, id=row_id, superseded=conversation.call_id in stale_calls)
+        for row_id, conversation in enumerate(ordered)
     ]
-    return sorted(conversations, key=lambda conversation: conversation.position), _unite(rewards_by_part)
+    return sorted(conversations, key=lambda conversation: conversation.position), _unite_multisets(rewards_by_part)
 
 
 def _find_stale_calls(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
-    """Return the superseded calls of conversations, which are in the order in which they were read."""
-    edited: dict[str | None, float] = {}
+    """Return the ids of the superseded calls. The conversations are in the order in which they were read."""
+    edit_times: dict[str | None, float] = {}
     for event in events:
         if event.kind == EventKind.MEMORY_EDITED:
-            edited[event.call_id] = max(event.time, edited.get(event.call_id, event.time))
-    stale: set[str] = set()
-    call_at: dict[tuple[str, str, int], str] = {}
-    for number, conversation in enumerate(conversations):  # each after its parents
-        began, slot = conversation.began, (conversation.branch, conversation.role, conversation.slot)
-        is_of_old_memory = any(began < edited.get(parent, began) for parent in conversation.parents)
-        if conversation.superseded or is_of_old_memory or not stale.isdisjoint(conversation.parents):
-            stale.add(conversation.call_id)
+            edit_times[event.call_id] = max(event.time, edit_times.get(event.call_id, event.time))
+    stale_calls: set[str] = set()
+    calls_by_slot: dict[tuple[str, str, int], str] = {}
+    for index, conversation in enumerate(conversations):  # parents come before the calls that depend on them
+        start_time, slot = conversation.began, (conversation.branch, conversation.role, conversation.slot)
+        is_of_old_memory = any(start_time < edit_times.get(parent, start_time) for parent in conversation.parents)
+        if conversation.superseded or is_of_old_memory or not stale_calls.isdisjoint(conversation.parents):
+            stale_calls.add(conversation.call_id)
             continue
-        replaced = call_at.get(slot, conversation.call_id)
-        call_at[slot] = conversation.call_id
-        if replaced != conversation.call_id and replaced not in stale:
-            stale.add(replaced)
-            for earlier in conversations[:number]:
-                if not stale.isdisjoint(earlier.parents):
-                    stale.add(earlier.call_id)
-    return stale
+        replaced_call = calls_by_slot.get(slot, conversation.call_id)
+        calls_by_slot[slot] = conversation.call_id
+        if replaced_call != conversation.call_id and replaced_call not in stale_calls:
+            stale_calls.add(replaced_call)
+            for dependent in conversations[:index]:
+                if not stale_calls.isdisjoint(dependent.parents):
+                    stale_calls.add(dependent.call_id)
+    return stale_calls
 
 
 def _find_last_activity(part: LoggedRun) -> float:

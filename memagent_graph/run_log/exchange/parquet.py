@@ -32,7 +32,7 @@ from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.columns import MAX_RUN_SIZE, RECORD_COLUMNS, Column, bound_records
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
-from memagent_graph.storage.parquet_rows import check_row_group_sizes, iterate_rows, load_pyarrow, open_parquet
+from memagent_graph.storage.parquet_rows import iterate_rows, load_pyarrow, open_parquet, require_readable_row_groups
 
 _CONVERSATION_COLUMNS: Final = {
     "conversation" if name == "id" else name: column for name, column in RECORD_COLUMNS[Conversation].items()
@@ -42,24 +42,24 @@ _RUN_COLUMNS: Final = {
     for name, column in RECORD_COLUMNS[RunRecord].items()
 }
 """By column: the attribute of `RunRecord` and its type."""
-_REWARDS: Final = Column("", "rewards")
+_REWARDS_COLUMN: Final = Column("", "rewards")
 COLUMNS: Final = {
     **{name: column for name, (_, column) in _RUN_COLUMNS.items()},
     "run_events": RECORD_COLUMNS[Conversation]["events"],
-    "run_rewards": _REWARDS,
+    "run_rewards": _REWARDS_COLUMN,
     **{name: _CONVERSATION_COLUMNS[name] for name in ("conversation", *_CONVERSATION_COLUMNS)},
-    "rewards": _REWARDS,
+    "rewards": _REWARDS_COLUMN,
     "escaped": Column("", "names"),
 }
 _LONG_TEXTS: Final = tuple(field.name for field in fields(Conversation) if field.type == "LongText")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
-_LISTS: Final = [name for name, column in COLUMNS.items() if column.arrow in {"names", "spans", "rewards"}]
-_REWARD: Final = {
+_LIST_COLUMNS: Final = [name for name, column in COLUMNS.items() if column.arrow in {"names", "spans", "rewards"}]
+_REWARD_TYPES: Final = {
     name: column.arrow
     for name, column in RECORD_COLUMNS[Reward].items()
     if name not in {"id", "run_id", "conversation"}
 }
-_METADATA: Final = "memagent."
+_METADATA_PREFIX: Final = "memagent."
 _FORMAT: Final = "memagent-runs"
 _VERSION: Final = f"{_FORMAT} {zlib.crc32(repr([(name, COLUMNS[name].arrow) for name in COLUMNS]).encode()):08x}"
 _ROW_GROUP_ROWS: Final = 4096
@@ -94,7 +94,7 @@ def write(file: IO[bytes], runs: Iterable[LoggedRun]) -> None:
         for rows in _group_rows(runs, templates):
             writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
         metadata = {"format": _VERSION, "templates": json.dumps(templates)}
-        writer.add_key_value_metadata({_METADATA + name: value for name, value in metadata.items()})
+        writer.add_key_value_metadata({_METADATA_PREFIX + name: value for name, value in metadata.items()})
 
 
 def _group_rows(
@@ -117,15 +117,18 @@ def _group_rows(
 
 def _make_rows(run: LoggedRun) -> Iterator[dict[str, Any]]:
     rewards = group_values((reward.conversation, reward) for reward in run.rewards)
-    of_run = {
-        **{stored: column.export(getattr(run.record, name)) for stored, (name, column) in _RUN_COLUMNS.items()},
+    run_values = {
+        **{
+            column_name: column.export(getattr(run.record, name))
+            for column_name, (name, column) in _RUN_COLUMNS.items()
+        },
         "run_events": COLUMNS["run_events"].export(tuple(run.events)),
-        "run_rewards": list(map(_reward_values, rewards.get(None, []))),
+        "run_rewards": list(map(_get_reward_values, rewards.get(None, []))),
     }
     for conversation in run.conversations:
-        yield {**of_run, **_pack_conversation(conversation, rewards.get(conversation.id, []))}
+        yield {**run_values, **_pack_conversation(conversation, rewards.get(conversation.id, []))}
     if not run.conversations:
-        yield of_run
+        yield run_values
 
 
 def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
@@ -146,9 +149,9 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
 
 
 def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
-    parquet = open_parquet(file, "export", "Parquet import")
-    metadata = {name.decode(): value for name, value in (parquet.metadata.metadata or {}).items()}
-    version = metadata.get(_METADATA + "format", b"").decode()
+    parquet_file = open_parquet(file, "export", "Parquet import")
+    metadata = {name.decode(): value for name, value in (parquet_file.metadata.metadata or {}).items()}
+    version = metadata.get(_METADATA_PREFIX + "format", b"").decode()
     if not version.startswith(_FORMAT):
         raise RunLogError(f"{source} is not an export of runs", hint="Pass a file written by `memagent export`.")
     if version != _VERSION:
@@ -156,84 +159,88 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
             f"{source} was exported by another version of this package",
             hint="Export the runs again with this version.",
         )
-    if missing := COLUMNS.keys() - set(parquet.schema_arrow.names):
+    if missing := COLUMNS.keys() - set(parquet_file.schema_arrow.names):
         raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export the runs again.")
-    check_row_group_sizes(parquet)
-    _check_order(parquet, source)
-    templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
+    require_readable_row_groups(parquet_file)
+    _require_grouped_rows(parquet_file, source)
+    templates = msgspec.convert(
+        json.loads(metadata.get(_METADATA_PREFIX + "templates", b"{}")), dict[str, dict[str, str]]
+    )
     rows: list[dict[str, Any]] = []
     size = 0
-    for packed in iterate_rows(parquet, list(COLUMNS)):
-        part = packed.select(list(COLUMNS)).cast(_make_schema(pa))
-        size += part.nbytes + _OBJECT_BYTES * sum(len(part[name].flatten()) for name in _LISTS)
+    for table in iterate_rows(parquet_file, list(COLUMNS)):
+        batch = table.select(list(COLUMNS)).cast(_make_schema(pa))
+        size += batch.nbytes + _OBJECT_BYTES * sum(len(batch[name].flatten()) for name in _LIST_COLUMNS)
         if size > _MAX_RUN_BYTES:
             raise RunLogError(
                 f"a run in {source} has more than {_MAX_RUN_BYTES:,} bytes",
                 hint="Export the log again without this run.",
             )
-        for row in part.to_pylist():
+        for row in batch.to_pylist():
             if rows and rows[-1]["run_id"] != row["run_id"]:
-                yield _run(rows, templates, source)
+                yield _build_run(rows, templates, source)
                 rows = []
-                size = part.nbytes
-            for name, kind in ARRAY_TYPES.items():
+                size = batch.nbytes
+            for name, type_code in ARRAY_TYPES.items():
                 # A list needs eight times as much memory.
-                row[name] = None if row[name] is None else array(kind, row[name])
+                row[name] = None if row[name] is None else array(type_code, row[name])
             rows.append(row)
     if rows:
-        yield _run(rows, templates, source)
+        yield _build_run(rows, templates, source)
 
 
-def _check_order(parquet: Any, source: Path) -> None:
-    """Raise RunLogError unless the rows of each run are together, before a part of a run is taken for the whole."""
+def _require_grouped_rows(parquet: Any, source: Path) -> None:
+    """Require that the rows of each run are together. Otherwise a part of a run would be imported as the run."""
     run_ids: set[str] = set()
-    last = None
-    for part in iterate_rows(parquet, ["run_id"]):
-        for run_id in part["run_id"].to_pylist():
-            if run_id != last and run_id in run_ids:
+    previous_run_id = None
+    for batch in iterate_rows(parquet, ["run_id"]):
+        for run_id in batch["run_id"].to_pylist():
+            if run_id != previous_run_id and run_id in run_ids:
                 raise RunLogError(
                     f"the rows of run {run_id!r} in {source} are not together",
                     hint="Import the original export. This file may have been sorted or shuffled.",
                 )
             run_ids.add(run_id)
-            last = run_id
+            previous_run_id = run_id
 
 
-def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], source: Path) -> LoggedRun:
-    first = rows[0]
-    record = {name: column.restore(first[stored]) for stored, (name, column) in _RUN_COLUMNS.items()}
-    events = msgspec.convert(json.loads(first["run_events"]), list[LoggedEvent])
-    stored = (_unpack_conversation(row) for row in rows if row["conversation"] is not None)
-    conversations = list(bound_records(stored, f"run {first['run_id']} in {source}"))
-    rewards = [Reward(first["run_id"], **values) for values in first["run_rewards"]]
+def _build_run(
+    rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], source: Path
+) -> LoggedRun:
+    first_row = rows[0]
+    record = {name: column.restore(first_row[column_name]) for column_name, (name, column) in _RUN_COLUMNS.items()}
+    events = msgspec.convert(json.loads(first_row["run_events"]), list[LoggedEvent])
+    unpacked = (_unpack_conversation(row) for row in rows if row["conversation"] is not None)
+    conversations = list(bound_records(unpacked, f"run {first_row['run_id']} in {source}"))
+    rewards = [Reward(first_row["run_id"], **values) for values in first_row["run_rewards"]]
     for row in rows:
         rewards += [
             Reward(row["run_id"], **values, conversation=row["conversation"]) for values in row["rewards"] or ()
         ]
-    used = {conversation.template for conversation in conversations}
+    used_templates = {conversation.template for conversation in conversations}
     return LoggedRun(
         msgspec.convert(record, RunRecord),
         conversations,
         events,
         sorted(rewards, key=lambda reward: reward.time),
-        {fingerprint: wording for fingerprint, wording in templates.items() if fingerprint in used},
+        {fingerprint: wording for fingerprint, wording in templates.items() if fingerprint in used_templates},
     )
 
 
 def _pack_conversation(conversation: Conversation, rewards: Sequence[Reward]) -> dict[str, Any]:
     values = {
-        stored: column.export(getattr(conversation, "id" if stored == "conversation" else stored))
-        for stored, column in _CONVERSATION_COLUMNS.items()
+        column_name: column.export(getattr(conversation, "id" if column_name == "conversation" else column_name))
+        for column_name, column in _CONVERSATION_COLUMNS.items()
     }
     escaped = [name for name in _LONG_TEXTS if _SURROGATES.search(values[name] or "")]
     values |= {name: json.dumps(values[name])[1:-1] for name in escaped}
-    return {**values, "rewards": list(map(_reward_values, rewards)), "escaped": escaped}
+    return {**values, "rewards": list(map(_get_reward_values, rewards)), "escaped": escaped}
 
 
 def _unpack_conversation(row: Mapping[str, Any]) -> Conversation:
     values = {
-        "id" if stored == "conversation" else stored: column.restore(row[stored])
-        for stored, column in _CONVERSATION_COLUMNS.items()
+        "id" if column_name == "conversation" else column_name: column.restore(row[column_name])
+        for column_name, column in _CONVERSATION_COLUMNS.items()
     }
     values |= {name: json.loads(f'"{row[name]}"') for name in row["escaped"] or ()}
     if any(len(values[name] or "") > MAX_TEXT_BYTES for name in _LONG_TEXTS):
@@ -242,19 +249,21 @@ def _unpack_conversation(row: Mapping[str, Any]) -> Conversation:
     return replace(msgspec.convert(values, Conversation), **numbers)
 
 
-def _reward_values(reward: Reward) -> dict[str, Any]:
-    return {name: getattr(reward, name) for name in _REWARD}
+def _get_reward_values(reward: Reward) -> dict[str, Any]:
+    return {name: getattr(reward, name) for name in _REWARD_TYPES}
 
 
 def _make_schema(pa: Any) -> Any:
-    alias = {"int": "int64", "bool": "bool"}
-    span_fields = [(field.name, pa.type_for_alias(alias[str(field.type)])) for field in fields(Span)]
+    arrow_types = {"int": "int64", "bool": "bool"}
+    span_fields = [(field.name, pa.type_for_alias(arrow_types[str(field.type)])) for field in fields(Span)]
     lists = {
         "ids": pa.list_(pa.uint32()),
         "logprobs": pa.list_(pa.float32()),
         "names": pa.list_(pa.string()),
         "spans": pa.list_(pa.struct(span_fields)),
-        "rewards": pa.list_(pa.struct([(name, pa.type_for_alias(kind)) for name, kind in _REWARD.items()])),
+        "rewards": pa.list_(
+            pa.struct([(name, pa.type_for_alias(arrow_type)) for name, arrow_type in _REWARD_TYPES.items()])
+        ),
     }
     return pa.schema(
         [(name, lists.get(column.arrow) or pa.type_for_alias(column.arrow)) for name, column in COLUMNS.items()]

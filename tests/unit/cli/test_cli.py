@@ -20,7 +20,7 @@ from support.scripts import part, read_perfectly
 from support.server_faults import make_error
 
 from memagent_graph.cli.console import Console
-from memagent_graph.errors import install_command
+from memagent_graph.errors import make_install_command
 
 QUESTION = "What is the key of harbor?"
 
@@ -220,7 +220,7 @@ def test_without_the_local_extra_the_remedy_is_named(book, monkeypatch) -> None:
     for name in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, name, None)
     result = memagent("read", book, "-q", QUESTION, "--model", "embedded", code=7)
-    assert install_command("local") in result.stderr
+    assert make_install_command("local") in result.stderr
 
 
 def test_the_exit_code_says_whether_an_answer_has_its_form(read, server, tmp_path) -> None:

@@ -18,7 +18,7 @@ from support.corpus_world import QUESTIONS, CountingServer, corpus_command, make
 from support.programs import Program
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.errors import install_command
+from memagent_graph.errors import make_install_command
 
 
 class CorpusCommandRunner:
@@ -28,8 +28,8 @@ class CorpusCommandRunner:
         self.folder, self.out, self.server = folder / "in", folder / "out", server
         self.folder.mkdir()
 
-    def write(self, documents: int) -> None:
-        for number in range(documents):
+    def write(self, document_count: int) -> None:
+        for number in range(document_count):
             (self.folder / f"d{number}.txt").write_text(make_text(number, 60))
 
     def run(self, *options: str, source: Path | None = None, code: int = 0) -> Result:
@@ -50,96 +50,96 @@ def corpus(tmp_path: Path) -> Iterator[CorpusCommandRunner]:
         yield CorpusCommandRunner(tmp_path, server)
 
 
-def test_an_estimate_reads_nothing_and_bounds_what_the_run_then_takes(corpus: CorpusCommandRunner) -> None:
+def test_estimate_reads_nothing_and_is_an_upper_bound_for_the_run(corpus: CorpusCommandRunner) -> None:
     corpus.write(5)
-    estimate = ("--estimate", "--price-in", "1", "--price-out", "2", "--tokens-per-second", "100")
-    values = json.loads(corpus.run(*estimate, "--json").stdout)
+    estimate_options = ("--estimate", "--price-in", "1", "--price-out", "2", "--tokens-per-second", "100")
+    estimate = json.loads(corpus.run(*estimate_options, "--json").stdout)
     assert not corpus.server.read and not corpus.out.exists()
-    assert (values["documents"], values["questions"], values["counted"]) == (5, 15, 5)
-    assert values["price"] > 0 and values["seconds"] > 0
-    words = corpus.run(*estimate).stdout
-    assert "5 documents, 15 rows" in words and "price: " in words and "time: " in words
+    assert (estimate["documents"], estimate["questions"], estimate["counted"]) == (5, 15, 5)
+    assert estimate["price"] > 0 and estimate["seconds"] > 0
+    printed_estimate = corpus.run(*estimate_options).stdout
+    assert "5 documents, 15 rows" in printed_estimate and "price: " in printed_estimate and "time: " in printed_estimate
     summary = json.loads(corpus.run("--json").stdout)
     assert (summary["read"], summary["rows"], summary["ended"]) == (5, 15, "done")
-    assert sum(row["usage"]["calls"] for row in corpus.rows) == values["calls"]
-    assert sum(row["usage"]["completion_tokens"] for row in corpus.rows) <= values["completion_tokens"]
+    assert sum(row["usage"]["calls"] for row in corpus.rows) == estimate["calls"]
+    assert sum(row["usage"]["completion_tokens"] for row in corpus.rows) <= estimate["completion_tokens"]
 
 
-def test_questions_from_a_file_and_progress_in_words(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
+def test_questions_are_read_from_a_file_and_progress_is_printed(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     corpus.write(3)
     (tmp_path / "q.txt").write_text("\n".join(QUESTIONS))
-    errors = corpus.run_without_questions("--questions", f"@{tmp_path / 'q.txt'}").stderr
-    assert "3 documents read" in errors and "9 rows in" in errors
+    stderr = corpus.run_without_questions("--questions", f"@{tmp_path / 'q.txt'}").stderr
+    assert "3 documents read" in stderr and "9 rows in" in stderr
     assert len(corpus.rows) == 9
 
 
-def test_a_row_of_a_table_without_a_question_is_counted_as_that(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
+def test_table_rows_without_a_question_are_counted_separately(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     rows = [
         {"id": "a", "text": "One.", "ask": "What?"},
         {"id": "b", "text": "Two.", "ask": ""},
         {"id": "c", "text": "Three."},
     ]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    errors = corpus.run_without_questions("--question-column", "ask", source=tmp_path / "t.jsonl").stderr
-    assert "1 document read" in errors and "2 without a question" in errors and "skipped" not in errors
+    stderr = corpus.run_without_questions("--question-column", "ask", source=tmp_path / "t.jsonl").stderr
+    assert "1 document read" in stderr and "2 without a question" in stderr and "skipped" not in stderr
 
 
-def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(corpus: CorpusCommandRunner) -> None:
+def test_limit_stops_with_its_exit_code_and_a_second_run_continues(corpus: CorpusCommandRunner) -> None:
     corpus.write(6)
     assert "stopped by --max-documents" in corpus.run("--max-documents", "2", code=ExitCode.STOPPED).stderr
     corpus.run()
     assert len(corpus.rows) == 18
 
 
-def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(corpus: CorpusCommandRunner) -> None:
+def test_interrupt_keeps_finished_rows_and_the_same_command_continues(corpus: CorpusCommandRunner) -> None:
     corpus.write(8)
     corpus.server.delay = 0.02
     command = corpus_command(corpus.folder, corpus.out, corpus.server, "--documents", "2", "--quiet")
     with Program(command, stderr=subprocess.PIPE) as process:
         wait_until_it_reads(process, corpus.server)
         os.kill(process.pid, signal.SIGINT)
-        errors = process.communicate()[1]
-    assert process.returncode == ExitCode.INTERRUPTED, errors
-    assert "finished rows are kept" in errors and "Traceback" not in errors
+        stderr = process.communicate()[1]
+    assert process.returncode == ExitCode.INTERRUPTED, stderr
+    assert "finished rows are kept" in stderr and "Traceback" not in stderr
     corpus.run()
     assert len(corpus.rows) == 24 == len({row["id"] for row in corpus.rows})
 
 
-def test_each_error_has_its_exit_code(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
+def test_each_kind_of_error_has_its_own_exit_code(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     corpus.run(source=tmp_path / "missing", code=ExitCode.DOCUMENT)
     (corpus.folder / "x.pdf").write_bytes(b"%PDF-1 no")
-    errors = corpus.run(code=ExitCode.DOCUMENT).stderr
-    assert "1 document read" in errors and "3 rows in" in errors and "--retry-failed" in errors
-    errors = corpus.run("--memory-tokens", "70", code=ExitCode.SETTINGS).stderr
-    assert "memory_tokens: 60 in the table, 70 now" in errors
-    none = memagent("corpus", corpus.folder, "--out", tmp_path / "none", "--model", "embedded", code=ExitCode.USAGE)
-    assert "there is no question" in none.stderr
+    stderr = corpus.run(code=ExitCode.DOCUMENT).stderr
+    assert "1 document read" in stderr and "3 rows in" in stderr and "--retry-failed" in stderr
+    stderr = corpus.run("--memory-tokens", "70", code=ExitCode.SETTINGS).stderr
+    assert "memory_tokens: 60 in the table, 70 now" in stderr
+    stderr = memagent("corpus", corpus.folder, "--out", tmp_path, "--model", "embedded", code=ExitCode.USAGE).stderr
+    assert "there is no question" in stderr
 
 
-def test_texts_and_checkpoints_stay_where_they_are_put(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
+def test_store_and_checkpoint_options_choose_the_paths(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     corpus.write(3)
-    states, texts = tmp_path / "states" / "c.sqlite", tmp_path / "texts-of-the-corpus"
-    corpus.run("--quiet", "--store", str(texts), "--checkpoints", str(states))
+    checkpoint_path, store_folder = tmp_path / "states" / "c.sqlite", tmp_path / "texts-of-the-corpus"
+    corpus.run("--quiet", "--store", str(store_folder), "--checkpoints", str(checkpoint_path))
     for row in corpus.rows:
-        assert row["evidence"][0]["quote"] in (texts / f"texts/{row['digest']}.txt").read_text()
-    assert states.is_file() and not list(corpus.out.glob("_work/checkpoints*"))
+        assert row["evidence"][0]["quote"] in (store_folder / f"texts/{row['digest']}.txt").read_text()
+    assert checkpoint_path.is_file() and not list(corpus.out.glob("_work/checkpoints*"))
 
 
-def test_the_form_of_answers_is_a_file_with_a_schema_or_a_model(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
+def test_schema_option_takes_a_json_file_or_a_pydantic_model(corpus: CorpusCommandRunner, tmp_path: Path) -> None:
     corpus.write(1)
-    key = {"type": "object", "properties": {"key": {"type": "integer"}}, "required": ["key"]}
-    (tmp_path / "form.json").write_text(json.dumps(key))
+    key_schema = {"type": "object", "properties": {"key": {"type": "integer"}}, "required": ["key"]}
+    (tmp_path / "form.json").write_text(json.dumps(key_schema))
     (tmp_path / "form.py").write_text("from pydantic import BaseModel\nclass Key(BaseModel):\n    key: int\n")
-    read = corpus.server.respond
-    corpus.server.respond = lambda body, n: '{"key": 4711}' if "response_format" in body else read(body, n)
-    budget = ("--context-window", "2000", "--question-tokens", "200", "--retry-failed")
-    for code, file, words in (
+    respond_in_text = corpus.server.respond
+    corpus.server.respond = lambda body, n: '{"key": 1}' if "response_format" in body else respond_in_text(body, n)
+    budget_options = ("--context-window", "2000", "--question-tokens", "200", "--retry-failed")
+    for exit_code, schema_source, message in (
         (ExitCode.ANSWERED, tmp_path / "form.json", "3 rows in"),
         (ExitCode.SETTINGS, f"{tmp_path / 'form.py'}:Key", "has other settings: response_format.schema."),
         (ExitCode.SETTINGS, tmp_path / "none.json", "Pass a file with a JSON schema"),
     ):
-        assert words in corpus.run("--schema", str(file), *budget, code=code).stderr
-    assert [row["key"] for row in corpus.rows] == [4711] * 3
+        assert message in corpus.run("--schema", str(schema_source), *budget_options, code=exit_code).stderr
+    assert [row["key"] for row in corpus.rows] == [1] * 3
 
 
 def test_missing_ray_error_names_the_install_command(
@@ -147,10 +147,10 @@ def test_missing_ray_error_names_the_install_command(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     corpus.write(1)
-    for code, words, *options in (
-        (ExitCode.SETTINGS, install_command("ray"), "--ray", "auto"),
+    for exit_code, message, *options in (
+        (ExitCode.SETTINGS, make_install_command("ray"), "--ray", "auto"),
         (ExitCode.USAGE, "--ray-actors", "--ray", "auto", "--ray-actors", "0"),
         (ExitCode.USAGE, "Choose one with --ray", "--ray-actors", "2"),
     ):
-        assert words in corpus.run(*options, code=code).stderr
+        assert message in corpus.run(*options, code=exit_code).stderr
     assert not corpus.server.read

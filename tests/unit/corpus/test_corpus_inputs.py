@@ -1,4 +1,4 @@
-"""Everything that a corpus can be, and what is refused: each with a real file, archive, table or server."""
+"""Every kind of corpus source, and the sources that are refused, with real files, tables, datasets and servers."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from memagent_graph import DocumentStore
 from memagent_graph.errors import DocumentError, RefusedSourceError
 
 
-def texts(inputs: CorpusInputs, folder: Path) -> dict[str, str]:
-    """Each document's text, or its error."""
-    store, texts = DocumentStore(folder / "store"), {}
-    for listed in inputs.documents():
-        document = pickle.loads(pickle.dumps(listed))  # engines pass them around
+def read_texts(inputs: CorpusInputs, folder: Path) -> dict[str, str]:
+    """Return each document's text, or its error, by name."""
+    store, texts_by_name = DocumentStore(folder / "store"), {}
+    for listed_document in inputs.documents():
+        document = pickle.loads(pickle.dumps(listed_document))  # as an engine does to pass it to another process
         try:
             with pickle.loads(pickle.dumps(inputs.access)).open_document(document) as source:
                 reference = store.add(source)
-                texts[document.name] = store.read(reference, 0, reference["size"])
+                texts_by_name[document.name] = store.read(reference, 0, reference["size"])
         except DocumentError as error:
-            texts[document.name] = f"{type(error).__name__}: {error}"
-    return texts
+            texts_by_name[document.name] = f"{type(error).__name__}: {error}"
+    return texts_by_name
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def input_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "in"
     (folder / "sub").mkdir(parents=True)
     (folder / "a.txt").write_text("one")
@@ -54,12 +54,12 @@ def files(tmp_path: Path) -> Path:
 # Files
 
 
-def test_a_folder_is_its_files_by_their_paths_below_it_and_hidden_ones_if_named(files: Path, tmp_path: Path) -> None:
-    inputs = open_inputs(str(files))
-    assert texts(inputs, tmp_path) == {"a.txt": "one", "sub/b.md": "two"}
+def test_hidden_files_of_a_folder_are_read_only_if_named(input_folder: Path, tmp_path: Path) -> None:
+    inputs = open_inputs(str(input_folder))
+    assert read_texts(inputs, tmp_path) == {"a.txt": "one", "sub/b.md": "two"}
     assert inputs.total() == (2, 6) and not list(inputs.ids())
-    assert texts(open_inputs(f"{files}/*"), tmp_path) == {"a.txt": "one"}
-    assert texts(open_inputs(f"{files}/.h*"), tmp_path) == {".hidden": "no"}
+    assert read_texts(open_inputs(f"{input_folder}/*"), tmp_path) == {"a.txt": "one"}
+    assert read_texts(open_inputs(f"{input_folder}/.h*"), tmp_path) == {".hidden": "no"}
 
 
 @pytest.mark.parametrize("source", ["folder", "folder/*.txt", "table.csv", "memory://bucket/none/"])
@@ -72,37 +72,37 @@ def test_a_corpus_without_documents_is_an_error(source: str, tmp_path: Path) -> 
         list(inputs.documents())
 
 
-def test_one_file_is_a_corpus_of_one(files: Path, tmp_path: Path) -> None:
-    assert texts(open_inputs(str(files / "a.txt")), tmp_path) == {"a.txt": "one"}
-    (tmp_path / "link.txt").symlink_to(files / "a.txt")
-    assert texts(open_inputs(str(tmp_path / "link.txt")), tmp_path) == {"link.txt": "one"}
+def test_single_file_is_a_corpus_of_one_document(input_folder: Path, tmp_path: Path) -> None:
+    assert read_texts(open_inputs(str(input_folder / "a.txt")), tmp_path) == {"a.txt": "one"}
+    (tmp_path / "link.txt").symlink_to(input_folder / "a.txt")
+    assert read_texts(open_inputs(str(tmp_path / "link.txt")), tmp_path) == {"link.txt": "one"}
 
 
-def test_a_link_that_replaces_a_listed_file_is_not_read(files: Path, tmp_path: Path) -> None:
-    inputs = open_inputs(str(files))
-    document_before = next(document for document in inputs.documents() if document.name == "a.txt")
-    (files / "a.txt").rename(tmp_path / "outside.txt")
-    (files / "a.txt").symlink_to(tmp_path / "outside.txt")
+def test_a_link_that_replaces_a_listed_file_is_not_read(input_folder: Path, tmp_path: Path) -> None:
+    inputs = open_inputs(str(input_folder))
+    listed_document = next(source for source in inputs.documents() if source.name == "a.txt")
+    (input_folder / "a.txt").rename(tmp_path / "outside.txt")
+    (input_folder / "a.txt").symlink_to(tmp_path / "outside.txt")
     with (
-        inputs.access.open_document(document_before) as document,
+        inputs.access.open_document(listed_document) as source,
         pytest.raises(DocumentError, match="leads out of its folder now"),
     ):
-        DocumentStore(tmp_path / "documents").add(document)
+        DocumentStore(tmp_path / "documents").add(source)
 
 
 @pytest.mark.parametrize("pattern", ["", "/**", "/*", "/*/*", "/**/*.txt"])
-def test_no_link_leads_out_of_the_folder_or_around_in_it(files: Path, tmp_path: Path, pattern: str) -> None:
+def test_links_out_of_the_folder_and_loops_are_not_followed(input_folder: Path, tmp_path: Path, pattern: str) -> None:
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "secret.txt").write_text("secret")
-    (files / "link.txt").symlink_to(tmp_path / "private/secret.txt")
-    (files / "inside.txt").symlink_to(files / "a.txt")
-    (files / "broken.txt").symlink_to(files / "nothing")
-    (files / "loop.txt").symlink_to(files / "loop.txt")
-    (files / "outside.txt").symlink_to(tmp_path / "private")
-    (files / "sub/deep.txt").symlink_to("../../private")
-    (files / "self.txt").symlink_to(files)
-    os.mkfifo(files / "pipe.txt")
-    documents = texts(open_inputs(f"{files}{pattern}"), tmp_path)
+    (input_folder / "link.txt").symlink_to(tmp_path / "private/secret.txt")
+    (input_folder / "inside.txt").symlink_to(input_folder / "a.txt")
+    (input_folder / "broken.txt").symlink_to(input_folder / "nothing")
+    (input_folder / "loop.txt").symlink_to(input_folder / "loop.txt")
+    (input_folder / "outside.txt").symlink_to(tmp_path / "private")
+    (input_folder / "sub/deep.txt").symlink_to("../../private")
+    (input_folder / "self.txt").symlink_to(input_folder)
+    os.mkfifo(input_folder / "pipe.txt")
+    documents = read_texts(open_inputs(f"{input_folder}{pattern}"), tmp_path)
     assert "self.txt" not in documents and "pipe.txt" not in documents
     assert "secret" not in set(documents.values())
     if pattern != "/*/*":
@@ -114,7 +114,7 @@ def test_no_link_leads_out_of_the_folder_or_around_in_it(files: Path, tmp_path: 
         assert "is outside the" in documents["sub/deep.txt"]
 
 
-def test_a_folder_that_cannot_be_listed_is_an_error_at_any_depth(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_is_an_error_at_any_depth(input_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scandir = os.scandir
 
     def refuse(folder: Any) -> Any:
@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error_at_any_depth(files: Path, mo
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DocumentError, match="no permission"):
-        list(open_inputs(str(files)).documents())
+        list(open_inputs(str(input_folder)).documents())
 
 
 def test_missing_and_special_files_are_refused(tmp_path: Path) -> None:
@@ -134,113 +134,113 @@ def test_missing_and_special_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="not a regular file"):
         list(open_inputs(str(tmp_path / "pipe.txt")).documents())
     (tmp_path / "t.jsonl").write_text('{"path": "pipe.txt"}')
-    assert "not a regular file" in texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path)["t.jsonl#0"]
+    assert "not a regular file" in read_texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path)["t.jsonl#0"]
 
 
-def test_a_document_that_is_larger_than_allowed_is_one_with_an_error(files: Path, tmp_path: Path) -> None:
-    inputs = open_inputs(str(files), access=SourceAccess(max_bytes=2))
-    assert all("has more than 2 bytes" in text for text in texts(inputs, tmp_path).values())
+def test_document_above_the_size_limit_has_an_error_instead_of_a_text(input_folder: Path, tmp_path: Path) -> None:
+    inputs = open_inputs(str(input_folder), access=SourceAccess(max_bytes=2))
+    assert all("has more than 2 bytes" in text for text in read_texts(inputs, tmp_path).values())
 
 
 # Tables
 
 
-def table(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
-    path = folder / f"t.{kind}"
-    if kind == "parquet":
+def write_table(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"t.{suffix}"
+    if suffix == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
-    elif kind == "jsonl":
+    elif suffix == "jsonl":
         path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     else:
-        mark = "\t" if kind == "tsv" else ","
-        lines = [mark.join(rows[0]), *(mark.join(f'"{value}"' for value in row.values()) for row in rows)]
+        delimiter = "\t" if suffix == "tsv" else ","
+        lines = [delimiter.join(rows[0]), *(delimiter.join(f'"{value}"' for value in row.values()) for row in rows)]
         path.write_text("\n".join(lines))
     return path
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv", "tsv"])
-def test_a_table_of_texts(tmp_path: Path, kind: str) -> None:
-    path = table(tmp_path, kind, [{"name": "x", "text": "one"}, {"name": "y", "text": "two, three\nfour"}])
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv", "tsv"])
+def test_tables_of_every_format_have_a_document_for_each_row(tmp_path: Path, suffix: str) -> None:
+    path = write_table(tmp_path, suffix, [{"name": "x", "text": "one"}, {"name": "y", "text": "two, three\nfour"}])
     inputs = open_inputs(str(path))
-    assert texts(inputs, tmp_path) == {f"t.{kind}#0": "one", f"t.{kind}#1": "two, three\nfour"}
+    assert read_texts(inputs, tmp_path) == {f"t.{suffix}#0": "one", f"t.{suffix}#1": "two, three\nfour"}
     assert inputs.total().documents == 2
-    named = open_inputs(str(path), columns=InputColumns(id="name"))
-    assert list(texts(named, tmp_path)) == ["x", "y"] and list(named.ids()) == ["x", "y"]
-    before, after = [[document.version for document in open_inputs(str(path)).documents()] for _ in range(2)]
-    assert before == after and len(set(before)) == 2
+    inputs_with_ids = open_inputs(str(path), columns=InputColumns(id="name"))
+    assert list(read_texts(inputs_with_ids, tmp_path)) == ["x", "y"] and list(inputs_with_ids.ids()) == ["x", "y"]
+    versions, later_versions = [[document.version for document in open_inputs(str(path)).documents()] for _ in range(2)]
+    assert versions == later_versions and len(set(versions)) == 2
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
-def test_a_missing_column_is_refused_with_those_that_are_there(tmp_path: Path, kind: str) -> None:
-    path = table(tmp_path, kind, [{"body": "one", "n": "1"}])
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
+def test_missing_column_error_lists_the_columns_of_the_table(tmp_path: Path, suffix: str) -> None:
+    path = write_table(tmp_path, suffix, [{"body": "one", "n": "1"}])
     for columns in (InputColumns(), InputColumns(text="words"), InputColumns(text="body", id="key")):
         with pytest.raises(DocumentError, match="columns are: body, n"):
             list(open_inputs(str(path), columns=columns).documents())
-    assert texts(open_inputs(str(path), columns=InputColumns(text="body")), tmp_path) == {f"t.{kind}#0": "one"}
+    assert read_texts(open_inputs(str(path), columns=InputColumns(text="body")), tmp_path) == {f"t.{suffix}#0": "one"}
 
 
-def test_a_column_of_paths_stays_below_the_table_s_folder(files: Path, tmp_path: Path) -> None:
+def test_paths_in_a_table_may_not_leave_its_folder(input_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     paths = ["a.txt", "sub/b.md", "../secret.txt", str(tmp_path / "secret.txt"), "missing.txt", "file:///etc/passwd",
              "s3://bucket/key", "http://127.0.0.1/x", "http://169.254.169.254/latest", "\0",
              "zip://x::https://host/y.zip"]  # fmt: skip
-    path = table(files, "jsonl", [{"path": path} for path in paths])
-    rows = list(texts(open_inputs(str(path)), tmp_path).values())
-    assert rows[:2] == ["one", "two"]
-    assert all("is outside the" in text for text in (*rows[2:4], *rows[5:7]))
-    assert "does not exist" in rows[4]
-    assert all("is not a public address" in text for text in rows[7:9])
-    assert "is not a path" in rows[9] and "chain of URLs" in rows[10]
+    path = write_table(input_folder, "jsonl", [{"path": path} for path in paths])
+    texts = list(read_texts(open_inputs(str(path)), tmp_path).values())
+    assert texts[:2] == ["one", "two"]
+    assert all("is outside the" in text for text in (*texts[2:4], *texts[5:7]))
+    assert "does not exist" in texts[4]
+    assert all("is not a public address" in text for text in texts[7:9])
+    assert "is not a path" in texts[9] and "chain of URLs" in texts[10]
 
 
-def test_a_damaged_line_is_a_document_with_an_error_and_a_damaged_table_is_refused(tmp_path: Path) -> None:
+def test_damaged_line_fails_one_document_and_a_damaged_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"text": "one"}\n{"text": \n[1]\n\n{"text": "two"}\n{"other": 1}\n')
-    rows = list(texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path).values())
-    assert rows[0] == "one" and rows[3] == "two"
-    assert "line 2 is not JSON" in rows[1] and "not a JSON object" in rows[2] and "has no value" in rows[4]
+    texts = list(read_texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path).values())
+    assert texts[0] == "one" and texts[3] == "two"
+    assert "line 2 is not JSON" in texts[1] and "not a JSON object" in texts[2] and "has no value" in texts[4]
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DocumentError, match="cannot be read as a table"):
         list(open_inputs(str(tmp_path / "t.parquet")).documents())
 
 
-def test_a_text_that_many_rows_share_is_not_in_memory_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_shared_by_many_rows_is_held_in_memory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memagent_graph.storage.parquet_rows._SMALL_BYTES", 2**20)
-    table = pa.table({"text": ["a" * 2**20] * 24})
-    pq.write_table(table, tmp_path / "t.parquet", dictionary_pagesize_limit=2**22)
-    del table
-    pool, before, peak = pa.default_memory_pool(), pa.total_allocated_bytes(), 0
+    shared_text_table = pa.table({"text": ["a" * 2**20] * 24})
+    pq.write_table(shared_text_table, tmp_path / "t.parquet", dictionary_pagesize_limit=2**22)
+    del shared_text_table
+    memory_pool, allocated_before, peak_bytes = pa.default_memory_pool(), pa.total_allocated_bytes(), 0
     tracemalloc.start()
     for document in open_inputs(str(tmp_path / "t.parquet")).documents():
-        peak = max(peak, pool.bytes_allocated() - before)
+        peak_bytes = max(peak_bytes, memory_pool.bytes_allocated() - allocated_before)
         assert document.size == 2**20
-    assert peak < 2**23 and tracemalloc.get_traced_memory()[1] < 2**23
+    assert peak_bytes < 2**23 and tracemalloc.get_traced_memory()[1] < 2**23
     tracemalloc.stop()
 
 
-def test_columns_come_from_all_rows_of_json_lines(files: Path, tmp_path: Path) -> None:
+def test_columns_of_json_lines_are_taken_from_all_rows(input_folder: Path, tmp_path: Path) -> None:
     rows = [{"path": "a.txt"}, {"text": "two", "year": 2024}, {"path": "sub/b.md", "text": None}, {"other": 1}]
-    path = files / "t.jsonl"
+    path = input_folder / "t.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     inputs = open_inputs(str(path), columns=InputColumns(copied=("year",)))
     assert [document.metadata for document in inputs.documents()] == [
         {"year": year} for year in (None, 2024, None, None)
     ]
-    assert list(texts(inputs, tmp_path).values())[:3] == ["one", "two", "two"]
-    assert "'text' has no value" in texts(inputs, tmp_path)["t.jsonl#3"]
+    assert list(read_texts(inputs, tmp_path).values())[:3] == ["one", "two", "two"]
+    assert "'text' has no value" in read_texts(inputs, tmp_path)["t.jsonl#3"]
 
 
-def test_the_name_of_a_row_without_an_id_is_no_other_row_s_id(tmp_path: Path) -> None:
+def test_default_name_of_a_row_that_equals_another_id_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"id": "t.jsonl#1", "text": "one"}\n{"id": null, "text": "two"}\n')
     inputs = open_inputs(str(tmp_path / "t.jsonl"), columns=InputColumns(id="id"))
     with pytest.raises(DocumentError, match=r"rows 0 and 1 .* have the same id 't\.jsonl#1'"):
         require_unique_ids(inputs)
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_table_in_another_charset(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"t.{kind}"
-    path.write_bytes("text\nfünf\n".encode("latin-1") if kind == "csv" else '{"text": "fünf"}'.encode("latin-1"))
-    assert "fünf" in texts(open_inputs(str(path), access=SourceAccess(encoding="latin-1")), tmp_path).values()
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_table_in_another_charset_is_read_with_the_encoding_option(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"t.{suffix}"
+    path.write_bytes("text\nfünf\n".encode("latin-1") if suffix == "csv" else '{"text": "fünf"}'.encode("latin-1"))
+    assert "fünf" in read_texts(open_inputs(str(path), access=SourceAccess(encoding="latin-1")), tmp_path).values()
     with pytest.raises(DocumentError, match=r"encoding|neither a column"):
         list(open_inputs(str(path)).documents())
 
@@ -248,31 +248,31 @@ def test_a_table_in_another_charset(tmp_path: Path, kind: str) -> None:
 def test_several_tables_are_one_corpus(tmp_path: Path) -> None:
     for name in ("x", "y"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
-    assert texts(open_inputs(f"{tmp_path}/*.jsonl"), tmp_path) == {"x.jsonl#0": "x", "y.jsonl#0": "y"}
+    assert read_texts(open_inputs(f"{tmp_path}/*.jsonl"), tmp_path) == {"x.jsonl#0": "x", "y.jsonl#0": "y"}
 
 
-def test_a_dataset_saved_to_disk(tmp_path: Path) -> None:
+def test_dataset_saved_to_disk_is_read_as_a_table(tmp_path: Path) -> None:
     import datasets
 
     rows = {"id": ["a", "b"], "text": ["one", "two"]}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
     inputs = open_inputs(f"dataset:{tmp_path / 'saved'}", columns=InputColumns(id="id"))
-    assert texts(inputs, tmp_path) == {"a": "one", "b": "two"} and inputs.total().documents == 2
+    assert read_texts(inputs, tmp_path) == {"a": "one", "b": "two"} and inputs.total().documents == 2
     assert list(inputs.ids() or ()) == ["a", "b"]
     with pytest.raises(DocumentError, match="cannot be loaded"):
         list(open_inputs(f"dataset:{tmp_path / 'none'}").documents())
 
 
-def test_the_readme_of_a_dataset_s_folder_names_no_file(tmp_path: Path) -> None:
+def test_readme_of_a_dataset_folder_cannot_name_files_outside_it(tmp_path: Path) -> None:
     (tmp_path / "outside.jsonl").write_text('{"text": "secret"}\n', "utf-8")
-    (tmp_path / "theirs").mkdir()
-    table = "---\nconfigs:\n- config_name: default\n  data_files: ../outside.jsonl\n---\n"
-    (tmp_path / "theirs" / "README.md").write_text(table, "utf-8")
+    (tmp_path / "dataset").mkdir()
+    readme = "---\nconfigs:\n- config_name: default\n  data_files: ../outside.jsonl\n---\n"
+    (tmp_path / "dataset" / "README.md").write_text(readme, "utf-8")
     with pytest.raises(DocumentError, match="not a saved dataset"):
-        list(open_inputs(f"dataset:{tmp_path / 'theirs'}").documents())
+        list(open_inputs(f"dataset:{tmp_path / 'dataset'}").documents())
 
 
-def test_without_the_library_a_dataset_is_refused_with_what_to_install(monkeypatch: Any) -> None:
+def test_missing_datasets_library_error_names_the_package(monkeypatch: Any) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(DocumentError, match="pip install datasets"):
         list(open_inputs("dataset:squad").documents())
@@ -282,45 +282,45 @@ def test_without_the_library_a_dataset_is_refused_with_what_to_install(monkeypat
 
 
 @contextmanager
-def web(folder: Path) -> Iterator[str]:
-    """A web server for the files of a folder."""
+def serve_folder(folder: Path) -> Iterator[str]:
+    """Serve the files of a folder over HTTP; yield the URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 
 
-def test_a_private_address_is_refused_unless_it_is_allowed(files: Path, tmp_path: Path) -> None:
-    with web(files) as url:
+def test_a_private_address_is_refused_unless_it_is_allowed(input_folder: Path, tmp_path: Path) -> None:
+    with serve_folder(input_folder) as url:
         with pytest.raises(RefusedSourceError, match="allow_private_addresses"):
             open_inputs(f"{url}/a.txt")
-        allowed = SourceAccess(allow_private=True)
-        assert texts(open_inputs(f"{url}/a.txt", access=allowed), tmp_path) == {"a.txt": "one"}
-        missing = texts(open_inputs(f"{url}/b.txt", access=allowed), tmp_path)
-        assert "does not exist" in missing["b.txt"] or "cannot be fetched" in missing["b.txt"]
+        access = SourceAccess(allow_private=True)
+        assert read_texts(open_inputs(f"{url}/a.txt", access=access), tmp_path) == {"a.txt": "one"}
+        texts_by_name = read_texts(open_inputs(f"{url}/b.txt", access=access), tmp_path)
+        assert "does not exist" in texts_by_name["b.txt"] or "cannot be fetched" in texts_by_name["b.txt"]
 
 
-def test_a_name_that_leads_to_a_private_address_is_refused_when_it_connects(
-    files: Path, tmp_path: Path, monkeypatch: Any
+def test_host_name_that_resolves_to_a_private_address_is_refused(
+    input_folder: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """A redirect ends in the same place: every connection is checked, whatever led to it."""
+    """This covers redirects too: every connection is checked, whatever led to it."""
     import socket
 
     getaddrinfo = socket.getaddrinfo
 
-    def answers(host: Any, *arguments: Any, **options: Any) -> Any:
+    def resolve_to_loopback(host: Any, *arguments: Any, **options: Any) -> Any:
         return getaddrinfo("127.0.0.1" if host == "public.example" else host, *arguments, **options)
 
-    monkeypatch.setattr(socket, "getaddrinfo", answers)
-    with web(files) as url:
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_to_loopback)
+    with serve_folder(input_folder) as url:
         location = f"http://public.example:{url.rpartition(':')[2]}/a.txt"
         document = CorpusDocument(name="a.txt", location=location)
         store = DocumentStore(tmp_path / "store")
         with (
             pytest.raises(RefusedSourceError, match="is not a public address"),
-            SourceAccess().open_document(document) as one,
+            SourceAccess().open_document(document) as source,
         ):
-            store.add(one)
+            store.add(source)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_name_that_leads_to_a_private_address_is_refused_when_it_connects(
      "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "::127.0.0.1", "::ffff:0:127.0.0.1", "fec0::1", "5f00::1",
      "3fff::1", "224.0.0.1", "100.64.0.1", "2002:7f00:1::1"],
 )  # fmt: skip
-def test_addresses_that_are_not_public(address: str) -> None:
+def test_non_public_addresses_are_refused(address: str) -> None:
     with pytest.raises(RefusedSourceError, match="is not a public address"):
         require_public_address(address)
 
@@ -347,23 +347,24 @@ def test_chained_urls_and_other_schemes_are_refused(url: str) -> None:
         open_inputs(url)
 
 
-def test_the_objects_of_a_store_are_its_files(tmp_path: Path) -> None:
+def test_objects_of_an_object_store_are_read_like_files(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     store.pipe({"/bucket/in/a.txt": b"one", "/bucket/in/sub/b.txt": b"two", "/bucket/in/c.md": b"three"})
-    assert texts(open_inputs("memory://bucket/in"), tmp_path) == {"a.txt": "one", "sub/b.txt": "two", "c.md": "three"}
-    assert texts(open_inputs("memory://bucket/in/*.md"), tmp_path) == {"c.md": "three"}
-    assert texts(open_inputs("memory://bucket/in/**/*.txt"), tmp_path) == {"a.txt": "one", "sub/b.txt": "two"}
-    assert texts(open_inputs("memory://bucket/in/a.txt"), tmp_path) == {"a.txt": "one"}
+    texts = read_texts(open_inputs("memory://bucket/in"), tmp_path)
+    assert texts == {"a.txt": "one", "sub/b.txt": "two", "c.md": "three"}
+    assert read_texts(open_inputs("memory://bucket/in/*.md"), tmp_path) == {"c.md": "three"}
+    assert read_texts(open_inputs("memory://bucket/in/**/*.txt"), tmp_path) == {"a.txt": "one", "sub/b.txt": "two"}
+    assert read_texts(open_inputs("memory://bucket/in/a.txt"), tmp_path) == {"a.txt": "one"}
 
 
-def test_a_table_in_a_store(tmp_path: Path) -> None:
+def test_table_in_an_object_store_is_read_with_relative_paths(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     store.pipe({"/t/x.jsonl": b'{"path": "in/a.txt"}\n{"path": "../b.txt"}', "/t/in/a.txt": b"one", "/b.txt": b"no"})
-    rows = texts(open_inputs("memory://t/x.jsonl"), tmp_path)
-    assert rows["x.jsonl#0"] == "one" and "is outside" in rows["x.jsonl#1"]
+    texts = read_texts(open_inputs("memory://t/x.jsonl"), tmp_path)
+    assert texts["x.jsonl#0"] == "one" and "is outside" in texts["x.jsonl#1"]
 
 
-def test_errors_of_a_stores_client_do_not_show_its_keys() -> None:
+def test_object_store_errors_do_not_contain_credentials() -> None:
     with pytest.raises(DocumentError) as caught:
         open_inputs("s3://key:secret@bucket/x")
     assert "secret" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""A corpus whose process is killed again and again, on a server with faults: every row once, hardly a chunk twice."""
+"""A corpus run that is killed repeatedly, with a faulty server: every row once, hardly a chunk read twice."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ from support.corpus_world import (
 )
 from support.programs import Program
 
-IN_FLIGHT = 8
+DOCUMENTS_IN_FLIGHT = 8
 
 
-def test_a_corpus_killed_at_random_moments_ends_with_every_row_once(
+def test_corpus_run_killed_at_random_moments_writes_every_row_once(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    documents, kills = size(40, 2000), size(2, 30)
-    made = write_corpus(tmp_path / "in", documents, most_words=size(600, 8000))
-    out, moments = tmp_path / "out", random.Random(7)
-    options = ("--documents", str(IN_FLIGHT), "--rows-per-part", "40", "--quiet")
+    document_count, kill_count = size(40, 2000), size(2, 30)
+    expected_numbers = write_corpus(tmp_path / "in", document_count, most_words=size(600, 8000))
+    out, random_delays = tmp_path / "out", random.Random(7)
+    options = ("--documents", str(DOCUMENTS_IN_FLIGHT), "--rows-per-part", "40", "--quiet")
     with CountingServer(faults=0.1, delay=0.02) as server:
-        for _ in range(kills):
+        for _ in range(kill_count):
             with Program(corpus_command(tmp_path / "in", out, server, *options)) as process:
                 wait_until_it_reads(process, server)
-                time.sleep(moments.uniform(0.0, size(400, 30_000) / 1000))
+                time.sleep(random_delays.uniform(0.0, size(400, 30_000) / 1000))
                 assert process.poll() is None, "the corpus was read before it could be killed"
                 os.kill(process.pid, signal.SIGKILL)
-        done = run_corpus_command(tmp_path / "in", out, server, *options)
-        assert done.returncode == 0, done.stderr
-        calls = sum(server.read.values())
-        again = run_corpus_command(tmp_path / "in", out, server, *options)
-        assert again.returncode == 0 and sum(server.read.values()) == calls, "nothing is read again"
+        final_run = run_corpus_command(tmp_path / "in", out, server, *options)
+        assert final_run.returncode == 0, final_run.stderr
+        answer_count = sum(server.read.values())
+        repeated_run = run_corpus_command(tmp_path / "in", out, server, *options)
+        assert repeated_run.returncode == 0 and sum(server.read.values()) == answer_count, "nothing is read again"
     rows = read_rows(out)
-    require_each_row_once(rows, made)
-    chunks, repeated = count_chunks(server)
-    assert repeated <= kills * IN_FLIGHT
+    require_each_row_once(rows, expected_numbers)
+    chunk_count, repeated_chunk_count = count_chunks(server)
+    assert repeated_chunk_count <= kill_count * DOCUMENTS_IN_FLIGHT
     record_property("rows", len(rows))
-    record_property("chunks", chunks)
-    record_property("chunks read again per kill", round(repeated / kills, 2))
-    record_property("documents in flight", IN_FLIGHT)
+    record_property("chunks", chunk_count)
+    record_property("chunks read again per kill", round(repeated_chunk_count / kill_count, 2))
+    record_property("documents in flight", DOCUMENTS_IN_FLIGHT)
 
 
-def require_each_row_once(rows: list[dict[str, Any]], made: dict[str, int | None]) -> None:
-    """A row for each document and question, with the right answer, or with an error where the document is broken."""
+def require_each_row_once(rows: list[dict[str, Any]], expected_numbers: dict[str, int | None]) -> None:
+    """Check that each document and question has one row, with the right answer, or an error if the file is broken."""
     counts = Counter((row["document"], row["question"]) for row in rows)
-    assert counts == {(name, question): 1 for name in made for question in QUESTIONS}
+    assert counts == {(name, question): 1 for name in expected_numbers for question in QUESTIONS}
     for row in rows:
-        number = made[row["document"]]
+        number = expected_numbers[row["document"]]
         if number is None:
             assert row["error_kind"] == "DocumentError" and row["answer"] is None
         else:
@@ -70,8 +70,8 @@ def require_each_row_once(rows: list[dict[str, Any]], made: dict[str, int | None
 
 
 def count_chunks(server: CountingServer) -> tuple[int, int]:
-    """How many chunks were read, and how often one was read again."""
-    chunks: dict[str, int] = {}
+    """Return how many chunks were read, and how many repeated reads there were."""
+    reads_by_chunk: dict[str, int] = {}
     for (section, _), count in server.read.items():
-        chunks[section] = max(count, chunks.get(section, 0))
-    return len(chunks), sum(chunks.values()) - len(chunks)
+        reads_by_chunk[section] = max(count, reads_by_chunk.get(section, 0))
+    return len(reads_by_chunk), sum(reads_by_chunk.values()) - len(reads_by_chunk)

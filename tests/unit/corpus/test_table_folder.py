@@ -1,4 +1,4 @@
-"""How a part of a table is written: as its rows come, whole or not at all, on a disk and in a store."""
+"""Parts of a table are streamed and written atomically, to a disk and to an object store."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from memagent_corpus import CorpusRow, TableFolder
 from memagent_corpus.corpus_rows import list_column_values
 from memagent_graph.errors import CorpusError
 
-ROWS = 5000
-FIRST = "part-000000.parquet"
+ROW_COUNT = 5000
+FIRST_PART = "part-000000.parquet"
 
 
-def rows(count: int = ROWS) -> Iterator[dict[str, Any]]:
-    """Rows whose answers cannot be compressed well."""
+def make_rows(count: int = ROW_COUNT) -> Iterator[dict[str, Any]]:
+    """Yield rows whose answers hardly compress."""
     for number in range(count):
         row = CorpusRow(
             id=f"{number}", document=f"{number}.txt", digest=None, question="?", answer=os.urandom(256).hex()
@@ -32,8 +32,8 @@ def rows(count: int = ROWS) -> Iterator[dict[str, Any]]:
         yield list_column_values(row)
 
 
-def content_of(location: str) -> bytes:
-    with fsspec.open(f"{location}/{FIRST}") as file:
+def read_first_part(location: str) -> bytes:
+    with fsspec.open(f"{location}/{FIRST_PART}") as file:
         return bytes(file.read())
 
 
@@ -44,56 +44,56 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> TableFolder:
     return table
 
 
-def test_the_manifest_has_the_size_and_digest_of_what_was_written(table: TableFolder) -> None:
-    part = table.write_part(0, rows())
+def test_manifest_has_the_size_and_digest_of_each_written_part(table: TableFolder) -> None:
+    part = table.write_part(0, make_rows())
     assert part is not None
     table.publish([part])
-    content, manifest = content_of(table.location), table.manifest()
+    content, manifest = read_first_part(table.location), table.manifest()
     assert manifest is not None and manifest.parts == (part,)
-    assert (part.rows, part.failed) == (ROWS, 0)
+    assert (part.rows, part.failed) == (ROW_COUNT, 0)
     assert (part.bytes, part.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-    assert [row["id"] for row in table.rows(["id"])] == [str(number) for number in range(ROWS)]
-    assert table.find_damaged([part]) == []
+    assert [row["id"] for row in table.rows(["id"])] == [str(number) for number in range(ROW_COUNT)]
+    assert table.find_damaged_parts([part]) == []
     table.publish([])
-    table.remove_unlisted()
-    assert table.find_damaged([part]) == [part]
+    table.remove_unlisted_files()
+    assert table.find_damaged_parts([part]) == [part]
 
 
-def test_a_part_that_others_wrote_is_refused(table: TableFolder) -> None:
-    """A manifest from somebody else may list it with its right digest."""
-    whole = table.write_part(0, rows(3))
-    assert whole is not None
-    file = io.BytesIO()
-    parquet.write_table(pyarrow.table({"id": ["a"], "document": ["b"]}), file)
-    for content, reason in ((b"PAR1 and no more", "not one that"), (file.getvalue(), "no column answer")):
-        with fsspec.open(f"{table.location}/{FIRST}", "wb") as part_file:
+def test_part_of_another_program_is_refused_even_with_a_matching_digest(table: TableFolder) -> None:
+    """A foreign manifest may list such a part with its right digest."""
+    own_part = table.write_part(0, make_rows(3))
+    assert own_part is not None
+    parquet_file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"id": ["a"], "document": ["b"]}), parquet_file)
+    for content, reason in ((b"PAR1 and no more", "not one that"), (parquet_file.getvalue(), "no column answer")):
+        with fsspec.open(f"{table.location}/{FIRST_PART}", "wb") as part_file:
             part_file.write(content)
-        part = replace(whole, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        part = replace(own_part, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
         table.publish([part])
-        with pytest.raises(CorpusError, match=f"the part {FIRST} of .*{reason}"):
+        with pytest.raises(CorpusError, match=f"the part {FIRST_PART} of .*{reason}"):
             list(table.rows(["id", "error"]))
 
 
 def test_a_part_that_fails_during_writing_leaves_no_file(table: TableFolder) -> None:
-    def broken() -> Iterator[dict[str, Any]]:
-        yield from rows()
+    def fail_after_all_rows() -> Iterator[dict[str, Any]]:
+        yield from make_rows()
         raise ValueError("no more rows")
 
     with pytest.raises(ValueError, match="no more rows"):
-        table.write_part(0, broken())
+        table.write_part(0, fail_after_all_rows())
     assert table.write_part(0, ()) is None
     if "://" not in table.location:
         assert [path.name for path in Path(table.location).iterdir()] == ["_manifest.json"]
 
 
-def test_a_part_goes_to_the_disk_as_its_rows_come(tmp_path: Path) -> None:
-    table, sizes = TableFolder(str(tmp_path)), []
+def test_rows_are_written_to_disk_while_they_are_produced(tmp_path: Path) -> None:
+    table, unfinished_sizes = TableFolder(str(tmp_path)), []
     table.take_over({}, "rows")
 
-    def watch_rows() -> Iterator[dict[str, Any]]:
-        for row in rows():
-            sizes.append(sum(path.stat().st_size for path in tmp_path.glob(f".{FIRST}-*")))
+    def record_sizes() -> Iterator[dict[str, Any]]:
+        for row in make_rows():
+            unfinished_sizes.append(sum(path.stat().st_size for path in tmp_path.glob(f".{FIRST_PART}-*")))
             yield row
 
-    table.write_part(0, watch_rows())
-    assert sizes[-1] > (tmp_path / FIRST).stat().st_size / 2
+    table.write_part(0, record_sizes())
+    assert unfinished_sizes[-1] > (tmp_path / FIRST_PART).stat().st_size / 2

@@ -1,4 +1,4 @@
-"""A corpus with a schema is a table with typed columns; other schemas are refused, and a bad answer is told."""
+"""A corpus with a schema has typed columns; another schema is refused, and bad answers are reported as errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel, Field, create_model, field_serializer
 from support.corpus_world import read_rows
 from support.scripts import part, read_perfectly
-from unit.corpus.test_corpus_run import World
+from unit.corpus.test_corpus_run import CorpusFixture
 
 from memagent_corpus import CorpusReader, open_inputs
 from memagent_corpus.corpus_run import CorpusSummary
@@ -28,7 +28,7 @@ from memagent_graph.errors import BudgetError, CorpusError
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 
 QUESTION = "What is the key of harbor?"
-ROOMY = Budget(context_window=2000, question_tokens=200, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+LARGE_BUDGET = Budget(context_window=2000, question_tokens=200, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 SCHEMA = {
     "type": "object",
     "properties": {"place": {"type": "string"}, "key": {"type": ["integer", "null"]}},
@@ -37,7 +37,7 @@ SCHEMA = {
 
 
 def answer_in_json(prompt: str) -> str:
-    """Read perfectly; answer with the place and the key as JSON."""
+    """Read perfectly, and answer with the place and the key as JSON."""
     reply = read_perfectly(prompt)
     key = reply.removeprefix("\\boxed{").removesuffix("}")
     if "<schema>" not in prompt:
@@ -45,21 +45,21 @@ def answer_in_json(prompt: str) -> str:
     return json.dumps({"place": "harbor", "key": int(key) if key.isdigit() else None})
 
 
-class Corpus(World):
-    """Documents that each have a key of their own, and runs with a schema over them."""
+class TypedCorpus(CorpusFixture):
+    """Documents with a different key each, and runs over them with a schema."""
 
     def write_keys(self, *keys: int) -> None:
         for key in keys:
             self.write(f"d{key}.txt", key)
 
     def agent(self, **options: Any) -> MemAgent:
-        return super().agent(budget=ROOMY, **options)
+        return super().agent(budget=LARGE_BUDGET, **options)
 
-    def run_with(
-        self, form: ResponseFormatSource | None, script: Callable[[str], str] = answer_in_json, **options: Any
+    def run_with_schema(
+        self, schema: ResponseFormatSource | None, answer: Callable[[str], str] = answer_in_json, **options: Any
     ) -> CorpusSummary:
-        self.script = script
-        return self.run(QUESTION, form=form, **options)
+        self.answer = answer
+        return self.run(QUESTION, schema=schema, **options)
 
     @property
     def rows(self) -> dict[str, dict[str, Any]]:
@@ -67,8 +67,8 @@ class Corpus(World):
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, make_reader: Any) -> Corpus:
-    return Corpus(tmp_path, make_reader)
+def corpus(tmp_path: Path, make_reader: Any) -> TypedCorpus:
+    return TypedCorpus(tmp_path, make_reader)
 
 
 # Columns
@@ -84,7 +84,7 @@ class Person(BaseModel):
     born: datetime.date
 
 
-COLUMNS: dict[str, tuple[Any, Any, Any, Any]] = {
+COLUMN_EXAMPLES: dict[str, tuple[Any, Any, Any, Any]] = {
     "text": (str, pa.string(), "é", "é"),
     "count": (int, pa.int64(), 3, 3),
     "share": (float | None, pa.float64(), 1, 1.0),
@@ -105,25 +105,25 @@ COLUMNS: dict[str, tuple[Any, Any, Any, Any]] = {
     "pair": (tuple[int, str], pa.string(), [1, "a"], '[1, "a"]'),
     "Extra field": (dict[str, int], pa.string(), {"a": 1}, '{"a": 1}'),
 }  # fmt: skip
-"""The type of a property, that of its column, a value in an answer, and the same in the table."""
-EVERYTHING = create_model(
-    "Everything", **{f"field{n}": (row[0], Field(alias=name)) for n, (name, row) in enumerate(COLUMNS.items())}
+"""For each property: its type, the type of its column, a value in an answer, and that value in the table."""
+AllColumns = create_model(
+    "AllColumns", **{f"f{i}": (row[0], Field(alias=name)) for i, (name, row) in enumerate(COLUMN_EXAMPLES.items())}
 )
-TYPES = {name: row[1] for name, row in COLUMNS.items()}
+COLUMN_TYPES = {name: row[1] for name, row in COLUMN_EXAMPLES.items()}
 
 
-def test_each_property_has_the_type_that_fits_it_and_holds_its_value_what_is_nested_as_json() -> None:
-    columns = make_typed_columns(ResponseFormat.of(EVERYTHING), ())
-    assert {column.name: column.arrow_type(pa) for column in columns} == TYPES
-    answer = EVERYTHING.model_validate({name: row[2] for name, row in COLUMNS.items()})
+def test_property_types_become_column_types_and_nested_values_become_json() -> None:
+    columns = make_typed_columns(ResponseFormat.of(AllColumns), ())
+    assert {column.name: column.make_arrow_type(pa) for column in columns} == COLUMN_TYPES
+    answer = AllColumns.model_validate({name: row[2] for name, row in COLUMN_EXAMPLES.items()})
     values, problems = convert_values(columns, answer.model_dump(mode="json", by_alias=True))
     assert problems == []
-    assert values == {name: row[3] for name, row in COLUMNS.items()}
-    pa.Table.from_pylist([values], schema=pa.schema(TYPES.items()))
+    assert values == {name: row[3] for name, row in COLUMN_EXAMPLES.items()}
+    pa.Table.from_pylist([values], schema=pa.schema(COLUMN_TYPES.items()))
 
 
 @pytest.mark.parametrize(
-    ("schema", "value", "words"),
+    ("schema", "value", "message"),
     [
         ({"type": "integer"}, 10**19, "more than 64 bits"),
         ({"type": "integer"}, float("inf"), "infinity"),
@@ -134,19 +134,20 @@ def test_each_property_has_the_type_that_fits_it_and_holds_its_value_what_is_nes
         ({"type": "boolean"}, 1, "not of the type bool"),
     ],
 )
-def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, value: Any, words: str) -> None:
+def test_value_that_does_not_fit_its_column_is_null_and_reported(schema: Any, value: Any, message: str) -> None:
     columns = make_typed_columns(ResponseFormat.of({"type": "object", "properties": {"x": schema, "y": {}}}), ())
     values, problems = convert_values(columns, {"x": value, "y": None})
     assert values == {"x": None, "y": None}
-    assert len(problems) == 1 and problems[0].startswith("x: ") and words in problems[0]
+    assert len(problems) == 1 and problems[0].startswith("x: ") and message in problems[0]
 
 
 def test_columns_with_a_reserved_name_get_a_prefix_and_duplicates_are_refused() -> None:
-    form = ResponseFormat.of({"type": "object", "properties": {"Document": {"type": "string"}, "key": {}}})
-    assert [column.name for column in make_typed_columns(form, ("document", "id"))] == ["value_Document", "key"]
-    form = ResponseFormat.of({"type": "object", "properties": {"Key": {}, "key": {}}})
+    response_format = ResponseFormat.of({"type": "object", "properties": {"Document": {"type": "string"}, "key": {}}})
+    columns = make_typed_columns(response_format, ("document", "id"))
+    assert [column.name for column in columns] == ["value_Document", "key"]
+    response_format = ResponseFormat.of({"type": "object", "properties": {"Key": {}, "key": {}}})
     with pytest.raises(CorpusError, match="Key and key would be the same column"):
-        make_typed_columns(form, ())
+        make_typed_columns(response_format, ())
 
 
 @pytest.mark.parametrize("schema", [{"type": "array", "items": SCHEMA}, {"type": "string"}, {"anyOf": [SCHEMA]}])
@@ -157,10 +158,10 @@ def test_answers_that_are_not_objects_have_no_typed_columns(schema: Any) -> None
 # Runs
 
 
-def test_a_corpus_becomes_a_table_with_a_column_for_each_property(corpus: Corpus) -> None:
+def test_table_has_a_typed_column_for_each_property(corpus: TypedCorpus) -> None:
     corpus.write_keys(1, 22, 333)
     (corpus.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
-    summary = corpus.run_with(SCHEMA)
+    summary = corpus.run_with_schema(SCHEMA)
     assert (summary.read, summary.failed) == (4, 1)
     assert {name: (row["place"], row["key"]) for name, row in corpus.rows.items()} == {
         "d1.txt": ("harbor", 1), "d22.txt": ("harbor", 22), "d333.txt": ("harbor", 333), "bad.pdf": (None, None),
@@ -169,39 +170,40 @@ def test_a_corpus_becomes_a_table_with_a_column_for_each_property(corpus: Corpus
     [path] = corpus.out.glob("*.parquet")
     schema = pq.read_schema(path)
     assert (schema.field("place").type, schema.field("key").type) == (pa.string(), pa.int64())
-    assert corpus.run_with(SCHEMA).skipped == 4
+    assert corpus.run_with_schema(SCHEMA).skipped == 4
 
 
-def test_an_answer_that_does_not_fit_has_null_columns_an_event_and_an_error_and_may_be_read_again(
-    corpus: Corpus,
+def test_invalid_answer_has_null_columns_and_an_error_and_can_be_retried(
+    corpus: TypedCorpus,
 ) -> None:
-    def stubborn(prompt: str) -> str:
+    def answer_22_in_prose(prompt: str) -> str:
         return "It is 22." if "<schema>" in prompt and "22" in part(prompt, "memory") else answer_in_json(prompt)
 
     corpus.write_keys(1, 22)
-    summary = corpus.run_with(SCHEMA, stubborn)
+    summary = corpus.run_with_schema(SCHEMA, answer_22_in_prose)
     assert (summary.failed, summary.kinds) == (1, {"InvalidAnswer": 1})
     row = corpus.rows["d22.txt"]
     assert (row["place"], row["key"], row["value"], row["answer"]) == (None, None, None, "It is 22.")
     assert row["stop_reason"] == "invalid_answer" and row["error_kind"] == "InvalidAnswer"
     assert "not JSON" in row["error"]
     assert [event["kind"] for event in row["events"]] == ["invalid_answer"] * 3, "the first answer and two repairs"
-    assert corpus.run_with(SCHEMA).read == 0, "an error is not read again by itself"
-    assert corpus.run_with(SCHEMA, retry_failed=True).read == 1
+    assert corpus.run_with_schema(SCHEMA).read == 0, "an error is not read again by itself"
+    assert corpus.run_with_schema(SCHEMA, retry_failed=True).read == 1
     assert {row["key"] for row in corpus.rows.values()} == {1, 22}
     assert not any(row["error"] for row in corpus.rows.values())
 
 
-def test_an_empty_answer_is_an_error_as_well(corpus: Corpus) -> None:
+def test_an_empty_answer_is_an_error_as_well(corpus: TypedCorpus) -> None:
     corpus.write_keys(1)
-    corpus.run_with(SCHEMA, lambda prompt: "" if "<schema>" in prompt else answer_in_json(prompt))
+    corpus.run_with_schema(SCHEMA, lambda prompt: "" if "<schema>" in prompt else answer_in_json(prompt))
     row = corpus.rows["d1.txt"]
     assert (row["stop_reason"], row["error"], row["key"]) == ("no_answer", "the policy wrote no answer", None)
 
 
-def test_a_number_too_large_for_its_column_stands_in_value_and_an_event_says_so(corpus: Corpus) -> None:
+def test_number_too_large_for_its_column_is_kept_in_value_with_an_event(corpus: TypedCorpus) -> None:
     corpus.write_keys(1)
-    corpus.run_with(SCHEMA, lambda prompt: '{"place": "x", "key": 1' + "0" * 30 + "}" if "<schema>" in prompt else "m")
+    answer = f'{{"place": "x", "key": {10**30}}}'
+    corpus.run_with_schema(SCHEMA, lambda prompt: answer if "<schema>" in prompt else "m")
     row = corpus.rows["d1.txt"]
     assert row["key"] is None and row["place"] == "x" and row["error"] is None
     assert json.loads(row["value"])["key"] == 10**30
@@ -210,45 +212,45 @@ def test_a_number_too_large_for_its_column_stands_in_value_and_an_event_says_so(
     ]
 
 
-def test_a_model_that_cannot_be_written_as_json_is_an_error_of_its_row(corpus: Corpus) -> None:
-    class Broken(BaseModel):
+def test_serialization_error_of_a_model_is_an_error_of_its_row(corpus: TypedCorpus) -> None:
+    class UnserializableKey(BaseModel):
         place: str
         key: int | None
 
         @field_serializer("key")
-        def refuse(self, _: int) -> int:
+        def raise_error(self, _: int) -> int:
             raise ValueError("no serializer for this")
 
     corpus.write_keys(1, 2)
-    assert corpus.run_with(Broken).failed == 2
+    assert corpus.run_with_schema(UnserializableKey).failed == 2
     assert all("no serializer" in row["error"] for row in corpus.rows.values())
 
 
-def test_another_schema_on_the_same_table_is_refused_with_the_difference(corpus: Corpus) -> None:
+def test_another_schema_for_the_same_table_is_refused_with_the_difference(corpus: TypedCorpus) -> None:
     corpus.write_keys(1)
-    corpus.run_with(SCHEMA)
-    other = json.loads(json.dumps(SCHEMA))
-    other["properties"]["key"]["type"] = "string"
+    corpus.run_with_schema(SCHEMA)
+    changed_schema = json.loads(json.dumps(SCHEMA))
+    changed_schema["properties"]["key"]["type"] = "string"
     with pytest.raises(CorpusError) as raised:
-        corpus.run_with(other)
+        corpus.run_with_schema(changed_schema)
     difference = 'response_format.schema.properties.key.type: ["integer", "null"] in the table, string now'
     assert difference in raised.value.message and "digest" not in raised.value.message
     with pytest.raises(CorpusError, match=r"response_format: .* in the table, None now"):
-        corpus.run_with(None, read_perfectly)
-    turned = {**SCHEMA, "properties": dict(reversed(SCHEMA["properties"].items()))}  # type: ignore[attr-defined]
+        corpus.run_with_schema(None, read_perfectly)
+    reversed_schema = {**SCHEMA, "properties": dict(reversed(SCHEMA["properties"].items()))}  # type: ignore[attr-defined]
     with pytest.raises(CorpusError, match="the same schema with its properties in another order"):
-        corpus.run_with(turned)
-    assert corpus.run_with(SCHEMA).skipped == 1
+        corpus.run_with_schema(reversed_schema)
+    assert corpus.run_with_schema(SCHEMA).skipped == 1
 
 
-def test_many_differences_are_cut_short() -> None:
-    before = {"schema": {str(number): number for number in range(40)}}
-    lines = describe_differences(before, {"schema": {str(number): "x" * 500 for number in range(40)}})
+def test_long_list_of_differences_is_shortened() -> None:
+    old_settings = {"schema": {str(number): number for number in range(40)}}
+    lines = describe_differences(old_settings, {"schema": {str(number): "x" * 500 for number in range(40)}})
     assert len(lines) == 13 and lines[-1] == "and 28 more" and max(map(len, lines)) < 250
 
 
-def test_typed_columns_survive_the_loss_of_the_ledger_and_rows_that_are_replaced(corpus: Corpus) -> None:
-    class Dated(BaseModel):
+def test_typed_columns_survive_a_lost_ledger_and_replaced_rows(corpus: TypedCorpus) -> None:
+    class DatedKeys(BaseModel):
         day: datetime.date
         keys: list[int]
 
@@ -257,33 +259,33 @@ def test_typed_columns_survive_the_loss_of_the_ledger_and_rows_that_are_replaced
         return json.dumps({"day": "2024-01-31", "keys": [int(key)]}) if "<schema>" in prompt else read_perfectly(prompt)
 
     corpus.write_keys(1, 2)
-    corpus.run_with(Dated, answer_with_date)
+    corpus.run_with_schema(DatedKeys, answer_with_date)
     for path in (corpus.out / "_work").glob("ledger*"):
         path.unlink()
-    assert corpus.run_with(Dated, answer_with_date).skipped == 2, "what is done is found in the parts"
+    assert corpus.run_with_schema(DatedKeys, answer_with_date).skipped == 2, "what is done is found in the parts"
     (corpus.folder / "d2.txt").write_text("The key of harbor is 5, no: The key of harbor is 77. " + "word " * 40)
-    assert corpus.run_with(Dated, answer_with_date).changed == 1
+    assert corpus.run_with_schema(DatedKeys, answer_with_date).changed == 1
     columns = {name: (row["day"], row["keys"]) for name, row in corpus.rows.items()}
     assert columns == {"d1.txt": (datetime.date(2024, 1, 31), [1]), "d2.txt": (datetime.date(2024, 1, 31), [77])}
 
 
-def test_a_schema_that_does_not_fit_the_window_is_refused_before_anything_is_read(corpus: Corpus) -> None:
+def test_a_schema_that_does_not_fit_the_window_is_refused_before_anything_is_read(corpus: TypedCorpus) -> None:
     corpus.write_keys(1)
-    described = {"type": "object", "properties": {"key": {"type": "integer", "description": "a key " * 2000}}}
+    long_schema = {"type": "object", "properties": {"key": {"type": "integer", "description": "a key " * 2000}}}
     with pytest.raises(BudgetError, match=r"schema \d+ .*Ask for fewer fields"):
-        corpus.run_with(described)
+        corpus.run_with_schema(long_schema)
     assert not list(corpus.out.glob("*.parquet"))
 
 
-def test_an_estimate_counts_the_schema(corpus: Corpus) -> None:
+def test_an_estimate_counts_the_schema(corpus: TypedCorpus) -> None:
     corpus.write_keys(1, 2, 3)
 
-    def estimate(form: ResponseFormatSource | None) -> int:
+    def estimate_prompt_tokens(schema: ResponseFormatSource | None) -> int:
         inputs = open_inputs(str(corpus.folder))
-        reader = CorpusReader(corpus.agent(), [QUESTION], inputs.access, response_format=form)
+        reader = CorpusReader(corpus.agent(), [QUESTION], inputs.access, response_format=schema)
         return asyncio.run(estimate_corpus(inputs, reader)).prompt_tokens
 
-    plain, with_schema = estimate(None), estimate(SCHEMA)
-    assert with_schema > plain + 3 * 30
-    corpus.run_with(SCHEMA)
-    assert sum(row["usage"]["prompt_tokens"] for row in corpus.rows.values()) <= with_schema
+    tokens_without_schema, tokens_with_schema = estimate_prompt_tokens(None), estimate_prompt_tokens(SCHEMA)
+    assert tokens_with_schema > tokens_without_schema + 3 * 30
+    corpus.run_with_schema(SCHEMA)
+    assert sum(row["usage"]["prompt_tokens"] for row in corpus.rows.values()) <= tokens_with_schema

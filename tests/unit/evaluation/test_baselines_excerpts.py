@@ -1,4 +1,4 @@
-"""Which parts of a document a call shows: exact in tokens, and never more than fits."""
+"""Excerpts of a document have an exact number of tokens and always fit the window."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WORDS = st.lists(
 
 
 @settings(max_examples=25)
-@example(words=["雨が降る", "雨が降る", "river"], repeats=1, head=0, tail=27)
-@given(words=WORDS, repeats=st.integers(1, 300), head=st.integers(0, 2500), tail=st.integers(0, 2500))
-def test_the_ends_are_exact_in_tokens_up_to_characters(words, repeats, head, tail) -> None:
+@example(words=["雨が降る", "雨が降る", "river"], repeats=1, head_tokens=0, tail_tokens=27)
+@given(words=WORDS, repeats=st.integers(1, 300), head_tokens=st.integers(0, 2500), tail_tokens=st.integers(0, 2500))
+def test_document_ends_have_the_requested_number_of_tokens(words, repeats, head_tokens, tail_tokens) -> None:
     text = " ".join(words * repeats) + "."
-    ids = TOKENIZER.encode(text)
+    size = len(TOKENIZER.encode(text))
     with tempfile.TemporaryDirectory() as folder:
         store = DocumentStore(Path(folder))
         document = store.add(Document.of(text))
@@ -37,49 +37,49 @@ def test_the_ends_are_exact_in_tokens_up_to_characters(words, repeats, head, tai
         def read_span(span) -> str:
             return store.read(document, span.start_byte, span.end_byte) if span else ""
 
-        for span in filter(None, (ends.whole(), ends.head(head), ends.tail(tail))):
+        for span in filter(None, (ends.make_whole_span(), ends.find_head(head_tokens), ends.find_tail(tail_tokens))):
             assert read_span(span) == text[span.start_char : span.end_char]
-        assert ends.tokens == len(ids)
-        assert read_span(ends.whole()) == text
-        first, last = read_span(ends.head(head)), read_span(ends.tail(tail))
-    assert text.startswith(first)
-    assert text.endswith(last)
-    assert min(head, len(ids)) - 3 <= len(TOKENIZER.encode(first)) <= head or head < 4
-    if 4 <= tail < len(ids):
-        start, tokenized = len(text) - len(last), TOKENIZER.tokenize(text)
-        reached = next(
-            n for n in range(max(0, len(ids) - tail - 8), len(ids) + 1) if (tokenized.prefix_chars(n) or 0) >= start
+        assert ends.tokens == size
+        assert read_span(ends.make_whole_span()) == text
+        head_text, tail_text = read_span(ends.find_head(head_tokens)), read_span(ends.find_tail(tail_tokens))
+    assert text.startswith(head_text)
+    assert text.endswith(tail_text)
+    assert min(head_tokens, size) - 3 <= len(TOKENIZER.encode(head_text)) <= head_tokens or head_tokens < 4
+    if 4 <= tail_tokens < size:
+        start, tokenized = len(text) - len(tail_text), TOKENIZER.tokenize(text)
+        tail_start = next(
+            n for n in range(max(0, size - tail_tokens - 8), size + 1) if (tokenized.prefix_chars(n) or 0) >= start
         )
-        assert tail <= len(ids) - reached <= tail + 3
-    elif tail:
-        assert (last == text) == (tail >= len(ids))
+        assert tail_tokens <= size - tail_start <= tail_tokens + 3
+    elif tail_tokens:
+        assert (tail_text == text) == (tail_tokens >= size)
 
 
 @given(per_token=st.integers(1, 5), overhead=st.integers(0, 50), window=st.integers(1, 400), length=st.integers(1, 500))
-def test_the_longest_text_that_fits_is_found_or_there_is_none(per_token, overhead, window, length) -> None:
-    def make(tokens: int) -> Any:
+def test_fit_to_window_returns_the_longest_text_that_fits(per_token, overhead, window, length) -> None:
+    def make_words(tokens: int) -> Any:
         return ["x"] * min(tokens, length)
 
-    class Window(ExcerptWindow):
+    class CountingWindow(ExcerptWindow):
         def __init__(self) -> None:
-            self.window, self.room = window, window - overhead
+            self.window_tokens, self.room_tokens = window, window - overhead
 
-        def text(self, spans: Any) -> str:
+        def read_text(self, spans: Any) -> str:
             return "".join(spans)
 
-        def needs(self, text: str) -> int:
+        def count_call_tokens(self, text: str) -> int:
             return overhead + per_token * len(text)
 
     if per_token > window - overhead:
         with pytest.raises(BudgetError):
-            Window().fit_to_window(make)
+            CountingWindow().fit_to_window(make_words)
         return
-    text = Window().fit_to_window(make)
+    text = CountingWindow().fit_to_window(make_words)
     assert overhead + per_token * len(text) <= window
     assert len(text) == length or overhead + per_token * len(text) > window - per_token
 
 
-def test_bm25_ranks_rare_words_before_common_ones_and_ties_by_place() -> None:
+def test_bm25_ranks_rare_words_first_and_ties_by_position() -> None:
     texts = ["common common", "nothing", "common Rare-word", "common", "nothing else, as it is"]
     assert rank_by_bm25(texts, "Where is the RARE common?")[:2] == [2, 0]
     assert rank_by_bm25(texts, "Is it?") == rank_by_bm25(texts, "absent") == []

@@ -1,4 +1,4 @@
-"""The document of `memagent demo`: every question has one answer in it, and it does not look generated."""
+"""The document of `memagent demo` has one answer to every question, and does not look generated."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import replace
 
 import pytest
 
-from memagent_evaluation.demo_document import DemoQuestion, _load_texts, demo_texts, make_demo_document
+from memagent_evaluation.demo_document import DemoQuestion, _load_texts, iter_demo_texts, make_demo_document
 
 
-def sentences_of(text):
+def split_sentences(text):
     return re.split(r"(?<=[.!?])\s+|\n+", text)
 
 
 @pytest.mark.parametrize("seed", range(0, 100, 12))
-def test_each_question_has_one_answer_in_one_sentence(seed) -> None:
+def test_each_question_has_one_answer_sentence_at_an_even_depth(seed) -> None:
     document = make_demo_document(20_000, seed)
     assert 20_000 <= len(document.text) / 4 < 22_000
     for question in document.questions:
         assert document.text.count(question.sentence) == 1
-        with_subject = [text for text in sentences_of(document.text) if question.subject in text]
-        right = [text for text in with_subject if question.is_right(text)]
-        assert right == [question.sentence]
+        sentences = [sentence for sentence in split_sentences(document.text) if question.subject in sentence]
+        right_sentences = [sentence for sentence in sentences if question.is_right(sentence)]
+        assert right_sentences == [question.sentence]
         assert question.is_right(question.answer)
         assert not question.is_right("not stated")
     depths = [question.depth for question in document.questions]
@@ -32,30 +32,30 @@ def test_each_question_has_one_answer_in_one_sentence(seed) -> None:
     assert all(index / 4 <= depth <= (index + 1) / 4 for index, depth in enumerate(depths))
 
 
-def test_a_subject_is_in_no_text_of_another() -> None:
+def test_subject_of_a_fact_occurs_in_no_other_text() -> None:
     for fact in _load_texts()["facts"]:
-        others = [other for other in _load_texts()["facts"] if other is not fact]
-        assert fact["subject"] not in json.dumps([_load_texts()["items"], others])
+        other_facts = [other for other in _load_texts()["facts"] if other is not fact]
+        assert fact["subject"] not in json.dumps([_load_texts()["items"], other_facts])
         assert all(fact["subject"] in text for text in [*fact["statements"], *fact.get("earlier", ())])
 
 
-def test_a_seed_has_the_same_questions_at_every_length_and_another_seed_others() -> None:
-    short, long, other = make_demo_document(5_000, 1), make_demo_document(40_000, 1), make_demo_document(5_000, 2)
+def test_questions_depend_on_the_seed_and_not_on_the_length() -> None:
+    short, long, other_seed = (make_demo_document(*arguments) for arguments in ((5_000, 1), (40_000, 1), (5_000, 2)))
     assert make_demo_document(5_000, 1) == short
     assert [question.question for question in short.questions] == [question.question for question in long.questions]
-    assert other.text != short.text
+    assert other_seed.text != short.text
     assert len(long.text) / 4 >= 40_000
-    assert short.questions[0].question in next(demo_texts([1], 5_000))
+    assert short.questions[0].question in next(iter_demo_texts([1], 5_000))
 
 
-def test_hardly_a_sentence_repeats() -> None:
-    sentences = [text for text in sentences_of(make_demo_document(40_000).text) if len(text.split()) > 6]
-    sentences = [text for text in sentences if not text.startswith("Present:")]
-    _, most = Counter(sentences).most_common(1)[0]
-    assert most <= 5
+def test_no_sentence_occurs_more_than_five_times() -> None:
+    sentences = [sentence for sentence in split_sentences(make_demo_document(40_000).text) if len(sentence.split()) > 6]
+    sentences = [sentence for sentence in sentences if not sentence.startswith("Present:")]
+    _, highest_count = Counter(sentences).most_common(1)[0]
+    assert highest_count <= 5
 
 
-REGATTA = DemoQuestion(
+REGATTA_QUESTION = DemoQuestion(
     "Why did the boat races not take place?",
     "the starting cannon had been stolen",
     "The regatta was not sailed on its usual Saturday, because the starting cannon had been stolen.",
@@ -63,25 +63,25 @@ REGATTA = DemoQuestion(
     ("cannon", "stolen"),
     0.5,
 )
-GAUGE = replace(REGATTA, answer="£1,240", sentence="The tide gauge comes to £1,240.", keys=("1240",))
+GAUGE_QUESTION = replace(REGATTA_QUESTION, answer="£1,240", sentence="The tide gauge comes to £1,240.", keys=("1240",))
 
 
 @pytest.mark.parametrize(
-    ("question", "answer", "right"),
+    ("question", "answer", "is_right"),
     [
-        (REGATTA, "the starting cannon had been stolen", True),
-        (REGATTA, "Because the cannon was stolen.", True),
-        (REGATTA, REGATTA.sentence, True),
-        (REGATTA, "the regatta was not sailed", False),
-        (REGATTA, "the cannon had been stolen and whales were drifting across everywhere", False),
-        (REGATTA, "not stated", False),
-        (REGATTA, None, False),
-        (GAUGE, "1240 pounds", True),
-        (GAUGE, "£1,240", True),
-        (GAUGE, "1,240", True),
-        (GAUGE, "£1,240 or £1,300", False),
-        (GAUGE, "£12,400", False),
+        (REGATTA_QUESTION, "the starting cannon had been stolen", True),
+        (REGATTA_QUESTION, "Because the cannon was stolen.", True),
+        (REGATTA_QUESTION, REGATTA_QUESTION.sentence, True),
+        (REGATTA_QUESTION, "the regatta was not sailed", False),
+        (REGATTA_QUESTION, "the cannon had been stolen and whales were drifting across everywhere", False),
+        (REGATTA_QUESTION, "not stated", False),
+        (REGATTA_QUESTION, None, False),
+        (GAUGE_QUESTION, "1240 pounds", True),
+        (GAUGE_QUESTION, "£1,240", True),
+        (GAUGE_QUESTION, "1,240", True),
+        (GAUGE_QUESTION, "£1,240 or £1,300", False),
+        (GAUGE_QUESTION, "£12,400", False),
     ],
 )
-def test_a_right_answer_has_what_is_asked_for_and_little_else(question, answer, right) -> None:
-    assert question.is_right(answer) is right
+def test_right_answer_has_all_keys_and_few_other_words(question, answer, is_right) -> None:
+    assert question.is_right(answer) is is_right

@@ -1,37 +1,39 @@
+"""Facts in plain English: splits, statements, questions, near misses, changes and chains."""
+
 import random
 from itertools import pairwise
 
 import pytest
 
-from memagent_evaluation.english_facts import EnglishFacts, relations, words
+from memagent_evaluation.english_facts import EnglishFacts, list_relations, list_words
 
 SEEDS = range(200)
 
 
-def test_the_splits_share_no_person_no_town_and_no_wording() -> None:
+def test_splits_share_no_people_towns_or_wordings() -> None:
     for kind in ("first_names", "family_names", "towns"):
-        assert words(kind, held_out=False)
-        assert words(kind, held_out=True)
-        assert not set(words(kind, held_out=False)) & set(words(kind, held_out=True))
-    for relation in relations():
+        assert all(list_words(kind, held_out=held_out) for held_out in (False, True))
+        assert not set(list_words(kind, held_out=False)) & set(list_words(kind, held_out=True))
+    for relation in list_relations():
         for texts in (relation.statements, relation.questions):
             if len(texts) >= 3 and not relation.held_out:
-                assert not set(relation.worded(texts, held_out=True)) & set(relation.worded(texts, held_out=False))
+                splits = [set(relation.select_wordings(texts, held_out=held_out)) for held_out in (False, True)]
+                assert not set.intersection(*splits)
 
 
-def test_held_out_relations_are_drawn_only_where_they_are_asked_for() -> None:
-    held_out = {relation.name for relation in relations() if relation.held_out}
+def test_held_out_relations_are_drawn_only_on_request() -> None:
+    held_out = {relation.name for relation in list_relations() if relation.held_out}
     assert len(held_out) >= 5
-    names = {EnglishFacts(seed).fact().relation.name for seed in SEEDS}
+    names = {EnglishFacts(seed).draw_fact().relation.name for seed in SEEDS}
     assert not names & held_out
-    names = {EnglishFacts(seed, held_out=True, held_out_relations=True).fact().relation.name for seed in SEEDS}
+    names = {EnglishFacts(seed, held_out=True, held_out_relations=True).draw_fact().relation.name for seed in SEEDS}
     assert names <= held_out
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_a_statement_has_its_subject_and_value_and_begins_with_a_capital(held_out: bool) -> None:
+def test_statement_is_a_sentence_with_its_subject_and_value(held_out: bool) -> None:
     for seed in SEEDS:
-        fact = EnglishFacts(seed, held_out=held_out).fact()
+        fact = EnglishFacts(seed, held_out=held_out).draw_fact()
         assert fact.subject.lower() in fact.statement.lower()
         assert fact.value.lower() in fact.statement.lower()
         assert fact.statement[0] == fact.statement[0].upper()
@@ -39,57 +41,57 @@ def test_a_statement_has_its_subject_and_value_and_begins_with_a_capital(held_ou
         assert "{" not in fact.statement
 
 
-def test_a_question_names_one_side_of_the_fact_and_asks_for_the_other() -> None:
+def test_question_names_one_side_of_the_fact_and_asks_for_the_other() -> None:
     for seed in SEEDS:
         facts = EnglishFacts(seed)
-        fact = facts.fact()
-        question, answer = facts.question(fact)
+        fact = facts.draw_fact()
+        question, answer = facts.draw_question(fact)
         assert {answer} <= {fact.subject, fact.value}
-        side = fact.value if answer == fact.subject else fact.subject
-        assert side.lower() in question.lower()
-        assert answer.lower() not in question.lower().replace(side.lower(), "")
+        other_side = fact.value if answer == fact.subject else fact.subject
+        assert other_side.lower() in question.lower()
+        assert answer.lower() not in question.lower().replace(other_side.lower(), "")
         assert "{" not in question
 
 
-def test_near_misses_answer_no_question_about_the_fact_and_say_nothing_twice_in_one_relation() -> None:
-    founded = next(relation for relation in relations() if relation.name == "founded_year")
+def test_near_misses_share_neither_subject_nor_value_in_the_same_relation() -> None:
+    founding_year = next(relation for relation in list_relations() if relation.name == "founded_year")
     for seed in SEEDS:
         facts = EnglishFacts(seed)
-        fact = facts.fact(founded)
-        misses = [facts.near_miss(fact) for _ in range(3)]  # of groups there are three relations
-        assert len({(item.relation.name, item.subject) for item in [fact, *misses]}) == 4
-        fact = facts.fact()
-        miss = facts.near_miss(fact)
-        same = miss.relation.name == fact.relation.name
-        assert not (same and (miss.subject == fact.subject or miss.value == fact.value))
+        fact = facts.draw_fact(founding_year)
+        near_misses = [facts.draw_near_miss(fact) for _ in range(3)]  # groups have three relations
+        assert len({(item.relation.name, item.subject) for item in [fact, *near_misses]}) == 4
+        fact = facts.draw_fact()
+        near_miss = facts.draw_near_miss(fact)
+        is_same_relation = near_miss.relation.name == fact.relation.name
+        assert not (is_same_relation and (near_miss.subject == fact.subject or near_miss.value == fact.value))
 
 
 def test_symmetric_relations_draw_each_person_once() -> None:
-    neighbours = next(relation for relation in relations() if relation.name == "neighbour_of")
+    neighbours = next(relation for relation in list_relations() if relation.name == "neighbour_of")
     for seed in range(20):
         facts = EnglishFacts(seed, held_out=True)
-        names = [facts.fact(neighbours) for _ in range(20)]
-        assert len({person for item in names for person in (item.subject, item.value)}) == 40
+        neighbour_facts = [facts.draw_fact(neighbours) for _ in range(20)]
+        assert len({person for item in neighbour_facts for person in (item.subject, item.value)}) == 40
 
 
-def test_a_change_leaves_one_side_as_it_was_and_replaces_the_other() -> None:
+def test_change_replaces_exactly_one_side_of_a_fact() -> None:
     for seed in SEEDS:
         facts = EnglishFacts(seed)
-        old = facts.fact(facts.relation(changes=True))
-        new = facts.change(old)
+        old = facts.draw_fact(facts.draw_relation(changes=True))
+        new = facts.draw_change(old)
         assert (new.subject == old.subject) != (new.value == old.value)
 
 
 @pytest.mark.parametrize("hops", [2, 3])
-def test_the_question_of_a_chain_does_not_name_its_intermediate_people(hops: int) -> None:
+def test_question_about_a_chain_does_not_name_intermediate_people(hops: int) -> None:
     for seed in SEEDS:
-        chain, question = EnglishFacts(seed).chain(hops)
+        chain, question = EnglishFacts(seed).draw_chain(hops)
         assert len(chain) == hops
-        for before, after in pairwise(chain):
-            assert after.subject in {before.subject, before.value}
-            assert after.subject not in question
+        for link, next_link in pairwise(chain):
+            assert next_link.subject in {link.subject, link.value}
+            assert next_link.subject not in question
         assert chain[-1].value.lower() not in question.lower()
 
 
 def test_equal_seeds_give_equal_facts() -> None:
-    assert EnglishFacts(5).fact() == EnglishFacts(random.Random(5)).fact()
+    assert EnglishFacts(5).draw_fact() == EnglishFacts(random.Random(5)).draw_fact()

@@ -1,4 +1,4 @@
-"""Where a wrong answer's facts were lost, told from the memories alone."""
+"""Where the facts of a wrong answer were lost, determined from the memories of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.evaluation import Keys
 from support.scripts import read_perfectly
 from support.traces import fan_out, make_answer, make_call, make_spans, make_trace
 
-from memagent_evaluation.failures import Loss, NeedleLoss, analyse, read_logged_run
+from memagent_evaluation.failures import Loss, NeedleLoss, find_losses, read_logged_run
 from memagent_evaluation.samples import Needle, Sample
 from memagent_graph import ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
@@ -22,11 +22,11 @@ from memagent_graph.trace import Trace
 NEEDLE = Needle("The key is 4711.", "4711", 0.5)
 
 
-def sample(*needles: Needle) -> Sample:
+def make_sample(*needles: Needle) -> Sample:
     return Sample(Keys(), 100, 0, "What?", tuple(needle.gold for needle in needles), lambda: iter(["text"]), needles)
 
 
-def view(
+def make_run(
     *memories: str, chunks: Sequence[str] = (), answer: str | None = "no idea", cut: int | None = None, **changes: Any
 ) -> RunView:
     events = {} if cut is None else {cut: ReadEvent(EventKind.TRUNCATED, cut, "cut off")}
@@ -37,77 +37,77 @@ def view(
 @pytest.mark.parametrize(
     ("run", "expected"),
     [
-        (view("nothing", "nothing"), (Loss.NEVER_WRITTEN, None)),
-        (view("nothing", "key 4711", "other"), (Loss.OVERWRITTEN, 2)),
-        (view("4711", "gone", "4711", "gone"), (Loss.OVERWRITTEN, 3)),
-        (view("4711", "other", cut=1), (Loss.CUT_BY_CAP, 1)),
-        (view("4711", "other", cut=0), (Loss.OVERWRITTEN, 1)),
-        (view("nothing", "4711"), (Loss.IN_MEMORY, None)),
-        (view("4711", answer="it is 4711 or 12"), (Loss.ANSWERED, None)),
-        (view("4711", answer=None, stop_reason="no_answer"), (Loss.IN_MEMORY, None)),
-        (view("4711", stop_reason="max_chunks"), (Loss.NOT_APPLICABLE, None)),
-        (view("4711", stop_reason="does_not_fit"), (Loss.NOT_APPLICABLE, None)),
-        (view("4711", stop_reason=None), (Loss.NOT_APPLICABLE, None)),
-        (view(), (Loss.NOT_APPLICABLE, None)),
-        (view("14711", "47110"), (Loss.NEVER_WRITTEN, None)),
+        (make_run("nothing", "nothing"), (Loss.NEVER_WRITTEN, None)),
+        (make_run("nothing", "key 4711", "other"), (Loss.OVERWRITTEN, 2)),
+        (make_run("4711", "gone", "4711", "gone"), (Loss.OVERWRITTEN, 3)),
+        (make_run("4711", "other", cut=1), (Loss.CUT_BY_CAP, 1)),
+        (make_run("4711", "other", cut=0), (Loss.OVERWRITTEN, 1)),
+        (make_run("nothing", "4711"), (Loss.IN_MEMORY, None)),
+        (make_run("4711", answer="it is 4711 or 12"), (Loss.ANSWERED, None)),
+        (make_run("4711", answer=None, stop_reason="no_answer"), (Loss.IN_MEMORY, None)),
+        (make_run("4711", stop_reason="max_chunks"), (Loss.NOT_APPLICABLE, None)),
+        (make_run("4711", stop_reason="does_not_fit"), (Loss.NOT_APPLICABLE, None)),
+        (make_run("4711", stop_reason=None), (Loss.NOT_APPLICABLE, None)),
+        (make_run(), (Loss.NOT_APPLICABLE, None)),
+        (make_run("14711", "47110"), (Loss.NEVER_WRITTEN, None)),
     ],
 )
-def test_each_kind_of_loss_is_told_with_its_chunk(run, expected) -> None:
-    assert analyse(sample(NEEDLE), run) == (NeedleLoss(NEEDLE, *expected),)
+def test_each_kind_of_loss_is_found_with_its_chunk(run, expected) -> None:
+    assert find_losses(make_sample(NEEDLE), run) == (NeedleLoss(NEEDLE, *expected),)
 
 
-REFUSAL = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
-REFUSED = make_trace(["a short", "story"], ["x", "x"], events={0: REFUSAL})
+REFUSAL_EVENT = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
+REFUSED_TRACE = make_trace(["a short", "story"], ["x", "x"], events={0: REFUSAL_EVENT})
 
 
 @pytest.mark.parametrize(
     ("run", "loss"),
     [
-        (view("a long", "story"), Loss.CUT_BY_CAP),
-        (view("a short", "story", trace=REFUSED), Loss.NOT_TAKEN),
+        (make_run("a long", "story"), Loss.CUT_BY_CAP),
+        (make_run("a short", "story", trace=REFUSED_TRACE), Loss.NOT_TAKEN),
     ],
     ids=["beyond the budget", "refused by a rule"],
 )
-def test_a_fact_that_was_written_and_is_in_no_memory_was_not_forgotten(run, loss) -> None:
-    losses = analyse(sample(NEEDLE), run, {"0": "a long story of 4711", "1": "story"})
+def test_fact_in_a_completion_but_in_no_memory_was_cut_or_refused(run, loss) -> None:
+    losses = find_losses(make_sample(NEEDLE), run, {"0": "a long story of 4711", "1": "story"})
     assert losses == (NeedleLoss(NEEDLE, loss, 0),)
 
 
 CHUNKS = ["So far nothing. ", "The key is 4711. And more. ", "And the rest of it."]
-SPLIT = ["So far nothing. The key is", " 4711. And more. ", "And the rest of it."]
+SPLIT_CHUNKS = ["So far nothing. The key is", " 4711. And more. ", "And the rest of it."]
 
 
-def read_view(chunks: list[str], *, cut: int | None = None, depth: float = 0.3) -> tuple[Sample, RunView]:
-    """A question and a read that never wrote the fact, with the texts that it read."""
+def read_without_writing(chunks: list[str], *, cut: int | None = None, depth: float = 0.3) -> tuple[Sample, RunView]:
+    """Return a sample, and a run that read these chunks and never wrote the fact."""
     needle = Needle("The key is 4711.", "4711", depth)
-    run = view(*["nothing"] * 3, chunks=chunks, cut=cut, chunk_text=lambda update: chunks[update.chunk_index])
-    return sample(needle), run
+    run = make_run(*["nothing"] * 3, chunks=chunks, cut=cut, chunk_text=lambda update: chunks[update.chunk_index])
+    return make_sample(needle), run
 
 
-LONG = Needle("The key is 47112305.", "47112305", 0.5)
+LONG_NEEDLE = Needle("The key is 47112305.", "47112305", 0.5)
 
 
 @pytest.mark.parametrize(
     ("run", "expected"),
     [
-        (view("x", "4711 2305"), (Loss.REFORMATTED, 1)),
-        (view("47112305", "4711 2305 kg"), (Loss.REFORMATTED, 1)),
-        (view("47112305", answer="(4711) 2305"), (Loss.REFORMATTED, None)),
-        (view("x", "4711 2305", "gone"), (Loss.OVERWRITTEN, 2)),
-        (view("4711 2305", "47112305"), (Loss.IN_MEMORY, None)),
-        (view("x", "14711 23059"), (Loss.NEVER_WRITTEN, None)),
+        (make_run("x", "4711 2305"), (Loss.REFORMATTED, 1)),
+        (make_run("47112305", "4711 2305 kg"), (Loss.REFORMATTED, 1)),
+        (make_run("47112305", answer="(4711) 2305"), (Loss.REFORMATTED, None)),
+        (make_run("x", "4711 2305", "gone"), (Loss.OVERWRITTEN, 2)),
+        (make_run("4711 2305", "47112305"), (Loss.IN_MEMORY, None)),
+        (make_run("x", "14711 23059"), (Loss.NEVER_WRITTEN, None)),
     ],
     ids=["never exact", "changed later", "changed in the answer", "then lost", "exact again", "another number"],
 )
-def test_a_value_whose_form_was_changed_was_not_lost(run, expected) -> None:
-    assert analyse(sample(LONG), run) == (NeedleLoss(LONG, *expected),)
+def test_value_written_in_another_format_is_reformatted_not_lost(run, expected) -> None:
+    assert find_losses(make_sample(LONG_NEEDLE), run) == (NeedleLoss(LONG_NEEDLE, *expected),)
 
 
-def test_every_needle_is_told_by_itself() -> None:
+def test_each_needle_has_its_own_loss() -> None:
     needles = NEEDLE, Needle("x", "12", 0.1), Needle("y", "99", 0.9)
-    losses = analyse(sample(*needles), view("12", "12 4711", "4711", answer="4711"))
+    losses = find_losses(make_sample(*needles), make_run("12", "12 4711", "4711", answer="4711"))
     assert [loss.loss for loss in losses] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
-    assert analyse(sample(), view("x")) == ()
+    assert find_losses(make_sample(), make_run("x")) == ()
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
@@ -117,34 +117,35 @@ def test_every_needle_is_told_by_itself() -> None:
         (CHUNKS, 1, (Loss.CUT_BY_CAP, 1)),
         (CHUNKS, 0, (Loss.NEVER_WRITTEN, None)),
         (CHUNKS, None, (Loss.NEVER_WRITTEN, None)),
-        (SPLIT, None, (Loss.CUT_BY_CHUNK, 0)),
-        (SPLIT, 1, (Loss.CUT_BY_CHUNK, 0)),
+        (SPLIT_CHUNKS, None, (Loss.CUT_BY_CHUNK, 0)),
+        (SPLIT_CHUNKS, 1, (Loss.CUT_BY_CHUNK, 0)),
         (["a", "b", "c"], 1, (Loss.NEVER_WRITTEN, None)),
     ],
     ids=["budget ended at its chunk", "at another", "not at all", "chunk ended in it", "and budget", "not there"],
 )
-def test_a_fact_that_no_memory_held_is_looked_for_in_the_chunks(chunks, cut, expected, depth) -> None:
-    question, run = read_view(chunks, cut=cut, depth=depth)
-    (result,) = analyse(question, run)
-    assert (result.loss, result.chunk_index) == expected
+def test_fact_in_no_memory_is_searched_for_in_the_chunks(chunks, cut, expected, depth) -> None:
+    sample, run = read_without_writing(chunks, cut=cut, depth=depth)
+    (needle_loss,) = find_losses(sample, run)
+    assert (needle_loss.loss, needle_loss.chunk_index) == expected
 
 
 @pytest.mark.parametrize(("chunks", "loss"), [(["a", "b", "c"], Loss.NOT_READ), (CHUNKS, Loss.NEVER_WRITTEN)])
-def test_a_fact_after_an_early_stop_was_not_read(chunks, loss) -> None:
-    question, run = read_view(chunks)
-    (result,) = analyse(question, replace(run, stop_reason="enough"))
-    assert result.loss is loss
+def test_fact_after_an_early_stop_was_not_read(chunks, loss) -> None:
+    sample, run = read_without_writing(chunks)
+    (needle_loss,) = find_losses(sample, replace(run, stop_reason="enough"))
+    assert needle_loss.loss is loss
 
 
-def test_of_a_needle_that_is_a_paragraph_the_sentence_with_the_answer_counts() -> None:
-    question, run = read_view(["The town is old and has a wall, as one reads. ", "The key is 4711. ", "It is lost."])
+def test_only_the_answer_sentence_of_a_paragraph_needle_counts() -> None:
+    chunks = ["The town is old and has a wall, as one reads. ", "The key is 4711. ", "It is lost."]
+    sample, run = read_without_writing(chunks)
     paragraph = "The town is old and has a wall, as one reads. The key is 4711."
-    (result,) = analyse(replace(question, needles=(Needle(paragraph, "4711", 0.0),)), run)
-    assert result.loss is Loss.NEVER_WRITTEN
+    (needle_loss,) = find_losses(replace(sample, needles=(Needle(paragraph, "4711", 0.0),)), run)
+    assert needle_loss.loss is Loss.NEVER_WRITTEN
 
 
 @pytest.mark.parametrize(
-    ("memories", "merged", "expected"),
+    ("memories", "merged_memory", "expected"),
     [
         ([["x", "x"], ["4711", "4711"]], "4711", (Loss.IN_MEMORY, None)),
         ([["x", "x"], ["4711", "4711"]], "x", (Loss.OVERWRITTEN, None)),
@@ -155,29 +156,30 @@ def test_of_a_needle_that_is_a_paragraph_the_sentence_with_the_answer_counts() -
     ],
     ids=["kept", "lost at the merge", "lost on its branch", "kept by the other", "written by the merge", "never"],
 )
-def test_a_fact_is_held_if_any_branch_on_the_way_to_the_answer_holds_it(memories, merged, expected) -> None:
-    trace = fan_out(memories, merged, ["a", "b", "c", "d"])
-    assert analyse(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, *expected),)
+def test_fact_is_held_if_any_branch_that_leads_to_the_answer_holds_it(memories, merged_memory, expected) -> None:
+    trace = fan_out(memories, merged_memory, ["a", "b", "c", "d"])
+    assert find_losses(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(NEEDLE, *expected),)
 
 
-def test_a_branch_that_does_not_lead_to_the_answer_does_not_count() -> None:
-    first, second = make_spans(["a", "b"])
-    calls = make_call("l", "x", reads=first, branch="l"), make_call("r", "4711", reads=second, branch="r")
+def test_branch_that_does_not_lead_to_the_answer_is_ignored() -> None:
+    left_span, right_span = make_spans(["a", "b"])
+    calls = make_call("l", "x", reads=left_span, branch="l"), make_call("r", "4711", reads=right_span, branch="r")
     trace = Trace((*calls, make_answer("l")))
-    assert analyse(sample(NEEDLE), view("x", trace=trace)) == (NeedleLoss(NEEDLE, Loss.NEVER_WRITTEN),)
+    assert find_losses(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(NEEDLE, Loss.NEVER_WRITTEN),)
 
 
-def verbose(prompt: str) -> str:
-    """Writes so much before the fact that the budget ends before it."""
+def reply_with_fact_last(prompt: str) -> str:
+    """Write so much before the fact that the memory budget cuts it off."""
     reply = read_perfectly(prompt)
     return reply if "<section>" not in prompt else "so much to tell " * 60 + reply
 
 
-async def test_a_real_read_is_told_from_its_log(make_reader, log, store) -> None:
+async def test_loss_is_determined_from_the_log_of_a_real_run(make_reader, log, store) -> None:
     fact = "The key of harbor is 4711."
     text = " ".join([fact, *(f"word{number} and then" for number in range(600))])
-    result = await make_reader(ScriptedPolicy(verbose), run_log=log).aread(text, "What is the key of harbor?")
-    question = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
+    reader = make_reader(ScriptedPolicy(reply_with_fact_last), run_log=log)
+    result = await reader.aread(text, "What is the key of harbor?")
+    sample = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
     run, completions = read_logged_run(log, result.run_id, store)
-    assert analyse(question, run, completions) == (NeedleLoss(question.needles[0], Loss.CUT_BY_CAP, 0),)
+    assert find_losses(sample, run, completions) == (NeedleLoss(sample.needles[0], Loss.CUT_BY_CAP, 0),)
     assert "4711" not in run.updates[0].memory

@@ -1,4 +1,4 @@
-"""Running an evaluation: a row for every question also after failures, many at once, little in memory, resumable."""
+"""Running an evaluation: a row for every question, retries, concurrency, few stored documents, and resumption."""
 
 from __future__ import annotations
 
@@ -32,46 +32,46 @@ from memagent_graph.results import Usage
 from memagent_graph.storage.checkpoints import open_checkpointer
 
 
-class Oracle:
-    """A system that waits, then looks the answer up in the document's text, unless `fail` returns an error."""
+class OracleSystem:
+    """A system that waits, then finds the answer in the document's text, unless `get_error` returns an error."""
 
     def __init__(
-        self, store: DocumentStore, name: str = "oracle", fail: Any = None, wait: Any = None, **attempt: Any
+        self, store: DocumentStore, name: str = "oracle", get_error: Any = None, wait: Any = None, **changes: Any
     ) -> None:
         self.name = name
         self.store = store
-        self.fail = fail or (lambda number, run_id: None)
+        self.get_error = get_error or (lambda number, run_id: None)
         self.wait = wait or (lambda number: asyncio.sleep(0.001))
-        self.attempt_values = attempt
+        self.attempt_changes = changes
         self.run_ids: list[str] = []
-        self.at_once = self.most_at_once = 0
+        self.concurrent = self.max_concurrent = 0
 
     async def attempt(self, document: Any, question: str, *, run_id: str, answer_tokens: int, repeat: int) -> Attempt:
         assert answer_tokens == Keys.answer_tokens
         self.run_ids.append(run_id)
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.concurrent += 1
+        self.max_concurrent = max(self.max_concurrent, self.concurrent)
         try:
             number = len(self.run_ids) - 1
             await self.wait(number)
-            if (error := self.fail(number, run_id)) is not None:
+            if (error := self.get_error(number, run_id)) is not None:
                 raise error
             text = self.store.read(document, 0, document["size"])
         finally:
-            self.at_once -= 1
+            self.concurrent -= 1
         key = text.split(f"The key of {question.removeprefix('What is the key of ').rstrip('?')} is ")[1].split(".")[0]
         answer = f"\\boxed{{{key}}}"
         usage = Usage(100, 10, turns=1)
         values = {"outcome": QuestionOutcome.ANSWERED, "answer": key, "raw_answer": answer, "usage": usage}
-        values |= self.attempt_values
+        values |= self.attempt_changes
         return Attempt(**values)
 
 
 PLAN = EvaluationPlan.grid(("oracle",), ("keys",), (100, 400), 8)
 
 
-class Hops(Keys):
-    """As `Keys`, with a needle besides that the answer does not hold."""
+class KeysWithSecondNeedle(Keys):
+    """Like `Keys`, with a second needle whose fact is not in the answer."""
 
     def sample(self, length: int, index: int) -> Sample:
         sample = super().sample(length, index)
@@ -80,7 +80,7 @@ class Hops(Keys):
 
 @pytest.fixture
 def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[EvaluationEnd, list[ResultRow]]]]:
-    """Evaluate these systems; the results stay in the folder "out", and no document is left, also after an error."""
+    """Evaluate systems; results go to the folder "out", and no document stays in the store, even after an error."""
 
     async def run(
         *systems: Any,
@@ -103,13 +103,13 @@ def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[E
     return run
 
 
-def questions(count: int, **more: Any) -> EvaluationPlan:
-    """So many questions of one length."""
-    return EvaluationPlan.grid((), ("keys",), (100,), count, **more)
+def make_plan(count: int, **options: Any) -> EvaluationPlan:
+    """Plan questions of one length."""
+    return EvaluationPlan.grid((), ("keys",), (100,), count, **options)
 
 
 async def test_every_system_answers_every_question_of_every_length(run, store) -> None:
-    end, rows = await run(Oracle(store), Oracle(store, "second", chunks=7), task=Hops())
+    end, rows = await run(OracleSystem(store), OracleSystem(store, "second", chunks=7), task=KeysWithSecondNeedle())
     assert end is EvaluationEnd.DONE
     assert Counter((row.system, row.length) for row in rows) == dict.fromkeys(
         [(system, length) for system in ("oracle", "second") for length in (100, 400)], 8
@@ -120,43 +120,43 @@ async def test_every_system_answers_every_question_of_every_length(run, store) -
     row = next(row for row in rows if row.sample_id == sample.id)
     assert (row.question, row.gold) == (sample.question, sample.gold)
     assert row.needle_depths == (0.0, sample.needles[0].depth)
-    assert {row.needles_found for row in rows} == {(True, True)}, "what leads to the answer is found with it"
+    assert {row.needles_found for row in rows} == {(True, True)}, "a right answer counts as finding both needles"
     assert {(row.system, row.chunks) for row in rows} == {("oracle", 0), ("second", 7)}
     assert row.document_bytes == len("".join(sample.text()).encode())
 
 
-async def test_exactly_the_allowed_number_of_questions_runs_at_once(run, store) -> None:
-    seven = asyncio.Barrier(7)
-    oracle = Oracle(store, wait=lambda number: asyncio.wait_for(seven.wait(), 60))
-    await run(oracle, plan=questions(28), concurrency=7)
-    assert oracle.most_at_once == 7
+async def test_concurrency_is_the_number_of_questions_that_run_at_once(run, store) -> None:
+    barrier = asyncio.Barrier(7)
+    oracle = OracleSystem(store, wait=lambda number: asyncio.wait_for(barrier.wait(), 60))
+    await run(oracle, plan=make_plan(28), concurrency=7)
+    assert oracle.max_concurrent == 7
 
 
-async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_done(run, store) -> None:
-    names: list[str] = []
-    most = 0
+async def test_document_is_stored_once_for_all_systems_and_removed_afterwards(run, store) -> None:
+    document_names: list[str] = []
+    max_stored = 0
 
-    class Watched(DocumentStore):
+    class CountingStore(DocumentStore):
         def add(self, document: Any, **options: Any) -> Any:
-            nonlocal most
-            names.append(document.name)
+            nonlocal max_stored
+            document_names.append(document.name)
             reference = super().add(document, **options)
-            most = max(most, sum(1 for _ in (self.root / "texts").iterdir()))
+            max_stored = max(max_stored, sum(1 for _ in (self.root / "texts").iterdir()))
             return reference
 
-    watched = Watched(store.root)
-    systems = [Oracle(watched, name) for name in ("a", "b", "c")]
-    await run(*systems, store=watched, plan=questions(50), concurrency=6)
-    assert Counter(names) == {f"keys/100/{index}": 1 for index in range(50)}
-    assert most < 25, "no more documents lie there than are read, and about as many that are ready"
+    counting_store = CountingStore(store.root)
+    systems = [OracleSystem(counting_store, name) for name in ("a", "b", "c")]
+    await run(*systems, store=counting_store, plan=make_plan(50), concurrency=6)
+    assert Counter(document_names) == {f"keys/100/{index}": 1 for index in range(50)}
+    assert max_stored < 25, "no more documents are stored than are being read, and about as many that are ready"
 
 
-async def test_samples_with_the_same_text_keep_it_until_all_are_done(run, store) -> None:
-    class Same(Keys):
+async def test_text_shared_by_samples_is_kept_until_all_are_done(run, store) -> None:
+    class SameText(Keys):
         def sample(self, length: int, index: int) -> Sample:
             return replace(super().sample(length, 0), index=index)
 
-    _, rows = await run(Oracle(store), task=Same(), plan=questions(80), concurrency=3)
+    _, rows = await run(OracleSystem(store), task=SameText(), plan=make_plan(80), concurrency=3)
     assert [row.outcome for row in rows] == ["answered"] * 80
 
 
@@ -164,12 +164,12 @@ async def test_samples_with_the_same_text_keep_it_until_all_are_done(run, store)
     "error",
     [PolicyRequestError("the server refused"), PolicyOverloadedError("the server refused"), RuntimeError("odd")],
 )
-async def test_a_failing_question_is_repeated_once_and_again_with_retry_failed(run, tmp_path, store, error) -> None:
-    def fail(number: int, run_id: str) -> Exception | None:
+async def test_failed_question_is_retried_once_and_again_with_retry_failed(run, tmp_path, store, error) -> None:
+    def get_error(number: int, run_id: str) -> Exception | None:
         fails_once = run_id.endswith("-400-5") and oracle.run_ids.index(run_id) == number
         return error if fails_once or run_id.endswith("-400-3") else None
 
-    oracle = Oracle(store, fail=fail)
+    oracle = OracleSystem(store, get_error=get_error)
     end, rows = await run(oracle)
     assert end is EvaluationEnd.DONE
     assert len(rows) == 16
@@ -182,14 +182,14 @@ async def test_a_failing_question_is_repeated_once_and_again_with_retry_failed(r
     assert (row.answer, row.run_id) == (None, None)
     run_id = make_run_id(load_results(tmp_path / "out").evaluation, "oracle", "keys/400/3")
     assert Counter(oracle.run_ids)[run_id] == ATTEMPTS
-    again = Oracle(store)
-    assert await run(again) == (EvaluationEnd.DONE, rows)
-    _, rows = await run(again, retry_failed=True)
-    assert (again.run_ids, {row.outcome for row in rows}, len(rows)) == ([run_id], {"answered"}, 16)
+    second_oracle = OracleSystem(store)
+    assert await run(second_oracle) == (EvaluationEnd.DONE, rows)
+    _, rows = await run(second_oracle, retry_failed=True)
+    assert (second_oracle.run_ids, {row.outcome for row in rows}, len(rows)) == ([run_id], {"answered"}, 16)
 
 
 @pytest.mark.parametrize(
-    ("count", "right", "error"),
+    ("count", "answered", "error"),
     [
         (128, 30, PolicyUnreachableError("no connection")),
         (16, 9, PolicyUnreachableError("no connection")),
@@ -199,46 +199,46 @@ async def test_a_failing_question_is_repeated_once_and_again_with_retry_failed(r
         (5, 4, PolicyAuthenticationError("wrong key")),
     ],
 )
-async def test_an_unreachable_server_ends_the_evaluation_and_costs_no_row(
-    run, tmp_path, store, count, right, error
+async def test_unreachable_server_stops_the_evaluation_without_failed_rows(
+    run, tmp_path, store, count, answered, error
 ) -> None:
-    oracle = Oracle(store, fail=lambda number, run_id: error if number >= right else None)
+    oracle = OracleSystem(store, get_error=lambda number, run_id: error if number >= answered else None)
     with pytest.raises(type(error)):
-        await run(oracle, plan=questions(count), concurrency=1)
-    assert len(oracle.run_ids) <= right + 32, "it does not go on asking"
+        await run(oracle, plan=make_plan(count), concurrency=1)
+    assert len(oracle.run_ids) <= answered + 32, "it does not go on asking"
     results = load_results(tmp_path / "out")
-    assert ([row.outcome for row in results.rows], results.missing) == (["answered"] * right, count - right)
-    end, rows = await run(Oracle(store), plan=questions(count))
+    assert ([row.outcome for row in results.rows], results.missing) == (["answered"] * answered, count - answered)
+    end, rows = await run(OracleSystem(store), plan=make_plan(count))
     assert (end, {row.outcome for row in rows}, len(rows)) == (EvaluationEnd.DONE, {"answered"}, count)
 
 
-async def test_the_last_failures_are_repeated_if_the_server_still_answers(run, store) -> None:
-    """The last three fail, one of them for a moment only."""
+async def test_last_failures_are_retried_if_the_server_still_answers(run, store) -> None:
+    """The last three fail, one of them only temporarily."""
 
-    def fail(number: int, run_id: str) -> Exception | None:
-        lasting = run_id.endswith(("-13", "-15")) or (run_id.endswith("-14") and number < 19)
-        return PolicyOverloadedError("busy") if lasting else None
+    def get_error(number: int, run_id: str) -> Exception | None:
+        fails = run_id.endswith(("-13", "-15")) or (run_id.endswith("-14") and number < 19)
+        return PolicyOverloadedError("busy") if fails else None
 
-    end, rows = await run(Oracle(store, fail=fail), plan=questions(16), concurrency=1)
+    end, rows = await run(OracleSystem(store, get_error=get_error), plan=make_plan(16), concurrency=1)
     assert end is EvaluationEnd.DONE
     assert [(row.outcome, row.attempts) for row in rows[12:]] == [
         ("answered", 1), ("failed", 4), ("answered", 3), ("failed", 4)
     ]  # fmt: skip
 
 
-async def test_a_single_last_question_may_fail_by_itself_at_a_server_that_is_reached(run, store) -> None:
-    oracle = Oracle(store, fail=lambda number, run_id: PolicyOverloadedError("bug") if number >= 4 else None)
-    end, rows = await run(oracle, plan=questions(5), concurrency=1)
+async def test_single_last_question_may_fail_while_the_server_is_reachable(run, store) -> None:
+    oracle = OracleSystem(store, get_error=lambda number, run_id: PolicyOverloadedError("bug") if number >= 4 else None)
+    end, rows = await run(oracle, plan=make_plan(5), concurrency=1)
     assert end is EvaluationEnd.DONE
     assert Counter(row.outcome for row in rows) == {"answered": 4, "failed": 1}
 
 
-async def test_failures_among_successes_do_not_stop_it(run, store) -> None:
-    def fail(number: int, run_id: str) -> PolicyUnreachableError | None:
+async def test_failures_among_successes_do_not_stop_the_evaluation(run, store) -> None:
+    def get_error(number: int, run_id: str) -> PolicyUnreachableError | None:
         sample = int(run_id.rpartition("-")[2])
         return PolicyUnreachableError("no connection") if sample % 2 and sample < 90 else None
 
-    _, rows = await run(Oracle(store, fail=fail), plan=questions(100), concurrency=4)
+    _, rows = await run(OracleSystem(store, get_error=get_error), plan=make_plan(100), concurrency=4)
     assert Counter(row.outcome for row in rows) == {"failed": 45, "answered": 55}
 
 
@@ -250,35 +250,35 @@ async def test_failures_among_successes_do_not_stop_it(run, store) -> None:
         ({"max_seconds": 1.5}, EvaluationEnd.MAX_SECONDS),
     ],
 )
-async def test_a_limit_stops_it_and_the_rest_is_done_later(run, store, limits, end) -> None:
+async def test_limit_stops_the_evaluation_and_the_next_run_finishes_it(run, store, limits, end) -> None:
     is_slow = "max_seconds" in limits  # from the fifth question on
-    slow = Oracle(store, wait=lambda number: asyncio.sleep(3600 if is_slow and number > 3 else 0))
-    reason, rows = await run(slow, **limits, concurrency=2)
-    assert reason is end
+    limited_oracle = OracleSystem(store, wait=lambda number: asyncio.sleep(3600 if is_slow and number > 3 else 0))
+    actual_end, rows = await run(limited_oracle, **limits, concurrency=2)
+    assert actual_end is end
     assert 0 < len(rows) <= 8
     assert "max_questions" not in limits or len(rows) == 5
     assert {row.length for row in rows} == {400}, "the longest documents come first"
-    oracle = Oracle(store)
-    reason, everything = await run(oracle)
-    assert reason is EvaluationEnd.DONE
+    oracle = OracleSystem(store)
+    actual_end, all_rows = await run(oracle)
+    assert actual_end is EvaluationEnd.DONE
     assert len(oracle.run_ids) == 16 - len(rows)
-    assert [row for row in everything if row in rows] == rows
+    assert [row for row in all_rows if row in rows] == rows
 
 
 async def test_wrong_and_missing_answers_score_zero_and_outcomes_are_counted(run, store) -> None:
     outcomes = (QuestionOutcome.NO_ANSWER, QuestionOutcome.UNFINISHED, QuestionOutcome.DOES_NOT_FIT)
-    systems = [Oracle(store, outcome.value, outcome=outcome) for outcome in outcomes]
-    wrong = Oracle(store, "answered", answer="the lock", raw_answer="the lock")
-    _, rows = await run(*systems, wrong, task=Hops(), plan=questions(1))
+    systems = [OracleSystem(store, outcome.value, outcome=outcome) for outcome in outcomes]
+    wrong_system = OracleSystem(store, "answered", answer="the lock", raw_answer="the lock")
+    _, rows = await run(*systems, wrong_system, task=KeysWithSecondNeedle(), plan=make_plan(1))
     assert {(row.system, row.outcome) for row in rows} == {
         (outcome, outcome) for outcome in ("no_answer", "unfinished", "does_not_fit", "answered")
     }  # fmt: skip
     assert all(row.strict == row.lenient == row.string_match == row.token_f1 == 0.0 for row in rows)
-    assert all(row.needles_found == (False, False) for row in rows), "what only leads to the answer is none"
+    assert all(row.needles_found == (False, False) for row in rows), "the second needle is no answer"
 
 
 @pytest.mark.parametrize(
-    ("error", "in_text", "words"),
+    ("error", "fails_in_text", "message"),
     [
         (
             EvaluationError("keys has 3 samples", hint="Ask for fewer."),
@@ -289,34 +289,32 @@ async def test_wrong_and_missing_answers_score_zero_and_outcomes_are_counted(run
         (OSError("no"), True, "text() of the task keys failed at length 400, index 3, seed 7: OSError: no. Fix the"),
     ],
 )
-async def test_failing_samples_are_reported_after_all_others(run, tmp_path, store, error, in_text, words) -> None:
-    class Broken(Keys):
+async def test_broken_samples_are_reported_after_all_others(run, tmp_path, store, error, fails_in_text, message):
+    class KeysWithBrokenSample(Keys):
         def sample(self, length: int, index: int) -> Sample:
             def text() -> Iterator[str]:
                 yield "The beginning. "
                 raise error
 
-            if index == 3 and not in_text:
+            if index == 3 and not fails_in_text:
                 raise error
             sample = super().sample(length, index)
             return replace(sample, task=self, text=text) if index == 3 else sample
 
     for _ in range(2):
-        with pytest.raises(EvaluationError, match=r"finished, except for 2 samples") as failure:
-            await run(Oracle(store), task=Broken(), seed=7)
-        assert words in str(failure.value)
+        with pytest.raises(EvaluationError, match=r"finished, except for 2 samples") as caught:
+            await run(OracleSystem(store), task=KeysWithBrokenSample(), seed=7)
+        assert message in str(caught.value)
         results = load_results(tmp_path / "out")
         assert [row.outcome for row in results.rows] == ["answered"] * 14
         assert results.missing == 2
 
 
-async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_are_told(
-    run, tmp_path, store, make_reader, log
-) -> None:
-    def forgetful(prompt: str) -> str:
+async def test_run_ids_name_the_question_and_rows_name_the_losses(run, tmp_path, store, make_reader, log) -> None:
+    def forget_at_the_end(prompt: str) -> str:
         return "nothing yet" if "the end " in prompt else read_perfectly(prompt)
 
-    class LastWord(Keys):
+    class KeysWithEnding(Keys):
         def sample(self, length: int, index: int) -> Sample:
             sample = super().sample(length, index)
             fillers = [f" filler{number}" for number in range(99)]
@@ -324,46 +322,47 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
 
     saver = await open_checkpointer(tmp_path / "checkpoints.sqlite")
     system = load_system(
-        "memagent", make_reader(ScriptedPolicy(forgetful), run_log=log, store=store, checkpoints=saver)
+        "memagent", make_reader(ScriptedPolicy(forget_at_the_end), run_log=log, store=store, checkpoints=saver)
     )
-    _, rows = await run(system, task=LastWord(), plan=questions(4), run_log=log, saver=saver)
-    for result in rows:
-        assert result.run_id == make_run_id(load_results(tmp_path / "out").evaluation, "memagent", result.sample_id)
-        assert log.get(result.run_id).question == result.question
-        assert (result.outcome, result.lenient, result.where_lost) == ("answered", 0.0, ("overwritten",))
-        assert result.lost_at == (result.chunks - 1,)
-        assert result.calls == result.chunks + 1
+    _, rows = await run(system, task=KeysWithEnding(), plan=make_plan(4), run_log=log, saver=saver)
+    for row in rows:
+        assert row.run_id == make_run_id(load_results(tmp_path / "out").evaluation, "memagent", row.sample_id)
+        assert log.get(row.run_id).question == row.question
+        assert (row.outcome, row.lenient, row.where_lost) == ("answered", 0.0, ("overwritten",))
+        assert row.lost_at == (row.chunks - 1,)
+        assert row.calls == row.chunks + 1
     assert [checkpoint async for checkpoint in saver.alist(None)] == [], "checkpoints of finished questions are deleted"
     await saver.aclose()
 
 
-async def test_progress_tells_rows_accuracy_failures_and_the_time_left_also_of_what_is_resumed(run, store) -> None:
+async def test_progress_shows_rows_accuracy_failures_and_time_left(run, store) -> None:
     first, second = Mock(), Mock()
-    await run(Oracle(store), progress=EvaluationProgress(first), max_questions=6)
+    await run(OracleSystem(store), progress=EvaluationProgress(first), max_questions=6)
     assert first.update.call_args_list == [call(0, total=16), *(call(done, ANY, total=16) for done in range(1, 7))]
     _, text = first.update.call_args_list[1].args
     assert text.startswith("400 100%, ") and "left" in text
-    failing = Oracle(store, answer="?", fail=lambda number, run_id: PolicyRequestError("no") if number > 8 else None)
-    await run(failing, progress=EvaluationProgress(second), concurrency=1)
+    error = PolicyRequestError("no")
+    system = OracleSystem(store, answer="?", get_error=lambda number, run_id: error if number > 8 else None)
+    await run(system, progress=EvaluationProgress(second), concurrency=1)
     assert second.update.call_args_list == [call(6, total=16), *(call(done, ANY, total=16) for done in range(7, 17))]
     assert second.update.call_args.args[1].startswith("100 0% 400 75%, 1 failed, ")
 
 
-async def test_a_journal_that_cannot_be_written_stops_it(run, store, monkeypatch) -> None:
-    def full(self: ResultJournal, row: ResultRow) -> None:
+async def test_unwritable_journal_stops_the_evaluation(run, store, monkeypatch) -> None:
+    def raise_error(self: ResultJournal, row: ResultRow) -> None:
         raise EvaluationError("no room")
 
-    monkeypatch.setattr(ResultJournal, "add", full)
+    monkeypatch.setattr(ResultJournal, "add", raise_error)
     with pytest.raises(EvaluationError, match="no room"):
-        await run(Oracle(store))
+        await run(OracleSystem(store))
 
 
-async def test_each_question_is_asked_so_many_times_and_more_samples_may_be_asked_for_later(run, store) -> None:
-    oracle = Oracle(store)
-    _, rows = await run(oracle, plan=questions(3))
+async def test_repeats_ask_each_question_again_and_can_be_raised_later(run, store) -> None:
+    oracle = OracleSystem(store)
+    _, rows = await run(oracle, plan=make_plan(3))
     assert [(row.index, row.repeat) for row in rows] == [(0, 0), (1, 0), (2, 0)]
-    again = Oracle(store)
-    end, rows = await run(again, plan=questions(3, repeats=3))
+    second_oracle = OracleSystem(store)
+    end, rows = await run(second_oracle, plan=make_plan(3, repeats=3))
     assert end is EvaluationEnd.DONE
     assert [(row.index, row.repeat) for row in rows] == [(index, repeat) for index in range(3) for repeat in range(3)]
-    assert len(again.run_ids) == len({*oracle.run_ids, *again.run_ids}) - 3 == 6, "each sample has a run of its own"
+    assert len(second_oracle.run_ids) == len({*oracle.run_ids, *second_oracle.run_ids}) - 3 == 6, "a run each"

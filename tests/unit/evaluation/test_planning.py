@@ -1,4 +1,4 @@
-"""What is settled before the first question: lengths, plans, how long answers may be, and what decides on a row."""
+"""Planning before the first question: lengths, plans, and checks of answer lengths and questions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
 
-def from_file(counts: dict[int, int]) -> SimpleNamespace:
-    """A task whose data has so many samples of each length."""
+def make_file_task(counts: dict[int, int]) -> SimpleNamespace:
+    """Return a task that has these counts of samples by length, as one from a data file has."""
     return SimpleNamespace(lengths=tuple(counts), count=counts.get)
 
 
@@ -34,7 +34,7 @@ def from_file(counts: dict[int, int]) -> SimpleNamespace:
     ("text", "lengths"),
     [("1k,8K", (1024, 8192)), ("3.5M, 500", (3_670_016, 500)), ("1k,1024", (1024,)), ("0.25k,", (256,))],
 )
-def test_lengths_are_read_as_people_write_them(text, lengths) -> None:
+def test_lengths_are_parsed_with_suffixes_and_without_duplicates(text, lengths) -> None:
     assert parse_lengths(text) == lengths
 
 
@@ -44,16 +44,16 @@ def test_invalid_lengths_are_refused(text) -> None:
         parse_lengths(text)
 
 
-def test_named_lengths_are_the_same_for_all_tasks() -> None:
-    tasks = {"keys": Keys(), "file": from_file({100: 3})}
+def test_explicit_lengths_apply_to_all_tasks() -> None:
+    tasks = {"keys": Keys(), "file": make_file_task({100: 3})}
     assert build_plan(("memagent",), tasks, (10, 20), 5) == EvaluationPlan.grid(
         ("memagent",), ("keys", "file"), (10, 20), 5
     )
 
 
-def test_without_lengths_a_data_file_offers_all_its_lengths_and_counts() -> None:
+def test_default_lengths_of_a_data_file_are_its_own() -> None:
     passages = SimpleNamespace(unit=LengthUnit.PASSAGES)
-    tasks = {"keys": Keys(), "passages": passages, "file": from_file({100: 3, 4000: 700})}
+    tasks = {"keys": Keys(), "passages": passages, "file": make_file_task({100: 3, 4000: 700})}
     plan = build_plan(("memagent",), tasks, None, 5)
     assert [cell for cell in plan.cells if cell.task == "file"] == [PlanCell("file", 100, 3), PlanCell("file", 4000, 5)]
     for name, unit in (("keys", LengthUnit.TOKENS), ("passages", LengthUnit.PASSAGES)):
@@ -68,7 +68,7 @@ def test_without_lengths_a_data_file_offers_all_its_lengths_and_counts() -> None
         unique_by=lambda cell: (cell.task, cell.length),
     )
 )
-def test_a_plan_has_each_question_of_each_cell_once_for_each_system_longest_first(cells) -> None:
+def test_plan_asks_each_system_every_question_once_longest_first(cells) -> None:
     keys = list(EvaluationPlan(("x", "y"), tuple(cells)).keys())
     assert len(keys) == len(set(keys)) == 2 * sum(cell.count for cell in cells)
     for cell in cells:
@@ -77,15 +77,15 @@ def test_a_plan_has_each_question_of_each_cell_once_for_each_system_longest_firs
     assert [key[0] for key in keys] == ["x", "y"] * (len(keys) // 2), "the systems ask about one document together"
 
 
-async def test_an_answer_that_leaves_no_room_is_refused_with_the_task_s_name(make_reader) -> None:
+async def test_answer_length_that_leaves_no_room_is_refused_with_the_task_name(make_reader) -> None:
     context = await make_reader().aprepare()
-    tight = replace(context, budget=replace(context.budget, answer_tokens=5000))
+    context_without_room = replace(context, budget=replace(context.budget, answer_tokens=5000))
     with pytest.raises(BudgetError, match="keys does not fit in the policy's context window"):
-        check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, tight)
+        check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, context_without_room)
     check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, context)
 
 
-async def test_a_length_that_is_too_small_for_some_samples_is_refused_whichever_these_are(make_reader) -> None:
+async def test_length_too_small_for_any_planned_sample_is_refused(make_reader) -> None:
     context = await make_reader(question_tokens=60).aprepare()
     tasks = {"niah_single_1": load_task("niah_single_1", TaskSettings(load_tokenizer("embedded")))}
     tasks["niah_single_1"].sample(171, 127)
@@ -97,16 +97,16 @@ async def test_a_length_that_is_too_small_for_some_samples_is_refused_whichever_
 async def test_every_question_of_a_data_file_is_checked(make_reader) -> None:
     context = await make_reader(question_tokens=40).aprepare()
 
-    def records(long: int) -> list[QARecord]:
+    def make_records(long_index: int) -> list[QARecord]:
         return [
-            QARecord(str(n), f"Who is pupil {n}?" + " And who?" * (20 if n == long else 0), ("Ada",),
-                     (Paragraph("Pupil", f"Pupil {n} is Ada."),), (Paragraph("Other", f"Nobody knows {n}."),))
-            for n in range(50)
+            QARecord(str(index), f"Who is pupil {index}?" + " And who?" * (20 if index == long_index else 0), ("Ada",),
+                     (Paragraph("Pupil", f"Pupil {index} is Ada."),), (Paragraph("Other", f"Nobody knows {index}."),))
+            for index in range(50)
         ]  # fmt: skip
 
     settings = TaskSettings(context.tokenizer)
-    tasks = {"qa_1": make_passage_task(records(49), "qa_1", settings)}
+    tasks = {"qa_1": make_passage_task(make_records(49), "qa_1", settings)}
     with pytest.raises(BudgetError, match=r"qa_1 .* the question has"):
         check_plan(EvaluationPlan.grid((), ("qa_1",), (100_000,), 50), tasks, context)
-    tasks = {"qa_1": make_passage_task(records(50), "qa_1", settings)}
+    tasks = {"qa_1": make_passage_task(make_records(50), "qa_1", settings)}
     check_plan(EvaluationPlan.grid((), ("qa_1",), (100_000,), 50), tasks, context)

@@ -1,4 +1,4 @@
-"""Several samples of each answer: pass@k, and intervals in which a question counts once, not each of its samples."""
+"""Several samples per question: pass@k, and intervals that count questions, not samples."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from memagent_evaluation.standings import compare_systems, compute_accuracy
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
-def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_that_hold_a_right_one(samples, data) -> None:
+def test_pass_at_k_is_the_share_of_k_subsets_with_a_right_sample(samples, data) -> None:
     k = data.draw(st.integers(1, len(samples)))
     choices = list(combinations(samples, k))
     assert pass_at_k(sum(samples), len(samples), k) == pytest.approx(sum(map(any, choices)) / len(choices))
 
 
 def make_sample_rows(right: dict[int, list[bool]], system: str = "memagent"):
-    """Return rows of questions, by index, whose samples are right or wrong."""
+    """Return a row for each sample; `right` has a boolean for each sample of a question, by question index."""
     return [
         make_row(system, index=index, repeat=repeat, right=is_right, question=f"Q{index}", document=f"d{index}")
         for index, samples in right.items()
@@ -34,15 +34,15 @@ ROWS = make_sample_rows({index: [True, index % 2 == 0, False, index % 4 == 0] fo
 
 
 def test_the_mean_and_pass_at_k_count_questions_not_samples() -> None:
-    values = estimate_pass_at_k(ROWS, "lenient")
-    assert list(values) == [1, 2, 4]
-    assert values[2].n == 12
-    assert values[1].mean == compute_accuracy(ROWS, "lenient").mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
-    assert values[4].mean == 1.0
+    pass_at = estimate_pass_at_k(ROWS, "lenient")
+    assert list(pass_at) == [1, 2, 4]
+    assert pass_at[2].n == 12
+    assert pass_at[1].mean == compute_accuracy(ROWS, "lenient").mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
+    assert pass_at[4].mean == 1.0
     # If the 48 samples counted as independent trials, the interval would be much too narrow: here samples agree.
-    agreeing = make_sample_rows({index: [index < 6] * 4 for index in range(12)})
-    assert compute_accuracy(agreeing, "lenient").low == pytest.approx(
-        compute_accuracy(agreeing[::4], "lenient").low, abs=0.05
+    agreeing_rows = make_sample_rows({index: [index < 6] * 4 for index in range(12)})
+    assert compute_accuracy(agreeing_rows, "lenient").low == pytest.approx(
+        compute_accuracy(agreeing_rows[::4], "lenient").low, abs=0.05
     )
 
 
@@ -54,15 +54,15 @@ def test_pass_at_k_is_reported_only_for_repeated_samples() -> None:
     (cell,) = summarize(make_table(*ROWS))
     assert cell["pass_at"]["lenient"][4]["mean"] == 1.0
     assert compare_systems(make_table(*ROWS))[0].n == 12
-    unrepeated = make_table(*ROWS[::4])
-    assert "Repeated samples" not in render_report(unrepeated)
-    assert summarize(unrepeated)[0]["pass_at"] == {}
+    single_sample_table = make_table(*ROWS[::4])
+    assert "Repeated samples" not in render_report(single_sample_table)
+    assert summarize(single_sample_table)[0]["pass_at"] == {}
     assert (
         estimate_pass_at_k([make_failed_row(index=index, outcome="does_not_fit") for index in (0, 0)], "lenient") == {}
     )
 
 
-def test_systems_are_compared_by_question_whatever_the_number_of_samples() -> None:
+def test_systems_are_compared_by_question_not_by_sample() -> None:
     refine_rows = make_sample_rows({index: [True] * 4 for index in range(12)}, "refine")
     (standing,) = [row for row in compare_systems(make_table(*ROWS, *refine_rows)) if row.system == "refine"]
     assert standing.against_first is not None

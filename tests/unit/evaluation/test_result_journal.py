@@ -1,4 +1,4 @@
-"""The journal of results: rows come back, also after the writer was killed at any moment."""
+"""The journal of results: rows survive a round trip, and damaged or foreign journals are refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def open_journal(folder: Path, *rows) -> ResultJournal:
 
 @given(st.lists(ROWS, max_size=6))
 @settings(max_examples=15)
-def test_every_row_comes_back_from_the_journal_as_it_was(tmp_path_factory, rows) -> None:
+def test_rows_loaded_from_the_journal_equal_those_added(tmp_path_factory, rows) -> None:
     folder = tmp_path_factory.mktemp("results")
     with open_journal(folder, *rows) as journal:
         results = journal.results
@@ -54,15 +54,15 @@ def test_every_row_comes_back_from_the_journal_as_it_was(tmp_path_factory, rows)
     assert {row.key: row for row in results.rows} == {row.key: row for row in rows}
 
 
-@pytest.mark.parametrize("what", ["data", "identities"])
-def test_resume_refuses_changed_systems_and_accepts_new_ones(tmp_path, what) -> None:
+@pytest.mark.parametrize("plan_field", ["data", "identities"])
+def test_resume_refuses_changed_systems_and_accepts_new_ones(tmp_path, plan_field) -> None:
     with open_journal(tmp_path) as journal:
-        journal.add_plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"),)}))
-        journal.add_plan(replace(PLAN, **{what: (("two", "hotpot.json, 8 bytes"),)}))
+        journal.add_plan(replace(PLAN, **{plan_field: (("one", "dev.json, 7 bytes"),)}))
+        journal.add_plan(replace(PLAN, **{plan_field: (("two", "hotpot.json, 8 bytes"),)}))
     with open_results(tmp_path, SETTINGS, resume=True) as journal:
-        journal.add_plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"), ("two", "hotpot.json, 8 bytes"))}))
-        with pytest.raises(EvaluationError, match=rf'{what}\.two is "hotpot\.json, 9 bytes" and was') as refusal:
-            journal.add_plan(replace(PLAN, **{what: (("two", "hotpot.json, 9 bytes"),)}))
+        journal.add_plan(replace(PLAN, **{plan_field: (("one", "dev.json, 7 bytes"), ("two", "hotpot.json, 8 bytes"))}))
+        with pytest.raises(EvaluationError, match=rf'{plan_field}\.two is "hotpot\.json, 9 bytes" and was') as refusal:
+            journal.add_plan(replace(PLAN, **{plan_field: (("two", "hotpot.json, 9 bytes"),)}))
     assert "(out)" in str(refusal.value)
 
 
@@ -73,17 +73,17 @@ def test_missing_questions_are_counted_from_the_plan(tmp_path) -> None:
         assert journal.results.missing == 9
 
 
-def test_rows_are_in_the_order_of_the_plan() -> None:
+def test_rows_are_sorted_in_the_order_of_the_plan() -> None:
     plan = EvaluationPlan.grid(("refine", "memagent"), ("vt", "keys"), (4096, 1024), 1)
     keys = (("keys", "memagent", 4096), ("vt", "memagent", 1024), ("vt", "refine", 4096), ("vt", "refine", 1024))
     rows = [make_row(system, length, task=task) for task, system, length in keys]
-    ordered = [(row.task, row.length, row.system) for row in make_results(rows, [plan], {}, "e").rows]
-    assert ordered == [("vt", 1024, "refine"), ("vt", 1024, "memagent"), ("vt", 4096, "refine"),
+    sorted_keys = [(row.task, row.length, row.system) for row in make_results(rows, [plan], {}, "e").rows]
+    assert sorted_keys == [("vt", 1024, "refine"), ("vt", 1024, "memagent"), ("vt", 4096, "refine"),
                        ("keys", 4096, "memagent")]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("damage", "message"),
     [
         (lambda text: text.replace("memagent-evaluation", "something"), "not the journal"),
         (lambda text: text.replace('"unit": "tokens"', '"unit": 7', 1), "line 3"),
@@ -97,24 +97,24 @@ def test_rows_are_in_the_order_of_the_plan() -> None:
         (lambda text: "no json\n", "line 1"),
     ],
 )
-def test_damaged_journal_is_named_with_the_line(tmp_path, monkeypatch, change, words) -> None:
-    monkeypatch.setattr("memagent_evaluation.result_journal._MAX_PLANNED", 100)
+def test_damaged_journal_error_names_the_line(tmp_path, monkeypatch, damage, message) -> None:
+    monkeypatch.setattr("memagent_evaluation.result_journal._MAX_PLANNED_ROWS", 100)
     open_journal(tmp_path, make_row()).close()
     path = tmp_path / JOURNAL
-    path.write_text(change(path.read_text()))
-    with pytest.raises(EvaluationError, match=words) as refusal:
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(EvaluationError, match=message) as refusal:
         load_results(tmp_path)
     assert refusal.value.hint
 
 
-def test_empty_journal_is_started_again(tmp_path) -> None:
+def test_empty_journal_file_is_replaced_by_a_new_journal(tmp_path) -> None:
     (tmp_path / JOURNAL).touch()
     open_results(tmp_path, SETTINGS, resume=True).close()
     assert load_results(tmp_path).settings == SETTINGS
 
 
-def test_the_parquet_file_opens_in_pyarrow_with_settings_in_its_metadata(tmp_path) -> None:
-    """An answer may have half of a surrogate pair."""
+def test_parquet_file_has_the_rows_and_the_settings_as_metadata(tmp_path) -> None:
+    """This includes an answer with a lone surrogate."""
     import pyarrow.parquet
 
     with open_journal(tmp_path, make_row(answer="a\ud800b"), make_failed_row(index=1)) as journal:
@@ -129,7 +129,7 @@ def test_the_parquet_file_opens_in_pyarrow_with_settings_in_its_metadata(tmp_pat
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
 def test_full_disk_at_close_is_an_error_with_a_hint(tmp_path) -> None:
-    """The file keeps what it could not write in its buffer, and writes it when it is closed."""
+    """Rows that could not be written stay in the file's buffer until it is closed."""
     import resource
 
     code = f"""
@@ -152,7 +152,7 @@ with open_results(Path({str(tmp_path)!r}), {SETTINGS!r}) as journal:
 
 
 @pytest.mark.parametrize("name", ["report.md", "results.parquet", "my_plot.png"])
-def test_a_folder_with_files_that_would_be_replaced_is_refused(tmp_path, name) -> None:
+def test_folder_with_files_that_would_be_replaced_is_refused(tmp_path, name) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(EvaluationError, match=re.escape(name)):
         require_no_results(tmp_path)

@@ -1,4 +1,4 @@
-"""Scores of an answer: what strict, lenient, string match and F1 accept, and that a failed read is wrong in all."""
+"""Scores of an answer: strict, lenient, string match and F1, which are all zero for a failed read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memagent_evaluation.scorers import (
     Scores,
     compute_token_f1,
     contains,
-    is_exactly,
+    is_exact_match,
     normalise,
     score,
 )
@@ -39,22 +39,22 @@ def score_boxed(answer: str) -> Scores:
 # Strict
 
 
-def test_strict_wants_the_box_where_boxes_were_asked_for_and_the_whole_answer_where_not() -> None:
+def test_strict_requires_a_box_or_in_plain_format_the_exact_answer() -> None:
     sample = make_sample("Eiffel Tower")
-    for answer, plain in (("the Eiffel Tower.", 1), ("It is the Eiffel Tower.", 0)):
+    for answer, plain_score in (("the Eiffel Tower.", 1), ("It is the Eiffel Tower.", 0)):
         assert score(sample, answer, answer).strict == 0
-        assert score(sample, answer, answer, answer_format=AnswerFormat.PLAIN).strict == plain
+        assert score(sample, answer, answer, answer_format=AnswerFormat.PLAIN).strict == plain_score
         assert score(sample, answer, answer).lenient == 1
 
 
-def test_a_box_inside_the_reasoning_is_no_answer() -> None:
+def test_box_inside_the_reasoning_is_no_answer() -> None:
     sample = make_sample("7")
     assert score(sample, "", "<think>\\boxed{7}</think>").strict == 0
     assert score(sample, "7", "<think>\\boxed{8}</think> \\boxed{7}").strict == 1
     assert score(sample, "", "<think>it is 7</think> I cannot tell.").string_match == 0
 
 
-def test_a_box_may_be_farther_from_the_end_where_the_gold_string_is_long() -> None:
+def test_long_box_is_found_although_it_starts_far_from_the_end() -> None:
     poem = "Roses are red and violets are blue. " * 30
     assert score(make_sample(poem, metric=Metric.ALL), poem, f"\\boxed{{{poem}}}").strict == 1
 
@@ -72,20 +72,20 @@ def test_a_box_may_be_farther_from_the_end_where_the_gold_string_is_long() -> No
         "12,7,30,7",
     ],
 )
-def test_strict_wants_all_of_several_gold_strings_in_any_order_however_they_are_listed(answer) -> None:
-    assert is_exactly(answer, ("7", "12", "30"), Metric.ALL)
+def test_strict_accepts_all_gold_strings_in_any_order_and_list_format(answer) -> None:
+    assert is_exact_match(answer, ("7", "12", "30"), Metric.ALL)
 
 
 @pytest.mark.parametrize("answer", ["7, 12", "7, 12, 30, 31", "71230", "They are 7, 12, 30", "", "7, 12, 3 0"])
 def test_strict_refuses_extra_and_missing_strings(answer) -> None:
-    assert not is_exactly(answer, ("7", "12", "30"), Metric.ALL)
+    assert not is_exact_match(answer, ("7", "12", "30"), Metric.ALL)
 
 
-def test_gold_strings_may_be_of_several_words_or_hold_what_parts_items() -> None:
-    assert is_exactly("Red Fox and blue whale", ("blue whale", "red fox"), Metric.ALL)
-    assert not is_exactly("red, fox, blue whale", ("blue whale", "red fox"), Metric.ALL)
-    assert is_exactly("Ash, Sand and Sons; Rome", ("Rome", "Ash, Sand and Sons"), Metric.ALL)
-    assert is_exactly("1. sand 2. band", ("band", "sand"), Metric.ALL)
+def test_gold_strings_may_have_several_words_or_contain_separators() -> None:
+    assert is_exact_match("Red Fox and blue whale", ("blue whale", "red fox"), Metric.ALL)
+    assert not is_exact_match("red, fox, blue whale", ("blue whale", "red fox"), Metric.ALL)
+    assert is_exact_match("Ash, Sand and Sons; Rome", ("Rome", "Ash, Sand and Sons"), Metric.ALL)
+    assert is_exact_match("1. sand 2. band", ("band", "sand"), Metric.ALL)
 
 
 # Lenient
@@ -95,7 +95,7 @@ def test_gold_strings_may_be_of_several_words_or_hold_what_parts_items() -> None
     "text",
     ["code:48213", "x=48213", "| key|48213|", "12/48213", "[48213]", "is 48213.Then", "48,213"],
 )
-def test_punctuation_parts_words_where_there_is_no_space(text) -> None:
+def test_punctuation_separates_words_without_spaces(text) -> None:
     assert contains(text, "48213")
 
 
@@ -116,21 +116,21 @@ def test_parts_of_a_number_or_word_do_not_match(text, gold) -> None:
     assert contains(text, text)
 
 
-def test_lenient_is_one_sided_and_counts_whole_words() -> None:
+def test_lenient_accepts_longer_answers_and_compares_whole_words() -> None:
     assert score_boxed("It is the Eiffel tower in Paris").lenient == 1
     assert contains("答えは東京です", "東京")
-    for wrong in ("The", "Eiffel", "tower", "Eiffel Towers", "", "e"):
-        assert score_boxed(wrong).lenient == 0, wrong
+    for wrong_answer in ("The", "Eiffel", "tower", "Eiffel Towers", "", "e"):
+        assert score_boxed(wrong_answer).lenient == 0, wrong_answer
 
 
-def test_lenient_wants_any_wording_of_one_answer_but_all_of_several() -> None:
+def test_lenient_requires_one_gold_string_or_all_depending_on_the_metric() -> None:
     assert score(make_sample("NYC", "New York"), "in New York", None).lenient == 1
     assert score(make_sample("7", "12", metric=Metric.ALL), "7 and 12", None).lenient == 1
     assert score(make_sample("7", "12", metric=Metric.ALL), "7 and 13", None).lenient == 0
 
 
 @given(words, st.lists(words, min_size=1, max_size=3), st.sampled_from(Metric))
-def test_strict_matches_are_lenient_matches(answer, gold, metric) -> None:
+def test_every_strict_match_is_a_lenient_match(answer, gold, metric) -> None:
     for text in (answer, ",".join(gold), ";".join(gold), "/".join(gold)):
         scores = score(make_sample(*gold, metric=metric), text, text, answer_format=AnswerFormat.PLAIN)
         assert scores.strict <= scores.lenient
@@ -139,15 +139,15 @@ def test_strict_matches_are_lenient_matches(answer, gold, metric) -> None:
 # RULER's string match, F1 and a task's own metric
 
 
-def test_string_match_is_rulers_inside_words_and_in_lower_case() -> None:
-    whole = "the numbers 117 and BLUEISH"
-    assert score(make_sample("17", "blue", "red", metric=Metric.ALL), "x", whole).string_match == pytest.approx(2 / 3)
-    assert score(make_sample("17", "red"), "x", whole).string_match == 1
-    assert score(make_sample("red", "green"), "x", whole).string_match == 0
+def test_string_match_follows_ruler_in_lower_case_and_inside_words() -> None:
+    reply = "the numbers 117 and BLUEISH"
+    assert score(make_sample("17", "blue", "red", metric=Metric.ALL), "x", reply).string_match == pytest.approx(2 / 3)
+    assert score(make_sample("17", "red"), "x", reply).string_match == 1
+    assert score(make_sample("red", "green"), "x", reply).string_match == 0
     assert score(make_sample("straße"), "x", "STRASSE").string_match == 0, "RULER lowers, it does not fold"
 
 
-def test_f1_takes_the_nearest_wording_or_all_strings_together() -> None:
+def test_f1_takes_the_best_gold_string_or_all_together() -> None:
     assert score(make_sample("brown fox", "cat"), "quick brown fox", None).token_f1 == pytest.approx(0.8)
     assert score(make_sample("7", "12", metric=Metric.ALL), "7 12", None).token_f1 == 1
     assert score(make_sample("7", "12", metric=Metric.ALL), "7", None).token_f1 == pytest.approx(2 / 3)
@@ -159,7 +159,7 @@ def test_f1_is_symmetric_and_at_most_1(a, b) -> None:
     assert compute_token_f1(a, a) == 1
 
 
-def test_a_task_may_put_its_own_metric_in_the_place_of_string_match() -> None:
+def test_task_may_replace_string_match_with_its_own_score() -> None:
     sample = make_sample("gold", own_score=lambda sample, answer: 0.25 if answer == "mine" else 0.75)
     assert score(sample, "mine", "gold").string_match == 0.25
     assert score(sample, "other", "gold").string_match == 0.75
@@ -176,22 +176,19 @@ def test_reads_without_an_answer_are_wrong_in_every_score() -> None:
     assert set(astuple(WRONG)) == {0.0}
 
 
-def test_outcomes_follow_from_why_a_read_stopped() -> None:
+def test_outcome_follows_from_the_stop_reason() -> None:
     outcomes = Counter(QuestionOutcome.of(reason) for reason in StopReason)
     assert outcomes == {QuestionOutcome.ANSWERED: 3, QuestionOutcome.NO_ANSWER: 1, QuestionOutcome.UNFINISHED: 3}
     assert QuestionOutcome.of(StopReason.INVALID_ANSWER) is QuestionOutcome.ANSWERED, "its text can be scored"
 
 
 @given(st.text(max_size=60), st.lists(st.text(max_size=12), min_size=1, max_size=4), st.sampled_from(Metric))
-def test_every_score_of_any_text_lies_between_0_and_1(text, gold, metric) -> None:
-    for form in AnswerFormat:
-        scores = score(make_sample(*gold, metric=metric), text, text, answer_format=form)
-        assert all(0 <= score <= 1 for score in astuple(scores))
+def test_scores_of_any_text_lie_between_0_and_1(text, gold, metric) -> None:
+    for answer_format in AnswerFormat:
+        scores = score(make_sample(*gold, metric=metric), text, text, answer_format=answer_format)
+        assert all(0 <= value <= 1 for value in astuple(scores))
         assert scores.strict in {0, 1}
         assert scores.lenient in {0, 1}
-
-
-# Numbers are numbers
 
 
 @pytest.mark.parametrize(
@@ -220,5 +217,5 @@ def test_answers_that_differ_in_a_sign_or_mark_are_not_equal(one, other) -> None
         ("  The  Eiffel Tower! ", "eiffel tower"), ("STRASSE", "Straße"), ("The", "the"), ("?!", "?!"),
     ],
 )  # fmt: skip
-def test_wordings_of_the_same_number_or_name_are_the_same(reply, gold) -> None:
+def test_spellings_of_the_same_number_or_name_are_equal(reply, gold) -> None:
     assert score(make_sample(gold), reply, f"\\boxed{{{reply}}}").strict == 1

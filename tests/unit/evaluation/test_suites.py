@@ -1,4 +1,4 @@
-"""Suites by one name, and the numbers that are published of them."""
+"""Suites of tasks, and the scores that are published for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memagent_evaluation.report import render_report
 from memagent_evaluation.suites import SUITES, compute_suite_scores, expand_suites
 from memagent_evaluation.tasks import list_tasks
 
-THIRTEEN, TEN = "RULER, mean of 13 tasks", "RULER as MemAgent reports it, mean of 10 tasks"
+MEAN_OF_13, MEAN_OF_10 = "RULER, mean of 13 tasks", "RULER as MemAgent reports it, mean of 10 tasks"
 
 
 def make_rows(*, lengths=(4096, 8192), match=lambda task, length: 1.0):
@@ -21,7 +21,7 @@ def make_rows(*, lengths=(4096, 8192), match=lambda task, length: 1.0):
     ]
 
 
-def test_a_suite_stands_for_its_tasks() -> None:
+def test_suite_name_expands_to_its_tasks() -> None:
     assert expand_suites(["vt", "ruler", "keys"]) == (
         "vt", *(name for name in SUITES["ruler"] if name != "vt"), "keys"
     )  # fmt: skip
@@ -30,21 +30,22 @@ def test_a_suite_stands_for_its_tasks() -> None:
     assert {task for tasks in SUITES.values() for task in tasks} <= {*list_tasks()}
 
 
-def test_rulers_number_is_the_mean_over_tasks_of_string_match_by_length_and_over_lengths() -> None:
+def test_ruler_score_is_the_mean_string_match_over_tasks_and_lengths() -> None:
     rows = make_rows(match=lambda task, length: 0.0 if task == "cwe" else 1.0 if length == 4096 else 0.5)
     means = {(score.aggregate, score.length): score.score.mean for score in compute_suite_scores(rows)}
     assert means == pytest.approx(
-        {(THIRTEEN, 4096): 12 / 13, (THIRTEEN, 8192): 6 / 13, (TEN, 4096): 1.0, (TEN, 8192): 0.5}
+        {(MEAN_OF_13, 4096): 12 / 13, (MEAN_OF_13, 8192): 6 / 13, (MEAN_OF_10, 4096): 1.0, (MEAN_OF_10, 8192): 0.5}
     )
     report = render_report(make_table(*rows))
-    assert f"**{THIRTEEN}**" in report
+    assert f"**{MEAN_OF_13}**" in report
     (line,) = [line for line in report.splitlines() if line.endswith("| 69.2 | 61.5 | 76.9 |")]
     assert line.startswith("| memagent | 92.3 [")
 
 
-def test_a_suite_has_no_score_if_a_task_or_question_is_missing_or_of_a_script() -> None:
+def test_suite_with_a_missing_task_or_question_or_a_script_has_no_score() -> None:
     rows = make_rows(lengths=(4096,))
-    assert [item.aggregate for item in compute_suite_scores([row for row in rows if row.task != "qa_2"])] == [TEN]
+    suite_scores = compute_suite_scores([row for row in rows if row.task != "qa_2"])
+    assert [score.aggregate for score in suite_scores] == [MEAN_OF_10]
     assert compute_suite_scores([row for row in rows if row.task != "vt"]) == []
     unfinished = [score.score for score in compute_suite_scores(rows[:-1])]
     assert unfinished == [None, pytest.approx(unfinished[1])]

@@ -1,4 +1,4 @@
-"""Systems as the harness sees them, and the readers that they use."""
+"""Systems of an evaluation: loading by name, identities, prompts, run ids and outcomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUESTION = "What is the key of harbor?"
 
 
 class DescribedPolicy(ScriptedPolicy):
-    """A script that says what model it is."""
+    """A scripted policy that describes its model."""
 
     info = ModelInfo(context_window=2000)
 
@@ -36,87 +36,85 @@ def document(make_reader):
     return make_reader().store.add(Document.of(TEXT))
 
 
-def memagent(make_reader, policy, **options):
+def load_memagent(make_reader, policy, **options):
     return load_system("memagent", make_reader(policy, **options))
 
 
 @pytest.mark.parametrize("name", [*list_systems(), EXAMPLE])
-async def test_every_system_is_loaded_by_its_name(make_reader, name) -> None:
+async def test_every_system_loads_by_name_and_identifies_its_strategy(make_reader, name) -> None:
     system = load_system(name, make_reader(strategy="refine"))
     assert system.name == name
-    own = {"memagent": "refine", EXAMPLE: "own_gate"}
-    assert (await system.identity()).split()[0] == system.strategy.name == own.get(name, name)
+    strategy_names = {"memagent": "refine", EXAMPLE: "own_gate"}
+    assert (await system.compute_identity()).split()[0] == system.strategy.name == strategy_names.get(name, name)
 
 
-async def test_a_strategy_s_options_and_the_words_of_its_roles_are_part_of_a_system_s_identity(
-    make_reader, monkeypatch
-) -> None:
-    systems = [load_system(f"retrieval:chunks={number}", make_reader()) for number in (0, 3, 4, 3)]
-    identities = [await system.identity() for system in systems]
+async def test_identity_has_strategy_options_and_role_templates(make_reader, monkeypatch) -> None:
+    systems = [load_system(f"retrieval:chunks={chunk_count}", make_reader()) for chunk_count in (0, 3, 4, 3)]
+    identities = [await system.compute_identity() for system in systems]
     assert len(set(identities)) == 3
     assert identities[1] == identities[3]
-    refine = await load_system("refine", make_reader()).identity()
-    other = replace(IMPROVE, template=IMPROVE.template.replace("draft of the solution", "sketch of the solution"))
-    monkeypatch.setattr(Refine, "roles", (other, ANSWER))
-    assert await load_system("refine", make_reader()).identity() != refine
+    refine_identity = await load_system("refine", make_reader()).compute_identity()
+    template = IMPROVE.template.replace("draft of the solution", "sketch of the solution")
+    monkeypatch.setattr(Refine, "roles", (replace(IMPROVE, template=template), ANSWER))
+    assert await load_system("refine", make_reader()).compute_identity() != refine_identity
 
 
-async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader) -> None:
+async def test_unknown_system_error_suggests_similar_names(make_reader) -> None:
     with pytest.raises(EvaluationError, match=r"no system 'full-context'\. Did you mean full_context"):
         load_system("full-context", make_reader())
     with pytest.raises(EvaluationError, match=r"'zzz'\. Available systems"):
         load_system("zzz", make_reader())
 
 
-async def test_the_policy_s_own_words_are_used_where_the_reader_uses_them(make_reader, tmp_path) -> None:
+async def test_full_context_uses_the_profile_of_the_policy_if_the_reader_does(make_reader, tmp_path) -> None:
     profile = load_profile("embedded")
     policy = DescribedPolicy(read_perfectly)
     policy.info = replace(DescribedPolicy.info, profile=profile)
-    own = MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False)
-    plain = make_reader(policy, prompts=load_prompts(), run_log=False)
-    other = make_reader(DescribedPolicy(read_perfectly), prompts=profile.prompts, run_log=False)
-    profiled = make_reader(DescribedPolicy(read_perfectly), prompts=None, profile=profile, run_log=False)
-    for reader, calls in ((own, 2), (plain, 1), (other, 1), (profiled, 2)):
+    policy_reader = MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False)
+    plain_reader = make_reader(policy, prompts=load_prompts(), run_log=False)
+    other_reader = make_reader(DescribedPolicy(read_perfectly), prompts=profile.prompts, run_log=False)
+    profile_reader = make_reader(DescribedPolicy(read_perfectly), prompts=None, profile=profile, run_log=False)
+    for reader, call_count in ((policy_reader, 2), (plain_reader, 1), (other_reader, 1), (profile_reader, 2)):
         attempt = await load_system("full_context", reader).attempt(
             reader.store.add(Document.of("The key of harbor is 4711.")), QUESTION, answer_tokens=60, run_id="one"
         )
-        assert attempt.usage.turns == calls
+        assert attempt.usage.turns == call_count
 
 
-async def test_one_run_id_for_two_questions_is_refused(make_reader, document, tmp_path) -> None:
+async def test_run_id_of_another_question_or_document_is_refused(make_reader, document, tmp_path) -> None:
     saver = await open_checkpointer(tmp_path / "checkpoints.sqlite")
-    system = memagent(make_reader, None, checkpoints=saver)
+    system = load_memagent(make_reader, None, checkpoints=saver)
     await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
     with pytest.raises(RunMismatchError, match="another question or document"):
         await system.attempt(document, "What is the key of castle?", answer_tokens=60, run_id="one")
-    other = make_reader().store.add(Document.of(TEXT + "!"))
+    other_document = make_reader().store.add(Document.of(TEXT + "!"))
     with pytest.raises(RunMismatchError, match="another question or document"):
-        await system.attempt(other, QUESTION, answer_tokens=60, run_id="one")
+        await system.attempt(other_document, QUESTION, answer_tokens=60, run_id="one")
     await saver.aclose()
 
 
-async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:
-    system = memagent(make_reader, None, limits=Limits(max_chunks=2))
+async def test_attempt_without_an_answer_has_the_reason(make_reader, document) -> None:
+    system = load_memagent(make_reader, None, limits=Limits(max_chunks=2))
     attempt_at_limit = await system.attempt(document, QUESTION, answer_tokens=60, run_id="stopped")
     assert (attempt_at_limit.outcome, attempt_at_limit.answer) == (QuestionOutcome.UNFINISHED, None)
     assert attempt_at_limit.detail == "stopped at max_chunks after 2 chunks"
 
-    silent = ScriptedPolicy(lambda prompt: "a note" if "<section>" in prompt else "")
-    attempt = await memagent(make_reader, silent).attempt(document, QUESTION, answer_tokens=60, run_id="silent")
+    silent_policy = ScriptedPolicy(lambda prompt: "a note" if "<section>" in prompt else "")
+    system = load_memagent(make_reader, silent_policy)
+    attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="silent")
     assert (attempt.outcome, attempt.answer) == (QuestionOutcome.NO_ANSWER, None)
     assert attempt.detail == "empty: 3, resampled: 2"
 
 
-async def test_each_sample_of_an_answer_is_drawn_with_a_seed_of_its_own_and_so_is_its_resumption(
-    make_reader, document, log
-) -> None:
-    class Seeds(DescribedPolicy):
+async def test_each_repeat_has_its_own_seed_which_is_logged(make_reader, document, log) -> None:
+    class SeedRecordingPolicy(DescribedPolicy):
         async def complete(self, prompt, sampling):
             seeds.add(sampling.seed)
             return await super().complete(prompt, sampling)
 
     seeds_of_repeats = []
-    system = memagent(make_reader, Seeds(read_perfectly), run_log=log, sampling=SamplingParams(temperature=0.7, seed=5))
+    policy, sampling = SeedRecordingPolicy(read_perfectly), SamplingParams(temperature=0.7, seed=5)
+    system = load_memagent(make_reader, policy, run_log=log, sampling=sampling)
     for repeat in range(3):
         seeds: set[int] = set()
         await system.attempt(document, QUESTION, answer_tokens=60, run_id=f"r{repeat}", repeat=repeat)

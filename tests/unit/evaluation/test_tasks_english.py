@@ -1,10 +1,10 @@
-"""Facts in plain English: what is asked for stands in the document once, and nothing else there answers."""
+"""English tasks: the evidence is in the document once, and no other sentence answers the question."""
 
 import re
 
 import pytest
 
-from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, words
+from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, list_words
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.english import ABSENT, ENGLISH
 from memagent_graph.tokenizers import load_tokenizer
@@ -12,14 +12,14 @@ from memagent_graph.tokenizers import load_tokenizer
 TOKENIZER = load_tokenizer("embedded")
 
 
-def samples_of(name, count=5, length=1200, **settings):
+def make_samples(name, count=5, length=1200, **settings):
     task = load_task(name, TaskSettings(TOKENIZER, **settings))
     return [task.sample(length, index) for index in range(count)]
 
 
 @pytest.mark.parametrize("name", [name for name in ENGLISH if name != "english_absent"])
-def test_the_evidence_stands_in_the_document_and_holds_the_answer(name):
-    for sample in samples_of(name):
+def test_evidence_is_in_the_document_once_and_contains_the_answer(name):
+    for sample in make_samples(name):
         text = "".join(sample.text())
         assert all(text.count(needle.text) == 1 for needle in sample.needles)
         evidence = " ".join(needle.text for needle in sample.needles).casefold()
@@ -27,32 +27,32 @@ def test_the_evidence_stands_in_the_document_and_holds_the_answer(name):
         assert not any(gold.casefold() in sample.question.casefold() for gold in sample.gold)
 
 
-def test_of_a_fact_that_changes_the_later_statement_is_the_answer():
-    for sample in samples_of("english_change"):
-        first, last = sorted(sample.needles, key=lambda needle: needle.depth)
-        assert last.gold == sample.gold[0]
-        assert first.gold != sample.gold[0]
+def test_later_statement_of_a_changing_fact_is_the_answer():
+    for sample in make_samples("english_change"):
+        earlier_needle, later_needle = sorted(sample.needles, key=lambda needle: needle.depth)
+        assert later_needle.gold == sample.gold[0]
+        assert earlier_needle.gold != sample.gold[0]
 
 
-@pytest.mark.parametrize(("name", "answer_at"), [("english_hop_3", -1), ("english_hop_3_backward", 0)])
-def test_facts_of_a_chain_are_in_forward_or_reverse_order(name, answer_at):
-    for sample in samples_of(name):
-        in_order = sorted(sample.needles, key=lambda needle: needle.depth)
-        assert in_order[answer_at].gold == sample.gold[0]
+@pytest.mark.parametrize(("name", "answer_index"), [("english_hop_3", -1), ("english_hop_3_backward", 0)])
+def test_facts_of_a_chain_are_in_forward_or_reverse_order(name, answer_index):
+    for sample in make_samples(name):
+        needles = sorted(sample.needles, key=lambda needle: needle.depth)
+        assert needles[answer_index].gold == sample.gold[0]
         assert not any(needle.gold in sample.question for needle in sample.needles)
 
 
-def test_where_nothing_answers_there_is_no_evidence_and_any_way_to_say_so_is_right():
-    for sample in samples_of("english_absent"):
+def test_unanswerable_questions_have_no_evidence_and_accept_any_refusal():
+    for sample in make_samples("english_absent"):
         assert sample.needles == ()
         assert sample.gold == ABSENT
 
 
 @pytest.fixture
 def statements(monkeypatch):
-    """All facts by their statements, and what each question asks for: the relation, and the side that it names."""
+    """All facts by statement, and for each question its relation and the side that it names."""
     facts, questions = {}, {}
-    state, question = EnglishFacts.state, EnglishFacts.question
+    state, question = EnglishFacts.draw_statement, EnglishFacts.draw_question
 
     def record_fact(self, relation, subject, value):
         text = state(self, relation, subject, value)
@@ -64,50 +64,50 @@ def statements(monkeypatch):
         questions[text] = fact.relation.name, fact.value if answer == fact.subject else fact.subject
         return text, answer
 
-    monkeypatch.setattr(EnglishFacts, "state", record_fact)
-    monkeypatch.setattr(EnglishFacts, "question", record_question)
+    monkeypatch.setattr(EnglishFacts, "draw_statement", record_fact)
+    monkeypatch.setattr(EnglishFacts, "draw_question", record_question)
     return facts, questions
 
 
-def facts_in(text, facts):
+def find_facts(text, facts):
     return [fact for statement, fact in facts.items() if statement in text]
 
 
 @pytest.mark.parametrize("name", ["english_fact", "english_new", "english_absent"])
-def test_nothing_but_the_evidence_answers(name, statements):
+def test_only_the_evidence_answers_the_question(name, statements):
     facts, questions = statements
-    samples = samples_of(name, count=6, length=3000, questions_per_document=6)
+    samples = make_samples(name, count=6, length=3000, questions_per_document=6)
     (text,) = {"".join(sample.text()) for sample in samples}
     for sample in samples:
         relation, side = questions[sample.question]
-        own = {needle.text for needle in sample.needles}
-        others = [fact for fact in facts_in(text, facts) if fact.statement not in own]
-        assert others
-        assert not [fact for fact in others if fact.relation.name == relation and side in {fact.subject, fact.value}]
+        evidence_texts = {needle.text for needle in sample.needles}
+        other_facts = [fact for fact in find_facts(text, facts) if fact.statement not in evidence_texts]
+        assert other_facts
+        assert not [f for f in other_facts if f.relation.name == relation and side in {f.subject, f.value}]
 
 
 @pytest.mark.parametrize("name", ["english_hop_2", "english_hop_3_backward", "english_list"])
-def test_nothing_but_the_evidence_says_anything_of_its_subjects_in_its_relations(name, statements):
-    for sample in samples_of(name, count=6, length=2500, questions_per_document=6):
-        own = {needle.text for needle in sample.needles}
-        facts = facts_in("".join(sample.text()), statements[0])
-        known = {(fact.relation.name, fact.subject) for fact in facts if fact.statement in own}
-        assert not [f for f in facts if f.statement not in own and (f.relation.name, f.subject) in known]
+def test_only_the_evidence_states_its_relations_of_its_subjects(name, statements):
+    for sample in make_samples(name, count=6, length=2500, questions_per_document=6):
+        evidence = {needle.text for needle in sample.needles}
+        facts = find_facts("".join(sample.text()), statements[0])
+        keys = {(fact.relation.name, fact.subject) for fact in facts if fact.statement in evidence}
+        assert not [f for f in facts if f.statement not in evidence and (f.relation.name, f.subject) in keys]
         if name != "english_list":
-            count = len({relation for relation, _ in known})
+            count = len({relation for relation, _ in keys})
             assert count == int(name.split("_")[2]), "no relation stands in a chain twice"
 
 
 def test_list_items_are_stated_once_for_several_questions():
-    for sample in samples_of("english_list", count=8, length=2500, questions_per_document=8):
+    for sample in make_samples("english_list", count=8, length=2500, questions_per_document=8):
         assert len({*sample.gold}) == len(sample.gold) == 3
 
 
-def test_the_training_split_and_the_held_out_split_share_no_people():
+def test_training_and_held_out_splits_share_no_people():
     for split, held_out in ((":held_out=no", False), ("", True)):
-        samples = samples_of(f"english_fact{split}", 24, length=300)
+        samples = make_samples(f"english_fact{split}", 24, length=300)
         vocabulary = {
             word for sample in samples for needle in sample.needles for word in re.findall(r"\w+", needle.text)
         }
-        assert len(vocabulary & {*words("first_names", held_out=held_out)}) > 5
-        assert not vocabulary & {*words("first_names", held_out=not held_out)}
+        assert len(vocabulary & {*list_words("first_names", held_out=held_out)}) > 5
+        assert not vocabulary & {*list_words("first_names", held_out=not held_out)}

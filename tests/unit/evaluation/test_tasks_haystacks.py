@@ -1,4 +1,4 @@
-"""Haystacks: sentences of prose from users' files and from Python, as endless streams."""
+"""Haystacks: endless streams of prose sentences from users' files and from Python's documentation."""
 
 import itertools
 import random
@@ -17,7 +17,7 @@ from memagent_graph.tokenizers import load_tokenizer
 TOKENIZER = load_tokenizer("embedded")
 
 
-def test_a_paragraph_is_split_after_sentences_and_nothing_is_lost():
+def test_paragraph_is_split_into_sentences_without_loss():
     text = 'One came. "Two came!" Three? see e.g. the fourth. 5 came.'
     assert list(split_sentences(text)) == ["One came. ", '"Two came!" ', "Three? see e.g. the fourth. ", "5 came.\n\n"]
     assert list(split_sentences("一。二！三")) == ["一。", "二！", "三\n\n"]
@@ -26,14 +26,14 @@ def test_a_paragraph_is_split_after_sentences_and_nothing_is_lost():
 
 
 @given(words=st.lists(st.text("ab", min_size=1, max_size=900), min_size=1, max_size=40))
-def test_endless_sentences_are_split(words):
+def test_very_long_sentences_are_split(words):
     text = " ".join(words)
     sentences = list(split_sentences(text))
     assert "".join(sentences) == text + "\n\n"
     assert max(map(len, sentences)) <= 602
 
 
-def test_a_users_file_is_the_haystack(tmp_path):
+def test_haystack_consists_of_the_sentences_of_a_user_file(tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("".join(f"Sentence {n} of the\nuser's own book.\n\n" for n in range(400)))
     sample = load_task("niah_single_2", TaskSettings(TOKENIZER, haystack=book)).sample(3000, 0)
@@ -53,7 +53,7 @@ def test_short_file_is_repeated(tmp_path):
     assert load_task("niah_multikey_1", TaskSettings(TOKENIZER, haystack=book)).sample(2000, 0).needles
 
 
-def test_a_folder_is_read_in_the_order_of_names_and_other_files_are_left_alone(tmp_path):
+def test_folder_is_read_in_name_order_without_non_text_files(tmp_path):
     (tmp_path / "part").mkdir()
     (tmp_path / "b.txt").write_text("Beta stands here.")
     (tmp_path / "a.md").write_text("Alpha stands here.")
@@ -78,14 +78,14 @@ def test_large_file_is_streamed(tmp_path):
     assert peak < 200_000 < book.stat().st_size / 10
 
 
-def test_samples_begin_at_different_places_of_the_prose():
+def test_samples_start_at_different_positions_in_the_prose():
     task = load_task("niah_single_2", TaskSettings(TOKENIZER))
     beginnings = {next(iter(task.sample(4000, index).text())) for index in range(8)}
     assert len(beginnings) > 5
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make_haystack", "message"),
     [
         (lambda path: None, "there is no haystack"),
         (lambda path: path.write_text(" \n\n "), "holds no text"),
@@ -93,9 +93,9 @@ def test_samples_begin_at_different_places_of_the_prose():
         (lambda path: path.mkdir(), "holds no text"),
     ],
 )
-def test_a_haystack_that_is_no_text_is_an_error_with_a_remedy(make, message, tmp_path):
+def test_haystack_without_text_is_an_error_with_a_hint(make_haystack, message, tmp_path):
     path = tmp_path / "hay.txt"
-    make(path)
+    make_haystack(path)
     with pytest.raises(EvaluationError, match=message) as failure:
         load_task("niah_single_2", TaskSettings(TOKENIZER, haystack=path)).sample(2000, 0)
     assert failure.value.hint

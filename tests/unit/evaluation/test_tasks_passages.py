@@ -1,4 +1,4 @@
-"""Questions whose gold paragraphs lie among others, by tokens (qa_1, qa_2) and by passages (ruler_hqa)."""
+"""Questions with gold paragraphs among distractors, by tokens (qa_1, qa_2) and by passages (ruler_hqa)."""
 
 import random
 import re
@@ -14,14 +14,14 @@ from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
 SETTINGS = TaskSettings(TOKENIZER)
-FRAME = re.compile(r"^Document (\d+):\n", re.MULTILINE)
+PASSAGE_HEADER = re.compile(r"^Document (\d+):\n", re.MULTILINE)
 
 
-def made_records(number=60):
-    source = random.Random(0)
+def make_records(count=60):
+    chance = random.Random(0)
 
     def paragraph(title, fact):
-        filler = ("".join(source.choices("etaoinshrd", k=source.randint(2, 8))) for _ in range(source.randint(5, 60)))
+        filler = ("".join(chance.choices("etaoinshrd", k=chance.randint(2, 8))) for _ in range(chance.randint(5, 60)))
         return Paragraph(title, f"{fact} {' '.join(filler)}.")
 
     return [
@@ -35,59 +35,61 @@ def made_records(number=60):
             ),
             tuple(paragraph(f"Other {n}.{k}", "Nothing.") for k in range(8)),
         )
-        for n in range(number)
+        for n in range(count)
     ]
 
 
-RECORDS = made_records()
+RECORDS = make_records()
 
 
-def draw(task, length, index=0, records=RECORDS):
-    """A sample, its text, the passages in that, and the record that is asked about."""
+def draw_sample(task, length, index=0, records=RECORDS):
+    """Return a sample, its text, its passages, and the record that it asks about."""
     sample = task.sample(length, index)
     text = "".join(sample.text())
-    assert [int(number) for number in FRAME.findall(text)] == list(range(1, len(FRAME.findall(text)) + 1))
+    numbers = [int(number) for number in PASSAGE_HEADER.findall(text)]
+    assert numbers == list(range(1, len(numbers) + 1))
     (record,) = [record for record in records if record.question == sample.question]
-    return sample, text, [part.strip() for part in FRAME.split(text)[2::2]], record
+    return sample, text, [passage.strip() for passage in PASSAGE_HEADER.split(text)[2::2]], record
 
 
-def text_of(paragraph):
+def format_paragraph(paragraph):
     return f"{paragraph.title}\n{paragraph.text}"
 
 
 @pytest.mark.parametrize("name", ["qa_1", "qa_2"])
 @pytest.mark.parametrize("length", [1500, 9000])
-def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length(name, length):
+def test_document_of_the_requested_length_has_gold_and_distractors(name, length):
     task = make_passage_task(RECORDS, name, SETTINGS)
     assert (task.metric, task.unit, task.answer_tokens) == (Metric.ANY, LengthUnit.TOKENS, 32)
     for index in range(5):
-        sample, text, paragraphs, record = draw(task, length, index)
+        sample, text, paragraphs, record = draw_sample(task, length, index)
         tokens = TOKENIZER.count(text) + TOKENIZER.count(sample.question) + 32
         assert 0 <= length - tokens < 300, "short by less than a passage"
-        assert abs(tokens - sample.reached) <= 2
+        assert abs(tokens - sample.reached_length) <= 2
         assert len(paragraphs) == len(set(paragraphs))
-        assert {text_of(paragraph) for paragraph in record.gold} <= set(paragraphs)
-        own = {text_of(paragraph) for paragraph in record.distractors}
-        assert own <= set(paragraphs) if length == 9000 else own & set(paragraphs)
+        assert {format_paragraph(paragraph) for paragraph in record.gold} <= set(paragraphs)
+        own_distractors = {format_paragraph(paragraph) for paragraph in record.distractors}
+        assert own_distractors <= set(paragraphs) if length == 9000 else own_distractors & set(paragraphs)
         assert sample.gold == record.answers
-        golds = {needle.text: needle.gold for needle in sample.needles}
-        assert golds == {text_of(record.gold[0]): record.gold[0].title, text_of(record.gold[1]): record.answers[0]}
+        first, second = map(format_paragraph, record.gold)
+        needle_golds = {needle.text: needle.gold for needle in sample.needles}
+        assert needle_golds == {first: record.gold[0].title, second: record.answers[0]}
         assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
 
 
-def test_the_same_index_is_the_same_question_at_every_length_and_each_comes_once():
+def test_index_determines_the_question_at_every_length():
     records = RECORDS[:12]
-    for name, length, other in (("qa_2", 1000, 1500), ("ruler_hqa", 10, 20)):
+    for name, length, other_length in (("qa_2", 1000, 1500), ("ruler_hqa", 10, 20)):
         task = make_passage_task(records, name, SETTINGS)
         questions = [task.sample(length, index).question for index in range(12)]
-        assert questions == [task.sample(other, index).question for index in range(12)]
+        assert questions == [task.sample(other_length, index).question for index in range(12)]
         assert set(questions) == {record.question for record in records}
         assert questions != [record.question for record in records]
         with pytest.raises(EvaluationError, match=r"no sample 12: the data file has 12 questions"):
             task.sample(length, 12)
 
 
-def test_gold_paragraphs_stand_anywhere():
+def test_gold_paragraphs_occur_at_all_depths():
     task = make_passage_task(RECORDS, "qa_2", SETTINGS)
     depths = sorted(task.sample(2500, index).needles[0].depth for index in range(40))
     assert depths[0] < 0.15
@@ -97,37 +99,38 @@ def test_gold_paragraphs_stand_anywhere():
 
 def test_long_documents_repeat_distractors_but_never_gold():
     task = make_passage_task(RECORDS[:3], "qa_1", SETTINGS)
-    _, _, paragraphs, record = draw(task, 20_000)
+    _, _, paragraphs, record = draw_sample(task, 20_000)
     assert len(paragraphs) > 2 * len(set(paragraphs))
-    assert all(paragraphs.count(text_of(paragraph)) == 1 for paragraph in (*record.gold, *record.distractors))
+    assert all(paragraphs.count(format_paragraph(paragraph)) == 1 for paragraph in (*record.gold, *record.distractors))
 
 
 @pytest.mark.parametrize("length", [2, 7, 10, 300, 600])
-def test_ruler_hqa_has_so_many_different_passages(length):
+def test_ruler_hqa_has_the_requested_number_of_distinct_passages(length):
     task = make_passage_task(RECORDS, "ruler_hqa", SETTINGS)
     assert (task.metric, task.unit) == (Metric.ANY, LengthUnit.PASSAGES)
     for index in range(3):
-        sample, text, paragraphs, record = draw(task, length, index)
+        sample, text, paragraphs, record = draw_sample(task, length, index)
         assert len(paragraphs) == len(set(paragraphs)) == length
-        assert {text_of(paragraph) for paragraph in record.gold} <= set(paragraphs)
+        assert {format_paragraph(paragraph) for paragraph in record.gold} <= set(paragraphs)
         assert set(paragraphs) <= {
-            text_of(paragraph) for every in RECORDS for paragraph in (*every.gold, *every.distractors)
+            format_paragraph(paragraph) for other in RECORDS for paragraph in (*other.gold, *other.distractors)
         }
-        own = {text_of(paragraph) for paragraph in record.distractors}
-        assert len(own & set(paragraphs)) == min(8, length - 2)
+        own_distractors = {format_paragraph(paragraph) for paragraph in record.distractors}
+        assert len(own_distractors & set(paragraphs)) == min(8, length - 2)
         assert len(sample.needles) == 2
         assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
 
 
-def test_a_paragraph_with_the_gold_text_is_no_distractor_under_another_title():
-    copy = QARecord("copy", "Who?", ("Nobody",), (Paragraph("Copy", RECORDS[0].gold[1].text),), RECORDS[0].gold)
-    task = make_passage_task([*RECORDS, copy], "ruler_hqa", SETTINGS)
+def test_paragraph_with_the_gold_text_is_never_a_distractor():
+    gold = (Paragraph("Copy", RECORDS[0].gold[1].text),)
+    copied_record = QARecord("copy", "Who?", ("Nobody",), gold, RECORDS[0].gold)
+    task = make_passage_task([*RECORDS, copied_record], "ruler_hqa", SETTINGS)
     for index in range(len(RECORDS) + 1):
-        _, text, _, record = draw(task, 400, index, [*RECORDS, copy])
+        _, text, _, record = draw_sample(task, 400, index, [*RECORDS, copied_record])
         assert all(text.count(paragraph.text) == 1 for paragraph in record.gold)
 
 
-def test_more_passages_than_there_are_are_refused_with_the_number_that_there_is():
+def test_error_for_too_many_passages_names_the_available_number():
     task = make_passage_task(RECORDS, "ruler_hqa", SETTINGS)
     with pytest.raises(EvaluationError, match=r"has 600 passages for this question, not 601.*training split"):
         task.sample(601, 0)
@@ -135,17 +138,17 @@ def test_more_passages_than_there_are_are_refused_with_the_number_that_there_is(
         task.sample(1, 0)
 
 
-def test_gold_that_does_not_fit_is_refused_with_the_length_that_does():
+def test_length_too_small_for_gold_is_refused_with_a_sufficient_one():
     task = make_passage_task(RECORDS, "qa_2", SETTINGS)
     with pytest.raises(EvaluationError, match=r"at least") as failure:
         task.sample(60, 0)
-    least = int(re.search(r"at least ([\d,]+),", failure.value.hint)[1].replace(",", ""))
-    assert task.sample(least, 0).needles
+    sufficient_length = int(re.search(r"at least ([\d,]+),", failure.value.hint)[1].replace(",", ""))
+    assert task.sample(sufficient_length, 0).needles
 
 
-def test_records_without_any_distractor_end_in_an_error_not_in_a_loop():
-    alone = [QARecord("1", "Who?", ("Ada",), (Paragraph("A", "Ada it was."),))]
+def test_records_without_distractors_are_an_error_not_an_endless_loop():
+    records = [QARecord("1", "Who?", ("Ada",), (Paragraph("A", "Ada it was."),))]
     with pytest.raises(EvaluationError, match="no paragraph that could be a distractor"):
-        make_passage_task(alone, "qa_1", SETTINGS).sample(1000, 0)
-    sample = make_passage_task(alone, "ruler_hqa", SETTINGS).sample(1, 0)
+        make_passage_task(records, "qa_1", SETTINGS).sample(1000, 0)
+    sample = make_passage_task(records, "ruler_hqa", SETTINGS).sample(1, 0)
     assert "".join(sample.text()) == "Document 1:\nA\nAda it was."

@@ -1,4 +1,4 @@
-"""Tasks by name: which there are, what an unknown one says, and users' own."""
+"""Tasks by name: the available ones, errors for unknown names and options, and users' own tasks."""
 
 import re
 import sys
@@ -10,16 +10,16 @@ import pytest
 from memagent_evaluation import samples
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, list_task_options, list_tasks, load_task
-from memagent_evaluation.tasks.needles import words
+from memagent_evaluation.tasks.needles import list_words
 from memagent_graph.errors import EvaluationError, MissingExtraError
 from memagent_graph.tokenizers import load_tokenizer
 
 SETTINGS = TaskSettings(load_tokenizer("embedded"))
-RULER = (
+RULER_TASKS = (
     *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
     *("niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2"),
 )
-OUR_OWN = (
+OWN_TASKS = (
     *("state_1", "state_2", "state_3"),
     *(f"english_hop_{hops}{order}" for hops in (2, 3) for order in ("", "_backward")),
     *(f"english_{kind}" for kind in ("fact", "new", "change", "list", "absent")),
@@ -27,19 +27,19 @@ OUR_OWN = (
 DATA_TASKS = ("hotpotqa", "squad", "ruler_hqa_files", "qa_files", "memagent_files")
 
 
-def test_all_of_ruler_our_own_and_the_data_files_have_names():
-    assert set(list_tasks()) == {*RULER, "ruler_hqa", *OUR_OWN, *DATA_TASKS}
+def test_list_has_ruler_own_and_data_tasks():
+    assert set(list_tasks()) == {*RULER_TASKS, "ruler_hqa", *OWN_TASKS, *DATA_TASKS}
     assert len(list_tasks()) == len(set(list_tasks()))
 
 
-def test_the_options_of_a_task_are_listed():
-    for name in OUR_OWN:
+def test_task_options_are_listed():
+    for name in OWN_TASKS:
         assert list_task_options(name) == load_task(name, SETTINGS).options != ()
     assert list_task_options("niah_single_1") == ()
 
 
-@pytest.mark.parametrize("name", [*(name for name in RULER if not name.startswith("qa")), *OUR_OWN])
-def test_a_task_describes_itself_says_where_its_answer_stands_and_refuses_the_impossible(name):
+@pytest.mark.parametrize("name", [*(name for name in RULER_TASKS if not name.startswith("qa")), *OWN_TASKS])
+def test_task_gives_samples_with_needle_depths_and_refuses_bad_lengths(name):
     task = load_task(name, SETTINGS)
     sample = task.sample(3000, 5)
     text = "".join(sample.text())
@@ -57,7 +57,7 @@ def test_a_task_describes_itself_says_where_its_answer_stands_and_refuses_the_im
             task.sample(length, index)
 
 
-def test_an_unknown_task_is_an_error_with_suggestions():
+def test_unknown_task_error_has_suggestions():
     with pytest.raises(EvaluationError) as failure:
         load_task("naih_single_2", SETTINGS)
     assert "'naih_single_2'" in failure.value.message
@@ -87,38 +87,38 @@ def test_an_unknown_task_is_an_error_with_suggestions():
         ("niah_multiquery", {"questions_per_document": 400, "small": True}, "more keys than the small variant has"),
     ],
 )
-def test_options_and_settings_that_cannot_be_are_refused(name, settings, message):
+def test_invalid_options_and_settings_are_refused(name, settings, message):
     with pytest.raises(EvaluationError) as failure:
         load_task(name, TaskSettings(SETTINGS.tokenizer, **settings)).sample(10_000, 0)
     assert message in f"{failure.value.message} {failure.value.hint}"
 
 
-def test_without_the_word_lists_full_size_tasks_name_the_extra(monkeypatch):
-    words.cache_clear()
+def test_missing_word_lists_error_names_the_extra(monkeypatch):
+    list_words.cache_clear()
     monkeypatch.setitem(sys.modules, "wonderwords", None)
     try:
         with pytest.raises(MissingExtraError, match=r"pip install .*\[eval\]"):
             load_task("niah_single_1", SETTINGS).sample(3000, 0)
         assert load_task("niah_single_1", TaskSettings(SETTINGS.tokenizer, small=True)).sample(300, 0).gold
     finally:
-        words.cache_clear()
+        list_words.cache_clear()
 
 
 # Users' own tasks
 
-EXAMPLE = textwrap.dedent(samples.__doc__.split("\n\n", 1)[1].split("`memagent eval", 1)[0])
+DOCUMENTED_TASK = textwrap.dedent(samples.__doc__.split("\n\n", 1)[1].split("`memagent eval", 1)[0])
 
 
-def write(folder, source):
+def write_module(folder, source):
     path = folder / "my_tasks.py"
     path.write_text(source)
     return path
 
 
-def test_the_example_of_a_task_of_ones_own_works_as_it_is_shown(tmp_path):
-    assert len(EXAMPLE.strip().splitlines()) <= 20
+def test_documented_example_of_an_own_task_works(tmp_path):
+    assert len(DOCUMENTED_TASK.strip().splitlines()) <= 20
     assert "`memagent eval my_tasks.py:Birthdays`" in samples.__doc__
-    task = load_task(f"{write(tmp_path, EXAMPLE)}:Birthdays", SETTINGS)
+    task = load_task(f"{write_module(tmp_path, DOCUMENTED_TASK)}:Birthdays", SETTINGS)
     sample = task.sample(2000, 3)
     text = "".join(sample.text())
     assert f"born on day {sample.gold[0]} " in text
@@ -127,10 +127,10 @@ def test_the_example_of_a_task_of_ones_own_works_as_it_is_shown(tmp_path):
     assert 0.7 * 2000 < tokens < 1.3 * 2000
     assert sample.id == "birthdays/2000/3"
     assert {task.sample(2000, index).gold for index in range(20)} != {sample.gold}
-    assert all(hasattr(task, part) for part in vars(Task) if not part.startswith("_"))
+    assert all(hasattr(task, attribute) for attribute in vars(Task) if not attribute.startswith("_"))
 
 
-OWN = """
+USER_MODULE = """
 from dataclasses import dataclass
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
 
@@ -161,17 +161,17 @@ nothing = 7
 """
 
 
-def test_a_class_is_made_with_the_settings_or_with_nothing_and_a_task_is_taken_as_it_is(tmp_path):
-    several = replace(SETTINGS, questions_per_document=3)
-    path = write(tmp_path, OWN)
+def test_own_task_class_is_instantiated_with_or_without_settings(tmp_path):
+    shared_settings = replace(SETTINGS, questions_per_document=3)
+    path = write_module(tmp_path, USER_MODULE)
     assert load_task(f"{path}:Plain", SETTINGS).name == "plain"
     assert load_task(f"{path}:WithSettings", SETTINGS).settings is SETTINGS
     assert load_task(f"{path}:WithOptionalSettings", SETTINGS).settings is SETTINGS
     assert load_task(f"{path}:WithDefaults", SETTINGS).depth == 3
     assert load_task(f"{path}:instance", SETTINGS).depth == 5
-    assert load_task(f"{path}:WithSettings", several).settings is several
+    assert load_task(f"{path}:WithSettings", shared_settings).settings is shared_settings
     with pytest.raises(EvaluationError, match="one question on each document"):
-        load_task(f"{path}:Plain", several)
+        load_task(f"{path}:Plain", shared_settings)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_class_is_made_with_the_settings_or_with_nothing_and_a_task_is_taken_a
         ("{path}:Greedy", "its constructor takes", "TaskSettings as `settings`, or nothing"),
     ],
 )
-def test_an_invalid_own_task_is_an_error_with_a_hint(name, message, hint, tmp_path):
+def test_invalid_own_task_is_an_error_with_a_hint(name, message, hint, tmp_path):
     with pytest.raises(EvaluationError, match=message) as failure:
-        load_task(name.format(path=write(tmp_path, OWN)), SETTINGS)
+        load_task(name.format(path=write_module(tmp_path, USER_MODULE)), SETTINGS)
     assert re.search(hint, failure.value.hint)

@@ -16,7 +16,7 @@ from memagent_training.algorithm.advantages import (
     find_drop_reason,
     prepare_batch,
 )
-from memagent_training.algorithm.credit import parse_terms
+from memagent_training.algorithm.credit import parse_credit_terms
 from memagent_training.data.rollouts import Rollout, RolloutGroup
 from memagent_training.training_errors import TrainingError
 
@@ -43,7 +43,7 @@ def with_steps(share, **changes):
     """The settings in which a conversation's own reward is this share of its advantage."""
     outcome = [] if share == 1 else [{"reward": "outcome", "weight": 1 - share}]
     steps = [{"reward": "step", "weight": share, "scope": "conversation"}]
-    return AdvantageSettings(credit=parse_terms([*outcome, *steps]), **changes)
+    return AdvantageSettings(credit=parse_credit_terms([*outcome, *steps]), **changes)
 
 
 def group(*rollouts, name="question"):
@@ -125,8 +125,8 @@ class TestStepRewards:
     def test_step_rewards_keep_a_group_whose_outcomes_are_equal(self):
         mixed = with_steps(0.5, drop_zero_variance=True)
         same_outcome = group(rollout("a", 1, [2] * 2, (1, 0)), rollout("b", 1, [2] * 2, (0, 0)))
-        assert prepare_batch([same_outcome], mixed).dropped == {}
-        assert prepare_batch([same_outcome], AdvantageSettings(drop_zero_variance=True)).dropped
+        assert prepare_batch([same_outcome], mixed).drop_reasons == {}
+        assert prepare_batch([same_outcome], AdvantageSettings(drop_zero_variance=True)).drop_reasons
         only_steps = with_steps(1, drop_zero_variance=True)
         other_outcome = group(rollout("a", 1, [2], (0,)), rollout("b", 0, [2], (0,)))
         assert find_drop_reason(other_outcome, only_steps) is DropReason.EQUAL_REWARDS
@@ -141,7 +141,7 @@ class TestOverlongPenalty:
         ("length", "penalty"), [(0, 0), (80, 0), (81, -0.05), (90, -0.5), (100, -1), (101, -1), (999, -1)]
     )
     def test_overlong_penalty_grows_over_the_cache_length(self, length, penalty):
-        assert OverlongPenalty(100, 20).of(rollout("a", 1, [length])) == pytest.approx(penalty)
+        assert OverlongPenalty(100, 20).compute(rollout("a", 1, [length])) == pytest.approx(penalty)
 
     def test_overlong_penalty_counts_the_longest_conversation(self):
         batch = prepare_batch(
@@ -153,17 +153,17 @@ class TestOverlongPenalty:
 
     def test_overlong_penalty_does_not_keep_a_group_of_equal_rewards(self):
         batch = prepare_batch([group(rollout("wordy", 1, [100]), rollout("brief", 1, [5]))], DAPO)
-        assert batch.dropped == {"question": DropReason.EQUAL_REWARDS}
+        assert batch.drop_reasons == {"question": DropReason.EQUAL_REWARDS}
 
 
 class TestDroppedGroups:
     def test_groups_without_variance_do_not_count_in_the_denominator(self):
         groups = [group_of(1, 0, name="a"), group_of(1, 1, name="b")]
         dapo, paper = prepare_batch(groups, DAPO), prepare_batch(groups, PAPER)
-        assert dapo.dropped == {"b": DropReason.EQUAL_REWARDS}
+        assert dapo.drop_reasons == {"b": DropReason.EQUAL_REWARDS}
         assert dapo.learned_tokens == 8
         assert {row.weight for row in dapo.rows} == {1 / 8}
-        assert paper.dropped == {}
+        assert paper.drop_reasons == {}
         assert {row.weight for row in paper.rows} == {1 / 16}
         assert [row.advantage for row in paper.rows][4:] == [0] * 4
 
@@ -171,13 +171,13 @@ class TestDroppedGroups:
     def test_groups_of_one_rollout_are_dropped(self, baseline):
         batch = prepare_batch([group_of(1), group(name="none")], AdvantageSettings(baseline=baseline))
         assert batch.rows == prepare_batch([], DAPO).rows == ()
-        assert list(batch.dropped.values()) == [DropReason.ALONE] * 2
+        assert list(batch.drop_reasons.values()) == [DropReason.ALONE] * 2
 
     def test_groups_with_only_masked_tokens_are_dropped(self):
         silent = Rollout("a", (conversation(2, mask=[False, False]),), 1.0)
         cut = Rollout("b", (conversation(2, truncated=True),), 0.0)
         batch = prepare_batch([group(silent, cut)], AdvantageSettings(mask_truncated=True))
-        assert batch.dropped == {"question": DropReason.NOTHING_LEARNED}
+        assert batch.drop_reasons == {"question": DropReason.NOTHING_LEARNED}
         assert batch.rows == ()
 
 

@@ -26,7 +26,7 @@ from support.programs import Program
 from support.training_log import comparable, write_log
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.errors import install_command
+from memagent_graph.errors import make_install_command
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.commands import training_process
 from memagent_training.forward import recomputed
@@ -190,7 +190,7 @@ def test_invalid_options_are_refused_with_a_hint(arguments, more, words) -> None
 def test_a_missing_extra_is_named(arguments, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
-    assert install_command("train") in memagent(*arguments(), code=ExitCode.SETTINGS).stderr
+    assert make_install_command("train") in memagent(*arguments(), code=ExitCode.SETTINGS).stderr
 
 
 # Killed trainings

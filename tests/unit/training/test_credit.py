@@ -21,7 +21,7 @@ from support.strategies import answer_perfectly
 from memagent_graph import MemAgentError, RunLog, ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_training.algorithm.advantages import AdvantageSettings, find_drop_reason, prepare_batch
-from memagent_training.algorithm.credit import CreditTerm, Scope, check_roles, parse_terms
+from memagent_training.algorithm.credit import CreditTerm, Scope, parse_credit_terms, require_roles
 from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
@@ -178,7 +178,7 @@ def test_old_runs_are_scored_from_a_file_that_knows_their_evidence(read, tmp_pat
     run = read(gold=None)
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [FACT]}))
     gold = GoldAnswers.load(tmp_path / "gold.jsonl")
-    rescored = replace(run, gold=gold.of(run))
+    rescored = replace(run, gold=gold.find(run))
     assert EvidenceF2()(rescored) == 1.0
     assert GateRight()(rescored) is not None
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [""]}))
@@ -188,7 +188,7 @@ def test_old_runs_are_scored_from_a_file_that_knows_their_evidence(read, tmp_pat
 
 def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Path) -> None:
     read(lambda prompt: add_ids(prompt, reads(prompt)))
-    terms = parse_terms([{"reward": "kindness"}, {"reward": "evidence_f2"}])
+    terms = parse_credit_terms([{"reward": "kindness"}, {"reward": "evidence_f2"}])
     replay = load_groups(
         tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=choose_term_rewards(terms, has_gold=False)
     )
@@ -240,9 +240,9 @@ def test_a_reward_of_whole_runs_for_single_conversations_is_refused_wherever_gro
 
 
 def test_a_term_for_no_role_of_the_runs_names_their_roles() -> None:
-    check_roles([CreditTerm("outcome", roles=("gated_*", "answer"))], {"gated_update", "answer"})
+    require_roles([CreditTerm("outcome", roles=("gated_*", "answer"))], {"gated_update", "answer"})
     with pytest.raises(TrainingError, match=r"role 'gated_\*', and the runs have answer, update.*strategy"):
-        check_roles([CreditTerm("outcome", roles=("gated_*",))], {"update", "answer"})
+        require_roles([CreditTerm("outcome", roles=("gated_*",))], {"update", "answer"})
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ def test_a_bad_token_s_loss_is_bounded_however_likely_it_became() -> None:
 def test_kl_is_bounded_only_where_that_is_asked_for() -> None:
     logprobs_BT, reference_BT = make_row(-9.0, -1.0), make_row(-1.0, -1.5)
     exact = [math.exp(8) - 8 - 1, math.exp(-0.5) + 0.5 - 1]
-    assert TokenLoss(kl_clamp=None).kl(logprobs_BT, reference_BT).tolist() == [pytest.approx(exact)]
-    assert TokenLoss(kl_clamp=10.0).kl(logprobs_BT, reference_BT).tolist() == [pytest.approx([10.0, exact[1]])]
+    assert TokenLoss(kl_clamp=None).compute_kl(logprobs_BT, reference_BT).tolist() == [pytest.approx(exact)]
+    assert TokenLoss(kl_clamp=10.0).compute_kl(logprobs_BT, reference_BT).tolist() == [pytest.approx([10.0, exact[1]])]
 
 
 @pytest.mark.parametrize("per_conversation", [False, True])

@@ -68,7 +68,7 @@ def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, la
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     micro_batch = make_batch(layout)
-    sizes = ModelSizes.of(model)
+    sizes = ModelSizes.from_model(model)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
@@ -77,7 +77,7 @@ def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, la
 
     work()
     estimate = estimate_memory(sizes, micro_batch, checkpointing=checkpointing)
-    added_up = 4 * sizes.largest  # the largest gradient, before it is added to what is there
+    added_up = 4 * sizes.largest_tensor  # the largest gradient, before it is added to what is there
     assert (estimate.activations + added_up) / peak_of(work) == pytest.approx(1, abs=WITHIN - 1)
 
 
@@ -85,7 +85,7 @@ def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, la
 def test_whole_steps_are_estimated_as_they_are_measured(mixed) -> None:
     model = make_model("llama")
     micro_batch = make_batch("prefix_tree")
-    sizes = ModelSizes.of(model)
+    sizes = ModelSizes.from_model(model)
 
     def work() -> None:
         copy = make_model("llama")
@@ -107,7 +107,7 @@ def test_an_unloaded_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
     model.config.save_pretrained(tmp_path)
     unloaded = build_unloaded_model(str(tmp_path))
     assert {parameter.device.type for parameter in unloaded.parameters()} == {"meta"}
-    assert ModelSizes.of(unloaded) == ModelSizes.of(model)
+    assert ModelSizes.from_model(unloaded) == ModelSizes.from_model(model)
 
 
 def test_adapters_are_counted_as_they_are_trained(tmp_path) -> None:
@@ -115,7 +115,7 @@ def test_adapters_are_counted_as_they_are_trained(tmp_path) -> None:
 
     model = make_model("llama")
     model.config.save_pretrained(tmp_path)
-    assert ModelSizes.of(build_unloaded_model(str(tmp_path), lora_rank=4)) == ModelSizes.of(
+    assert ModelSizes.from_model(build_unloaded_model(str(tmp_path), lora_rank=4)) == ModelSizes.from_model(
         get_peft_model(model, make_lora_config(4))
     )
 
@@ -123,7 +123,7 @@ def test_adapters_are_counted_as_they_are_trained(tmp_path) -> None:
 def test_shards_divide_what_is_kept_and_a_reference_is_a_second_model() -> None:
     model = make_model("llama")
     micro_batch = make_batch("packed")
-    sizes = ModelSizes.of(model)
+    sizes = ModelSizes.from_model(model)
     alone = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True)
     shared = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True, shards=4)
     assert alone.reference == alone.weights == 4 * sizes.parameters

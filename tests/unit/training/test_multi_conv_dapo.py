@@ -39,7 +39,7 @@ from memagent_training.algorithm.advantages import (  # noqa: E402
     find_drop_reason,
     prepare_batch,
 )
-from memagent_training.algorithm.credit import parse_terms  # noqa: E402
+from memagent_training.algorithm.credit import parse_credit_terms  # noqa: E402
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
 
 EXAMPLE = Path(dapo.__file__)
@@ -159,7 +159,7 @@ def make_settings(
     """A penalty is a part of the outcome."""
     if terms and all(term["reward"] != "outcome" for term in terms):
         overlong = None
-    return AdvantageSettings(credit=parse_terms(terms), overlong_penalty=overlong, **others)
+    return AdvantageSettings(credit=parse_credit_terms(terms), overlong_penalty=overlong, **others)
 
 
 SETTINGS = st.builds(

@@ -163,7 +163,7 @@ def test_a_memory_that_a_guard_replaced_is_masked_and_counted(make_reader, log) 
     counts = [conversation.learned_tokens for conversation in replay.groups[0].rollouts_G[0].conversations_K]
     assert counts[1] == 0 and min(counts[0], *counts[2:]) > 0
     assert replay.report.masked_conversations == 2
-    assert "a guard kept another memory: 2 conversations" in "\n".join(replay.report.summary())
+    assert "a guard kept another memory: 2 conversations" in "\n".join(replay.report.format_lines())
 
 
 def test_discarded_attempts_are_left_out(make_reader, log) -> None:
@@ -326,7 +326,7 @@ def test_a_run_missing_from_the_log_makes_its_group_incomplete(log) -> None:
     assert get_run_ids(replay.groups) == [["b", "d"]]
     assert replay.report.refused == {Refusal.INCOMPLETE_GROUP: ("a", "c")}
     assert replay.report.missing_run_ids == ("gone",)
-    assert "named in the groups, but missing: 1 run (gone)" in replay.report.summary()
+    assert "named in the groups, but missing: 1 run (gone)" in replay.report.format_lines()
     assert get_run_ids(load_groups(log, groups=named, whole_groups=False).groups) == [["a", "c"], ["b", "d"]]
 
 
@@ -407,7 +407,9 @@ def test_a_refused_run_is_named_and_makes_its_group_incomplete_if_it_belongs_to_
     partly = load_groups(log, **options, whole_groups=False)
     assert get_run_ids(partly.groups) == [["good 0", "good 1"]]
     assert partly.report.refused == {reason: ("bad",)}
-    assert any(f"refused, {reason.value}: 1 run (bad); {reason.remedy}" == line for line in partly.report.summary())
+    assert any(
+        f"refused, {reason.value}: 1 run (bad); {reason.remedy}" == line for line in partly.report.format_lines()
+    )
 
 
 def test_every_reason_is_tested_here() -> None:
@@ -523,7 +525,7 @@ def test_an_empty_list_of_versions_is_refused(log) -> None:
 def test_the_summary_lists_what_was_taken_and_what_was_refused(log) -> None:
     for run_id in "abcdef":
         log_run(log, run_id, stop_reason=None if run_id < "e" else "answered", question=f"{run_id < 'e'}")
-    assert load_groups(log, policy_versions=["v1"]).report.summary() == [
+    assert load_groups(log, policy_versions=["v1"]).report.format_lines() == [
         f"{log.path}: 2 rollouts in 1 group of 6 runs",
         "6 conversations, 18 prompt and 12 completion tokens, the longest 5",
         "policy versions: v1 (6)",

@@ -15,18 +15,18 @@ from memagent_evaluation.samples import Metric, Sample
 from memagent_evaluation.scorers import REWARD_NAMES, score
 from memagent_graph import Limits, ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent
-from memagent_graph.prompts import AnswerFormat, last_boxed
+from memagent_graph.prompts import AnswerFormat, extract_last_boxed
 from memagent_graph.run_log import Conversation, Outcome, Reward, RunRecord
 from memagent_training.data.reward_functions import LoggedReward
 from memagent_training.data.training_runs import Gold, TrainingRun
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import BoxedExactMatch, ExactMatch, LenientMatch, StringMatch, TokenF1
 from memagent_training.rewards.reward_names import (
-    NEED_EVIDENCE,
+    EVIDENCE_REWARDS,
     OUTCOME_REWARDS,
     FormatReward,
     choose_reward,
-    name_reward,
+    resolve_reward,
 )
 from memagent_training.training_errors import RewardError
 
@@ -100,11 +100,11 @@ def test_a_run_without_an_answer_earns_nothing_and_a_run_that_did_not_end_is_not
 def test_gold_answers_go_by_run_first_then_by_question_and_can_be_read_from_a_file(tmp_path) -> None:
     lines = [{"question": QUESTION, "answers": ["1", "2"]}, {"question": "Other?", "answer": "x"}]
     gold = GoldAnswers.load(write_gold(tmp_path, *lines))
-    assert gold.of(run("")) == Gold(("1", "2"))
-    assert gold.of(run("", question="Other?")) == Gold(("x",))
-    assert gold.of(run("", question="Unknown?")) is None
-    assert GoldAnswers({"r": Gold(("mine",)), QUESTION: Gold(("theirs",))}).of(run("")) == Gold(("mine",))
-    assert GoldAnswers({"r": Gold(())}).of(run("")) is None
+    assert gold.find(run("")) == Gold(("1", "2"))
+    assert gold.find(run("", question="Other?")) == Gold(("x",))
+    assert gold.find(run("", question="Unknown?")) is None
+    assert GoldAnswers({"r": Gold(("mine",)), QUESTION: Gold(("theirs",))}).find(run("")) == Gold(("mine",))
+    assert GoldAnswers({"r": Gold(())}).find(run("")) is None
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"question": "q"}', '{"question": 1, "answer": "x"}', '{"answers": [1]}'])
@@ -127,8 +127,8 @@ def test_the_same_question_about_two_documents_has_an_answer_in_each(tmp_path) -
         {"question": QUESTION, "document": "a.txt", "answers": ["1"]},
     ]
     gold = GoldAnswers.load(write_gold(tmp_path, *lines))
-    assert [gold.of(run("", document=key)) for key in "abc"] == [Gold(("1",)), Gold(("2", "two")), Gold(("3",))]
-    assert [gold.of(run("", question="Other?", document=key)) for key in "ab"] == [Gold(("4",)), None]
+    assert [gold.find(run("", document=key)) for key in "abc"] == [Gold(("1",)), Gold(("2", "two")), Gold(("3",))]
+    assert [gold.find(run("", question="Other?", document=key)) for key in "ab"] == [Gold(("4",)), None]
 
 
 @pytest.mark.parametrize("document", [{}, {"document": "a"}])
@@ -157,26 +157,26 @@ def test_a_reward_equals_the_score_of_an_evaluation_by_both_names(reply, metric,
     task.metric = metric
     sample = Sample(task, 1, 0, QUESTION, gold, lambda: iter([""]))
     visible_text = reply.rpartition("</think>")[2].strip()
-    answer = last_boxed(visible_text) if answer_format is AnswerFormat.BOXED else visible_text
+    answer = extract_last_boxed(visible_text) if answer_format is AnswerFormat.BOXED else visible_text
     scores = score(sample, answer, reply, answer_format=answer_format)
     stop_reason = "no_answer" if answer is None else "answered"
     answer_run = run(reply, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
     for column, name in REWARD_NAMES.items():
         expected = getattr(scores, column)
-        assert name_reward(column)[1](answer_run) == name_reward(name)[1](answer_run) == expected, name
-        assert name_reward(column)[0] == name
+        assert resolve_reward(column)[1](answer_run) == resolve_reward(name)[1](answer_run) == expected, name
+        assert resolve_reward(column)[0] == name
 
 
 def test_each_reward_name_gives_1_for_a_correct_answer_with_gold() -> None:
     right = run("it is \\boxed{4711}", answer="4711", gold=GOLD)
     rewards = {name: choose_reward(name, has_gold=True)(right) for name in OUTCOME_REWARDS}
-    assert rewards == {name: None if name in NEED_EVIDENCE else 1.0 for name in OUTCOME_REWARDS}
+    assert rewards == {name: None if name in EVIDENCE_REWARDS else 1.0 for name in OUTCOME_REWARDS}
     assert isinstance(choose_reward("strict", has_gold=True), ExactMatch)
     assert choose_reward("strict") == "strict"
     with pytest.raises(RewardError, match=r"'exact'.*Did you mean exact_match"):
         choose_reward("exact", has_gold=True)
     with pytest.raises(RewardError, match=r"'kindness'.*Choose one of: exact_match, boxed_exact_match"):
-        name_reward("kindness")
+        resolve_reward("kindness")
 
 
 # Feedback and composition

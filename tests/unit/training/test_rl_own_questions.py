@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from memagent_evaluation.samples import Sample
 from memagent_graph import MemAgentError
 from memagent_graph.cli import app
-from memagent_graph.policies.added import policies_folder
+from memagent_graph.policies.added import get_policies_folder
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.base_model import find_base_model
 from memagent_training.rl.loop_journal import MeanReward
@@ -176,7 +176,7 @@ def test_an_added_policy_is_trained_by_its_name(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path))
     with pytest.raises(MemAgentError, match=r"english is not on this machine.*memagent policy add english"):
         find_base_model("english")
-    folder = policies_folder() / "english"
+    folder = get_policies_folder() / "english"
     folder.parent.mkdir(parents=True)
     folder.symlink_to(EMBEDDED_FOLDER)
     with pytest.raises(MemAgentError, match="not on this machine"):  # without the record, it was not added to its end

@@ -24,7 +24,7 @@ from memagent_graph.prompts import AnswerFormat, load_prompts
 from memagent_graph.settings import WordingSettings
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.job.base_model import BaseModel, find_base_model
-from memagent_training.job.saved_policy import _complete, _store_as
+from memagent_training.job.saved_policy import _convert_weights, _copy_base_files
 from memagent_training.rl.policy_serving import ServerBackend
 from memagent_training.rl.rl_job import prepare
 
@@ -84,7 +84,7 @@ def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_mo
     base = prepare_base(tmp_path, reading, plain_model)
     out = tmp_path / "policy"
     out.mkdir()
-    _complete(out, base)
+    _copy_base_files(out, base)
     profile, reading_profile = load_profile(out), base.profile
     assert profile is not None and reading_profile is not None
     assert profile.values == reading_profile.values
@@ -96,7 +96,7 @@ def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_mo
 def test_a_policy_whose_reading_was_not_chosen_keeps_its_files(tmp_path: Path) -> None:
     out = tmp_path / "policy"
     out.mkdir()
-    _complete(out, find_base_model("embedded"))
+    _copy_base_files(out, find_base_model("embedded"))
     assert (out / "memagent.json").read_bytes() == (EMBEDDED_FOLDER / "memagent.json").read_bytes()
 
 
@@ -128,7 +128,7 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
 def test_a_policys_folder_can_have_a_narrower_number_format(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED_FOLDER, tmp_path / "policy")
     for dtype in ("float32", "bfloat16"):
-        _store_as(tmp_path / "policy", dtype)
+        _convert_weights(tmp_path / "policy", dtype)
         weights = load_file(tmp_path / "policy" / "model.safetensors")
         assert {str(value.dtype) for value in weights.values()} == {f"torch.{dtype}"}
         assert json.loads((tmp_path / "policy" / "config.json").read_text())["dtype"] == dtype

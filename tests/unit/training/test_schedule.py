@@ -40,12 +40,12 @@ def test_a_pass_of_so_many_steps_has_each_group_that_teaches_something_once(teac
         with pytest.raises(TrainingError, match=r"0 groups for 1 optimizer steps.*Collect more groups"):
             make_schedule(groups, steps=1)
         return
-    assert len(make_schedule(groups).dropped) == len(groups) - len(useful)
+    assert len(make_schedule(groups).drop_reasons) == len(groups) - len(useful)
     steps = data.draw(st.integers(1, len(useful)))
     of = make_schedule(groups, steps=steps)
     assert of.steps_per_pass == steps
     for which_pass in range(2):
-        each_step = [of.step(which_pass * steps + place).groups for place in range(steps)]
+        each_step = [of.get_step(which_pass * steps + place).groups for place in range(steps)]
         assert Counter(one.group_id for one in itertools.chain(*each_step)) == Counter(useful)
         sizes = [len(one) for one in each_step]
         assert max(sizes) - min(sizes) <= 1
@@ -54,13 +54,13 @@ def test_a_pass_of_so_many_steps_has_each_group_that_teaches_something_once(teac
 def test_without_steps_groups_per_step_decides_and_passes_have_different_orders() -> None:
     groups = [make_group(number, 0.0, 1.0) for number in range(5)]
     assert make_schedule(groups).steps_per_pass == 3
-    passes = [make_schedule(groups).pass_order(which) for which in range(2)]
+    passes = [make_schedule(groups).split_pass(which) for which in range(2)]
     for steps in passes:
         assert [len(step) for step in steps] == [2, 2, 1], "the rest makes a smaller last step"
         assert Counter(one.group_id for one in itertools.chain(*steps)) == Counter(one.group_id for one in groups)
     assert passes[0] != passes[1]
-    assert make_schedule(groups[::-1]).pass_order(0) == passes[0], "the seed decides, and not the order of groups"
-    assert make_schedule(groups, seed=1).pass_order(0) != passes[0]
+    assert make_schedule(groups[::-1]).split_pass(0) == passes[0], "the seed decides, and not the order of groups"
+    assert make_schedule(groups, seed=1).split_pass(0) != passes[0]
     with pytest.raises(TrainingError, match="2 groups are named g0"):
         make_schedule([groups[0], *groups])
     assert make_schedule(groups, steps=1).steps_per_pass == 1
@@ -83,8 +83,8 @@ def test_certain_rows_and_rows_without_an_advantage_are_not_forwarded_but_count_
     probabilities_and_rewards = [(0.9999, 2.0), (0.9, 2.0), (0.5, 0.0), (0.5, 1.0), (0.5, 0.0)]
     rollouts = tuple(make_rollout(number, *pair) for number, pair in enumerate(probabilities_and_rewards))
     groups = [RolloutGroup("g", rollouts)]
-    whole = make_schedule(groups, all_rows=False).step(0)
-    step = make_schedule(groups, all_rows=False, skip_certain=0.001).step(0)
+    whole = make_schedule(groups, all_rows=False).get_step(0)
+    step = make_schedule(groups, all_rows=False, skip_certain=0.001).get_step(0)
     assert [row.run_id for row in whole.rows] == ["0", "1", "2", "4"]
     assert [row.run_id for row in step.rows] == ["1", "2", "4"]
     assert {row.weight for row in step.rows} == {1 / 5}
@@ -93,6 +93,6 @@ def test_certain_rows_and_rows_without_an_advantage_are_not_forwarded_but_count_
 
 def test_certain_rows_are_skipped_except_one_and_unless_the_loss_has_kl_or_entropy() -> None:
     groups = [RolloutGroup("g", (make_rollout(0, 0.9999, 1.0), make_rollout(1, 0.9998, 0.0)))]
-    steps = [make_schedule(groups, all_rows=all_rows, skip_certain=0.01).step(0) for all_rows in (False, True)]
+    steps = [make_schedule(groups, all_rows=all_rows, skip_certain=0.01).get_step(0) for all_rows in (False, True)]
     assert [len(step.rows) for step in steps] == [1, 2]
     assert make_schedule(groups, skip_certain=0.01).fingerprint != make_schedule(groups).fingerprint

@@ -26,10 +26,10 @@ from support.programs import run_ranks  # noqa: E402
 
 from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.algorithm.advantages import AdvantageSettings, OverlongPenalty, prepare_batch  # noqa: E402
-from memagent_training.algorithm.step_metrics import compute_row_metrics, measure_device  # noqa: E402
+from memagent_training.algorithm.step_metrics import compute_device_metrics, compute_row_metrics  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.forward import recomputed  # noqa: E402
-from memagent_training.job.config import FIXED, MultiConvDAPOConfig  # noqa: E402
+from memagent_training.job.config import FIXED_OPTIONS, MultiConvDAPOConfig  # noqa: E402
 from memagent_training.job.job_settings import list_presets, load_preset  # noqa: E402
 from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
@@ -210,10 +210,10 @@ def test_sampling_metrics_equal_their_formulas(two_steps) -> None:
     trainer, *_ = two_steps
     pairs = [
         (logged, old)
-        for row in trainer.schedule.all_groups_step().rows
+        for row in trainer.schedule.make_step_of_all_groups().rows
         for logged, old, is_learned in zip(
             torch.tensor(row.conversation.logprobs_T),
-            trainer._recomputed[row.run_id, row.conversation_index],
+            trainer._recomputed_logprobs[row.run_id, row.conversation_index],
             row.conversation.loss_mask_T or [True] * len(row.conversation.logprobs_T),
             strict=True,
         )
@@ -236,7 +236,7 @@ def test_sampling_metrics_equal_their_formulas(two_steps) -> None:
         for name, value in by_hand.items():
             assert entry[f"sampling/{name}"] == pytest.approx(float(value), rel=1e-9), name
     assert logs[1]["ratio/mean"] != pytest.approx(1, abs=1e-3)
-    assert trainer.state.total_flos == 6 * trainer._weights * sum(entry["tokens/forwarded"] for entry in logs)
+    assert trainer.state.total_flos == 6 * trainer._weight_count * sum(entry["tokens/forwarded"] for entry in logs)
 
 
 @pytest.mark.parametrize(("name", "mfu"), [("NVIDIA H200", 6 * 10 * 500 / (4 * 989e12)), ("another GPU", None)])
@@ -244,7 +244,7 @@ def test_a_known_gpu_has_its_share_of_operations(name: str, mfu: float | None, m
     values = {"is_available": True, "max_memory_allocated": 2**31, "get_device_name": name}
     for function, value in values.items():
         monkeypatch.setattr(torch.cuda, function, lambda value=value: value)
-    metrics = measure_device(tokens=1000, seconds=2.0, weights=10, processes=4)
+    metrics = compute_device_metrics(tokens=1000, seconds=2.0, weights=10, processes=4)
     assert (metrics["train/tokens_per_second"], metrics["memory/peak_gib"]) == (500, 2)
     assert metrics.get("mfu") == (None if mfu is None else pytest.approx(mfu))
 
@@ -314,10 +314,10 @@ def test_invalid_settings_are_refused(wrong: dict[str, Any], message: str, small
         small_settings(tmp_path, **wrong)
 
 
-@pytest.mark.parametrize("name", sorted(FIXED))
+@pytest.mark.parametrize("name", sorted(FIXED_OPTIONS))
 def test_an_option_of_trl_without_a_meaning_here_cannot_be_changed(name: str, tmp_path) -> None:
     """Once, checkpoints without an optimizer were taken for whole, and TRL divided by steps_per_generation."""
-    with pytest.raises(TrainingError, match=rf"{name}='another' is not supported: {re.escape(FIXED[name][1])}"):
+    with pytest.raises(TrainingError, match=rf"{name}='another' is not supported: {re.escape(FIXED_OPTIONS[name][1])}"):
         MultiConvDAPOConfig(output_dir=str(tmp_path), **{name: "another"})
 
 
@@ -399,7 +399,7 @@ def test_presets_state_every_choice_of_the_algorithm() -> None:
     }  # fmt: skip
     assert list_presets() == ["dapo", "gru-mem", "longrlvr", "memagent-paper", "rememr1"]
     for name in list_presets():
-        assert names <= yaml.safe_load((job_settings._FOLDER / f"{name}.yaml").read_text()).keys()
+        assert names <= yaml.safe_load((job_settings._PRESET_FOLDER / f"{name}.yaml").read_text()).keys()
 
 
 def test_a_preset_may_be_a_file_of_the_user(tmp_path: Path) -> None:

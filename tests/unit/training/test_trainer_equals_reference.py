@@ -126,8 +126,8 @@ class Reference:
         schedule = Schedule(
             self.groups, config.advantage_settings, config.groups_per_step, config.seed, Layout.PADDED, 4000, 1
         )
-        names = {row.group_index for row in schedule.step(number).rows}
-        order = schedule.pass_order(number // schedule.steps_per_pass)[number % schedule.steps_per_pass]
+        names = {row.group_index for row in schedule.get_step(number).rows}
+        order = schedule.split_pass(number // schedule.steps_per_pass)[number % schedule.steps_per_pass]
         assert names
         model = copy.deepcopy(self.initial)
         model.load_state_dict(weights, strict=True)

@@ -22,9 +22,9 @@ from memagent_training.forward import recomputed
 from memagent_training.job import training_job
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.dry_run import plan_training
-from memagent_training.job.job_settings import DECISIVE, make_config, parse_settings
+from memagent_training.job.job_settings import DECISIVE_SETTINGS, make_config, parse_settings
 from memagent_training.job.training_job import PreparedJob, TrainingJob, prepare, read_groups
-from memagent_training.job.training_output import find_checkpoints, require_same, write_record
+from memagent_training.job.training_output import find_checkpoints, require_same_inputs, write_record
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import OUTCOME_REWARDS, choose_reward
 from memagent_training.training_errors import RewardError, TrainingError
@@ -179,9 +179,9 @@ def test_a_folder_that_is_no_model_is_refused(world, job, tmp_path) -> None:
 
 def test_unconnected_processes_are_refused(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    training_job._check_ranks(SimpleNamespace(n_gpu=1, world_size=2))
+    training_job._require_ranks_for_devices(SimpleNamespace(n_gpu=1, world_size=2))
     with pytest.raises(TrainingError, match="train by itself"):
-        training_job._check_ranks(SimpleNamespace(n_gpu=1, world_size=1))
+        training_job._require_ranks_for_devices(SimpleNamespace(n_gpu=1, world_size=1))
 
 
 def test_several_gpus_without_a_launcher_are_refused_with_the_remedy(job, monkeypatch) -> None:
@@ -221,22 +221,22 @@ def test_incomplete_checkpoints_are_skipped(tmp_path) -> None:
 
 def test_a_training_resumes_only_with_the_same_inputs(tmp_path) -> None:
     record = {"settings": {"beta": 0.0, "seed": 1}, "model": {"weights": "abc", "lora_rank": None}}
-    require_same(tmp_path, record)  # there is no record yet
+    require_same_inputs(tmp_path, record)  # there is no record yet
     write_record(tmp_path, record)
-    require_same(tmp_path, record)
+    require_same_inputs(tmp_path, record)
     with pytest.raises(TrainingError, match=r"beta was 0\.0 and is 0\.1"):
-        require_same(tmp_path, {**record, "settings": {"beta": 0.1, "seed": 1}})
+        require_same_inputs(tmp_path, {**record, "settings": {"beta": 0.1, "seed": 1}})
     with pytest.raises(TrainingError, match="weights was 'abc' and is 'def'"):
-        require_same(tmp_path, {**record, "model": {"weights": "def", "lora_rank": None}})
-    require_same(tmp_path, {**record, "model": {"weights": "", "lora_rank": None}})  # on the hub, not yet here
+        require_same_inputs(tmp_path, {**record, "model": {"weights": "def", "lora_rank": None}})
+    require_same_inputs(tmp_path, {**record, "model": {"weights": "", "lora_rank": None}})  # on the hub, not yet here
     with pytest.raises(TrainingError, match="strategy was None and is 'gated'"):
-        require_same(tmp_path, {**record, "loop": {"strategy": "gated"}})
+        require_same_inputs(tmp_path, {**record, "loop": {"strategy": "gated"}})
     with pytest.raises(TrainingError, match="seed was 1 and is None"):
-        require_same(tmp_path, {**record, "settings": {"beta": 0.0}})
+        require_same_inputs(tmp_path, {**record, "settings": {"beta": 0.0}})
     for damaged in ("{", "[]"):
         (tmp_path / "training.json").write_text(damaged)
         with pytest.raises(TrainingError, match="cannot be read"):
-            require_same(tmp_path, record)
+            require_same_inputs(tmp_path, record)
 
 
 def test_the_number_of_steps_is_recorded_if_the_learning_rate_depends_on_it(job) -> None:
@@ -299,7 +299,7 @@ def test_unknown_presets_and_settings_are_refused_with_suggestions(tmp_path) -> 
 
 def test_every_decisive_setting_exists(tmp_path) -> None:
     config = make_config("dapo", {}, tmp_path)
-    assert [name for name in DECISIVE if not hasattr(config, name)] == []
+    assert [name for name in DECISIVE_SETTINGS if not hasattr(config, name)] == []
 
 
 # Rewards

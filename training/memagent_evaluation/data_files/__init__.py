@@ -40,11 +40,11 @@ from memagent_evaluation.data_files.qa_records import RECORD_NAMES, load_record_
 from memagent_evaluation.data_files.table_rows import TableRow, open_rows
 from memagent_evaluation.samples import LengthUnit, TaskSettings
 from memagent_graph.errors import EvaluationError
-from memagent_graph.storage.private_files import data_folder
+from memagent_graph.storage.private_files import get_data_folder
 
 __all__ = ["FileTask", "detect_data_task", "find_data_paths", "list_data_tasks", "load_data_task"]
 
-_FIELDS: Final[Sequence[tuple[str, frozenset[str]]]] = (
+_IDENTIFYING_FIELDS: Final[Sequence[tuple[str, frozenset[str]]]] = (
     ("hotpotqa", frozenset({"supporting_facts"})),
     ("squad", frozenset({"paragraphs"})),
     ("memagent_files", frozenset({"context", "reward_model"})),
@@ -70,7 +70,7 @@ def detect_data_task(path: Path) -> str:
     if not path.exists():
         raise EvaluationError(f"there is no data file {path}", hint="Name a file, or a folder that datasets saved.")
     row = open_rows([path])[0]
-    for name, fields in _FIELDS:
+    for name, fields in _IDENTIFYING_FIELDS:
         if fields <= row.keys():
             return name
     raise EvaluationError(
@@ -103,12 +103,12 @@ class DataSet:
     """A data set and the names of its files."""
 
     source: str
-    """The place of its files, with their names."""
+    """Where its files are published, with their names, for messages."""
     patterns: tuple[str, ...]
-    """Names of its files in a folder; the matches of the first pattern that has any."""
+    """Patterns of file names in a folder. The first pattern with matches is used."""
 
 
-_ANY_ROWS: Final = ("*.jsonl", "*.parquet", "*.json", "*.csv", "*.tsv")
+_ROW_FILE_PATTERNS: Final = ("*.jsonl", "*.parquet", "*.json", "*.csv", "*.tsv")
 DATA_SETS: Final = {
     "hotpotqa": DataSet(
         "hotpot_dev_distractor_v1.json from HotpotQA's home page, or the dataset hotpot_qa on Hugging Face",
@@ -118,10 +118,10 @@ DATA_SETS: Final = {
         "dev-v2.0.json from SQuAD's home page",
         ("dev-v2*.json", "dev-v1*.json", "train-v2*.json", "train-v1*.json", "squad*.json"),
     ),
-    "qa_files": DataSet("a file of your own: rows with question, document and answers", _ANY_ROWS),
+    "qa_files": DataSet("a file of your own: rows with question, document and answers", _ROW_FILE_PATTERNS),
     "memagent_files": DataSet(
         "hotpotqa_train_32k.parquet from the dataset BytedTsinghua-SIA/hotpotqa on Hugging Face",
-        ("hotpotqa_train*.parquet", *_ANY_ROWS),
+        ("hotpotqa_train*.parquet", *_ROW_FILE_PATTERNS),
     ),
     "ruler_hqa_files": DataSet(
         "eval_50.json or a similar file from the dataset BytedTsinghua-SIA/hotpotqa on Hugging Face",
@@ -144,25 +144,25 @@ def find_data_paths(name: str, path: Path | None, task: str | None = None) -> li
         EvaluationError: there are no files; the message says where the file is published and how to pass it.
     """
     data_set, given_path = DATA_SETS[name], path
-    path = path or data_folder() / "evaluation"
+    path = path or get_data_folder() / "evaluation"
     if path.is_file() or any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return [path]
-    remedy = f"{name} reads {data_set.source}. Pass where it is (--data PATH), or put it into {path}."
+    hint = f"{name} reads {data_set.source}. Pass where it is (--data PATH), or put it into {path}."
     if not path.is_dir():
         message = f"there is no data file {path}" if given_path or not task else f"{task} needs a data file"
-        raise EvaluationError(message, hint=remedy)
+        raise EvaluationError(message, hint=hint)
     if (path / name).is_dir():
         return find_data_paths(name, path / name)
     for pattern in data_set.patterns:  # shorter names come first, so that eval_50 is before eval_100
         if matches := sorted(filter(Path.is_file, path.glob(pattern)), key=lambda match: (len(match.name), match.name)):
             return matches
-    raise EvaluationError(f"the folder {path} has no file called {' or '.join(data_set.patterns)}", hint=remedy)
+    raise EvaluationError(f"the folder {path} has no file called {' or '.join(data_set.patterns)}", hint=hint)
 
 
 _DOCUMENT_FIELDS: Final = ("document", "documents", "context")
 _PARAGRAPH_BREAK: Final = "\n\n"
-_MAX_PATH_LENGTH: Final = 1000
-_PASSAGE: Final = re.compile(r"^(?:Document|Passage) \d+:", re.MULTILINE)
+_MAX_PATH_CHARACTERS: Final = 1000
+_PASSAGE_HEADING: Final = re.compile(r"^(?:Document|Passage) \d+:", re.MULTILINE)
 
 
 def load_rows(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
@@ -180,18 +180,18 @@ def _read_own_question(row: TableRow) -> FileExample:
     answers = require_texts(row, "answer" if "answer" in row and "answers" not in row else "answers")
     field = next((field for field in _DOCUMENT_FIELDS if field in row), _DOCUMENT_FIELDS[0])
     document = _PARAGRAPH_BREAK.join(require_texts(row, field))
-    if len(document) < _MAX_PATH_LENGTH and os.path.isfile(document):  # noqa: PTH113  no error for texts that are no path
+    if len(document) < _MAX_PATH_CHARACTERS and os.path.isfile(document):  # noqa: PTH113  no error for other texts
         raise DamagedRowError(f'"{field}" is the path of a file, {document}, not its text')
     question = require_text(row, "input" if "input" in row and "question" not in row else "question")
     return FileExample(question.strip(), answers, document)
 
 
 def _read_training_question(row: TableRow) -> FileExample:
-    extra, reward_model = row.get("extra_info"), row.get("reward_model")
+    extra_info, reward_model = row.get("extra_info"), row.get("reward_model")
     if not isinstance(reward_model, dict):
         raise DamagedRowError('"reward_model" is not an object with "ground_truth"')
-    if isinstance(extra, dict) and isinstance(extra.get("question"), str):
-        question = require_text(extra, "question")
+    if isinstance(extra_info, dict) and isinstance(extra_info.get("question"), str):
+        question = require_text(extra_info, "question")
     else:
         messages = row.get("prompt")
         if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
@@ -203,10 +203,14 @@ def _read_training_question(row: TableRow) -> FileExample:
 def _read_ruler_hqa(row: TableRow) -> FileExample:
     """Return an example whose length is its passages: `num_docs`, or the number of lines such as "Document 1:"."""
     document = require_text(row, "context")
-    passages = require_positive(row, "num_docs") if "num_docs" in row else sum(1 for _ in _PASSAGE.finditer(document))
-    if not passages:
+    passage_count = (
+        require_positive(row, "num_docs") if "num_docs" in row else sum(1 for _ in _PASSAGE_HEADING.finditer(document))
+    )
+    if not passage_count:
         raise DamagedRowError('"context" has no line such as "Document 1:", and there is no "num_docs"')
-    return FileExample(require_text(row, "input").strip(), require_texts(row, "answers"), document, length=passages)
+    return FileExample(
+        require_text(row, "input").strip(), require_texts(row, "answers"), document, length=passage_count
+    )
 
 
 ROW_FORMATS: Final = {

@@ -1,8 +1,8 @@
 """A task whose samples are the examples of a data file.
 
-Documents in files have lengths of their own. An example belongs to `length` if its own length is at most that and more
-than half of it; so lengths that double, as in RULER, include every example once. Each format defines what the length
-is. Examples keep the file's order: index 0 is the first one of a length.
+Documents in files have fixed lengths. An example belongs to `length` if its own length is at most `length` and more
+than half of it; so lengths that double, as in RULER, include every example once. Each format defines what its lengths
+count. Examples keep the file's order: index 0 is the first one of a length.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import Tokenizer
 
 _PIECE_CHARACTERS: Final = 1 << 16
-_PIECES_COUNTED: Final = 5
-_CHARACTERS_COUNTED: Final = 1200
+_SAMPLED_PIECES: Final = 5
+_SAMPLED_PIECE_CHARACTERS: Final = 1200
 _MAX_EXACT_LENGTHS: Final = 16
 
 
@@ -38,7 +38,7 @@ class FileExample:
     document: str
     needles: tuple[Needle, ...] = ()
     length: int | None = None
-    """Its length, if the file states it."""
+    """Its length in the task's unit, if the file states it."""
 
 
 class FileExamples(Protocol):
@@ -53,10 +53,10 @@ class FileExamples(Protocol):
 class RowFormat:
     """A format of rows."""
 
-    read: Callable[[TableRow], FileExample]
+    read_row: Callable[[TableRow], FileExample]
     """Makes the example of a row, or raises DamagedRowError."""
     hint: str
-    """The fields of its rows, for messages."""
+    """How to write its rows, for messages."""
     unit: LengthUnit = LengthUnit.TOKENS
 
 
@@ -74,14 +74,14 @@ class RowExamples:
         """Return an example.
 
         Raises:
-            EvaluationError: the row is damaged; the file and line are named.
+            EvaluationError: the row is damaged; the message names the file and line.
         """
         row = self.rows[index]
         try:
-            example = self.format.read(row)
-            for what, text in (("question", example.question), ("document", example.document)):
+            example = self.format.read_row(row)
+            for part_name, text in (("question", example.question), ("document", example.document)):
                 if not text.strip():
-                    raise DamagedRowError(f"the {what} is empty")
+                    raise DamagedRowError(f"the {part_name} is empty")
         except DamagedRowError as error:
             raise EvaluationError(f"{self.rows.location(index)}: {error}", hint=self.format.hint) from error
         return example
@@ -98,8 +98,8 @@ class FileTask:
     name: str
     unit: LengthUnit
     examples: FileExamples = field(repr=False)
-    own_lengths: array[int] = field(repr=False)
-    """The length of each example, in the unit."""
+    example_lengths: array[int] = field(repr=False)
+    """The length of each example, in `unit`."""
     source: str
     """The files, for messages."""
     _indices: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
@@ -107,14 +107,16 @@ class FileTask:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Lengths that together include every example once: those in the file if they are few, else powers of two."""
-        own = sorted(set(self.own_lengths))
-        if len(own) <= _MAX_EXACT_LENGTHS and all(longer >= 2 * shorter for shorter, longer in pairwise(own)):
-            return tuple(own)
-        return tuple(sorted({1 << (length - 1).bit_length() for length in own}))
+        distinct_lengths = sorted(set(self.example_lengths))
+        if len(distinct_lengths) <= _MAX_EXACT_LENGTHS and all(
+            longer >= 2 * shorter for shorter, longer in pairwise(distinct_lengths)
+        ):
+            return tuple(distinct_lengths)
+        return tuple(sorted({1 << (length - 1).bit_length() for length in distinct_lengths}))
 
     def count(self, length: int) -> int:
         """Return how many samples there are of a length."""
-        return len(self._find_examples(length))
+        return len(self._find_example_indices(length))
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th example of a length, in the file's order.
@@ -122,39 +124,48 @@ class FileTask:
         Raises:
             EvaluationError: there are fewer, or the file has changed and is damaged now.
         """
-        numbers = self._find_examples(length)
-        if not 0 <= index < len(numbers):
+        example_indices = self._find_example_indices(length)
+        if not 0 <= index < len(example_indices):
             available = ", ".join(f"{length} ({self.count(length)})" for length in self.lengths)
             raise EvaluationError(
-                f"{self.source} has {len(numbers)} {self.name} questions of more than {length // 2} and at most "
-                f"{length} {self.unit.value}; there is none with index {index}",
+                f"{self.source} has {len(example_indices)} {self.name} questions of more than {length // 2} and at "
+                f"most {length} {self.unit.value}; there is none with index {index}",
                 hint=f"Ask for fewer (--n), or for other lengths; it has (with the number of questions): {available}.",
             )
-        number = numbers[index]
-        example = self.examples[number]
-        pieces = partial(_read_pieces, self.examples, number)
+        example_index = example_indices[index]
+        example = self.examples[example_index]
+        pieces = partial(_iter_pieces, self.examples, example_index)
         return Sample(
-            self, length, index, example.question, example.gold, pieces, example.needles, self.own_lengths[number]
+            self,
+            length,
+            index,
+            example.question,
+            example.gold,
+            pieces,
+            example.needles,
+            self.example_lengths[example_index],
         )
 
     def question(self, length: int, index: int) -> str:
         """Return the question of a sample. Raises EvaluationError like `sample`."""
         return self.sample(length, index).question
 
-    def _find_examples(self, length: int) -> list[int]:
+    def _find_example_indices(self, length: int) -> list[int]:
         if length not in self._indices:
             self._indices[length] = [
-                index for index, own in enumerate(self.own_lengths) if length < 2 * own <= 2 * length
+                index
+                for index, example_length in enumerate(self.example_lengths)
+                if length < 2 * example_length <= 2 * length
             ]
         return self._indices[length]
 
 
 def estimate_tokens(text: str, tokenizer: Tokenizer) -> int:
-    """Return the number of tokens of a text, within a few percent: of a long text, only five pieces are counted."""
-    if len(text) <= _PIECES_COUNTED * _CHARACTERS_COUNTED:
+    """Return the number of tokens of a text, within a few percent, from five pieces if the text is long."""
+    if len(text) <= _SAMPLED_PIECES * _SAMPLED_PIECE_CHARACTERS:
         return max(1, tokenizer.count(text))
-    step = (len(text) - _CHARACTERS_COUNTED) / (_PIECES_COUNTED - 1)
-    pieces = [text[round(at * step) :][:_CHARACTERS_COUNTED] for at in range(_PIECES_COUNTED)]
+    step = (len(text) - _SAMPLED_PIECE_CHARACTERS) / (_SAMPLED_PIECES - 1)
+    pieces = [text[round(index * step) :][:_SAMPLED_PIECE_CHARACTERS] for index in range(_SAMPLED_PIECES)]
     return max(1, round(sum(map(tokenizer.count, pieces)) * len(text) / sum(map(len, pieces))))
 
 
@@ -164,7 +175,7 @@ def measure_examples(examples: RowExamples, tokenizer: Tokenizer) -> array[int]:
     One example at a time is in memory.
 
     Raises:
-        EvaluationError: a row is damaged; the file and line are named.
+        EvaluationError: a row is damaged; the message names the file and line.
     """
     lengths = array("Q")
     for index in range(len(examples)):
@@ -186,17 +197,17 @@ def require_text(row: TableRow, name: str) -> str:
 
 
 def require_texts(row: TableRow, name: str) -> tuple[str, ...]:
-    """Return a field that must be a list of texts, or one text; repeated ones count once."""
+    """Return the distinct texts of a field that must be a list of texts, or one text."""
     value = row.get(name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise DamagedRowError(f'"{name}" is {_describe(row, name)}, not a list of texts')
     if isinstance(value, str) and value.startswith("['") and value.endswith("']"):
         raise DamagedRowError(f'"{name}" is a list as Python writes it: write ["one", "another"]')
-    filled = tuple(dict.fromkeys(text for text in texts if text.strip()))
-    if not filled:
+    nonempty_texts = tuple(dict.fromkeys(text for text in texts if text.strip()))
+    if not nonempty_texts:
         raise DamagedRowError(f'"{name}" has no text')
-    return filled
+    return nonempty_texts
 
 
 def require_positive(row: TableRow, name: str) -> int:
@@ -218,7 +229,7 @@ def _describe(row: TableRow, name: str) -> str:
     return repr(value)[:40] if isinstance(value, str | int | float) else type(value).__name__
 
 
-def _read_pieces(examples: FileExamples, index: int) -> Iterator[str]:
+def _iter_pieces(examples: FileExamples, index: int) -> Iterator[str]:
     document = examples[index].document
-    for at in range(0, len(document), _PIECE_CHARACTERS):
-        yield document[at : at + _PIECE_CHARACTERS]
+    for start in range(0, len(document), _PIECE_CHARACTERS):
+        yield document[start : start + _PIECE_CHARACTERS]

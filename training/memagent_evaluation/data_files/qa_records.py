@@ -3,7 +3,7 @@
 Both are read in their published form (one JSON file), HotpotQA also as the Hugging Face dataset `hotpot_qa` (JSON
 lines, Parquet or a dataset folder).
 
-Both are also tasks that ask each question about its own paragraphs: some 1,500 tokens in HotpotQA, a whole article in
+Both are also tasks that ask each question about its own paragraphs: about 1,500 tokens in HotpotQA, an article in
 SQuAD. The length of an example is the number of tokens of its question and paragraphs. Paragraphs are shuffled, the
 same way for equal seeds, because the order in the file may give the answer away.
 """
@@ -28,7 +28,7 @@ _HINTS: Final = {
     "squad": "Use a file with answers, such as dev-v2.0.json or train-v1.1.json.",
 }
 _MAX_CHARACTERS: Final = 1 << 30
-"""The maximum number of characters of a data set, because all rows are in memory. HotpotQA has about half as many."""
+"""The maximum size of a data set, whose rows are all in memory. HotpotQA has about half as many characters."""
 RECORD_NAMES: Final = tuple(_HINTS)
 
 
@@ -60,7 +60,7 @@ class QARecord:
     """Paragraphs that belong to the question but do not answer it; empty if the data set has none."""
 
     def find_evidence(self, paragraph: Paragraph) -> str:
-        """Return the wording of the answer that a gold paragraph has; its title if it only leads to the answer."""
+        """Return the wording of the answer in a gold paragraph, or its title if it only leads to the answer."""
         return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
 
 
@@ -72,7 +72,7 @@ def read_records(paths: Sequence[Path], name: str) -> list[QARecord]:
     distractors, as in RULER. Questions that SQuAD 2 marks as impossible have no answer and are left out.
 
     Raises:
-        EvaluationError: a file is missing, damaged, or not that data set; the file and line are named.
+        EvaluationError: a file is missing, damaged, or of another data set; the message names the file and line.
         MissingExtraError: the format needs pyarrow (the extra "eval").
     """
     rows = open_rows(paths)
@@ -86,14 +86,14 @@ def _convert_rows(rows: TableRows, name: str) -> Iterator[QARecord]:
     """Yield the records of each row.
 
     Raises:
-        EvaluationError: a row is damaged, or those before it are too large; the file and line are named.
+        EvaluationError: a row is damaged, or the rows up to it are too large; the message names the file and line.
     """
-    budget = _MAX_CHARACTERS
+    characters_left = _MAX_CHARACTERS
     for index in range(len(rows)):
         row = rows[index]
-        budget -= _count_characters(row)
+        characters_left -= _count_characters(row)
         try:
-            if budget < 0:
+            if characters_left < 0:
                 raise DamagedRowError(f"the rows up to here have more than {_MAX_CHARACTERS:,} characters")
             yield from _CONVERTERS[name](row)
         except DamagedRowError as error:
@@ -102,17 +102,17 @@ def _convert_rows(rows: TableRows, name: str) -> Iterator[QARecord]:
 
 def _read_hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
     paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _read_paragraphs(row)]
-    supporting = {title for title, _ in _read_pairs(row, "supporting_facts", "sent_id")}
-    if missing := supporting - {paragraph.title for paragraph in paragraphs}:
+    supporting_titles = {title for title, _ in _read_pairs(row, "supporting_facts", "sent_id")}
+    if missing := supporting_titles - {paragraph.title for paragraph in paragraphs}:
         raise DamagedRowError(f"the supporting paragraph {min(missing)!r} is not in the context")
-    if not supporting:
+    if not supporting_titles:
         raise DamagedRowError('"supporting_facts" is empty')
     yield QARecord(
         id=require_text(row, "_id" if "_id" in row else "id"),
         question=require_text(row, "question").strip(),
         answers=(require_text(row, "answer").strip(),),
-        gold=tuple(paragraph for paragraph in paragraphs if paragraph.title in supporting),
-        distractors=tuple(paragraph for paragraph in paragraphs if paragraph.title not in supporting),
+        gold=tuple(paragraph for paragraph in paragraphs if paragraph.title in supporting_titles),
+        distractors=tuple(paragraph for paragraph in paragraphs if paragraph.title not in supporting_titles),
     )
 
 
@@ -123,20 +123,20 @@ def _read_paragraphs(row: TableRow) -> Iterator[tuple[str, list[str]]]:
         yield title, sentences
 
 
-def _read_pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
+def _read_pairs(row: TableRow, name: str, value_field: str) -> list[tuple[str, Any]]:
     """Return pairs of a title and a value: [[title, value], ...] as published, two lists in `hotpot_qa`."""
     value: Any = row.get(name)
     if isinstance(value, dict):
-        titles, others = value.get("title"), value.get(second)
+        titles, values = value.get("title"), value.get(value_field)
         value = None
-        if isinstance(titles, list) and isinstance(others, list) and len(titles) == len(others):
-            value = list(zip(titles, others, strict=True))
+        if isinstance(titles, list) and isinstance(values, list) and len(titles) == len(values):
+            value = list(zip(titles, values, strict=True))
     if not isinstance(value, list) or not all(
         isinstance(paragraph, list | tuple) and len(paragraph) == 2 and isinstance(paragraph[0], str)
         for paragraph in value
     ):
         raise DamagedRowError(f'"{name}" is not a list of pairs with a title')
-    return [(title, other) for title, other in value]
+    return [(title, pair_value) for title, pair_value in value]
 
 
 def _read_squad_article(row: TableRow) -> Iterator[QARecord]:
@@ -148,7 +148,7 @@ def _read_squad_article(row: TableRow) -> Iterator[QARecord]:
     ]
     paragraphs = [paragraph for paragraph, _ in entries]
     for index, (paragraph, content) in enumerate(entries):
-        others = tuple(paragraphs[:index] + paragraphs[index + 1 :])
+        other_paragraphs = tuple(paragraphs[:index] + paragraphs[index + 1 :])
         for question in _read_objects(content, "qas"):
             if not question.get("is_impossible", False):
                 answers = [require_text(answer, "text").strip() for answer in _read_objects(question, "answers")]
@@ -159,7 +159,7 @@ def _read_squad_article(row: TableRow) -> Iterator[QARecord]:
                     question=require_text(question, "question").strip(),
                     answers=tuple(dict.fromkeys(answers)),
                     gold=(paragraph,),
-                    distractors=others,
+                    distractors=other_paragraphs,
                 )
 
 
@@ -171,8 +171,8 @@ _CONVERTERS: Final[Mapping[str, Callable[[TableRow], Iterator[QARecord]]]] = {
 
 
 def _count_characters(value: Any) -> int:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return len(value) if isinstance(value, str) else sum(map(_count_characters, parts))
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return len(value) if isinstance(value, str) else sum(map(_count_characters, children))
 
 
 def _read_objects(row: TableRow, name: str) -> list[TableRow]:
@@ -210,15 +210,15 @@ def load_record_task(name: str, paths: Sequence[Path], settings: TaskSettings) -
     """Return the task "hotpotqa" (documents of ten paragraphs) or "squad" (whole articles)."""
     tokenizer = settings.tokenizer
     records = read_records(paths, name)
-    counts: dict[Paragraph, int] = {}
-    own_lengths = array("Q")
+    token_counts: dict[Paragraph, int] = {}
+    example_lengths = array("Q")
     for record in records:
-        total = tokenizer.count(record.question)
+        token_count = tokenizer.count(record.question)
         for paragraph in (*record.gold, *record.distractors):
-            if paragraph not in counts:
-                counts[paragraph] = tokenizer.count(paragraph.text_with_title + "\n\n")
-            total += counts[paragraph]
-        own_lengths.append(total)
+            if paragraph not in token_counts:
+                token_counts[paragraph] = tokenizer.count(paragraph.text_with_title + "\n\n")
+            token_count += token_counts[paragraph]
+        example_lengths.append(token_count)
     examples = RecordExamples(records, settings.seed)
     source = ", ".join(map(str, paths))
-    return FileTask(name, LengthUnit.TOKENS, examples, own_lengths, source)
+    return FileTask(name, LengthUnit.TOKENS, examples, example_lengths, source)

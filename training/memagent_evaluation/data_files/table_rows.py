@@ -1,7 +1,7 @@
 """Rows of data files: JSON lines, JSON lists, Parquet files, Hugging Face dataset folders, and CSV files.
 
-JSON files are indexed by the byte offsets of their rows, so that a list of several gigabytes works like lines. One row
-is in memory at a time, except of CSV files, which are read whole.
+JSON files are indexed by the byte offsets of their rows, so that a list of several gigabytes is read like JSON lines.
+One row is in memory at a time; only CSV files are loaded completely.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from typing import Any, Final, TypeAlias
 
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError, EvaluationError
-from memagent_graph.storage.bounded_files import open_regular, parse_json, read_json_file
-from memagent_graph.storage.parquet_rows import check_row_group_sizes, load_pyarrow, open_parquet
+from memagent_graph.storage.bounded_files import open_regular_file, parse_json, read_json_file
+from memagent_graph.storage.parquet_rows import load_pyarrow, open_parquet, require_readable_row_groups
 
 TableRow: TypeAlias = dict[str, Any]
 
-_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
-"""A whole string, or a structural character. Possessive, so that a string of megabytes causes no backtracking."""
-_STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_JSON_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
+"""A string or a structural character. Possessive, so that a string of megabytes causes no backtracking."""
+_JSON_STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _WRAPPED_LIST: Final = re.compile(
-    rb"\s*\{\s*(?:" + _STRING + rb"\s*:\s*(?:" + _STRING + rb'|[-+.\w]+)\s*,\s*)*+"data"\s*:\s*\[', re.DOTALL
+    rb"\s*\{\s*(?:" + _JSON_STRING + rb"\s*:\s*(?:" + _JSON_STRING + rb'|[-+.\w]+)\s*,\s*)*+"data"\s*:\s*\[', re.DOTALL
 )
-_SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
-_PARQUET: Final = b"PAR1"
+_LEADING_SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
+_PARQUET_MAGIC: Final = b"PAR1"
 _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
-_MAX_CELL_SIZE: Final = 2**31 - 1
-_FORMS: Final = "Use JSON lines, a JSON list, CSV or Parquet, in UTF-8, with a row for each question."
+_MAX_CELL_CHARACTERS: Final = 2**31 - 1
+_FORMAT_HINT: Final = "Use JSON lines, a JSON list, CSV or Parquet, in UTF-8, with a row for each question."
 
 
 class TableRows:
-    """The rows of several files, one after another, with one numbering."""
+    """The rows of several files, one after another, under one index."""
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
         self._sources = sources
-        self._ends = list(accumulate(map(len, sources)))
+        self._source_ends = list(accumulate(map(len, sources)))
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._source_ends[-1]
 
     def __getitem__(self, index: int, /) -> TableRow:
-        source, row = _locate(self._ends, index)
-        return self._sources[source][row]
+        source_index, row_index = _locate(self._source_ends, index)
+        return self._sources[source_index][row_index]
 
     def location(self, index: int) -> str:
         """Return the file and line of a row, for messages."""
-        source, row = _locate(self._ends, index)
-        return self._sources[source].location(row)
+        source_index, row_index = _locate(self._source_ends, index)
+        return self._sources[source_index].location(row_index)
 
 
 def open_rows(paths: Sequence[Path]) -> TableRows:
-    """Return the rows of files and dataset folders. The content determines the format, and for CSV the name's ending.
+    """Return the rows of files and dataset folders. The content shows the format; CSV files are known by their suffix.
 
     Raises:
         EvaluationError: a file cannot be read, has no rows, or has an unknown format.
         MissingExtraError: a format needs pyarrow (the extra "eval").
     """
-    return TableRows([_open_one(path) for path in paths])
+    return TableRows([_open_source(path) for path in paths])
 
 
 class JsonRows:
@@ -76,50 +76,52 @@ class JsonRows:
         self.path = path
         self._starts, self._ends = array("Q"), array("Q")
         with _map_file(path) as content:
-            wrapped = _WRAPPED_LIST.match(content)
-            begin = _end_of_space(content, 0)
-            if wrapped or content[begin : begin + 1] == b"[":
-                self._index_list(content, wrapped.end() if wrapped else begin + 1)
-            elif content[begin : begin + 1] == b"{":
-                self._index_lines(content, begin)
+            wrapper = _WRAPPED_LIST.match(content)
+            start = _skip_space(content, 0)
+            if wrapper or content[start : start + 1] == b"[":
+                self._index_list(content, wrapper.end() if wrapper else start + 1)
+            elif content[start : start + 1] == b"{":
+                self._index_lines(content, start)
             else:
-                beginning = content[begin : begin + 20]
+                first_bytes = content[start : start + 20]
                 problem = (
-                    f"is neither JSON lines nor a JSON list: it begins with {beginning!r}" if beginning else "is empty"
+                    f"is neither JSON lines nor a JSON list: it begins with {first_bytes!r}"
+                    if first_bytes
+                    else "is empty"
                 )
-                raise EvaluationError(f"{path} {problem}", hint=_FORMS)
+                raise EvaluationError(f"{path} {problem}", hint=_FORMAT_HINT)
         if not self._starts:
-            raise EvaluationError(f"{path} has no rows", hint=_FORMS)
+            raise EvaluationError(f"{path} has no rows", hint=_FORMAT_HINT)
 
-    def _index_list(self, content: mmap.mmap, begin: int) -> None:
-        depth, start = 1, begin
-        for token in _TOKEN.finditer(content, begin):
-            mark = content[token.start()]
-            depth += (mark in b"[{") - (mark in b"]}")
-            if depth == 0 or (depth == 1 and mark == ord(",")):
-                self._add(content, start, token.start(), last=depth == 0)
-                start = token.end()
+    def _index_list(self, content: mmap.mmap, start: int) -> None:
+        depth, entry_start = 1, start
+        for token in _JSON_TOKEN.finditer(content, start):
+            character = content[token.start()]
+            depth += (character in b"[{") - (character in b"]}")
+            if depth == 0 or (depth == 1 and character == ord(",")):
+                self._add_entry(content, entry_start, token.start(), is_last=depth == 0)
+                entry_start = token.end()
             if depth == 0:
                 return
         raise EvaluationError(
             f"{self.path} is cut off after {len(self._starts)} entries", hint="Copy or download the file again."
         )
 
-    def _add(self, content: mmap.mmap, start: int, end: int, *, last: bool) -> None:
-        start = _end_of_space(content, start)
-        if start < end or not last or self._starts:
+    def _add_entry(self, content: mmap.mmap, start: int, end: int, *, is_last: bool) -> None:
+        start = _skip_space(content, start)
+        if start < end or not is_last or self._starts:
             self._starts.append(start)
             self._ends.append(max(start, end))
 
-    def _index_lines(self, content: mmap.mmap, begin: int) -> None:
-        while begin < len(content):
-            end = content.find(b"\n", begin)
+    def _index_lines(self, content: mmap.mmap, line_start: int) -> None:
+        while line_start < len(content):
+            end = content.find(b"\n", line_start)
             end = len(content) if end < 0 else end
-            start = _end_of_space(content, begin)
-            if start < end:
-                self._starts.append(start)
+            row_start = _skip_space(content, line_start)
+            if row_start < end:
+                self._starts.append(row_start)
                 self._ends.append(end)
-            begin = end + 1
+            line_start = end + 1
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -132,7 +134,7 @@ class JsonRows:
                 content = file.read(end - start)
                 row = parse_json(content)
                 if b"\\ud" in content.lower():
-                    json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+                    json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair cannot be encoded
         except OSError as error:
             raise _make_unreadable_error(self.path, error) from error
         except ValueError as error:
@@ -149,9 +151,9 @@ class JsonRows:
     def location(self, index: int) -> str:
         """Return the file and the line."""
         with _map_file(self.path) as content:
-            line, at = 1, content.find(b"\n", 0, self._starts[index])
-            while at >= 0:
-                line, at = line + 1, content.find(b"\n", at + 1, self._starts[index])
+            line, newline = 1, content.find(b"\n", 0, self._starts[index])
+            while newline >= 0:
+                line, newline = line + 1, content.find(b"\n", newline + 1, self._starts[index])
         return f"{self.path}, line {line}"
 
 
@@ -160,19 +162,19 @@ class ParquetRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._opened() as file:
-            check_row_group_sizes(file)
+        with self._open() as file:
+            require_readable_row_groups(file)
             groups = map(file.metadata.row_group, range(file.num_row_groups))
-            self._ends = list(accumulate(group.num_rows for group in groups))
+            self._group_ends = list(accumulate(group.num_rows for group in groups))
         self._group = functools.lru_cache(maxsize=2)(self._read_group)
         if not len(self):
-            raise EvaluationError(f"{path} has no rows", hint=_FORMS)
+            raise EvaluationError(f"{path} has no rows", hint=_FORMAT_HINT)
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._group_ends[-1] if self._group_ends else 0
 
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def _open(self) -> Iterator[Any]:
         """Yield the file, opened each time, because an open file is not thread-safe."""
         try:
             with open_parquet(self.path, "eval", f"reading {self.path.name}") as file:
@@ -180,13 +182,13 @@ class ParquetRows:
         except (OSError, ValueError) as error:
             raise _make_unreadable_error(self.path, error) from error
 
-    def _read_group(self, number: int) -> Any:
-        with self._opened() as file:
-            return file.read_row_group(number)
+    def _read_group(self, group_index: int) -> Any:
+        with self._open() as file:
+            return file.read_row_group(group_index)
 
     def __getitem__(self, index: int, /) -> TableRow:
-        group, row = _locate(self._ends, index)
-        return _read_row(self._group(group), row)
+        group_index, row_index = _locate(self._group_ends, index)
+        return _read_row(self._group(group_index), row_index)
 
     def location(self, index: int) -> str:
         """Return the file and the row."""
@@ -200,7 +202,7 @@ class DatasetRows:
         self.path = path
         pa = load_pyarrow("eval", f"reading the dataset folder {path.name}")
         try:
-            names = [part["filename"] for part in read_json_file(path / "state.json")["_data_files"]]
+            names = [data_file["filename"] for data_file in read_json_file(path / "state.json")["_data_files"]]
             files = [resolve_below(path, name, hint="Name another dataset folder.") for name in names]
             tables = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files]
             self._table = pa.concat_tables(tables)
@@ -225,7 +227,7 @@ class CsvRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        csv.field_size_limit(_MAX_CELL_SIZE)
+        csv.field_size_limit(_MAX_CELL_CHARACTERS)
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
@@ -259,7 +261,7 @@ def _parse_cell(text: str | None) -> Any:
     return text
 
 
-def _open_one(path: Path) -> RowSource:
+def _open_source(path: Path) -> RowSource:
     if path.is_dir():
         if (path / "dataset_dict.json").is_file():
             raise EvaluationError(
@@ -268,11 +270,11 @@ def _open_one(path: Path) -> RowSource:
             )
         return DatasetRows(path)
     try:
-        with open_regular(path) as file:
-            beginning = file.read(len(_PARQUET))
+        with open_regular_file(path) as file:
+            first_bytes = file.read(len(_PARQUET_MAGIC))
     except OSError as error:
         raise _make_unreadable_error(path, error) from error
-    if beginning == _PARQUET:
+    if first_bytes == _PARQUET_MAGIC:
         return ParquetRows(path)
     return CsvRows(path) if path.suffix.lower() in _DELIMITERS else JsonRows(path)
 
@@ -285,16 +287,16 @@ def _map_file(path: Path) -> Iterator[mmap.mmap]:
     except OSError as error:
         raise _make_unreadable_error(path, error) from error
     except ValueError as error:  # an empty file cannot be mapped
-        raise EvaluationError(f"{path} is empty", hint=_FORMS) from error
+        raise EvaluationError(f"{path} is empty", hint=_FORMAT_HINT) from error
 
 
-def _end_of_space(content: mmap.mmap, start: int) -> int:
-    match = _SPACE.match(content, start)
+def _skip_space(content: mmap.mmap, start: int) -> int:
+    match = _LEADING_SPACE.match(content, start)
     return match.end() if match else start
 
 
 def _locate(ends: Sequence[int], index: int) -> tuple[int, int]:
-    """Return the part that an index is in, and the index within that part; `ends` are the ends of the parts."""
+    """Return the index of the part that has a row, and the row's index in it; `ends` are the ends of the parts."""
     part = bisect_right(ends, index)
     return part, index - (ends[part - 1] if part else 0)
 

@@ -2,9 +2,9 @@
 
 niah_*, vt, cwe, fwe, qa_*   RULER's thirteen; ruler_hqa is RULER-HQA
 state_1, state_2, state_3    where a person is, where a thing is, where it was before
-english_KIND                 facts in plain English: one (fact), of a kind never trained on (new), one that changes
-                             (change), several (list), that lead to each other (hop_2, hop_3), the same with the
-                             last one first (hop_2_backward, hop_3_backward), or none (absent)
+english_KIND                 facts in plain English: one (fact), one of a kind that no policy was trained on (new), one
+                             that changes (change), several (list), a chain (hop_2, hop_3), a chain with the last fact
+                             first (hop_2_backward, hop_3_backward), or no fact that answers (absent)
 
 Some have options after the name: "state_2:facts=50:people=3", "english_fact:foreign=100".
 """
@@ -26,13 +26,13 @@ from memagent_evaluation.tasks.needles import SHAPES, make_needle_task, make_var
 from memagent_evaluation.tasks.passages import PASSAGE_TASKS, load_passage_task
 from memagent_evaluation.tasks.state_tracking import STATES, StateTask, make_state_task
 from memagent_graph.errors import EvaluationError, StrategyError
-from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.own_code import is_own_code_name, load_own_code
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.strategies import convert_options, split_options
 
 __all__ = ["TaskSettings", "find_data_files", "list_task_options", "list_tasks", "load_task"]
 
-_GENERATED: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
+_GENERATED_TASKS: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
     **dict.fromkeys(SHAPES, make_needle_task),
     "vt": make_variables_task,
     **dict.fromkeys(LISTS, make_list_task),
@@ -44,12 +44,12 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(STATES, StateTask.options),
     **dict.fromkeys(ENGLISH, EnglishTask.options),
 }
-_PARTS = ("name", "metric", "unit", "answer_tokens", "sample")
+_TASK_ATTRIBUTES = ("name", "metric", "unit", "answer_tokens", "sample")
 
 
 def list_tasks() -> tuple[str, ...]:
-    """Return the names that `load_task` knows, besides users' own tasks."""
-    return (*_GENERATED, *list_data_tasks())
+    """Return the names that `load_task` takes, except those of users' own tasks."""
+    return (*_GENERATED_TASKS, *list_data_tasks())
 
 
 def list_task_options(name: str) -> tuple[str, ...]:
@@ -84,24 +84,24 @@ def load_task(name: str, settings: TaskSettings) -> Task:
 
 def _load(name: str, settings: TaskSettings) -> Task:
     try:
-        generated, options = split_options(name)
-        if generated in _GENERATED:
-            return _with_options(_GENERATED[generated](generated, settings), name, options)
+        base_name, options = split_options(name)
+        if base_name in _GENERATED_TASKS:
+            return _apply_options(_GENERATED_TASKS[base_name](base_name, settings), name, options)
     except StrategyError as error:
         raise EvaluationError(error.message, hint=error.hint) from error
-    if names_own_code(name):
+    if is_own_code_name(name):
         return _load_own_task(name, settings)
     if name in list_data_tasks():
         return load_data_task(name, settings.data, settings)
-    choices = f"Tasks are: {', '.join(list_tasks())}; your own: path/to/file.py:Name."
-    raise EvaluationError(f"there is no task {name!r}", hint=did_you_mean(name, list_tasks(), choices))
+    hint = f"Tasks are: {', '.join(list_tasks())}; your own: path/to/file.py:Name."
+    raise EvaluationError(f"there is no task {name!r}", hint=did_you_mean(name, list_tasks(), hint))
 
 
 def find_data_files(name: str, settings: TaskSettings) -> list[Path]:
     """Return the data files, or dataset folders, that the task of a name reads; none for generated tasks.
 
     Raises:
-        EvaluationError: there are none at the expected place.
+        EvaluationError: the files do not exist where they are expected.
     """
     data_set = PASSAGE_TASKS.get(name, name)
     if data_set not in list_data_tasks():
@@ -109,7 +109,7 @@ def find_data_files(name: str, settings: TaskSettings) -> list[Path]:
     return find_data_paths(data_set, settings.data, name)
 
 
-def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) -> Task:
+def _apply_options(task: GeneratedTask, name: str, options: Mapping[str, str]) -> Task:
     """Return a generated task with options, which are part of its name."""
     if not options:
         return task
@@ -121,12 +121,14 @@ def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) ->
 
 
 def _load_own_task(name: str, settings: TaskSettings) -> Task:
-    loaded = load_own(name, what="a task", error=EvaluationError, hint="Name the task's class after the colon.")
-    task = _instantiate(loaded, settings, name) if isinstance(loaded, type) else loaded
-    missing = [part for part in _PARTS if not hasattr(task, part)]
-    if missing:
+    task_or_class = load_own_code(
+        name, what="a task", error=EvaluationError, hint="Name the task's class after the colon."
+    )
+    task = _instantiate(task_or_class, settings, name) if isinstance(task_or_class, type) else task_or_class
+    missing_attributes = [attribute for attribute in _TASK_ATTRIBUTES if not hasattr(task, attribute)]
+    if missing_attributes:
         raise EvaluationError(
-            f"{name} is not a task: it has no {', '.join(missing)}",
+            f"{name} is not a task: it has no {', '.join(missing_attributes)}",
             hint="The example at the top of memagent_evaluation.samples shows a whole one.",
         )
     return task  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from memagent_evaluation.tasks.placements import Insertion
 from memagent_graph.errors import EvaluationError
 
 ABSENT: Final = ("not stated", "not mentioned", "none", "no answer", "not given", "does not say", "unknown")
-"""Any of these means that there is no answer."""
+"""Any of these answers means that the document does not have the fact."""
 _MAX_QUESTION_DRAWS: Final = 40
 """The number of attempts to draw a question that shares no answer with another one on the document."""
 _ARTICLE: Final = re.compile(r"^(?:a|an|the) ")
@@ -26,16 +26,16 @@ _ARTICLE: Final = re.compile(r"^(?:a|an|the) ")
 
 @dataclass(frozen=True, slots=True)
 class _EnglishQuestion:
-    """A question with its evidence, in the document's order, and with facts that mislead."""
+    """A question with its evidence, in the document's order, and with foreign facts that resemble it."""
 
     question: str
     gold: tuple[str, ...]
     evidence: tuple[EnglishFact, ...]
     evidence_gold: tuple[str, ...]
-    """What each fact of the evidence contributes."""
+    """The gold string of each fact of the evidence."""
     foreign: tuple[EnglishFact, ...]
     subject_facts: tuple[EnglishFact, ...]
-    """What the question is about: the evidence, the first fact of a list, or a fact that is not in the document."""
+    """The facts that the question is about: the evidence, the first fact of a list, or the absent fact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,10 @@ class EnglishTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small, or there are not enough questions for one document.
         """
-        document, question_index = self.locate_question(index)
-        rng = self.rng(length, document)
-        new = self.kind == "new"
-        questions = self._draw_questions(EnglishFacts(rng, held_out=self.held_out, held_out_relations=new))
+        document_index, question_index = self.locate_question(index)
+        rng = self.make_sample_rng(length, document_index)
+        is_new = self.kind == "new"
+        questions = self._draw_questions(EnglishFacts(rng, held_out=self.held_out, held_out_relations=is_new))
         insertions: list[Insertion] = []
         for position, question in enumerate(questions):
             depths = sorted(rng.random() for _ in question.evidence)
@@ -83,26 +83,29 @@ class EnglishTask(GeneratedTask):
             ]
         foreign_facts = EnglishFacts(rng, held_out=self.held_out)
         foreign = [fact for question in questions for fact in question.foreign]
-        foreign += [foreign_facts.fact() for _ in range(length // self.foreign)]
+        foreign += [foreign_facts.draw_fact() for _ in range(length // self.foreign)]
         is_distinct = make_distinctness_check(
             fact for question in questions for fact in (*question.evidence, *question.subject_facts)
         )
         insertions += [Insertion(fact.statement, rng.random()) for fact in foreign if is_distinct(fact)]
-        haystack = haystacks.make_prose_haystack(self.settings.haystack, self.rng(length, document, "prose"))
+        haystack = haystacks.make_prose_haystack(
+            self.settings.haystack, self.make_sample_rng(length, document_index, "prose")
+        )
         question = questions[question_index]
         all_questions = [other.question for other in questions]
         return self.lay_out_sample(length, index, question.question, question.gold, haystack, insertions, all_questions)
 
     def _draw_questions(self, facts: EnglishFacts) -> list[_EnglishQuestion]:
-        """Draw the questions that share a document. The evidence of one does not answer another."""
+        """Draw the questions that share a document, so that no evidence of one question answers another."""
         count = self.settings.questions_per_document
         questions: list[_EnglishQuestion] = []
         while len(questions) < count:
             is_distinct = make_distinctness_check(fact for question in questions for fact in question.subject_facts)
-            draws = (self._draw_question(facts) for _ in range(_MAX_QUESTION_DRAWS))
+            candidates = (self._draw_question(facts) for _ in range(_MAX_QUESTION_DRAWS))
             # Words of a kind may run out, and are then drawn again, even within a list.
             question = next(
-                (q for q in draws if all(map(is_distinct, q.subject_facts)) and len({*q.gold}) == len(q.gold)), None
+                (q for q in candidates if all(map(is_distinct, q.subject_facts)) and len({*q.gold}) == len(q.gold)),
+                None,
             )
             if question is None:
                 raise EvaluationError(
@@ -114,37 +117,45 @@ class EnglishTask(GeneratedTask):
 
     def _draw_question(self, facts: EnglishFacts) -> _EnglishQuestion:
         if self.kind.startswith("hop_"):
-            chain, question = facts.chain(int(self.kind.split("_")[1]))
+            chain, question = facts.draw_chain(int(self.kind.split("_")[1]))
             answer = _remove_article(chain[-1].value)
             evidence_gold = (*(fact.subject for fact in chain[1:]), answer)
-            order = -1 if self.kind.endswith("_backward") else 1
-            foreign = (facts.fact(chain[-1].relation),)
+            step = -1 if self.kind.endswith("_backward") else 1
+            foreign = (facts.draw_fact(chain[-1].relation),)
             return _EnglishQuestion(
-                question, (answer,), tuple(chain[::order]), evidence_gold[::order], foreign, tuple(chain)
+                question, (answer,), tuple(chain[::step]), evidence_gold[::step], foreign, tuple(chain)
             )
         if self.kind == "list":
-            first = facts.fact(facts.relation(plural=True))
-            list_facts = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
+            first_fact = facts.draw_fact(facts.draw_relation(plural=True))
+            list_facts = [
+                first_fact,
+                *(facts.draw_fact(first_fact.relation, subject=first_fact.subject) for _ in range(2)),
+            ]
             values = tuple(fact.value for fact in list_facts)
-            question = facts.random.choice(first.relation.plural_questions).replace("{s}", first.subject)
+            question = facts.random.choice(first_fact.relation.plural_questions).replace("{s}", first_fact.subject)
             return _EnglishQuestion(
-                question, values, tuple(list_facts), values, (facts.fact(first.relation),), (first,)
+                question, values, tuple(list_facts), values, (facts.draw_fact(first_fact.relation),), (first_fact,)
             )
         if self.kind == "change":
-            old = facts.fact(facts.relation(changes=True))
-            new = facts.change(old)
-            question, answer = facts.question(new)
-            old_answer = old.subject if answer == new.subject else old.value
+            old_fact = facts.draw_fact(facts.draw_relation(changes=True))
+            new_fact = facts.draw_change(old_fact)
+            question, answer = facts.draw_question(new_fact)
+            old_answer = old_fact.subject if answer == new_fact.subject else old_fact.value
             evidence_gold = (old_answer, _remove_article(answer))
             return _EnglishQuestion(
-                question, (_remove_article(answer),), (old, new), evidence_gold, (facts.near_miss(new),), (old, new)
+                question,
+                (_remove_article(answer),),
+                (old_fact, new_fact),
+                evidence_gold,
+                (facts.draw_near_miss(new_fact),),
+                (old_fact, new_fact),
             )
-        fact = facts.fact()
-        question, answer = facts.question(fact)
+        fact = facts.draw_fact()
+        question, answer = facts.draw_question(fact)
         if self.kind == "absent":
-            return _EnglishQuestion(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
+            return _EnglishQuestion(question, ABSENT, (), (), (facts.draw_near_miss(fact),), (fact,))
         gold = (_remove_article(answer),)
-        return _EnglishQuestion(question, gold, (fact,), gold, (facts.near_miss(fact),), (fact,))
+        return _EnglishQuestion(question, gold, (fact,), gold, (facts.draw_near_miss(fact),), (fact,))
 
 
 def _remove_article(answer: str) -> str:

@@ -22,7 +22,7 @@ DEPTHS = tuple(step / 39 for step in range(40))
 """RULER's forty needle depths, evenly spaced from the beginning of a document to its end."""
 
 SMALL_ANSWER_TOKENS = 48
-"""The answer's tokens in small variants whose published number is larger: the embedded policy's budget."""
+"""The tokens for answers in small variants: the budget of the embedded policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +30,15 @@ class GeneratedTask(ABC):
     """The base class of generated tasks: their description, and the arithmetic of lengths.
 
     Attributes:
-        name: the name, with its options.
+        name: the name on the command line, with its options.
         settings: the settings of all tasks.
-        answer_tokens: how many tokens of a length are reserved for the answer.
-        metric: how several gold strings count.
+        answer_tokens: the number of tokens of a length that are reserved for the answer.
+        metric: how string match counts several gold strings.
         unit: what lengths count.
         shares_documents: whether several samples can ask about one document
             (`TaskSettings.questions_per_document`).
         options: the fields that can be set after the name, as in "state_2:facts=50".
-        length_margin: the largest ratio between the smallest lengths of two samples.
+        length_margin: the largest ratio between the minimum lengths of two samples.
     """
 
     shares_documents: ClassVar[bool] = False
@@ -59,11 +59,11 @@ class GeneratedTask(ABC):
         """Return the index of a sample's document, and the index of its question among the questions on it."""
         return divmod(index, self.settings.questions_per_document)
 
-    def rng(self, length: int, index: int, *purpose: str | int) -> random.Random:
+    def make_sample_rng(self, length: int, index: int, *purpose: str | int) -> random.Random:
         """Return a generator that is the same for equal seed, task, length, index and purpose, in any process.
 
         Raises:
-            EvaluationError: the length or the index is impossible.
+            EvaluationError: the length is below 1, or the index below 0.
         """
         if index < 0:
             raise EvaluationError(f"{self.name} has no sample {index}", hint="Samples are counted from 0.")
@@ -72,13 +72,13 @@ class GeneratedTask(ABC):
         return make_rng(self.settings, self.name, length, index, *purpose)
 
     def compute_document_budget(self, length: int, question: str) -> int:
-        """Return how many tokens are left for the document; negative if not even the question fits."""
+        """Return the number of tokens for the document; negative if not even the question fits."""
         return length - self.settings.tokenizer.count(question) - self.answer_tokens - self.settings.prompt_tokens
 
     def make_length_error(self, length: int, missing: int) -> EvaluationError:
-        """Return the error for a length that is `missing` units too small for the task's parts.
+        """Return the error for a length that is `missing` units too small for a sample.
 
-        Other samples may have longer keys and words, so the error recommends a somewhat larger length.
+        Other samples may have longer keys and words, so the error recommends a slightly larger length.
         """
         min_length, unit = length + missing, "of the document"
         if self.unit is LengthUnit.TOKENS:
@@ -118,8 +118,8 @@ class GeneratedTask(ABC):
         layout, tokens = lay_out(haystack, insertions, budget, self.settings.tokenizer)
         if tokens > budget:
             raise self.make_length_error(length, tokens - budget)
-        reached = length - self.compute_document_budget(length, question) + tokens
-        return Sample(self, length, index, question, gold, layout.pieces, layout.needles(), reached)
+        reached_length = length - self.compute_document_budget(length, question) + tokens
+        return Sample(self, length, index, question, gold, layout.pieces, layout.needles(), reached_length)
 
 
 def make_rng(settings: TaskSettings, *names: str | int) -> random.Random:
@@ -128,9 +128,9 @@ def make_rng(settings: TaskSettings, *names: str | int) -> random.Random:
 
 
 def iter_shuffled(items: Sequence[_Item], rng: random.Random) -> Iterator[_Item]:
-    """Yield all items in random order, with memory and time only for those that are used."""
-    moved: dict[int, int] = {}
-    for last in reversed(range(len(items))):
-        index = rng.randint(0, last)
-        yield items[moved.get(index, index)]
-        moved[index] = moved.pop(last, last)
+    """Yield all items in random order. Only items that are requested take memory and time."""
+    moved_indices: dict[int, int] = {}
+    for last_index in reversed(range(len(items))):
+        index = rng.randint(0, last_index)
+        yield items[moved_indices.get(index, index)]
+        moved_indices[index] = moved_indices.pop(last_index, last_index)

@@ -1,4 +1,4 @@
-"""Endless text to hide needles in: noise, lines that resemble needles, or prose.
+"""Makes haystacks, endless texts to hide needles in: noise, lines that resemble needles, or prose.
 
 Prose comes from the user's files, or from Python itself: the language reference that `help()` shows, and the standard
 library's docstrings.
@@ -41,7 +41,7 @@ def make_line_haystack(lines: Callable[[], Iterator[str]]) -> Haystack:
 
 
 def make_sentence_haystack(paragraphs: Callable[[], Iterator[str]], skipped: int = 0) -> Haystack:
-    """Return a haystack of the sentences of endless paragraphs, without the first `skipped` ones.
+    """Return a haystack of the sentences of endless paragraphs, from which the first `skipped` are left out.
 
     The white space after a sentence belongs to it; one without any gets a space.
     """
@@ -61,16 +61,16 @@ def make_noise_haystack() -> Haystack:
 
 
 def make_prose_haystack(path: Path | None, rng: random.Random) -> Haystack:
-    """Return prose from a file or folder, or from Python's own texts, from one of the first thousand sentences on.
+    """Return prose from a file or folder, or from Python's documentation, from one of the first thousand sentences on.
 
-    Python's texts depend on its version, so samples are equal only with equal versions.
+    Python's documentation depends on its version, so samples are equal only with equal versions.
 
     Raises:
         EvaluationError: there is no text at `path`.
     """
     skipped = rng.randrange(_MAX_SKIPPED_SENTENCES)
     if path is None:
-        return make_sentence_haystack(python_prose, skipped)
+        return make_sentence_haystack(iter_python_prose, skipped)
     files = _list_text_files(path)
     if next(_iter_paragraphs(files), None) is None:
         raise EvaluationError(
@@ -128,7 +128,7 @@ def iter_docstrings() -> Iterator[str]:
                 yield ast.get_docstring(node) or ""
 
 
-def python_prose() -> Iterator[str]:
+def iter_python_prose() -> Iterator[str]:
     """Yield the reference's paragraphs, then the docstrings', and start again, without end."""
     while True:
         yield from iter_reference_paragraphs()
@@ -137,9 +137,9 @@ def python_prose() -> Iterator[str]:
 
 def _split_paragraphs(text: str) -> Iterator[str]:
     for paragraph in text.split("\n\n"):
-        words = " ".join(paragraph.split())
-        if len(words) > 80 and words.count(" ") > 10:
-            yield words
+        collapsed = " ".join(paragraph.split())
+        if len(collapsed) > 80 and collapsed.count(" ") > 10:
+            yield collapsed
 
 
 def _list_text_files(path: Path) -> tuple[Path, ...]:
@@ -153,7 +153,7 @@ def _list_text_files(path: Path) -> tuple[Path, ...]:
 
 
 def _iter_paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
-    """Yield the paragraphs of files, which are separated by empty lines, with white space collapsed."""
+    """Yield the paragraphs of files, which empty lines separate, with collapsed white space."""
     for path in files:
         try:
             with path.open(encoding="utf-8-sig") as file:
@@ -168,10 +168,10 @@ def _join_lines(lines: Iterator[str]) -> Iterator[str]:
     paragraph: list[str] = []
     characters = 0
     for line in itertools.chain(lines, [""]):
-        words = " ".join(line.split())
-        if paragraph and (not words or characters + len(words) > _MAX_PARAGRAPH_CHARACTERS):
+        text = " ".join(line.split())
+        if paragraph and (not text or characters + len(text) > _MAX_PARAGRAPH_CHARACTERS):
             yield " ".join(paragraph)
             paragraph, characters = [], 0
-        if words:
-            paragraph.append(words)
-            characters += len(words) + 1
+        if text:
+            paragraph.append(text)
+            characters += len(text) + 1

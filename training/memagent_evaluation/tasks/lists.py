@@ -23,13 +23,13 @@ LISTS = ("cwe", "fwe")
 NOISE_WORD = "..."
 
 _SHORT_LENGTH = 4096
-_PIECE_WORDS = 64
+_WORDS_PER_PIECE = 64
 _CWE_ANSWER_TOKENS, _FWE_ANSWER_TOKENS = 120, 50
-_COMMON_WORDS = 10
-_LETTERS = 6
+_COMMON_WORD_COUNT = 10
+_CODED_WORD_LETTERS = 6
 """The length of a coded word."""
 _TOKENS_PER_WORD = 50
-"""The length of a text for each word of its vocabulary."""
+"""The tokens of a text per word of its vocabulary."""
 _ZETA_OF_2 = math.pi**2 / 6
 
 
@@ -50,22 +50,28 @@ class CommonWordsTask(GeneratedTask):
             MissingExtraError: the word lists are not installed.
         """
         is_short = length < _SHORT_LENGTH
-        often, rarely = (6, 1) if is_short else (30, 3)
-        tokens_of = self.settings.tokenizer.count
+        common_count, rare_count = (6, 1) if is_short else (30, 3)
+        count_tokens = self.settings.tokenizer.count
         budget = self.compute_document_budget(length, self.question)
-        for words in (_draw_words(self.rng(length, index), pairs=pairs) for pairs in (False, True)):
-            header = self._make_example(list(islice(words, (2 if is_short else 4) * _COMMON_WORDS)), is_short=is_short)
-            gold = tuple(islice(words, _COMMON_WORDS))
-            tokens = tokens_of(header) + sum(tokens_of(f" {at}. {word}") for at, word in enumerate(gold * often, 1))
-            rare: list[str] = []
+        for words in (_draw_words(self.make_sample_rng(length, index), pairs=pairs) for pairs in (False, True)):
+            header = self._make_example(
+                list(islice(words, (2 if is_short else 4) * _COMMON_WORD_COUNT)), is_short=is_short
+            )
+            gold = tuple(islice(words, _COMMON_WORD_COUNT))
+            tokens = count_tokens(header) + sum(
+                count_tokens(f" {position}. {word}") for position, word in enumerate(gold * common_count, 1)
+            )
+            rare_words: list[str] = []
             for word in words:
-                position = _COMMON_WORDS * often + (len(rare) + 1) * rarely
-                tokens += rarely * tokens_of(f" {position}. {word}")
-                if tokens > budget and len(rare) >= _COMMON_WORDS:
-                    draw = partial(_repeat_words, gold, often, rare, rarely)
-                    return _fit_longest(self, length, index, gold, draw, range(_COMMON_WORDS, len(rare) + 1), header)
-                rare.append(word)
-        raise self.make_length_error(length, _COMMON_WORDS)
+                position = _COMMON_WORD_COUNT * common_count + (len(rare_words) + 1) * rare_count
+                tokens += rare_count * count_tokens(f" {position}. {word}")
+                if tokens > budget and len(rare_words) >= _COMMON_WORD_COUNT:
+                    make_words = partial(_repeat_words, gold, common_count, rare_words, rare_count)
+                    return _fit_longest(
+                        self, length, index, gold, make_words, range(_COMMON_WORD_COUNT, len(rare_words) + 1), header
+                    )
+                rare_words.append(word)
+        raise self.make_length_error(length, _COMMON_WORD_COUNT)
 
     @property
     def question(self) -> str:
@@ -73,12 +79,12 @@ class CommonWordsTask(GeneratedTask):
         return "Which are the ten words that occur most often in the list in question? Name all ten."
 
     def _make_example(self, words: list[str], *, is_short: bool) -> str:
-        frequent, rare = words[:_COMMON_WORDS], words[_COMMON_WORDS:]
-        entries = [*frequent * 3, *rare] if is_short else [*frequent * 10, *rare * 3]
+        common_words, rare_words = words[:_COMMON_WORD_COUNT], words[_COMMON_WORD_COUNT:]
+        entries = [*common_words * 3, *rare_words] if is_short else [*common_words * 10, *rare_words * 3]
         example = "".join(WordList("", entries, numbered=True, seed=" ".join(words)).pieces())
         return (
             f"An example of a list: {example}\nThe ten words that occur most often in the "
-            f"example are: {', '.join(frequent)}.\n\nThe list in question: "
+            f"example are: {', '.join(common_words)}.\n\nThe list in question: "
         )
 
 
@@ -94,9 +100,11 @@ def _draw_words(rng: random.Random, *, pairs: bool) -> Iterator[str]:
             yield word
 
 
-def _repeat_words(gold: Sequence[str], often: int, rare: Sequence[str], rarely: int, size: int) -> list[str]:
-    """Return the common words and the first `size` rare ones, each as often as it occurs."""
-    return [*gold] * often + [*rare[:size]] * rarely
+def _repeat_words(
+    gold: Sequence[str], common_count: int, rare_words: Sequence[str], rare_count: int, rare_word_count: int
+) -> list[str]:
+    """Return the words of a list: all common words, and the first `rare_word_count` rare ones, repeated."""
+    return [*gold] * common_count + [*rare_words[:rare_word_count]] * rare_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,23 +115,26 @@ class FrequentWordsTask(GeneratedTask):
         """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
         budget = self.compute_document_budget(length, self.question)
         ranks = max(min(length // _TOKENS_PER_WORD, math.isqrt(max(budget, 0)) + 1), 5)
-        words = [NOISE_WORD, *self._draw_coded_words(ranks - 1, self.rng(length, index))]
-        costs = [self.settings.tokenizer.count(f" {word}") for word in words]
+        words = [NOISE_WORD, *self._draw_coded_words(ranks - 1, self.make_sample_rng(length, index))]
+        word_tokens = [self.settings.tokenizer.count(f" {word}") for word in words]
 
-        def tokens(size: int) -> int:
-            return sum(number * cost for number, cost in zip(_compute_frequencies(size, ranks), costs, strict=False))
+        def count_list_tokens(size: int) -> int:
+            return sum(
+                frequency * tokens
+                for frequency, tokens in zip(_compute_frequencies(size, ranks), word_tokens, strict=False)
+            )
 
-        def entries(size: int) -> list[str]:
+        def make_words(size: int) -> list[str]:
             frequencies = _compute_frequencies(size, ranks)
-            return [word for word, number in zip(words, frequencies, strict=False) for _ in range(number)]
+            return [word for word, frequency in zip(words, frequencies, strict=False) for _ in range(frequency)]
 
-        # The fewest words for which ranks 2 to 5 occur differently often, so that there is one answer.
+        # The smallest list in which the frequencies of ranks 2 to 5 differ, so that there is one answer.
         min_size = next(size for size in count(1) if len(set(_compute_frequencies(size, ranks)[1:5])) == 4)
-        missing = max(tokens(min_size) - budget, 5 * _TOKENS_PER_WORD - length)
+        missing = max(count_list_tokens(min_size) - budget, 5 * _TOKENS_PER_WORD - length)
         if missing > 0:
             raise self.make_length_error(length, missing)
-        max_size = bisect_right(range(4 * budget), budget, lo=1, key=tokens)
-        return _fit_longest(self, length, index, tuple(words[1:4]), entries, range(min_size, max_size))
+        max_size = bisect_right(range(4 * budget), budget, lo=1, key=count_list_tokens)
+        return _fit_longest(self, length, index, tuple(words[1:4]), make_words, range(min_size, max_size))
 
     @property
     def question(self) -> str:
@@ -133,17 +144,17 @@ class FrequentWordsTask(GeneratedTask):
             "often in it?"
         )
 
-    def _draw_coded_words(self, number: int, rng: random.Random) -> list[str]:
+    def _draw_coded_words(self, count: int, rng: random.Random) -> list[str]:
         words: dict[str, None] = {}
-        while len(words) < number:
-            words["".join(rng.choices(string.ascii_lowercase, k=_LETTERS))] = None
+        while len(words) < count:
+            words["".join(rng.choices(string.ascii_lowercase, k=_CODED_WORD_LETTERS))] = None
         return list(words)
 
 
 def _compute_frequencies(size: int, ranks: int) -> list[int]:
-    """Return the frequency of each rank that occurs among `size` words."""
-    numbers = (int(size / (_ZETA_OF_2 * rank * rank)) for rank in range(1, ranks + 1))
-    return [number for number in numbers if number]
+    """Return the frequencies of the ranks that occur among `size` words, the first rank first."""
+    frequencies = (int(size / (_ZETA_OF_2 * rank * rank)) for rank in range(1, ranks + 1))
+    return [frequency for frequency in frequencies if frequency]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,26 +165,26 @@ class WordList:
     words: Sequence[str]
     numbered: bool
     seed: str
-    """Determines the order."""
+    """Determines the order of the words."""
 
     def pieces(self) -> Iterator[str]:
         """Yield the text."""
         entries = self._iter_entries()
         gap = self.header
-        while block := list(islice(entries, _PIECE_WORDS)):
+        while block := list(islice(entries, _WORDS_PER_PIECE)):
             yield gap + " ".join(block)
             gap = " "
 
     def needles(self, gold: Sequence[str]) -> tuple[Needle, ...]:
         """Return the first occurrence of each gold word as a needle."""
-        first: dict[str, tuple[str, int]] = {}
-        end = len(self.header)
+        first_occurrences: dict[str, tuple[str, int]] = {}
+        position = len(self.header)
         for entry in self._iter_entries():
             word = entry.rpartition(" ")[2]
             if word in gold:
-                first.setdefault(word, (entry, end))
-            end += len(entry) + 1
-        return tuple(Needle(entry, word, start / (end - 1)) for word, (entry, start) in first.items())
+                first_occurrences.setdefault(word, (entry, position))
+            position += len(entry) + 1
+        return tuple(Needle(entry, word, start / (position - 1)) for word, (entry, start) in first_occurrences.items())
 
     def _iter_entries(self) -> Iterator[str]:
         words = random.Random(self.seed).sample(self.words, len(self.words))
@@ -185,12 +196,13 @@ def _fit_longest(
     length: int,
     index: int,
     gold: tuple[str, ...],
-    words_of: Callable[[int], list[str]],
+    make_words: Callable[[int], list[str]],
     sizes: range,
     header: str = "",
 ) -> Sample:
-    """Return the sample with the longest list that fits. The largest of `sizes` is only an estimate. With a header, the
-    list is numbered.
+    """Return the sample with the longest list that fits. With a header, the list is numbered.
+
+    The search goes down from the largest of `sizes`, which is an estimate.
 
     Raises:
         EvaluationError: not even the smallest size fits.
@@ -199,7 +211,7 @@ def _fit_longest(
     order = f"{task.settings.seed}/{task.name}/{length}/{index}/order"
     size = sizes.stop - 1
     while True:
-        text = WordList(header, words_of(size), numbered=bool(header), seed=order)
+        text = WordList(header, make_words(size), numbered=bool(header), seed=order)
         tokens = task.settings.tokenizer.count("".join(text.pieces()))
         if tokens <= budget:
             needles = text.needles(gold)

@@ -80,15 +80,15 @@ SHAPES = {
 }
 
 _ANSWER_TOKENS = 128
-_MAX_SMALL_PARTS = 2
-"""The most values or queried keys that the small variants have."""
+_MAX_SMALL_COUNT = 2
+"""The maximum number of values or queried keys in small variants."""
 _MAX_KEY_DRAWS = 5000
 """The number of attempts to draw an unused key."""
 _VARIABLES_ANSWER_TOKENS = 30
 _SHORT_LENGTH = 4096
-_EXAMPLE_NOISE = (8, 36)
-"""The noise sentences in the worked example of variable tracking: in short texts, and in others."""
-_PLAIN = re.compile(r"[a-z]+")
+_EXAMPLE_NOISE_SENTENCES = (8, 36)
+"""The number of noise sentences in the worked example of variable tracking: in short texts, and in others."""
+_PLAIN_WORD = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +108,18 @@ class _RulerKeys:
         self._shape = shape
         self._rng = rng
 
-    def draw_key(self, values: int, used: Container[str]) -> _Key:
+    def draw_key(self, value_count: int, used: Container[str]) -> _Key:
         name = self._draw(self._shape.key, used)
-        drawn: list[str] = []
-        while len(drawn) < values:
+        key_values: list[str] = []
+        while len(key_values) < value_count:
             value = self._draw(self._shape.value, used)
-            if value not in (name, *drawn):
-                drawn.append(value)
+            if value not in (name, *key_values):
+                key_values.append(value)
         kind = self._shape.value
-        statements = [MAGIC_STATEMENT.format(plural=f"{kind}s", entity=name, value=value) for value in drawn]
-        verb = f"is the special magic {kind}" if values == 1 else f"are all the special magic {kind}s"
+        statements = [MAGIC_STATEMENT.format(plural=f"{kind}s", entity=name, value=value) for value in key_values]
+        verb = f"is the special magic {kind}" if value_count == 1 else f"are all the special magic {kind}s"
         question = f"What {verb} for {name} mentioned in the provided text?"
-        return _Key(name, tuple(drawn), tuple(statements), question)
+        return _Key(name, tuple(key_values), tuple(statements), question)
 
     def _draw(self, kind: KeyKind, used: Container[str]) -> str:
         while True:
@@ -138,18 +138,18 @@ class _SmallKeys:
 
     def __init__(self, shape: Shape, rng: random.Random) -> None:
         self._facts = PlantedFacts(rng, held_out=True, number_share=1.0)
-        self._any_attribute = shape.value is KeyKind.UUIDS
+        self._draws_any_attribute = shape.value is KeyKind.UUIDS
 
-    def draw_key(self, values: int, used: Container[str]) -> _Key:
+    def draw_key(self, value_count: int, used: Container[str]) -> _Key:
         for _ in range(_MAX_KEY_DRAWS):
-            attribute = self._facts.attribute(numeric=True) if self._any_attribute else f"{MAGIC}number"
-            entity = self._facts.entity(bare=attribute.startswith(MAGIC))
+            attribute = self._facts.draw_attribute(numeric=True) if self._draws_any_attribute else f"{MAGIC}number"
+            entity = self._facts.draw_entity(bare=attribute.startswith(MAGIC))
             name = entity.replace("-", " ").removeprefix("the ").lower()
-            drawn: list[str] = []
-            while len(drawn) < values:
-                value = self._facts.value(attribute)
-                if value not in used and value not in drawn:
-                    drawn.append(value)
+            key_values: list[str] = []
+            while len(key_values) < value_count:
+                value = self._facts.draw_value(attribute)
+                if value not in used and value not in key_values:
+                    key_values.append(value)
             if name not in used:
                 break
         else:
@@ -157,8 +157,8 @@ class _SmallKeys:
                 "a document needs more keys than the small variant has",
                 hint="Ask for fewer questions on each document.",
             )
-        statements = [self._facts.statement(attribute, entity, value) for value in drawn]
-        return _Key(name, tuple(drawn), tuple(statements), self._facts.question(attribute, entity))
+        statements = [self._facts.draw_statement(attribute, entity, value) for value in key_values]
+        return _Key(name, tuple(key_values), tuple(statements), self._facts.draw_question(attribute, entity))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +180,8 @@ class NeedleTask(GeneratedTask):
             EvaluationError: the length is too small for needles, question and answer.
             MissingExtraError: the word lists that full-size keys come from are not installed.
         """
-        document, question_index = self.locate_question(index)
-        rng = self.rng(length, document)
+        document_index, question_index = self.locate_question(index)
+        rng = self.make_sample_rng(length, document_index)
         key_source = self._make_key_source(rng)
         used: set[str] = set()
         keys: list[_Key] = []
@@ -189,42 +189,44 @@ class NeedleTask(GeneratedTask):
             key = key_source.draw_key(self.shape.values, used)
             used |= {key.name, *key.values}
             keys.append(key)
-        groups = [keys[first : first + self.shape.queried] for first in range(0, len(keys), self.shape.keys)]
-        queried = groups[question_index]
-        statements = len(keys) * self.shape.values
-        depths = iter(rng.sample(DEPTHS * math.ceil(statements / len(DEPTHS)), statements))
+        groups = [keys[start : start + self.shape.queried] for start in range(0, len(keys), self.shape.keys)]
+        queried_keys = groups[question_index]
+        statement_count = len(keys) * self.shape.values
+        depths = iter(rng.sample(DEPTHS * math.ceil(statement_count / len(DEPTHS)), statement_count))
         insertions = [
-            Insertion(statement, next(depths), value if key in queried else None)
+            Insertion(statement, next(depths), value if key in queried_keys else None)
             for key in keys
             for value, statement in zip(key.values, key.statements, strict=True)
         ]
-        gold = tuple(value for key in queried for value in key.values)
-        haystack = self._make_haystack(length, document, frozenset(used))
+        gold = tuple(value for key in queried_keys for value in key.values)
+        haystack = self._make_haystack(length, document_index, frozenset(used))
         questions = [self._make_question(group) for group in groups]
         return self.lay_out_sample(length, index, questions[question_index], gold, haystack, insertions, questions)
 
     def _make_key_source(self, rng: random.Random) -> _RulerKeys | _SmallKeys:
         return (_SmallKeys if self.settings.small else _RulerKeys)(self.shape, rng)
 
-    def _make_haystack(self, length: int, document: int, used: frozenset[str]) -> Haystack:
+    def _make_haystack(self, length: int, document_index: int, used: frozenset[str]) -> Haystack:
         if self.shape.hay is Hay.NOISE:
             return haystacks.make_noise_haystack()
         if self.shape.hay is Hay.PROSE:
-            return haystacks.make_prose_haystack(self.settings.haystack, self.rng(length, document, "prose"))
+            return haystacks.make_prose_haystack(
+                self.settings.haystack, self.make_sample_rng(length, document_index, "prose")
+            )
 
-        def lines() -> Iterator[str]:
-            key_source = self._make_key_source(self.rng(length, document, "lines"))
+        def iter_lines() -> Iterator[str]:
+            key_source = self._make_key_source(self.make_sample_rng(length, document_index, "lines"))
             while True:
                 yield key_source.draw_key(1, used).statements[0]
 
-        return haystacks.make_line_haystack(lines)
+        return haystacks.make_line_haystack(iter_lines)
 
-    def _make_question(self, queried: list[_Key]) -> str:
-        if len(queried) == 1:
-            return queried[0].question
+    def _make_question(self, queried_keys: list[_Key]) -> str:
+        if len(queried_keys) == 1:
+            return queried_keys[0].question
         if self.settings.small:
-            return " ".join(key.question for key in queried)
-        names = ", ".join(key.name for key in queried[:-1]) + f" and {queried[-1].name}"
+            return " ".join(key.question for key in queried_keys)
+        names = ", ".join(key.name for key in queried_keys[:-1]) + f" and {queried_keys[-1].name}"
         return f"What are all the special magic {self.shape.value}s for {names} mentioned in the provided text?"
 
 
@@ -233,12 +235,12 @@ def make_needle_task(name: str, settings: TaskSettings) -> NeedleTask:
     shape, answer_tokens = SHAPES[name], _ANSWER_TOKENS
     if settings.small:
         answer_tokens = SMALL_ANSWER_TOKENS
-        number = min(shape.queried, _MAX_SMALL_PARTS)
+        queried_count = min(shape.queried, _MAX_SMALL_COUNT)
         shape = replace(
             shape,
-            keys=number if shape.queried > 1 else shape.keys,
-            values=min(shape.values, _MAX_SMALL_PARTS),
-            queried=number,
+            keys=queried_count if shape.queried > 1 else shape.keys,
+            values=min(shape.values, _MAX_SMALL_COUNT),
+            queried=queried_count,
         )
     return NeedleTask(name=name, settings=settings, answer_tokens=answer_tokens, shape=shape)
 
@@ -248,8 +250,8 @@ class VariablesTask(GeneratedTask):
     """Variable tracking.
 
     Attributes:
-        hops: how often the value is passed on.
-        capitals: how long a variable's name is.
+        hops: the number of times that the value is passed on.
+        capitals: the number of letters of a variable's name.
     """
 
     hops: int = 4
@@ -257,15 +259,15 @@ class VariablesTask(GeneratedTask):
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
-        rng = self.rng(length, index)
+        rng = self.make_sample_rng(length, index)
         names, value, statements = self._make_chain(rng)
         depths = sorted(rng.sample(DEPTHS, len(names)))
         chain = [
             Insertion(statement, depth, name) for name, statement, depth in zip(names, statements, depths, strict=True)
         ]
         if not self.settings.small:
-            # Before everything else at the beginning: insertions of one depth keep their order.
-            example = self._make_example(length, self.rng(length, index, "example"), {*names, value})
+            # At the very beginning, because insertions of the same depth keep their order.
+            example = self._make_example(length, self.make_sample_rng(length, index, "example"), {*names, value})
             chain.insert(0, Insertion(example, 0.0))
         question = (
             f"Which variables have the value {value} in the provided text, be it assigned or taken over from "
@@ -274,7 +276,7 @@ class VariablesTask(GeneratedTask):
         return self.lay_out_sample(length, index, question, tuple(names), haystacks.make_noise_haystack(), chain)
 
     def _make_chain(self, rng: random.Random, used: Container[str] = ()) -> tuple[list[str], str, list[str]]:
-        """Return variables, their value, and the sentences that state it, with no name or value of `used`."""
+        """Return variables, their value, and the sentences that state it; names and value are not in `used`."""
         names: list[str] = []
         while len(names) <= self.hops:
             name = "".join(rng.choices(string.ascii_uppercase, k=self.capitals))
@@ -287,10 +289,10 @@ class VariablesTask(GeneratedTask):
 
     def _make_example(self, length: int, rng: random.Random, used: Container[str]) -> str:
         names, value, statements = self._make_chain(rng, used)
-        number = _EXAMPLE_NOISE[length >= _SHORT_LENGTH]
-        lines = list(itertools.islice(haystacks.make_noise_haystack().units(), number))
+        noise_count = _EXAMPLE_NOISE_SENTENCES[length >= _SHORT_LENGTH]
+        lines = list(itertools.islice(haystacks.make_noise_haystack().units(), noise_count))
         for position, statement in zip(
-            sorted(rng.sample(range(number), len(names)))[::-1], statements[::-1], strict=True
+            sorted(rng.sample(range(noise_count), len(names)))[::-1], statements[::-1], strict=True
         ):
             lines.insert(position, statement)
         example = "\n".join(lines)
@@ -313,16 +315,16 @@ def draw_word_pair(rng: random.Random) -> str:
     Raises:
         MissingExtraError: the word lists are not installed.
     """
-    return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
+    return f"{rng.choice(list_words('adjective'))}-{rng.choice(list_words('noun'))}"
 
 
 def list_all_words() -> tuple[str, ...]:
     """Return all adjectives, nouns and verbs in alphabetical order."""
-    return tuple(sorted({*words("adjective"), *words("noun"), *words("verb")}))
+    return tuple(sorted({*list_words("adjective"), *list_words("noun"), *list_words("verb")}))
 
 
 @functools.cache
-def words(part_of_speech: str) -> tuple[str, ...]:
+def list_words(part_of_speech: str) -> tuple[str, ...]:
     """Return the plain words of a part of speech, in alphabetical order.
 
     Raises:
@@ -330,4 +332,4 @@ def words(part_of_speech: str) -> tuple[str, ...]:
     """
     wonderwords = load_extra("wonderwords", "eval", "RULER's word keys and word lists")
     choices = wonderwords.RandomWord().filter(include_categories=[part_of_speech])
-    return tuple(sorted({word for word in choices if _PLAIN.fullmatch(word)}))
+    return tuple(sorted({word for word in choices if _PLAIN_WORD.fullmatch(word)}))

@@ -1,8 +1,8 @@
 """Questions whose paragraphs are hidden among others: RULER's two QA tasks (in tokens), and RULER-HQA (in passages).
 
-Questions and paragraphs come from a data file: SQuAD's for `qa_1`, HotpotQA's for `qa_2` and `ruler_hqa`. The `index`
-is the same question at every length. Besides the gold paragraphs, there are the question's own distractors, then
-paragraphs of other questions, all in random order, without a second copy of a gold one.
+Questions and paragraphs come from a data file: SQuAD's for `qa_1`, HotpotQA's for `qa_2` and `ruler_hqa`. An `index` is
+the same question at every length. A document has the gold paragraphs, the question's own distractors, then paragraphs
+of other questions, all in random order, without second copies of gold paragraphs.
 
 `qa_1` and `qa_2` repeat the paragraphs, in another order, if a length needs more than there are, as RULER does: SQuAD's
 small files are otherwise too short for a million tokens. `ruler_hqa` refuses that: its lengths count different
@@ -52,8 +52,8 @@ class PassagesTask(GeneratedTask):
         Raises:
             EvaluationError: the gold paragraphs do not fit, or there are not enough questions or passages.
         """
-        rng = self.rng(length, index)
-        record = self._record(index)
+        rng = self.make_sample_rng(length, index)
+        record = self._get_record(index)
         gold = [
             Insertion(paragraph.text_with_title, rng.random(), record.find_evidence(paragraph))
             for paragraph in record.gold
@@ -69,7 +69,7 @@ class PassagesTask(GeneratedTask):
         distractors = self._take_fitting(distractors, _MAX_OWN_FRACTION * budget)
         decoys = [Insertion(paragraph.text_with_title, rng.random()) for paragraph in distractors]
         used = frozenset(gold_texts | {paragraph.text for paragraph in distractors})
-        haystack = Haystack(partial(self._iter_others, length, index, used), _format_passage)
+        haystack = Haystack(partial(self._iter_other_passages, length, index, used), _format_passage)
         return self.lay_out_sample(length, index, record.question, record.answers, haystack, [*gold, *decoys])
 
     def count(self, length: int) -> int:
@@ -79,7 +79,7 @@ class PassagesTask(GeneratedTask):
 
     def question(self, length: int, index: int) -> str:
         """Return the question of a sample, without planning its document. Raises EvaluationError like `sample`."""
-        return self._record(index).question
+        return self._get_record(index).question
 
     def _sample_by_passages(
         self, length: int, index: int, record: QARecord, gold: list[Insertion], distractors: list[Paragraph]
@@ -87,23 +87,25 @@ class PassagesTask(GeneratedTask):
         if length < len(gold):
             raise self.make_length_error(length, len(gold) - length)
         distractors = distractors[: length - len(gold)]
-        others = length - len(gold) - len(distractors)
+        other_count = length - len(gold) - len(distractors)
         used = frozenset({paragraph.text for paragraph in (*record.gold, *distractors)})
-        if others and others > (available := sum(paragraph.text not in used for paragraph in self.paragraphs)):
+        if other_count and other_count > (
+            available := sum(paragraph.text not in used for paragraph in self.paragraphs)
+        ):
             raise EvaluationError(
-                f"the data file has {available + length - others:,} passages for this question, not {length:,}",
+                f"the data file has {available + length - other_count:,} passages for this question, not {length:,}",
                 hint="Ask for fewer, or name a data file with more questions, such as the training split.",
             )
-        rng = self.rng(length, index, "places")
-        inserted = [*gold, *(Insertion(paragraph.text_with_title, 0.0) for paragraph in distractors)]
-        positions = sorted(rng.sample(range(length), len(inserted)))
-        rng.shuffle(inserted)
+        rng = self.make_sample_rng(length, index, "places")
+        insertions = [*gold, *(Insertion(paragraph.text_with_title, 0.0) for paragraph in distractors)]
+        positions = sorted(rng.sample(range(length), len(insertions)))
+        rng.shuffle(insertions)
         slots = tuple(position - before for before, position in enumerate(positions))
-        haystack = Haystack(partial(self._iter_others, length, index, used), _format_passage)
-        layout = DocumentLayout(haystack, tuple(inserted), slots, others)
+        haystack = Haystack(partial(self._iter_other_passages, length, index, used), _format_passage)
+        layout = DocumentLayout(haystack, tuple(insertions), slots, other_count)
         return Sample(self, length, index, record.question, record.answers, layout.pieces, layout.needles(), length)
 
-    def _record(self, index: int) -> QARecord:
+    def _get_record(self, index: int) -> QARecord:
         if index >= len(self.records):
             raise EvaluationError(
                 f"{self.name} has no sample {index}: the data file has {len(self.records):,} questions",
@@ -121,12 +123,12 @@ class PassagesTask(GeneratedTask):
         return fitting
 
     def _count_tokens(self, texts: Sequence[str]) -> int:
-        """Return about how many tokens passages have, whatever their numbers will be."""
+        """Return the approximate tokens of passages, whose numbers in the document are not known yet."""
         return sum(self.settings.tokenizer.count(_format_passage(99, text)) for text in texts)
 
-    def _iter_others(self, length: int, index: int, used: frozenset[str]) -> Iterator[str]:
-        """Yield all paragraphs whose text is not in `used`, again and again, each time in another order."""
-        rng = self.rng(length, index, "others")
+    def _iter_other_passages(self, length: int, index: int, used: frozenset[str]) -> Iterator[str]:
+        """Yield the paragraphs whose texts are not in `used`, without end, each time in another random order."""
+        rng = self.make_sample_rng(length, index, "others")
         is_empty = True
         while True:
             for paragraph in iter_shuffled(self.paragraphs, rng):
@@ -152,15 +154,17 @@ def load_passage_task(name: str, settings: TaskSettings) -> PassagesTask:
 
 
 def make_passage_task(records: Sequence[QARecord], name: str, settings: TaskSettings) -> PassagesTask:
-    """Return the task of one of `PASSAGE_TASKS` with other records."""
-    pool = tuple(dict.fromkeys(paragraph for record in records for paragraph in (*record.gold, *record.distractors)))
-    by_passages = name == "ruler_hqa"
+    """Return the task of one of `PASSAGE_TASKS` for given records."""
+    paragraphs = tuple(
+        dict.fromkeys(paragraph for record in records for paragraph in (*record.gold, *record.distractors))
+    )
+    counts_passages = name == "ruler_hqa"
     return PassagesTask(
         name=name,
         settings=settings,
-        answer_tokens=_HQA_ANSWER_TOKENS if by_passages else _QA_ANSWER_TOKENS,
+        answer_tokens=_HQA_ANSWER_TOKENS if counts_passages else _QA_ANSWER_TOKENS,
         metric=Metric.ANY,
-        unit=LengthUnit.PASSAGES if by_passages else LengthUnit.TOKENS,
+        unit=LengthUnit.PASSAGES if counts_passages else LengthUnit.TOKENS,
         records=tuple(iter_shuffled(records, make_rng(settings, name, "questions"))),
-        paragraphs=pool,
+        paragraphs=paragraphs,
     )

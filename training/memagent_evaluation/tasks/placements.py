@@ -1,7 +1,7 @@
 """Lays out documents up to a number of tokens: the units of a haystack in order, and insertions between them.
 
 As in RULER, a document grows by one unit (a sentence, line or passage) at a time, and ends before the unit that would
-make it too long. So it is shorter than requested by less than a unit, and the sample states the length it reached.
+make it too long. So it is shorter than requested by less than a unit, and the sample states the length that it reached.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from memagent_evaluation.samples import Needle
 from memagent_graph.tokenizers import Tokenizer
 
 _TAIL_CHARACTERS = 16
-"""How much of the preceding text can change the number of tokens that a part has."""
+"""The characters of the preceding text that can change the number of tokens of a part."""
 _LATE_POSITION = 999_999
-"""A position whose number has as many digits as any: for the largest possible number of tokens."""
+"""A position with as many digits as any, for the largest possible number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class DocumentLayout:
-    """A planned document. It gives the text any number of times."""
+    """The plan of a document, whose text can be iterated any number of times."""
 
     haystack: Haystack
     insertions: tuple[Insertion, ...]
-    """In the document's order."""
+    """The inserted texts, in the document's order."""
     slots: tuple[int, ...]
-    """The index of the unit before which each insertion is."""
+    """For each insertion, the index of the unit that follows it."""
     units: int
-    """The number of units of the haystack that the document has, from the first one on."""
+    """The number of the haystack's first units that the document has."""
 
     def pieces(self) -> Iterator[str]:
         """Yield the document's text in parts, without white space at its end."""
@@ -64,24 +64,24 @@ class DocumentLayout:
 
     def needles(self) -> tuple[Needle, ...]:
         """Return the insertions that have gold strings as needles."""
-        starts: list[tuple[Insertion, str, int]] = []
-        characters = end = 0
+        needle_starts: list[tuple[Insertion, str, int]] = []
+        characters = trailing_space = 0
         for part, insertion in self._iter_parts():
             if insertion is not None and insertion.gold is not None:
-                starts.append((insertion, insertion.gold, characters + max(part.find(insertion.text), 0)))
+                needle_starts.append((insertion, insertion.gold, characters + max(part.find(insertion.text), 0)))
             characters += len(part)
-            end = len(part.rstrip()) - len(part)
-        total = characters + end
-        return tuple(Needle(insertion.text, gold, start / total) for insertion, gold, start in starts)
+            trailing_space = len(part.rstrip()) - len(part)
+        total = characters + trailing_space
+        return tuple(Needle(insertion.text, gold, start / total) for insertion, gold, start in needle_starts)
 
     def _iter_parts(self) -> Iterator[tuple[str, Insertion | None]]:
         """Yield the document's parts, each with its insertion, or None for a unit of the haystack."""
-        position = inserted = 0
-        for index, unit in enumerate(itertools.chain(itertools.islice(self.haystack.units(), self.units), [None])):
-            while inserted < len(self.slots) and self.slots[inserted] <= index:
-                insertion = self.insertions[inserted]
+        position = insertion_index = 0
+        for unit_index, unit in enumerate(itertools.chain(itertools.islice(self.haystack.units(), self.units), [None])):
+            while insertion_index < len(self.slots) and self.slots[insertion_index] <= unit_index:
+                insertion = self.insertions[insertion_index]
                 yield self.haystack.piece(position, insertion.text), insertion
-                position, inserted = position + 1, inserted + 1
+                position, insertion_index = position + 1, insertion_index + 1
             if unit is not None:
                 yield self.haystack.piece(position, unit), None
                 position += 1
@@ -96,33 +96,35 @@ def lay_out(
         haystack: the text around the insertions.
         insertions: the texts to insert. If they alone have too many tokens, the document has nothing else.
         budget: the maximum number of tokens.
-        tokenizer: what counts them.
+        tokenizer: counts the tokens.
 
     Returns:
         The layout, and the document's number of tokens.
     """
-    ordered = tuple(sorted(insertions, key=lambda insertion: insertion.depth))
-    reserved = [tokenizer.count(haystack.piece(_LATE_POSITION, insertion.text)) for insertion in ordered]
-    hay_budget = max(0, budget - sum(reserved))
+    sorted_insertions = tuple(sorted(insertions, key=lambda insertion: insertion.depth))
+    insertion_tokens = [
+        tokenizer.count(haystack.piece(_LATE_POSITION, insertion.text)) for insertion in sorted_insertions
+    ]
+    hay_budget = max(0, budget - sum(insertion_tokens))
     slots: list[int] = []
-    text = _TokenCounter(tokenizer)
-    units = hay_tokens = 0
-    reserved_left = sum(reserved)
+    counter = _TokenCounter(tokenizer)
+    unit_count = hay_tokens = 0
+    tokens_reserved = sum(insertion_tokens)
     for unit in haystack.units():
-        while len(slots) < len(ordered) and hay_tokens >= ordered[len(slots)].depth * hay_budget:
-            reserved_left -= reserved[len(slots)]
-            text.add(haystack.piece(units + len(slots), ordered[len(slots)].text))
-            slots.append(units)
-        piece = haystack.piece(units + len(slots), unit)
-        tokens = text.count_added(piece)
-        if text.tokens + tokens + reserved_left > budget:
+        while len(slots) < len(sorted_insertions) and hay_tokens >= sorted_insertions[len(slots)].depth * hay_budget:
+            tokens_reserved -= insertion_tokens[len(slots)]
+            counter.add(haystack.piece(unit_count + len(slots), sorted_insertions[len(slots)].text))
+            slots.append(unit_count)
+        piece = haystack.piece(unit_count + len(slots), unit)
+        tokens = counter.count_added(piece)
+        if counter.tokens + tokens + tokens_reserved > budget:
             break
-        text.add(piece, tokens)
-        units, hay_tokens = units + 1, hay_tokens + tokens
-    for insertion in ordered[len(slots) :]:
-        text.add(haystack.piece(units + len(slots), insertion.text))
-        slots.append(units)
-    return DocumentLayout(haystack, ordered, tuple(slots), units), text.tokens
+        counter.add(piece, tokens)
+        unit_count, hay_tokens = unit_count + 1, hay_tokens + tokens
+    for insertion in sorted_insertions[len(slots) :]:
+        counter.add(haystack.piece(unit_count + len(slots), insertion.text))
+        slots.append(unit_count)
+    return DocumentLayout(haystack, sorted_insertions, tuple(slots), unit_count), counter.tokens
 
 
 class _TokenCounter:
@@ -135,7 +137,7 @@ class _TokenCounter:
         self._tail_tokens = 0
 
     def count_added(self, part: str) -> int:
-        """Return how many tokens the text would gain from a part."""
+        """Return the number of tokens that a part would add to the text."""
         return self._tokenizer.count(self._tail + part) - self._tail_tokens
 
     def add(self, part: str, tokens: int | None = None) -> None:

@@ -60,7 +60,7 @@ class Event:
 
     sentence: str
     gold: str
-    """What it contributes as evidence: the room that is entered, or the person who holds a thing."""
+    """The gold string of the event as evidence: the room that is entered, or the person who holds a thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class Story:
         self._carriers: dict[str, tuple[str, int]] = {}
         """The person who carries each thing, and the event of picking it up."""
         self._thing_locations: dict[str, _Location] = {}
-        """Where each thing is that somebody has touched, proved by the latest events."""
+        """The location of each thing that a person has picked up, proved by the latest events."""
         self._thing_histories: dict[str, list[_Location]] = {}
-        """All locations of these things, the earliest first."""
+        """All locations of these things so far, the first one first."""
         self.events: list[Event] = []
 
     def add_random_event(self) -> None:
@@ -112,7 +112,7 @@ class Story:
             location = self._person_locations.get(person)
             self._walk(person, rng.choice([room for room in ROOMS if location is None or room != location.room]))
 
-    def questions(self, kind: str) -> list[StoryQuestion]:
+    def list_questions(self, kind: str) -> list[StoryQuestion]:
         """Return all questions of one of `STATES` that the events answer."""
         if kind == "state_3":
             return [
@@ -135,7 +135,7 @@ class Story:
         ]
 
     def _find_reachable_things(self) -> list[tuple[str, str]]:
-        """Return pairs of a person and a thing within reach: one in the same room, or one that nobody has touched."""
+        """Return pairs of a person and a thing in reach: one in the same room, or one not picked up yet."""
         return [
             (person, thing)
             for thing in self.things
@@ -166,9 +166,9 @@ class Story:
         location = self._person_locations[person]
         self._thing_locations[thing] = _Location(location.room, location.evidence | {event})
 
-    def _add_event(self, patterns: Sequence[str], person: str, object_: str, *, gold: str) -> int:
-        """Add an event, worded differently from all earlier sentences if possible; return its index."""
-        sentences = [pattern.format(person=person, object=object_) for pattern in patterns]
+    def _add_event(self, sentence_patterns: Sequence[str], person: str, object_name: str, *, gold: str) -> int:
+        """Add an event, if possible with a sentence that the story does not have yet; return its index."""
+        sentences = [pattern.format(person=person, object=object_name) for pattern in sentence_patterns]
         unused = [sentence for sentence in sentences if sentence not in self._sentences]
         sentence = self.rng.choice(unused or sentences)
         self._sentences.add(sentence)
@@ -213,15 +213,17 @@ class StateTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small for the sentences, or they answer too few questions.
         """
-        document, question_index = self.locate_question(index)
-        rng = self.rng(length, document)
-        haystack = haystacks.make_prose_haystack(self.settings.haystack, self.rng(length, document, "prose"))
+        document_index, question_index = self.locate_question(index)
+        rng = self.make_sample_rng(length, document_index)
+        haystack = haystacks.make_prose_haystack(
+            self.settings.haystack, self.make_sample_rng(length, document_index, "prose")
+        )
         story, questions = self._draw_story(rng)
         question = questions[question_index]
         depths = sorted(rng.random() for _ in story.events)
         insertions = [
-            Insertion(event.sentence, depth, event.gold if number in question.evidence else None)
-            for number, (event, depth) in enumerate(zip(story.events, depths, strict=True))
+            Insertion(event.sentence, depth, event.gold if event_index in question.evidence else None)
+            for event_index, (event, depth) in enumerate(zip(story.events, depths, strict=True))
         ]
         all_questions = [other.question for other in questions]
         return self.lay_out_sample(
@@ -230,16 +232,16 @@ class StateTask(GeneratedTask):
 
     def _draw_story(self, rng: random.Random) -> tuple[Story, list[StoryQuestion]]:
         """Return a story, and the questions about it that share the document."""
-        count = self.settings.questions_per_document
+        question_count = self.settings.questions_per_document
         for _ in range(_MAX_STORY_DRAWS):
             story = Story(rng, rng.sample(PEOPLE, self.people), rng.sample(THINGS, self.things))
             for _ in range(self.facts):
                 story.add_random_event()
-            questions = story.questions(self.kind)
-            if len(questions) >= count:
-                return story, rng.sample(questions, count)
+            questions = story.list_questions(self.kind)
+            if len(questions) >= question_count:
+                return story, rng.sample(questions, question_count)
         raise EvaluationError(
-            f"{self.facts} facts of {self.name} rarely answer {count} questions",
+            f"{self.facts} facts of {self.name} rarely answer {question_count} questions",
             hint="Ask for more facts, people or things, or for fewer questions on a document.",
         )
 

@@ -1,19 +1,19 @@
-"""The algorithm: what each conversation learns, from the rewards of whole rollouts compared within their group.
+"""Advantages and loss weights of conversations, from rewards that are compared within a group of rollouts.
 
 An advantage is a sum of terms (`credit`). Each compares a reward R within a group of G rollouts; the result is the
 advantage of each learned token of the conversations that the term credits: all K of a rollout, or only some roles.
 
     A_ik  = sum over terms of weight * A_term, where the term credits conversation k of rollout i
-    A     = R - mean(R), or R - mean(R without itself), over what it is compared with; optionally over std(R) + epsilon
+    A     = R - mean(R), or R - mean of the other R, over a comparison set; optionally divided by std(R) + epsilon
 
-Rewards of runs are compared over rollouts; the outcome is compared after penalty(longest completion of the rollout). A
+Rewards of runs are compared over rollouts; the overlong penalty is added to the outcome before the comparison. A
 conversation's reward is compared with the rewards at the same position (role, branch and slot) of the group's other
 rollouts: the k-th memory update with their k-th, an answer with the answers to the same question, a branch's note with
-the notes of that branch. A conversation that is alone at its position has nothing to be compared with, and its A is 0.
-std is the sample's (G - 1), as in TRL and verl. Without terms, the outcome alone decides the advantage.
+the notes of that branch. A conversation that is alone at its position has an A of 0. std is the sample standard
+deviation (G - 1), as in TRL and verl. Without terms, the outcome alone decides the advantage.
 
-The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 for any micro-batches
-and ranks. N rollouts, C conversations and T tokens count only what is kept and learned from:
+The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 however the step is
+split into micro-batches and over ranks. N rollouts, C conversations and T tokens count only what is learned:
 
     token_mean         weight = 1 / T of the step                each token weighs the same
     rollout_mean       weight = 1 / (N * T of its rollout)       each rollout weighs the same
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, stdev
 
-from memagent_training.algorithm.credit import OUTCOME_ALONE, CreditTerm
+from memagent_training.algorithm.credit import OUTCOME_TERMS, CreditTerm
 from memagent_training.data.rollouts import OUTCOME, Rollout, RolloutGroup, TrainingConversation
 from memagent_training.training_errors import TrainingError
 
@@ -85,8 +85,8 @@ class OverlongPenalty:
                 hint="Change one of the two, or set neither.",
             )
 
-    def of(self, rollout: Rollout) -> float:
-        """Return a rollout's penalty, by the longest completion of any of its conversations, whether learned or not."""
+    def compute(self, rollout: Rollout) -> float:
+        """Return a rollout's penalty, from its longest completion, learned or not."""
         longest = max(len(conversation.completion_ids_T) for conversation in rollout.conversations_K)
         excess = longest - (self.max_length - self.cache_length)
         return -min(max(excess / self.cache_length, 0.0), 1.0)
@@ -105,10 +105,10 @@ class AdvantageSettings:
     """Whether a completion that was cut off is left out of the loss (DAPO's overlong filtering). The rollout's other
     conversations stay, and its reward stays in the group's mean."""
     drop_zero_variance: bool = False
-    """Whether groups whose rewards are all equal before any penalty are removed from the batch, and from every mean."""
+    """Whether groups whose rewards are all equal before penalties are removed from the batch and from every mean."""
     loss_weights: LossWeights = LossWeights.TOKEN_MEAN
     credit: tuple[CreditTerm, ...] = field(default=(), repr=False)
-    """The terms of the advantage; if empty, the outcome alone."""
+    """The terms of the advantage; if empty, the outcome is the only one."""
 
     def __post_init__(self) -> None:
         if self.credit and self.overlong_penalty and not any(term.reward == OUTCOME for term in self.credit):
@@ -124,12 +124,12 @@ class AdvantageSettings:
     @property
     def terms(self) -> tuple[CreditTerm, ...]:
         """The terms that are summed."""
-        return self.credit or OUTCOME_ALONE
+        return self.credit or OUTCOME_TERMS
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """A conversation to learn from: one row of the loss, whose learned tokens share advantage and weight."""
+    """One row of the loss: a conversation to learn from, whose learned tokens share advantage and weight."""
 
     conversation: TrainingConversation
     advantage: float
@@ -137,7 +137,7 @@ class TrainingRow:
     """The factor of each learned token's loss before the sum over the step."""
     run_id: str
     group_index: int
-    """Its group's index among all groups of the step, including dropped ones."""
+    """The index of its group among all groups of the step, including dropped ones."""
     rollout_index: int
     conversation_index: int
 
@@ -147,7 +147,7 @@ class AdvantageBatch:
     """The rows of one optimizer step, and their counts. A step without rows is skipped."""
 
     rows: tuple[TrainingRow, ...] = field(repr=False)
-    dropped: Mapping[str, DropReason]
+    drop_reasons: Mapping[str, DropReason]
     """The dropped groups' ids, each with its reason."""
     learned_tokens: int
     """Completion tokens to learn from, T."""
@@ -156,9 +156,9 @@ class AdvantageBatch:
 
 
 def compute_advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[float]:
-    """Return A_i = R_i - baseline, divided by std if set; exact zeros if there is nothing to compare.
+    """Return A_i = R_i - baseline, divided by std if set; exact zeros if all rewards are equal.
 
-    The sums are correctly rounded (`fsum`), so that the order of the rollouts changes no bit.
+    The sums are correctly rounded (`fsum`), so the result does not depend on the order of the rollouts.
     """
     size = len(rewards_G)
     if _are_equal(rewards_G):
@@ -174,11 +174,15 @@ def find_drop_reason(group: RolloutGroup, settings: AdvantageSettings) -> DropRe
     """Return why a group has no training signal; None if it has one."""
     if len(group.rollouts_G) < 2:
         return DropReason.ALONE
-    if not any(_count_learned_tokens(c, settings) for rollout in group.rollouts_G for c in rollout.conversations_K):
+    if not any(
+        _count_learned_tokens(conversation, settings)
+        for rollout in group.rollouts_G
+        for conversation in rollout.conversations_K
+    ):
         return DropReason.NOTHING_LEARNED
     if settings.drop_zero_variance:
-        sets = (peers for term in settings.terms for peers in term.comparison_sets(group))
-        if all(_are_equal([credited.reward for credited in peers]) for peers in sets):
+        comparison_sets = (peers for term in settings.terms for peers in term.make_comparison_sets(group))
+        if all(_are_equal([credited.reward for credited in peers]) for peers in comparison_sets):
             return DropReason.EQUAL_REWARDS
     return None
 
@@ -193,13 +197,13 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
     Raises:
         TrainingError: a reward is not a finite number, or step rewards are needed and a run has none.
     """
-    _check_rewards(groups, settings)
-    dropped: dict[str, DropReason] = {}
-    learned: list[tuple[TrainingRow, int]] = []
+    _require_rewards(groups, settings)
+    drop_reasons: dict[str, DropReason] = {}
+    rows_and_tokens: list[tuple[TrainingRow, int]] = []
     for group_index, group in enumerate(groups):
         reason = find_drop_reason(group, settings)
         if reason is not None:
-            dropped[group.group_id] = reason
+            drop_reasons[group.group_id] = reason
             continue
         advantages_GK = _compute_conversation_advantages(group, settings)
         for rollout_index, (rollout, advantages_K) in enumerate(zip(group.rollouts_G, advantages_GK, strict=True)):
@@ -208,14 +212,16 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
                 tokens = _count_learned_tokens(conversation, settings)
                 indices = (group_index, rollout_index, conversation_index)
                 if tokens:
-                    learned.append((TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens))
+                    rows_and_tokens.append(
+                        (TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens)
+                    )
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     penalty = settings.overlong_penalty
     return AdvantageBatch(
-        rows=_weigh(learned, settings.loss_weights),
-        dropped=dropped,
-        learned_tokens=sum(tokens for _, tokens in learned),
-        penalised_rollouts=sum(penalty.of(rollout) < 0 for rollout in rollouts) if penalty is not None else 0,
+        rows=_set_weights(rows_and_tokens, settings.loss_weights),
+        drop_reasons=drop_reasons,
+        learned_tokens=sum(tokens for _, tokens in rows_and_tokens),
+        penalised_rollouts=sum(penalty.compute(rollout) < 0 for rollout in rollouts) if penalty is not None else 0,
     )
 
 
@@ -223,36 +229,36 @@ def _compute_conversation_advantages(group: RolloutGroup, settings: AdvantageSet
     """Return A_ik, for the G rollouts and the K conversations of each."""
     advantages_GK = [[0.0] * len(rollout.conversations_K) for rollout in group.rollouts_G]
     for term in settings.terms:
-        normalised = settings if term.divide_by_std is None else replace(settings, divide_by_std=term.divide_by_std)
+        term_settings = settings if term.divide_by_std is None else replace(settings, divide_by_std=term.divide_by_std)
         penalty = settings.overlong_penalty if term.reward == OUTCOME else None
-        for peers in term.comparison_sets(group):
+        for peers in term.make_comparison_sets(group):
             rewards = [credited.reward for credited in peers]
             if penalty is not None:
-                penalties = [penalty.of(group.rollouts_G[credited.rollout]) for credited in peers]
+                penalties = [penalty.compute(group.rollouts_G[credited.rollout]) for credited in peers]
                 rewards = list(map(sum, zip(rewards, penalties, strict=True)))
-            for credited, advantage in zip(peers, compute_advantages(rewards, normalised), strict=True):
+            for credited, advantage in zip(peers, compute_advantages(rewards, term_settings), strict=True):
                 for conversation in credited.conversations:
                     advantages_GK[credited.rollout][conversation] += term.weight * advantage
     return advantages_GK
 
 
-def _weigh(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -> tuple[TrainingRow, ...]:
+def _set_weights(rows_and_tokens: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -> tuple[TrainingRow, ...]:
     """Return the rows with the weights of the chosen mean, from each row's number of learned tokens."""
     rollout_tokens: Counter[tuple[int, int]] = Counter()
-    for row, tokens in learned:
+    for row, tokens in rows_and_tokens:
         rollout_tokens[_make_rollout_key(row)] += tokens
     step_tokens = rollout_tokens.total()
 
-    def weight(row: TrainingRow, tokens: int) -> float:
+    def compute_weight(row: TrainingRow, tokens: int) -> float:
         match mean_over:
             case LossWeights.TOKEN_MEAN:
                 return 1 / step_tokens
             case LossWeights.ROLLOUT_MEAN:
                 return 1 / (len(rollout_tokens) * rollout_tokens[_make_rollout_key(row)])
             case LossWeights.CONVERSATION_MEAN:
-                return 1 / (len(learned) * tokens)
+                return 1 / (len(rows_and_tokens) * tokens)
 
-    return tuple(replace(row, weight=weight(row, tokens)) for row, tokens in learned)
+    return tuple(replace(row, weight=compute_weight(row, tokens)) for row, tokens in rows_and_tokens)
 
 
 def _make_rollout_key(row: TrainingRow) -> tuple[int, int]:
@@ -268,7 +274,7 @@ def _are_equal(rewards: Sequence[float]) -> bool:
     return len(rewards) < 2 or math.isclose(min(rewards), max(rewards), rel_tol=1e-9, abs_tol=1e-12)
 
 
-def _check_rewards(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -> None:
+def _require_rewards(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -> None:
     for rollout in (rollout for group in groups for rollout in group.rollouts_G):
-        for term in (*OUTCOME_ALONE, *settings.terms):  # the outcome is in the report in any case
-            term.check(rollout)
+        for term in (*OUTCOME_TERMS, *settings.terms):  # the outcome is reported even if no term uses it
+            term.require_reward(rollout)

@@ -1,8 +1,8 @@
-"""The terms of an advantage: which reward has which weight, what it is compared with, and whose tokens it credits.
+"""The terms of an advantage: each has a reward, its weight, the scope of its comparison, and the roles that it credits.
 
 A term's rewards are compared within a group, by `Scope`. A run is compared with the other runs on the question, and a
-conversation with the conversations at the same position (role, branch and slot) of the other runs. A reward without
-others to compare it with has an advantage of 0. Terms are summed; without terms, the outcome is the only one.
+conversation with the conversations at the same position (role, branch and slot) of the other runs. A reward with no
+others to compare it with gives an advantage of 0. Terms are summed; without terms, the outcome is the only one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Credited:
+class CreditedReward:
     """A reward that is compared with others, and the conversations that get its advantage."""
 
     rollout: int
@@ -51,15 +51,15 @@ class CreditTerm:
     """One term of an advantage. Roles may be patterns, as in "gated_*"."""
 
     reward: str
-    """"outcome", the one that a training run names (`--reward`), or another reward's name."""
+    """"outcome", which is the reward that the training run chose (`--reward`), or another reward's name."""
     weight: float = 1.0
     scope: Scope = Scope.RUN
     of: str | None = None
     """The role whose conversations are rewarded, if the scope is one role."""
     roles: tuple[str, ...] = ()
-    """Whose tokens are credited; all if left out."""
+    """The roles whose tokens are credited; all if left out."""
     divide_by_std: bool | None = None
-    """Whether its advantages are divided by the standard deviation; if left out, as in the other settings."""
+    """Whether its advantages are divided by the standard deviation; by default as in `AdvantageSettings`."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight) or not self.weight:
@@ -79,40 +79,40 @@ class CreditTerm:
             )
 
     def credits(self, role: str) -> bool:
-        """Return whether it credits the tokens of a role."""
+        """Return whether this term credits the tokens of a role."""
         return not self.roles or any(fnmatchcase(role, pattern) for pattern in self.roles)
 
-    def comparison_sets(self, group: RolloutGroup) -> list[list[Credited]]:
+    def make_comparison_sets(self, group: RolloutGroup) -> list[list[CreditedReward]]:
         """Return the group's rewards in sets; rewards of one set are compared with each other.
 
         Raises:
-            TrainingError: a run does not have a reward for each conversation, but these are compared.
+            TrainingError: conversations are compared, and a run has no reward for each of them.
         """
         if self.scope is not Scope.CONVERSATION:
             rewards = []
             for g, rollout in enumerate(group.rollouts_G):
-                reward = self._run_reward(rollout)
+                reward = self._compute_run_reward(rollout)
                 roles_K = [conversation.role for conversation in rollout.conversations_K]
                 if reward is not None:
                     rewards.append(
-                        Credited(g, reward, tuple(k for k, role in enumerate(roles_K) if self.credits(role)))
+                        CreditedReward(g, reward, tuple(k for k, role in enumerate(roles_K) if self.credits(role)))
                     )
             return [rewards]
-        by_slot_key: dict[tuple[str, str, int], list[Credited]] = {}
+        rewards_by_slot: dict[tuple[str, str, int], list[CreditedReward]] = {}
         for g, rollout in enumerate(group.rollouts_G):
-            self.check(rollout)
+            self.require_reward(rollout)
             rewards_K = rollout.get_reward(self.reward)
             assert isinstance(rewards_K, tuple)  # noqa: S101  checked just now
             for k, (conversation, reward) in enumerate(zip(rollout.conversations_K, rewards_K, strict=True)):
                 if self.credits(conversation.role):
-                    by_slot_key.setdefault(conversation.slot_key, []).append(Credited(g, reward, (k,)))
-        return list(by_slot_key.values())
+                    rewards_by_slot.setdefault(conversation.slot_key, []).append(CreditedReward(g, reward, (k,)))
+        return list(rewards_by_slot.values())
 
-    def check(self, rollout: Rollout) -> None:
-        """Refuse a rollout without this reward, with it in another scope, or with a number that is not finite.
+    def require_reward(self, rollout: Rollout) -> None:
+        """Refuse a rollout without this reward, with one of another scope, or with a number that is not finite.
 
         Raises:
-            TrainingError: with the run's id.
+            TrainingError: the rollout is one of these; the error has the run's id.
         """
         reward = rollout.get_reward(self.reward)
         if reward is None:
@@ -135,8 +135,8 @@ class CreditTerm:
                     run_id=rollout.run_id,
                 )
 
-    def _run_reward(self, rollout: Rollout) -> float | None:
-        """Return the reward of the run, or of a role's conversations in it; None if it has none of that role."""
+    def _compute_run_reward(self, rollout: Rollout) -> float | None:
+        """Return the reward of the run, or the mean of a role's conversations; None if it has none of that role."""
         reward = rollout.get_reward(self.reward)
         if not isinstance(reward, tuple):
             return reward
@@ -145,20 +145,20 @@ class CreditTerm:
         return fmean(rewards) if rewards else None
 
 
-def parse_terms(entries: Sequence[Mapping[str, Any]]) -> tuple[CreditTerm, ...]:
-    """Return the terms in a list of mappings, as in YAML, TOML and JSON.
+def parse_credit_terms(entries: Sequence[Mapping[str, Any]]) -> tuple[CreditTerm, ...]:
+    """Return the terms that a list of mappings describes, as read from YAML, TOML or JSON.
 
     Raises:
         TrainingError: an entry is not a mapping with a reward, has an unknown key or an invalid value.
     """
-    return tuple(map(_parse_term, entries))
+    return tuple(map(_parse_credit_term, entries))
 
 
-def check_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
-    """Refuse terms about roles that the runs do not have: they would credit nothing.
+def require_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
+    """Refuse terms about roles that the runs do not have, because they would credit nothing.
 
     Raises:
-        TrainingError: the message lists the existing roles.
+        TrainingError: a term names such a role; the message lists the existing roles.
     """
     for term in terms:
         for pattern in (*term.roles, *(() if term.of is None else (term.of,))):
@@ -170,12 +170,14 @@ def check_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
                 )
 
 
-_EXAMPLE: Final = "Write it as in {reward: outcome, weight: 0.8} or {reward: format, weight: 0.2, scope: conversation}."
+_TERM_HINT: Final = (
+    "Write it as in {reward: outcome, weight: 0.8} or {reward: format, weight: 0.2, scope: conversation}."
+)
 
 
-def _parse_term(entry: Any) -> CreditTerm:
+def _parse_credit_term(entry: Any) -> CreditTerm:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("reward"), str) or not entry["reward"]:
-        raise TrainingError(f"{entry!r} is not a credit term", hint=_EXAMPLE)
+        raise TrainingError(f"{entry!r} is not a credit term", hint=_TERM_HINT)
     names = [field.name for field in dataclasses.fields(CreditTerm)]
     for name in entry:
         if name not in names:
@@ -183,12 +185,12 @@ def _parse_term(entry: Any) -> CreditTerm:
             raise TrainingError(f"The credit term {entry['reward']!r} has an unknown key {name!r}", hint=hint)
     roles = entry.get("roles")
     if roles is not None and not roles:  # an empty list would mean all
-        raise TrainingError(f"The credit term {entry['reward']!r} has roles: {roles!r}", hint=_EXAMPLE)
+        raise TrainingError(f"The credit term {entry['reward']!r} has roles: {roles!r}", hint=_TERM_HINT)
     try:
         return msgspec.convert({**entry, "roles": (roles,)} if isinstance(roles, str) else entry, CreditTerm)
     except msgspec.ValidationError as error:
-        hint = f"{_EXAMPLE} Scopes: {', '.join(Scope)}."
+        hint = f"{_TERM_HINT} Scopes: {', '.join(Scope)}."
         raise TrainingError(f"The credit term {entry['reward']!r} cannot be parsed: {error}", hint=hint) from error
 
 
-OUTCOME_ALONE: Final = (CreditTerm(OUTCOME),)
+OUTCOME_TERMS: Final = (CreditTerm(OUTCOME),)

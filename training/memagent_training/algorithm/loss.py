@@ -23,7 +23,7 @@ gradient becomes 0 times infinity, which is NaN."""
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """The loss and its settings; None leaves a part out."""
+    """The loss of a token, a function with these settings; None turns off a part of the loss."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -41,27 +41,27 @@ class TokenLoss:
 
         `reference_BT` is used only for KL.
         """
-        r_BT, A_BT = self.ratio(logprobs_BT, old_BT, learned_BT), advantages_BT
+        r_BT, A_BT = self.compute_ratio(logprobs_BT, old_BT, learned_BT), advantages_BT
         loss_BT = -torch.min(r_BT * A_BT, r_BT.clamp(1 - self.clip_low, 1 + self.clip_high) * A_BT)
         if self.dual_clip is not None:
             loss_BT = torch.where(A_BT < 0, loss_BT.clamp(max=-self.dual_clip * A_BT), loss_BT)
         if self.importance_cap is not None:
-            loss_BT = loss_BT * self.importance(old_BT, logged_BT)
-        return loss_BT if reference_BT is None else loss_BT + self.kl_coef * self.kl(logprobs_BT, reference_BT)
+            loss_BT = loss_BT * self.compute_importance(old_BT, logged_BT)
+        return loss_BT if reference_BT is None else loss_BT + self.kl_coef * self.compute_kl(logprobs_BT, reference_BT)
 
-    def ratio(self, logprobs_BT: Tensor, old_BT: Tensor, learned_BT: Tensor) -> Tensor:
+    def compute_ratio(self, logprobs_BT: Tensor, old_BT: Tensor, learned_BT: Tensor) -> Tensor:
         """Return p / p_old of each token, (B, T), or its geometric mean over a conversation (GSPO)."""
         log_r_BT = torch.where(learned_BT, logprobs_BT - old_BT, 0.0).clamp(-LOG_BOUND, LOG_BOUND)
         if self.per_conversation:
             log_r_BT = (log_r_BT.sum(1, keepdim=True) / learned_BT.sum(1, keepdim=True).clamp(min=1)) * learned_BT
         return log_r_BT.exp()
 
-    def importance(self, old_BT: Tensor, logged_BT: Tensor) -> Tensor:
-        """Return the weight of the clipped loss if the sampler's probabilities were not p_old."""
+    def compute_importance(self, old_BT: Tensor, logged_BT: Tensor) -> Tensor:
+        """Return min(p_old / p_logged, cap), the clipped loss's weight where the sampler's probabilities differ."""
         return (old_BT - logged_BT).exp().clamp(max=self.importance_cap)
 
-    def kl(self, logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
+    def compute_kl(self, logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
         """Return k3, an estimate of the KL divergence from the reference that is never negative."""
-        gap_BT = (reference_BT - logprobs_BT).clamp(-LOG_BOUND, LOG_BOUND)
-        k3_BT = gap_BT.exp() - gap_BT - 1
+        log_ratio_BT = (reference_BT - logprobs_BT).clamp(-LOG_BOUND, LOG_BOUND)
+        k3_BT = log_ratio_BT.exp() - log_ratio_BT - 1
         return k3_BT if self.kl_clamp is None else k3_BT.clamp(max=self.kl_clamp)

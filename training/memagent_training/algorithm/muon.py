@@ -1,7 +1,7 @@
 """Muon for the layers' matrices and AdamW for the rest, as one optimizer for schedulers and checkpoints.
 
 Muon (https://kellerjordan.github.io/posts/muon/) orthogonalises each matrix's momentum, so that all its directions move
-equally far. torch's computes this in bfloat16, which processors with only AVX2 emulate slowly.
+equally far. torch's Muon computes this in bfloat16, which processors with only AVX2 emulate slowly.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import nn
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Two optimizers that step together; groups of AdamW come first.
+    """Muon and AdamW, which step together; AdamW's parameter groups come first.
 
     Args:
-        model: its parameters are trained, except those without a gradient.
+        model: the model whose parameters with `requires_grad` are trained.
         lr: AdamW's learning rate, for embeddings, head, norms, biases, and adapters' vectors.
-        muon_lr: Muon's, per unit of spectral norm, for matrices between embedding and head.
+        muon_lr: Muon's learning rate, per unit of spectral norm, for the matrices between embedding and head.
         weight_decay: for all matrices.
         betas, eps: AdamW's.
     """
@@ -40,32 +40,32 @@ class MuonWithAdamW(torch.optim.Optimizer):
             {"params": vectors, "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        self._parts: list[torch.optim.Optimizer] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
         if groups:  # adapters have only matrices
-            self._parts.append(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
+            self._optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
         if matrices:
-            self._parts.append(torch.optim.Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
-        super().__init__(self._list_groups(), {})
+            self._optimizers.append(torch.optim.Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
+        super().__init__(self._list_parameter_groups(), {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Step with both. `closure` is ignored: the gradients are already computed."""
+        """Take a step with both. `closure` is ignored: the gradients are already computed."""
         del closure
-        for part in self._parts:
-            part.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of both."""
-        return {"parts": [part.state_dict() for part in self._parts]}
+        return {"parts": [optimizer.state_dict() for optimizer in self._optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load both states from `state_dict`."""
-        for part, state in zip(self._parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
-        self.param_groups = self._list_groups()  # loading made new ones
+        for optimizer, state in zip(self._optimizers, state_dict["parts"], strict=True):
+            optimizer.load_state_dict(state)
+        self.param_groups = self._list_parameter_groups()  # loading creates new groups
 
-    def _list_groups(self) -> list[dict[str, Any]]:
-        """Return the parts' own groups, so that a schedule of these groups' learning rates is one of the parts'."""
-        return [group for part in self._parts for group in part.param_groups]
+    def _list_parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the optimizers' own groups, so that a scheduler of these changes the optimizers' learning rates."""
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
 
 def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:

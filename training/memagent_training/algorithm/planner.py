@@ -1,11 +1,11 @@
-"""One optimizer step as a plan: which rows each rank forwards together, within a budget of tokens.
+"""Plans an optimizer step: which rows each rank forwards together, within a token budget.
 
-The plan is made from the whole step, the same on every rank; it depends on the rows' content, not on their order. At
-every position all ranks have a micro-batch with the same number of rows, because the ranks synchronise there (sharded
-weights and metrics are gathered) and need equal shapes. Padding rows of one prompt and one completion token, with a
-loss weight of 0, fill the gaps. No row is left out, and none is cut.
+Every rank makes the same plan from the whole step; it depends on the rows' content, not on their order. At every
+position all ranks have a micro-batch with the same number of rows, because the ranks synchronise there (sharded weights
+and metrics are gathered) and need equal shapes. Padding rows of one prompt and one completion token, with a loss weight
+of 0, fill the gaps. No row is left out, and none is cut.
 
-Splitting a step this way changes no number: the loss weights (`advantages.py`) already belong to the whole step.
+The split does not change the result: the loss weights (`advantages.py`) already refer to the whole step.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.training_errors import TrainingError
 
 PADDING_ROW_TOKENS = 2
-"""Tokens of a padding row: one of prompt and one of completion, the least that a loss can be computed from."""
+"""Tokens of a padding row: one prompt and one completion token, the minimum for which a loss can be computed."""
 
-_SLACK = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
-"""How much fuller than ideal a micro-batch may be: rows do not divide evenly, and padding rows take space."""
-_NEAR = 1.01
-"""Plans within this ratio of the best are considered equal: one micro-batch more or less costs more."""
-_BLOCK = 512
-"""Tokens that are compared at once, which runs in C."""
+_SLACK_FRACTIONS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
+"""How much larger than ideal a micro-batch may be, as fractions: rows do not divide evenly, and padding takes space."""
+_NEAR_BEST_RATIO = 1.01
+"""Plans that take at most this multiple of the shortest time count as equal: an additional micro-batch costs more."""
+_BLOCK_TOKENS = 512
+"""Tokens that are compared in one operation on arrays, which runs in C."""
 
 
 class Layout(StrEnum):
-    """The way in which a micro-batch is forwarded. It determines how many tokens the rows cost."""
+    """The layout in which a micro-batch is forwarded. It determines how many tokens the rows cost."""
 
     PADDED = "padded"
-    """A rectangle: rows * (longest prompt + longest completion), as TRL pads the two apart."""
+    """A rectangle: rows * (longest prompt + longest completion), as TRL pads prompts and completions separately."""
 
     PACKED = "packed"
     """Rows end to end: the sum of their lengths."""
@@ -59,12 +59,12 @@ class PlannedMicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One optimizer step: for each rank its micro-batches, the same number on every rank, the heaviest first."""
+    """The micro-batches of one optimizer step for each rank: equally many on every rank, the heaviest first."""
 
     layout: Layout
     micro_batches: tuple[tuple[PlannedMicroBatch, ...], ...] = field(repr=False)
     row_tokens: int
-    """Tokens of all rows; shared ones count for each row."""
+    """Tokens of all rows; shared tokens count once per row."""
 
     @property
     def forwarded_tokens(self) -> int:
@@ -85,13 +85,13 @@ class StepPlan:
 
 
 def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, layout: Layout) -> StepPlan:
-    """Distribute the rows of one optimizer step.
+    """Distribute the rows of one optimizer step over ranks and micro-batches.
 
     Args:
         rows: all rows of the step.
         ranks: processes that train together.
         token_budget: the maximum number of tokens that a rank forwards at once, in the layout's count.
-        layout: how a micro-batch is forwarded.
+        layout: the layout in which micro-batches are forwarded.
 
     Returns:
         Among the splits within 1 % of the shortest time, the one with the fewest micro-batches.
@@ -99,19 +99,21 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
     Raises:
         TrainingError: a single row exceeds the budget; the message names its run.
     """
-    check_lengths(rows, token_budget)
-    order = sorted(range(len(rows)), key=lambda index: _sort_key(rows[index], layout))
-    step = _Step([rows[index] for index in order], layout)
+    require_rows_fit(rows, token_budget)
+    order = sorted(range(len(rows)), key=lambda index: _make_sort_key(rows[index], layout))
+    row_lengths = _RowLengths([rows[index] for index in order], layout)
     if layout is Layout.PADDED:
-        candidates = [_plan_padded_positions(step, ranks, token_budget)]
+        candidates = [_plan_padded_positions(row_lengths, ranks, token_budget)]
     else:
         split = _plan_packed_batches if layout is Layout.PACKED else _plan_tree_batches
-        capacities = _compute_capacities(step, split, ranks, token_budget)
-        candidates = [_plan_positions(step, split(step, capacity), ranks, token_budget) for capacity in capacities]
-    costs = [sum(map(step.critical_tokens, positions)) for positions in candidates]
-    near_best = [pair for pair in zip(candidates, costs, strict=True) if pair[1] <= _NEAR * min(costs)]
+        capacities = _compute_capacities(row_lengths, split, ranks, token_budget)
+        candidates = [
+            _plan_positions(row_lengths, split(row_lengths, capacity), ranks, token_budget) for capacity in capacities
+        ]
+    costs = [sum(map(row_lengths.count_critical_tokens, positions)) for positions in candidates]
+    near_best = [pair for pair in zip(candidates, costs, strict=True) if pair[1] <= _NEAR_BEST_RATIO * min(costs)]
     best, _ = min(near_best, key=lambda pair: (len(pair[0]), pair[1]))
-    return StepPlan(layout, _deal(step, best, ranks, order), sum(step.lengths))
+    return StepPlan(layout, _assign_to_ranks(row_lengths, best, ranks, order), sum(row_lengths.totals))
 
 
 def split_into_steps(
@@ -119,19 +121,19 @@ def split_into_steps(
 ) -> list[tuple[RolloutGroup, ...]]:
     """Split groups into optimizer steps, whole groups only, each group in exactly one.
 
-    The shuffle depends only on the seed and the groups' ids. The remaining groups make a last, smaller step, whose loss
-    is a mean over fewer tokens; nothing is dropped. To get steps with equal numbers of useful groups, leave out those
-    with a `find_drop_reason` first. With `steps`, there are that many, as equal in size as possible, and
+    The shuffle depends only on the seed and the groups' ids. The remaining groups form a last, smaller step, whose loss
+    is a mean over fewer tokens; no group is dropped. For steps with equal numbers of useful groups, leave out groups
+    with a `find_drop_reason` first. With `steps`, there are that many steps, of sizes as equal as possible, and
     `groups_per_step` is ignored.
 
     Raises:
         TrainingError: two groups have the same id, or there are more steps than groups.
     """
-    by_id = {group.group_id: group for group in groups}
-    if len(by_id) < len(groups):
-        name, count = Counter(group.group_id for group in groups).most_common(1)[0]
-        raise TrainingError(f"{count} groups are named {name}", hint="Join them, or give each its own id.")
-    shuffled = sorted(by_id)
+    groups_by_id = {group.group_id: group for group in groups}
+    if len(groups_by_id) < len(groups):
+        group_id, count = Counter(group.group_id for group in groups).most_common(1)[0]
+        raise TrainingError(f"{count} groups are named {group_id}", hint="Join them, or give each its own id.")
+    shuffled = sorted(groups_by_id)
     random.Random(seed).shuffle(shuffled)
     if steps is not None:
         if steps > len(shuffled):
@@ -141,43 +143,43 @@ def split_into_steps(
         bounds = [len(shuffled) * index // steps for index in range(steps + 1)]
     else:
         bounds = [*range(0, len(shuffled), groups_per_step), len(shuffled)]
-    return [tuple(by_id[name] for name in shuffled[start:end]) for start, end in pairwise(bounds)]
+    return [tuple(groups_by_id[group_id] for group_id in shuffled[start:end]) for start, end in pairwise(bounds)]
 
 
 _Batch = list[int]
 """A micro-batch's rows, by their index in the canonical order."""
 
 
-class _Step:
-    """The rows of a step in canonical order, as lengths."""
+class _RowLengths:
+    """The lengths of a step's rows, in canonical order."""
 
     def __init__(self, rows: Sequence[TrainingRow], layout: Layout) -> None:
         self.layout = layout
-        self.prompts = [len(row.conversation.prompt_ids_P) for row in rows]
-        self.completions = [len(row.conversation.completion_ids_T) for row in rows]
-        self.lengths = [sum(parts) for parts in zip(self.prompts, self.completions, strict=True)]
-        self.shared = [0] * len(rows)
-        """Tokens that each row shares with the previous row; in sorted order, everything that a trie shares."""
+        self.prompt_lengths = [len(row.conversation.prompt_ids_P) for row in rows]
+        self.completion_lengths = [len(row.conversation.completion_ids_T) for row in rows]
+        self.totals = [sum(parts) for parts in zip(self.prompt_lengths, self.completion_lengths, strict=True)]
+        self.shared_tokens = [0] * len(rows)
+        """The tokens that each row shares with the previous one; in sorted order, these are all that a trie shares."""
         if layout is Layout.PREFIX_TREE and rows:
             previous = _join_ids(rows[0])
             for index, row in enumerate(rows[1:], start=1):
                 current = _join_ids(row)
-                self.shared[index] = count_shared_tokens(previous, current)
+                self.shared_tokens[index] = count_shared_tokens(previous, current)
                 previous = current
 
-    def tokens(self, batch: Sequence[int], padding_rows: int = 0) -> int:
-        """Return the cost of a micro-batch; rows of a prefix tree must be neighbours."""
+    def count_tokens(self, batch: Sequence[int], padding_rows: int = 0) -> int:
+        """Return the forwarded tokens of a micro-batch; in a prefix tree, its rows must be neighbours."""
         if self.layout is Layout.PADDED:
-            longest_prompt = max((self.prompts[row] for row in batch), default=1)
-            longest_completion = max((self.completions[row] for row in batch), default=1)
+            longest_prompt = max((self.prompt_lengths[row] for row in batch), default=1)
+            longest_completion = max((self.completion_lengths[row] for row in batch), default=1)
             return (len(batch) + padding_rows) * (longest_prompt + longest_completion)
-        real = sum(self.lengths[row] for row in batch) - sum(self.shared[row] for row in batch[1:])
-        return real + _count_padding(self.layout, padding_rows)
+        row_tokens = sum(self.totals[row] for row in batch) - sum(self.shared_tokens[row] for row in batch[1:])
+        return row_tokens + _count_padding(self.layout, padding_rows)
 
-    def critical_tokens(self, position: Sequence[_Batch]) -> int:
-        """Return what the slowest rank forwards at one position, with batches filled up to the same number of rows."""
-        rows = max(map(len, position))
-        return max(self.tokens(batch, rows - len(batch)) for batch in position)
+    def count_critical_tokens(self, position: Sequence[_Batch]) -> int:
+        """Return the tokens of the slowest rank at one position, where padding rows give all batches the same size."""
+        row_count = max(map(len, position))
+        return max(self.count_tokens(batch, row_count - len(batch)) for batch in position)
 
 
 def _count_padding(layout: Layout, padding_rows: int) -> int:
@@ -188,17 +190,15 @@ def _join_ids(row: TrainingRow) -> array[int]:
     return row.conversation.prompt_ids_P + row.conversation.completion_ids_T
 
 
-def _sort_key(row: TrainingRow, layout: Layout) -> tuple[object, ...]:
-    """Return the canonical order: a trie's, or the longest first, and then by run, so that the given order does not
-    matter.
-    """
+def _make_sort_key(row: TrainingRow, layout: Layout) -> tuple[object, ...]:
+    """Return the key of the canonical order: a trie's, or longest first; then by run, not by the given order."""
     prompt, completion = len(row.conversation.prompt_ids_P), len(row.conversation.completion_ids_T)
     identity = (row.run_id, row.conversation_index, row.advantage, row.weight)
     return (_join_ids(row), *identity) if layout is Layout.PREFIX_TREE else (-prompt - completion, -prompt, *identity)
 
 
-def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
-    """Refuse rows that are too long for a rank even as the only row.
+def require_rows_fit(rows: Sequence[TrainingRow], token_budget: int) -> None:
+    """Refuse rows that exceed the token budget even alone in a micro-batch.
 
     Raises:
         TrainingError: a row exceeds the budget; the message names its run.
@@ -214,151 +214,163 @@ def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
             )
 
 
-def _plan_padded_positions(step: _Step, ranks: int, budget: int) -> list[list[_Batch]]:
-    """Return neighbours in the order of length, as many at once as the budget allows on every rank."""
+def _plan_padded_positions(row_lengths: _RowLengths, ranks: int, budget: int) -> list[list[_Batch]]:
+    """Return positions of rows with neighbouring lengths, with as many rows as the budget allows on every rank."""
     positions: list[list[_Batch]] = []
     start = 0
-    while start < len(step.lengths):
-        remaining = range(start, len(step.lengths))
+    while start < len(row_lengths.totals):
+        remaining = range(start, len(row_lengths.totals))
         # One row per rank always fits. More rows cost more, except at the bounds of the shares.
         count, too_many = 1, -(-len(remaining) // ranks) + 1
         while count + 1 < too_many:
-            middle = (count + too_many) // 2
-            if step.critical_tokens(_split_evenly(remaining[: middle * ranks], ranks)) <= budget:
-                count = middle
+            candidate = (count + too_many) // 2
+            if row_lengths.count_critical_tokens(_split_evenly(remaining[: candidate * ranks], ranks)) <= budget:
+                count = candidate
             else:
-                too_many = middle
+                too_many = candidate
         positions.append(_split_evenly(remaining[: count * ranks], ranks))
         start += count * ranks
     return positions
 
 
 def _split_evenly(rows: range, ranks: int) -> list[_Batch]:
-    """Return neighbours in equal parts, one per rank."""
+    """Split neighbouring rows into equal parts, one per rank."""
     return [list(rows[len(rows) * rank // ranks : len(rows) * (rank + 1) // ranks]) for rank in range(ranks)]
 
 
-def _plan_packed_batches(step: _Step, capacity: int) -> list[_Batch]:
-    """Put each row, the longest first, where it leaves the least space (best fit decreasing)."""
+def _plan_packed_batches(row_lengths: _RowLengths, capacity: int) -> list[_Batch]:
+    """Put each row, the longest first, into the batch where it leaves the least space (best fit decreasing)."""
     batches: list[_Batch] = []
     free_space: list[tuple[int, int]] = []
-    """Free tokens and number of each batch, the fullest first."""
-    for row, length in enumerate(step.lengths):
+    """The free tokens and the index of each batch, the fullest first."""
+    for row, length in enumerate(row_lengths.totals):
         index = bisect_left(free_space, (length, 0))
         if index == len(free_space):
-            free, number = capacity, len(batches)
+            free, batch_index = capacity, len(batches)
             batches.append([])
         else:
-            free, number = free_space.pop(index)
-        batches[number].append(row)
-        insort(free_space, (free - length, number))
+            free, batch_index = free_space.pop(index)
+        batches[batch_index].append(row)
+        insort(free_space, (free - length, batch_index))
     return batches
 
 
-def _plan_tree_batches(step: _Step, capacity: int) -> list[_Batch]:
-    """Return sequences of neighbours in the trie's order, as few as possible, cut where the fewest tokens are shared.
+def _plan_tree_batches(row_lengths: _RowLengths, capacity: int) -> list[_Batch]:
+    """Return the fewest batches of neighbouring rows in the trie's order, cut where the fewest tokens are shared.
 
-    With a cut before a row, the tokens that it shares with the previous row are forwarded again. With `added[p]` tokens
-    of the trie of the first p rows, the rows from i to p cost shared[i] + added[p] - added[i]; the smallest cost up to
-    p is the minimum over the starts i that still fit; a monotonic queue finds it in one pass.
+    After a cut before a row, the tokens that it shares with the previous row are forwarded again. If the trie of the
+    first p rows has trie_sizes[p] tokens, the rows from i to p cost shared[i] + trie_sizes[p] - trie_sizes[i]. The
+    smallest cost up to p is the minimum over the starts i that still fit; a monotonic queue finds it in one pass.
     """
-    added = [0]
-    for length, shared in zip(step.lengths, step.shared, strict=True):
-        added.append(added[-1] + length - shared)
+    trie_sizes = [0]
+    for length, shared in zip(row_lengths.totals, row_lengths.shared_tokens, strict=True):
+        trie_sizes.append(trie_sizes[-1] + length - shared)
     costs: list[tuple[int, int]] = [(0, 0)]
-    """For the first p rows: tokens that are forwarded again, and batches."""
+    """For the first p rows: the tokens that are forwarded again, and the number of batches."""
     cut_before = [0]
     starts: deque[tuple[int, int, int]] = deque()
-    for end in range(1, len(added)):
-        new = end - 1
-        repeated, batches = costs[new]
-        candidate = (repeated + step.shared[new], batches + 1, new)
+    for end in range(1, len(trie_sizes)):
+        row = end - 1
+        repeated, batches = costs[row]
+        candidate = (repeated + row_lengths.shared_tokens[row], batches + 1, row)
         while starts and starts[-1] >= candidate:
             starts.pop()
         starts.append(candidate)
-        while step.shared[starts[0][2]] + added[end] - added[starts[0][2]] > capacity:
+        while row_lengths.shared_tokens[starts[0][2]] + trie_sizes[end] - trie_sizes[starts[0][2]] > capacity:
             starts.popleft()
         best = starts[0]
         costs.append(best[:2])
         cut_before.append(best[2])
     batches_from_last: list[_Batch] = []
-    end = len(step.lengths)
+    end = len(row_lengths.totals)
     while end:
         batches_from_last.append(list(range(cut_before[end], end)))
         end = cut_before[end]
     return batches_from_last[::-1]
 
 
-_Split = Callable[[_Step, int], list[_Batch]]
+_Split = Callable[[_RowLengths, int], list[_Batch]]
 
 
-def _compute_capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int]:
-    """Return how full micro-batches may be: the budget, or less if that gives the ranks more equal shares."""
-    if ranks == 1 or not step.lengths:
+def _compute_capacities(row_lengths: _RowLengths, split: _Split, ranks: int, budget: int) -> list[int]:
+    """Return token limits of micro-batches to try: the budget, or lower ones that may balance the ranks better."""
+    if ranks == 1 or not row_lengths.totals:
         return [budget]
-    fullest = split(step, budget)
-    tokens = sum(map(step.tokens, fullest))
-    fewest = -(-len(fullest) // ranks)
-    ideals = [budget / (1 + _SLACK[-1]), *(tokens / (ranks * positions) for positions in (fewest, fewest + 1))]
-    longest = max(step.lengths)
-    return sorted({min(budget, max(longest, int(ideal * (1 + slack)) + 1)) for ideal in ideals for slack in _SLACK})
+    fullest_batches = split(row_lengths, budget)
+    tokens = sum(map(row_lengths.count_tokens, fullest_batches))
+    fewest_positions = -(-len(fullest_batches) // ranks)
+    ideal_sizes = [
+        budget / (1 + _SLACK_FRACTIONS[-1]),
+        *(tokens / (ranks * positions) for positions in (fewest_positions, fewest_positions + 1)),
+    ]
+    longest_row = max(row_lengths.totals)
+    return sorted(
+        {
+            min(budget, max(longest_row, int(ideal_size * (1 + slack)) + 1))
+            for ideal_size in ideal_sizes
+            for slack in _SLACK_FRACTIONS
+        }
+    )
 
 
-def _plan_positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> list[list[_Batch]]:
+def _plan_positions(row_lengths: _RowLengths, batches: list[_Batch], ranks: int, budget: int) -> list[list[_Batch]]:
     """Return micro-batches with similar numbers of rows at the same position, one per rank.
 
     If padding rows would exceed the budget, the batches with the most rows are halved until they do not.
     """
-    sized = [(step.tokens(batch), batch) for batch in batches]
+    sized_batches = [(row_lengths.count_tokens(batch), batch) for batch in batches]
     while True:
-        sized.sort(key=lambda pair: (-len(pair[1]), -pair[0], pair[1]))
-        positions = [sized[start : start + ranks] for start in range(0, len(sized), ranks)]
+        sized_batches.sort(key=lambda pair: (-len(pair[1]), -pair[0], pair[1]))
+        positions = [sized_batches[start : start + ranks] for start in range(0, len(sized_batches), ranks)]
         for position in positions:
             position.extend([(0, [])] * (ranks - len(position)))
-        halved: list[tuple[int, _Batch]] = []
-        for (_, most_rows), *others in positions:
+        half_batches: list[tuple[int, _Batch]] = []
+        for (_, most_rows), *other_batches in positions:
             if any(
-                tokens + _count_padding(step.layout, len(most_rows) - len(rest)) > budget for tokens, rest in others
+                tokens + _count_padding(row_lengths.layout, len(most_rows) - len(other_rows)) > budget
+                for tokens, other_rows in other_batches
             ):
                 middle = len(most_rows) // 2
-                halved += [(step.tokens(half), half) for half in (most_rows[:middle], most_rows[middle:])]
-        if not halved:
+                half_batches += [
+                    (row_lengths.count_tokens(half), half) for half in (most_rows[:middle], most_rows[middle:])
+                ]
+        if not half_batches:
             return [[batch for _, batch in position] for position in positions]
-        replaced = {batch[0] for _, batch in halved}
-        sized = [pair for pair in sized if pair[1][0] not in replaced] + halved
+        replaced_first_rows = {batch[0] for _, batch in half_batches}
+        sized_batches = [pair for pair in sized_batches if pair[1][0] not in replaced_first_rows] + half_batches
 
 
-def _deal(
-    step: _Step, positions: Sequence[Sequence[_Batch]], ranks: int, order: Sequence[int]
+def _assign_to_ranks(
+    row_lengths: _RowLengths, positions: Sequence[Sequence[_Batch]], ranks: int, order: Sequence[int]
 ) -> tuple[tuple[PlannedMicroBatch, ...], ...]:
-    """Distribute positions over ranks, the largest batch to the rank with the least so far.
+    """Assign the batches of each position to ranks, the largest batch to the rank with the fewest tokens so far.
 
-    The heaviest position is first, so that a budget that is too large for the device fails at once.
+    The heaviest position comes first, so that a budget that is too large for the device fails at once.
     """
-    ranks_batches: list[list[PlannedMicroBatch]] = [[] for _ in range(ranks)]
+    batches_by_rank: list[list[PlannedMicroBatch]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    for position in sorted(positions, key=lambda position: (-step.critical_tokens(position), position)):
-        rows = max(map(len, position))
+    for position in sorted(positions, key=lambda position: (-row_lengths.count_critical_tokens(position), position)):
+        row_count = max(map(len, position))
         planned = [
             PlannedMicroBatch(
                 rows=tuple(order[row] for row in batch),
-                padding_rows=rows - len(batch),
-                tokens=step.tokens(batch, rows - len(batch)),
+                padding_rows=row_count - len(batch),
+                tokens=row_lengths.count_tokens(batch, row_count - len(batch)),
             )
             for batch in position
         ]
         lightest_first = sorted(range(ranks), key=lambda rank: (loads[rank], rank))
         for rank, batch in zip(lightest_first, sorted(planned, key=lambda batch: -batch.tokens), strict=True):
-            ranks_batches[rank].append(batch)
+            batches_by_rank[rank].append(batch)
             loads[rank] += batch.tokens
-    return tuple(map(tuple, ranks_batches))
+    return tuple(map(tuple, batches_by_rank))
 
 
 def count_shared_tokens(left: array[int], right: array[int]) -> int:
-    """Return how many tokens two sequences share at their beginning; a prefix tree saves these."""
+    """Return the length of two sequences' common prefix, which a prefix tree forwards once."""
     shorter = min(len(left), len(right))
-    for start in range(0, shorter, _BLOCK):
-        end = min(start + _BLOCK, shorter)
+    for start in range(0, shorter, _BLOCK_TOKENS):
+        end = min(start + _BLOCK_TOKENS, shorter)
         if left[start:end] != right[start:end]:
             return next(index for index in range(start, end) if left[index] != right[index])
     return shorter

@@ -1,4 +1,4 @@
-"""The metrics of a step for the training log: its rollouts, and its loss as exact means over learned tokens."""
+"""Metrics of a step for the training log: of its rollouts, and of its loss as exact means over learned tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from memagent_training.algorithm.loss import TokenLoss
 from memagent_training.data.rollouts import RolloutGroup
 
 _PEAK_FLOPS: Final = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
-"""Dense bfloat16 operations a second, as the manufacturer states them, by part of the device's name."""
+"""Dense bfloat16 operations per second by the manufacturer's data, by a part of the device's name."""
 
 
 @dataclass
 class TokenMetrics:
-    """Running sums over learned tokens, for a loss with these settings."""
+    """Sums over the learned tokens of a step, for a loss with these settings."""
 
     loss: TokenLoss
     _sums: dict[str, Tensor] = field(default_factory=dict)
@@ -33,29 +33,29 @@ class TokenMetrics:
         self, logprobs_BT: Tensor, old_BT: Tensor, logged_BT: Tensor | None, reference_BT: Tensor | None,
         advantages_BT: Tensor, learned_BT: Tensor, entropies_BT: Tensor,
     ) -> None:  # fmt: skip
-        """Add a micro-batch, from the parts of its loss; `logged_BT` if it is comparable with the others."""
+        """Add a micro-batch, from the inputs of its loss; `logged_BT` is None if not comparable with the others."""
         loss = self.loss
-        ratio_BT = loss.ratio(logprobs_BT, old_BT, learned_BT)
-        gains_BT, losses_BT = advantages_BT > 0, advantages_BT < 0
-        means = {
+        ratio_BT = loss.compute_ratio(logprobs_BT, old_BT, learned_BT)
+        is_positive_BT, is_negative_BT = advantages_BT > 0, advantages_BT < 0
+        token_values = {
             "entropy": entropies_BT,
             "ratio/mean": ratio_BT,
-            "clip_ratio/low_mean": (ratio_BT < 1 - loss.clip_low) & losses_BT,
-            "clip_ratio/high_mean": (ratio_BT > 1 + loss.clip_high) & gains_BT,
+            "clip_ratio/low_mean": (ratio_BT < 1 - loss.clip_low) & is_negative_BT,
+            "clip_ratio/high_mean": (ratio_BT > 1 + loss.clip_high) & is_positive_BT,
         }
         if loss.dual_clip is not None:
-            means["clip_ratio/dual_mean"] = (ratio_BT > loss.dual_clip) & losses_BT
+            token_values["clip_ratio/dual_mean"] = (ratio_BT > loss.dual_clip) & is_negative_BT
         if reference_BT is not None:
-            means["kl"] = loss.kl(logprobs_BT, reference_BT)
+            token_values["kl"] = loss.compute_kl(logprobs_BT, reference_BT)
         if loss.importance_cap is not None and logged_BT is not None:
-            means["importance/mean"] = loss.importance(old_BT, logged_BT)
-            means["importance/capped"] = means["importance/mean"] >= loss.importance_cap
-        self._add("tokens", learned_BT, learned_BT)
-        for name, value_BT in means.items():
-            self._add(name, value_BT, learned_BT)
+            token_values["importance/mean"] = loss.compute_importance(old_BT, logged_BT)
+            token_values["importance/capped"] = token_values["importance/mean"] >= loss.importance_cap
+        self._add_sum("tokens", learned_BT, learned_BT)
+        for name, value_BT in token_values.items():
+            self._add_sum(name, value_BT, learned_BT)
         self._largest_ratios.append(torch.where(learned_BT, ratio_BT, 0.0).max())
 
-    def reduced(self, accelerator: Accelerator) -> dict[str, float]:
+    def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Return means and maxima over all ranks; every rank must call this."""
         names = list(self._sums)
         sums = accelerator.reduce(torch.stack([self._sums[name] for name in names]), reduction="sum")
@@ -67,7 +67,7 @@ class TokenMetrics:
             "ratio/max": float(largest.max()),
         }
 
-    def _add(self, name: str, value_BT: Tensor, learned_BT: Tensor) -> None:
+    def _add_sum(self, name: str, value_BT: Tensor, learned_BT: Tensor) -> None:
         total = torch.where(learned_BT, value_BT.double(), 0.0).sum()
         self._sums[name] = self._sums[name] + total if name in self._sums else total
 
@@ -75,12 +75,13 @@ class TokenMetrics:
 def compute_row_metrics(
     groups: Sequence[RolloutGroup], batch: AdvantageBatch, policy_versions: Sequence[str]
 ) -> dict[str, float]:
-    """Return the rewards, lengths and ages of a step.
+    """Return metrics of a step's rewards, lengths and staleness.
 
     Args:
         groups: the step's groups.
         batch: the rows that are learned.
-        policy_versions: names of weights, oldest first; staleness is how many are newer than the one that wrote a row.
+        policy_versions: all versions, oldest first; the staleness of a conversation is the number of newer versions
+            than its own.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     conversations = [conversation for rollout in rollouts for conversation in rollout.conversations_K]
@@ -120,21 +121,23 @@ def compute_row_metrics(
     return metrics
 
 
-def measure_device(tokens: int, seconds: float, weights: int, processes: int) -> dict[str, float]:
-    """Return the speed of a step, its fraction of the peak of the devices, and the peak memory of this process.
+def compute_device_metrics(tokens: int, seconds: float, weights: int, processes: int) -> dict[str, float]:
+    """Return the speed of a step, its fraction of the devices' peak speed, and the peak memory of this process.
 
     Args:
-        tokens: how many were forwarded, on all processes together.
-        seconds: of the step.
-        weights: of the model.
-        processes: how many train together, a device each.
+        tokens: the number of forwarded tokens, over all processes.
+        seconds: the duration of the step.
+        weights: the number of the model's weights.
+        processes: the number of processes that train together, with one device each.
     """
-    rate = tokens / max(seconds, 1e-9)
-    metrics = {"train/tokens_per_second": rate}
+    tokens_per_second = tokens / max(seconds, 1e-9)
+    metrics = {"train/tokens_per_second": tokens_per_second}
     if not torch.cuda.is_available():
         kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return metrics | {"memory/peak_gib": kibibytes / 2**20}
     metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    name = torch.cuda.get_device_name()
-    peak = next((flops for model, flops in _PEAK_FLOPS.items() if model in name), None)
-    return metrics if peak is None else metrics | {"mfu": 6 * weights * rate / (peak * processes)}
+    device_name = torch.cuda.get_device_name()
+    peak_flops = next((flops for model, flops in _PEAK_FLOPS.items() if model in device_name), None)
+    if peak_flops is not None:
+        metrics["mfu"] = 6 * weights * tokens_per_second / (peak_flops * processes)
+    return metrics

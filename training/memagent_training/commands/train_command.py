@@ -120,7 +120,7 @@ def _prepare(request: Train) -> PreparedJob:
     if not is_main_process():
         return prepared
     if not request.dry_run:
-        for line in prepared.replay.report.summary():
+        for line in prepared.replay.report.format_lines():
             typer.echo(line, err=True)
     for folder in prepared.checkpoints.incomplete:
         typer.echo(f"passed over {folder}, which was not written to its end", err=True)
@@ -164,11 +164,11 @@ def _train(prepared: PreparedJob, *, as_json: bool) -> None:
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     if not is_main_process():
         return
-    from memagent_training.job.dry_run import plan_lines, plan_training  # noqa: PLC0415
+    from memagent_training.job.dry_run import iter_plan_lines, plan_training  # noqa: PLC0415
 
     plan = plan_training(prepared)
     if as_json:
         print_json(plan)
     else:
-        typer.echo("\n".join(plan_lines(prepared, plan)))
-    prepared.config.check_warm_up(prepared.total_steps)
+        typer.echo("\n".join(iter_plan_lines(prepared, plan)))
+    prepared.config.require_steps_after_warm_up(prepared.total_steps)

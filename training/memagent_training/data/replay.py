@@ -1,4 +1,4 @@
-"""Makes groups of rollouts from logged runs: whole runs in whole groups. A run that is refused has a reason.
+"""Makes groups of rollouts from logged runs: complete runs in complete groups. Each refused run has a reason.
 
 Nothing is tokenised here: a rollout has the logged token ids and log-probs, one `TrainingConversation` for each prompt
 and completion. Not every conversation is trained on:
@@ -6,8 +6,8 @@ and completion. Not every conversation is trained on:
 - An update whose text did not become the memory, for example because it was empty, is kept: it was sampled like others.
 - An update that a guard replaced, because the policy refused or invented something, is masked: the run's reward is for
   the memory that was kept instead.
-- An attempt that was discarded and retried is left out: the run's reward is not about it.
-- Greedy calls are part of what rewards look at, and are left out afterwards.
+- An attempt that was discarded and retried is left out: the run's reward is not for it.
+- Reward functions see greedy calls, but these are not trained on.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from memagent_training.data.rollouts import (
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.training_errors import ReplayError, RewardError
 
-_TRAINABLE: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
+_TRAINABLE_STOP_REASONS: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
 _MAX_LOGPROB: Final = 1e-3
-"""Values that are above 0 only by rounding."""
+"""Log-probs up to this value may be above 0 by rounding."""
 _IMMATERIAL_SETTINGS: Final = frozenset({"seed", "logprobs"}).union(
     {setting.name for setting in fields(PolicySettings)} - {"unsupported", "chat_template_kwargs"}
 )
-"""Settings in which rollouts of one group may differ: they say where the policy is and how it is reached.
-Policies are compared by version, which has the number format, and tokenizers by fingerprint."""
-_GUARDED: Final = frozenset({EventKind.INVENTED, EventKind.REFUSED})
+"""Settings in which rollouts of one group may differ, such as the policy's address. Policies are compared by version,
+which includes the number format, and tokenizers by fingerprint."""
+_GUARD_EVENTS: Final = frozenset({EventKind.INVENTED, EventKind.REFUSED})
 _IMMATERIAL_SAMPLING: Final = frozenset({"seed", "logprobs"})
 
 
@@ -71,7 +71,7 @@ class Replay:
         """Return the groups; there must be at least one.
 
         Raises:
-            ReplayError: every run was refused; the message names all reasons, causes first.
+            ReplayError: there are no runs, or every run was refused; the message names all reasons.
         """
         report = self.report
         if self.groups:
@@ -105,17 +105,17 @@ def load_groups(
     Args:
         source: the log or its path, or the path of an export.
         reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
-        term_rewards: more rewards, by their names in the terms of the advantage.
-        find_gold: the correct answer of each run, for rewards without their own gold answers.
+        term_rewards: the other rewards, by their names in the terms of the advantage.
+        find_gold: returns the gold answers of a run, for rewards that compare with them.
         run_filter: selects runs of a log.
-        groups: the group of each run, by its id; a run without one is left out. Without it, runs of one question on
-            one document form a group if they began with the same chunk, and with the same sampling and settings but
-            for the seed and where the model is. Runs of different policy versions are in different groups, unless
+        groups: the group of each run, by run id; a run without one is refused. By default, runs of one question on one
+            document form a group if they began with the same chunk and have the same sampling and settings, except
+            for the seed and the policy's address. Runs of different policy versions are in different groups, unless
             `policy_versions` allows several.
-        whole_groups: refuse all rollouts of a group if one is refused. Runs by weights, a tokenizer or prompts that
-            were not chosen do not count as part of it. Otherwise the rest of the group is compared.
-        min_group: a group with fewer rollouts is refused.
-        max_tokens: the model's window, for prompt and completion together.
+        whole_groups: refuse all rollouts of a group if one is refused; runs by weights, a tokenizer or prompts that
+            were not chosen do not count as part of the group. Otherwise the rest of the group is compared.
+        min_group: the minimum number of rollouts; a smaller group is refused.
+        max_tokens: the maximum tokens of a prompt and its completion together, such as the model's context window.
         policy_versions: the versions that may have written a run, oldest first.
         tokenizer: the fingerprint to train on, if the runs have several.
         template: the prompts' fingerprint to train on, if the runs have several.
@@ -128,124 +128,134 @@ def load_groups(
     """
     if policy_versions is not None and not policy_versions:
         raise ReplayError("no policy version is allowed", hint="Name at least one (--policy-versions).")
-    versions = None if policy_versions is None else frozenset(policy_versions)
-    ledger = _Ledger()
+    allowed_versions = None if policy_versions is None else frozenset(policy_versions)
+    selection = _RunSelection()
     for logged_run in read_runs(source, run_filter):
         run = logged_run if find_gold is None else replace(logged_run, gold=find_gold(logged_run))
-        scored = run.without_discarded()
+        judged_run = run.without_discarded()
         refusals = _find_refusals(
-            run, scored.sampled_conversations,
-            versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
+            run, judged_run.sampled_conversations,
+            versions=allowed_versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
         group = _find_group(run, groups)
-        if groups is None and versions is None:
-            group = ledger.group_of_version(group, run)
-        ledger.enter(scored, group, next(refusals, None))
-    missing = {run_id: group for run_id, group in (groups or {}).items() if run_id not in ledger.group_of}
-    ledger.broken |= set(missing.values())
-    tokenizer = _find_only_fingerprint("tokenizer", ledger.candidates.values())
-    template = _find_only_fingerprint("template", ledger.candidates.values())
-    functions: dict[str, RewardFunction | StepRewardFunction] = {
+        if groups is None and allowed_versions is None:
+            group = selection.choose_version_group(group, run)
+        selection.add(judged_run, group, next(refusals, None))
+    missing_runs = {run_id: group for run_id, group in (groups or {}).items() if run_id not in selection.group_by_run}
+    selection.incomplete_groups |= set(missing_runs.values())
+    tokenizer = _find_only_fingerprint("tokenizer", selection.candidates.values())
+    template = _find_only_fingerprint("template", selection.candidates.values())
+    reward_functions: dict[str, RewardFunction | StepRewardFunction] = {
         OUTCOME: LoggedReward(reward) if isinstance(reward, str) else reward
     }
-    functions |= term_rewards or {}
+    reward_functions |= term_rewards or {}
     rollouts: dict[str, Rollout] = {}
-    for run in list(ledger.candidates.values()):
-        rollout = _make_rollout(run, functions, ledger.details)
+    for run in list(selection.candidates.values()):
+        rollout = _make_rollout(run, reward_functions, selection.details)
         if isinstance(rollout, Refusal):
-            ledger.refuse(run.run_id, rollout)
+            selection.refuse(run.run_id, rollout)
         else:
             rollouts[run.run_id] = rollout
     if whole_groups:
-        for run_id in [run_id for run_id in ledger.candidates if ledger.group_of[run_id] in ledger.broken]:
-            ledger.refuse(run_id, Refusal.INCOMPLETE_GROUP)
-    sizes = Counter(ledger.group_of[run_id] for run_id in ledger.candidates)
-    small = {run_id for run_id in ledger.candidates if sizes[ledger.group_of[run_id]] < min_group}
-    if groups is None and small:
-        ledger.details += _explain_small_groups(small, ledger.candidates.values())
-    for run_id in small:
-        ledger.refuse(run_id, Refusal.GROUP_TOO_SMALL)
-    members = group_values((ledger.group_of[run_id] or "", rollouts[run_id]) for run_id in ledger.candidates)
-    kept_groups = [RolloutGroup(group_id, tuple(rollouts_G)) for group_id, rollouts_G in members.items()]
-    name = str(source.path if isinstance(source, RunLog) else source)
-    return Replay(kept_groups, _report(name, ledger, kept_groups, policy_versions, tokenizer, template, tuple(missing)))
+        for run_id in list(selection.candidates):
+            if selection.group_by_run[run_id] in selection.incomplete_groups:
+                selection.refuse(run_id, Refusal.INCOMPLETE_GROUP)
+    sizes = Counter(selection.group_by_run[run_id] for run_id in selection.candidates)
+    small_group_runs = {run_id for run_id in selection.candidates if sizes[selection.group_by_run[run_id]] < min_group}
+    if groups is None and small_group_runs:
+        selection.details += _explain_small_groups(small_group_runs, selection.candidates.values())
+    for run_id in small_group_runs:
+        selection.refuse(run_id, Refusal.GROUP_TOO_SMALL)
+    rollouts_by_group = group_values(
+        (selection.group_by_run[run_id] or "", rollouts[run_id]) for run_id in selection.candidates
+    )
+    kept_groups = [RolloutGroup(group_id, tuple(rollouts_G)) for group_id, rollouts_G in rollouts_by_group.items()]
+    source_name = str(source.path if isinstance(source, RunLog) else source)
+    return Replay(
+        kept_groups,
+        _make_report(source_name, selection, kept_groups, policy_versions, tokenizer, template, tuple(missing_runs)),
+    )
 
 
 @dataclass
-class _Ledger:
-    """The candidate runs, and the refused ones; by id, oldest first."""
+class _RunSelection:
+    """The runs to train on and the refused ones, by id, oldest first."""
 
     candidates: dict[str, TrainingRun] = field(default_factory=dict)
-    refused: dict[str, Refusal] = field(default_factory=dict)
-    group_of: dict[str, str | None] = field(default_factory=dict)
-    broken: set[str] = field(default_factory=set)
-    """Groups with a refused member."""
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    group_by_run: dict[str, str | None] = field(default_factory=dict)
+    incomplete_groups: set[str] = field(default_factory=set)
+    """Groups with a refused or missing run."""
     details: Counter[str] = field(default_factory=Counter)
-    """Counts of refused runs by details that the reason does not have."""
-    version_of: dict[str, str] = field(default_factory=dict)
+    """Counts of refused runs by a detail of the reason."""
+    version_by_group: dict[str, str] = field(default_factory=dict)
     """The policy version of a group's first run."""
 
-    def group_of_version(self, group: str | None, run: TrainingRun) -> str | None:
-        """Return the group of the run's policy version; rewards of different versions are not compared."""
+    def choose_version_group(self, group: str | None, run: TrainingRun) -> str | None:
+        """Return the group for the run's policy version, because rewards of different versions are not compared."""
         if group is None:
             return None
         version = run.conversations_K[0].policy_version
-        return group if self.version_of.setdefault(group, version) == version else f"{group}-{version}"
+        return group if self.version_by_group.setdefault(group, version) == version else f"{group}-{version}"
 
-    def enter(self, run: TrainingRun, group: str | None, refusal: Refusal | None) -> None:
-        """Add the next run."""
-        self.group_of[run.run_id], self.candidates[run.run_id] = group, run
+    def add(self, run: TrainingRun, group: str | None, refusal: Refusal | None) -> None:
+        """Add the next run, with its group and the reason to refuse it, if any."""
+        self.group_by_run[run.run_id], self.candidates[run.run_id] = group, run
         if refusal is not None or group is None:
             self.refuse(run.run_id, refusal or Refusal.NOT_GROUPED)
 
     def refuse(self, run_id: str, reason: Refusal) -> None:
         """Refuse a run."""
         self.candidates.pop(run_id, None)
-        self.refused[run_id] = reason
-        group = self.group_of[run_id]
+        self.refusals[run_id] = reason
+        group = self.group_by_run[run_id]
         if group is not None and not reason.is_outside_group:
-            self.broken.add(group)
+            self.incomplete_groups.add(group)
 
-    def by_reason(self) -> dict[Refusal, tuple[str, ...]]:
-        """Return the refused runs, the oldest of each reason first."""
-        ids = [run_id for run_id in self.group_of if run_id in self.refused]
-        runs = {reason: tuple(run_id for run_id in ids if self.refused[run_id] is reason) for reason in Refusal}
-        return {reason: run_ids for reason, run_ids in runs.items() if run_ids}
+    def list_refused(self) -> dict[Refusal, tuple[str, ...]]:
+        """Return the refused runs by reason, oldest first."""
+        refused_ids = [run_id for run_id in self.group_by_run if run_id in self.refusals]
+        runs_by_reason = {
+            reason: tuple(run_id for run_id in refused_ids if self.refusals[run_id] is reason) for reason in Refusal
+        }
+        return {reason: run_ids for reason, run_ids in runs_by_reason.items() if run_ids}
 
 
 def _find_refusals(
     run: TrainingRun,
-    kept: Sequence[Conversation],
+    conversations: Sequence[Conversation],
     *,
     versions: frozenset[str] | None,
     max_tokens: int | None,
     tokenizer: str | None,
     template: str | None,
 ) -> Iterator[Refusal]:
-    """Yield the reasons why a single run cannot be trained on; `kept` are its conversations to train on.
+    """Yield the reasons why a run cannot be trained on; `conversations` are those of the run that would be trained on.
 
-    Reasons why it does not belong to its group come first, since such a run leaves no gap in the group.
+    Reasons why the run does not belong to its group come first, because such a run does not make the group incomplete.
     """
-    if versions is not None and any(conversation.policy_version not in versions for conversation in kept):
+    if versions is not None and any(conversation.policy_version not in versions for conversation in conversations):
         yield Refusal.STALE
-    if tokenizer is not None and any(conversation.tokenizer != tokenizer for conversation in kept):
+    if tokenizer is not None and any(conversation.tokenizer != tokenizer for conversation in conversations):
         yield Refusal.OTHER_TOKENIZER
-    if template is not None and any(conversation.template != template for conversation in kept):
+    if template is not None and any(conversation.template != template for conversation in conversations):
         yield Refusal.OTHER_TEMPLATE
-    if run.record.stop_reason not in _TRAINABLE:
+    if run.record.stop_reason not in _TRAINABLE_STOP_REASONS:
         yield Refusal.UNFINISHED
     # Edits of an earlier reading of this run do not count.
     call_ids = {conversation.call_id for conversation in run.conversations_K}
-    of_run = (event for event in run.events if event.call_id is None or event.call_id in call_ids)
-    if any(event.kind == EventKind.MEMORY_EDITED for event in of_run):
+    run_events = (event for event in run.events if event.call_id is None or event.call_id in call_ids)
+    if any(event.kind == EventKind.MEMORY_EDITED for event in run_events):
         yield Refusal.EDITED
-    if not _is_unbroken(run):
+    if not _is_complete(run):
         yield Refusal.LOST_CONVERSATIONS
-    if not all(conversation.has_ids for conversation in kept):
+    if not all(conversation.has_ids for conversation in conversations):
         yield Refusal.NO_TOKEN_IDS
-    if not all(map(_is_sound, kept)):
+    if not all(map(_has_valid_tokens, conversations)):
         yield Refusal.DAMAGED_TOKENS
-    lengths = [len(logged.prompt_token_ids or ()) + len(logged.token_ids or ()) for logged in kept]
+    lengths = [
+        len(conversation.prompt_token_ids or ()) + len(conversation.token_ids or ()) for conversation in conversations
+    ]
     if max_tokens is not None and max(lengths, default=0) > max_tokens:
         yield Refusal.TOO_LONG
 
@@ -254,24 +264,24 @@ def _find_group(run: TrainingRun, groups: Mapping[str, str] | None) -> str | Non
     if groups is not None:
         return groups.get(run.run_id)
     if not run.conversations_K:
-        return None  # nothing was sampled that could be missing
-    # Only the first conversation: a run that was killed later must still count as a member of its group.
-    first, record = run.conversations_K[0], run.record
-    same: list[Any] = [
+        return None  # without a conversation, its group is not incomplete
+    # Only the first conversation counts: a run that was killed later must still be a member of its group.
+    first_conversation, record = run.conversations_K[0], run.record
+    shared_values: list[Any] = [
         record.question,
         record.document["key"],
-        first.role,
-        *_get_first_span(first),
+        first_conversation.role,
+        *_get_byte_span(first_conversation),
         _select_settings(run),
-        _select_sampling(first),
+        _select_sampling(first_conversation),
     ]
-    if record.strategy_fingerprint:  # a program that logs runs of its own need not have one
-        same += [record.strategy, record.strategy_fingerprint]
-    if not record.question:  # it was redacted; equal questions on equal chunks make equal prompts
-        if first.prompt_token_ids is None:
+    if record.strategy_fingerprint:  # missing if another program logged the run
+        shared_values += [record.strategy, record.strategy_fingerprint]
+    if not record.question:  # redacted; equal questions on equal chunks have equal prompts
+        if first_conversation.prompt_token_ids is None:
             return None
-        same.append(list(first.prompt_token_ids))
-    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
+        shared_values.append(list(first_conversation.prompt_token_ids))
+    return hashlib.sha256(json.dumps(shared_values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _select_settings(run: TrainingRun) -> dict[str, Any]:
@@ -281,55 +291,55 @@ def _select_settings(run: TrainingRun) -> dict[str, Any]:
     return {**settings, "objects": objects} if objects else settings
 
 
-def _select_sampling(first: Conversation) -> dict[str, Any]:
-    return {name: value for name, value in first.sampling.items() if name not in _IMMATERIAL_SAMPLING}
+def _select_sampling(conversation: Conversation) -> dict[str, Any]:
+    return {name: value for name, value in conversation.sampling.items() if name not in _IMMATERIAL_SAMPLING}
 
 
-def _get_first_span(first: Conversation) -> tuple[int | None, int | None]:
-    return (None, None) if first.span is None else (first.span.start_byte, first.span.end_byte)
+def _get_byte_span(conversation: Conversation) -> tuple[int | None, int | None]:
+    return (None, None) if conversation.span is None else (conversation.span.start_byte, conversation.span.end_byte)
 
 
-def _explain_small_groups(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
+def _explain_small_groups(small_group_runs: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
     """Count runs of small groups by what separates them from others of the same question and document."""
-    of_question = group_values(((run.question, str(run.record.document["key"])), run) for run in runs)
+    runs_by_question = group_values(((run.question, str(run.record.document["key"])), run) for run in runs)
     reasons: Counter[str] = Counter()
-    for alike in of_question.values():
+    for question_runs in runs_by_question.values():
         conditions = [
             {
                 "policy_version": run.conversations_K[0].policy_version,
-                "first chunk": _get_first_span(run.conversations_K[0]),
+                "first chunk": _get_byte_span(run.conversations_K[0]),
                 "strategy": run.record.strategy,
                 **_select_settings(run),
                 **_select_sampling(run.conversations_K[0]),
             }
-            for run in alike
+            for run in question_runs
         ]
         names = {name for values in conditions for name in values}
-        names = {name for name in names if len({str(values.get(name)) for values in conditions}) > 1}
-        if names:
-            reason = f"one question in several groups, by {', '.join(sorted(names))}"
-            reasons[reason] += sum(run.run_id in small for run in alike)
+        differing_names = {name for name in names if len({str(values.get(name)) for values in conditions}) > 1}
+        if differing_names:
+            reason = f"one question in several groups, by {', '.join(sorted(differing_names))}"
+            reasons[reason] += sum(run.run_id in small_group_runs for run in question_runs)
     return +reasons
 
 
-def _is_unbroken(run: TrainingRun) -> bool:
-    """Return whether every call with all its attempts is there, and an answer."""
-    attempts_of = group_values((conversation.call_id, conversation) for conversation in run.conversations_K)
-    for attempts in attempts_of.values():
-        outcomes = [attempt.outcome is Outcome.DISCARDED for attempt in attempts]
+def _is_complete(run: TrainingRun) -> bool:
+    """Return whether the run has all attempts of every call, and an answer."""
+    attempts_by_call = group_values((conversation.call_id, conversation) for conversation in run.conversations_K)
+    for attempts in attempts_by_call.values():
+        discarded = [attempt.outcome is Outcome.DISCARDED for attempt in attempts]
         if (
             [attempt.attempt for attempt in attempts] != list(range(len(attempts)))
             or len({(attempt.role, attempt.branch, attempt.slot) for attempt in attempts}) != 1
-            or outcomes != [True] * (len(attempts) - 1) + [False]
-            or not attempts_of.keys() >= set(attempts[-1].parents)
+            or discarded != [True] * (len(attempts) - 1) + [False]
+            or not attempts_by_call.keys() >= set(attempts[-1].parents)
         ):
             return False
-    firsts = [attempts[0] for attempts in attempts_of.values()]
-    positions = {(first.role, first.branch, first.slot) for first in firsts}
-    return len(positions) == len(firsts) and any(first.writes is Writes.ANSWER for first in firsts)
+    first_attempts = [attempts[0] for attempts in attempts_by_call.values()]
+    positions = {(first.role, first.branch, first.slot) for first in first_attempts}
+    return len(positions) == len(first_attempts) and any(first.writes is Writes.ANSWER for first in first_attempts)
 
 
-def _is_sound(conversation: Conversation) -> bool:
+def _has_valid_tokens(conversation: Conversation) -> bool:
     logprobs = conversation.logprobs or ()
     return (
         len(conversation.prompt_token_ids or ()) > 0
@@ -340,29 +350,33 @@ def _is_sound(conversation: Conversation) -> bool:
 
 def _find_only_fingerprint(kind: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
     """Return the only fingerprint of the runs; None if there are no runs."""
-    run_ids = group_values(
-        (name, run.run_id)
+    runs_by_fingerprint = group_values(
+        (fingerprint, run.run_id)
         for run in runs
-        for name in {getattr(conversation, kind) for conversation in run.sampled_conversations}
+        for fingerprint in {getattr(conversation, kind) for conversation in run.sampled_conversations}
     )
-    if len(run_ids) > 1:
-        counts = "; ".join(f"{name!r}: {len(ids)} of them, such as {ids[0]!r}" for name, ids in sorted(run_ids.items()))
-        commonest = max(sorted(run_ids), key=lambda name: len(run_ids[name]))
+    if len(runs_by_fingerprint) > 1:
+        counts = "; ".join(
+            f"{fingerprint!r}: {len(run_ids)} of them, such as {run_ids[0]!r}"
+            for fingerprint, run_ids in sorted(runs_by_fingerprint.items())
+        )
+        commonest = max(sorted(runs_by_fingerprint), key=lambda fingerprint: len(runs_by_fingerprint[fingerprint]))
         raise ReplayError(
-            f"the runs were made with {len(run_ids)} {kind}s, which cannot be trained on together ({counts})",
+            f"the runs were made with {len(runs_by_fingerprint)} {kind}s, which cannot be trained on together "
+            f"({counts})",
             hint=f"Choose one, as in --{kind} {commonest}; the others are then left out.",
         )
-    return next(iter(run_ids), None)
+    return next(iter(runs_by_fingerprint), None)
 
 
 def _make_rollout(
-    run: TrainingRun, functions: Mapping[str, RewardFunction | StepRewardFunction], details: Counter[str]
+    run: TrainingRun, reward_functions: Mapping[str, RewardFunction | StepRewardFunction], details: Counter[str]
 ) -> Rollout | Refusal:
     rewards: dict[str, RewardValue] = {}
-    for name, function in functions.items():
-        value = function(run)
+    for name, reward_function in reward_functions.items():
+        value = reward_function(run)
         if value is None:
-            details[f"{name}: {why_unknown(function, run)}"] += 1
+            details[f"{name}: {why_unknown(reward_function, run)}"] += 1
             return Refusal.NO_REWARD
         values = tuple(value) if isinstance(value, Iterable) else (value,)
         if not all(abs(number) <= MAX_REWARD for number in values):
@@ -387,29 +401,29 @@ def _make_rollout(
     return Rollout(run.run_id, tuple(map(_make_training_conversation, run.sampled_conversations)), outcome, rewards)
 
 
-def _is_replaced(logged: Conversation) -> bool:
+def _is_memory_replaced(conversation: Conversation) -> bool:
     """Return whether a guard kept another memory than the one that was written."""
-    kinds = {event.kind for event in logged.events}
-    return logged.outcome is Outcome.KEPT_PREVIOUS and not kinds.isdisjoint(_GUARDED)
+    kinds = {event.kind for event in conversation.events}
+    return conversation.outcome is Outcome.KEPT_PREVIOUS and not kinds.isdisjoint(_GUARD_EVENTS)
 
 
-def _make_training_conversation(logged: Conversation) -> TrainingConversation:
+def _make_training_conversation(conversation: Conversation) -> TrainingConversation:
     return TrainingConversation(
-        array("I", logged.prompt_token_ids or ()),
-        array("I", logged.token_ids or ()),
-        array("f", logged.logprobs or ()),
-        logged.role,
-        logged.branch,
-        logged.slot,
-        truncated=logged.finish_reason == FinishReason.LENGTH.value,
-        policy_version=logged.policy_version,
-        loss_mask_T=(False,) * len(logged.token_ids or ()) if _is_replaced(logged) else None,
+        array("I", conversation.prompt_token_ids or ()),
+        array("I", conversation.token_ids or ()),
+        array("f", conversation.logprobs or ()),
+        conversation.role,
+        conversation.branch,
+        conversation.slot,
+        truncated=conversation.finish_reason == FinishReason.LENGTH.value,
+        policy_version=conversation.policy_version,
+        loss_mask_T=(False,) * len(conversation.token_ids or ()) if _is_memory_replaced(conversation) else None,
     )
 
 
-def _report(
+def _make_report(
     source: str,
-    ledger: _Ledger,
+    selection: _RunSelection,
     groups: Sequence[RolloutGroup],
     policy_versions: Sequence[str] | None,
     tokenizer: str | None,
@@ -418,27 +432,33 @@ def _report(
 ) -> ReplayReport:
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     conversations = [conversation for rollout in rollouts for conversation in rollout.conversations_K]
-    sampled = [logged for run in ledger.candidates.values() for logged in run.sampled_conversations]
-    newest = len(policy_versions or ()) - 1
-    lag = {name: newest - index for index, name in enumerate(policy_versions or ())}
+    sampled_conversations = [
+        conversation for run in selection.candidates.values() for conversation in run.sampled_conversations
+    ]
+    newest_index = len(policy_versions or ()) - 1
+    lag_by_version = {name: newest_index - index for index, name in enumerate(policy_versions or ())}
     staleness = Counter(
-        max(lag[conversation.policy_version] for conversation in rollout.conversations_K) for rollout in rollouts if lag
+        max(lag_by_version[conversation.policy_version] for conversation in rollout.conversations_K)
+        for rollout in rollouts
+        if lag_by_version
     )
-    lengths = [(len(conversation.prompt_ids_P), len(conversation.completion_ids_T)) for conversation in conversations]
+    token_counts = [
+        (len(conversation.prompt_ids_P), len(conversation.completion_ids_T)) for conversation in conversations
+    ]
     return ReplayReport(
         source=source,
-        runs=len(ledger.group_of),
-        refused=ledger.by_reason(),
-        details=dict(ledger.details),
+        runs=len(selection.group_by_run),
+        refused=selection.list_refused(),
+        details=dict(selection.details),
         groups=len(groups),
         rollouts=len(rollouts),
         conversations=len(conversations),
-        prompt_tokens=sum(prompt for prompt, _ in lengths),
-        completion_tokens=sum(completion for _, completion in lengths),
-        longest=max(map(sum, lengths), default=0),
+        prompt_tokens=sum(prompt for prompt, _ in token_counts),
+        completion_tokens=sum(completion for _, completion in token_counts),
+        longest=max(map(sum, token_counts), default=0),
         zero_variance_groups=tuple(
             ZeroVarianceGroup(
-                group.group_id, ledger.candidates[first.run_id].question, len(group.rollouts_G), first.reward
+                group.group_id, selection.candidates[first.run_id].question, len(group.rollouts_G), first.reward
             )
             for group in groups
             for first in group.rollouts_G[:1]
@@ -449,9 +469,13 @@ def _report(
         versions=dict(Counter(conversation.policy_version for conversation in conversations)),
         staleness=dict(staleness),
         missing_run_ids=missing,
-        temperatures=dict(Counter(float(logged.sampling.get("temperature", 1.0)) for logged in sampled)),
-        masked_conversations=sum(map(_is_replaced, sampled)),
-        non_default_sampling=tuple(run.run_id for run in ledger.candidates.values() if _has_non_default_sampling(run)),
+        temperatures=dict(
+            Counter(float(conversation.sampling.get("temperature", 1.0)) for conversation in sampled_conversations)
+        ),
+        masked_conversations=sum(map(_is_memory_replaced, sampled_conversations)),
+        non_default_sampling=tuple(
+            run.run_id for run in selection.candidates.values() if _has_non_default_sampling(run)
+        ),
     )
 
 

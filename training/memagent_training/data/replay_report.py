@@ -1,4 +1,4 @@
-"""The report of a replay: the runs that were taken, and the refused ones by reason, as data and as text."""
+"""The report of a replay: the accepted runs, and the refused ones by reason, as data and as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Self
 
-from memagent_graph.plain_text import list_names, quantity
+from memagent_graph.plain_text import format_count, list_names
 
 MAX_LISTED: Final = 3
 """The maximum number of runs or groups that a line names."""
@@ -17,9 +17,9 @@ class Refusal(StrEnum):
     """The reason why a run is not trained on, with a remedy."""
 
     UNFINISHED = "unfinished", "resume them, or delete them from the log"
-    """It was killed, failed, or stopped at a limit, so there is no answer to reward."""
+    """The run was killed, failed, or stopped at a limit, so there is no answer to reward."""
     EDITED = "edited", "read the document again without an edit"
-    """A person replaced its memory, so its reward is not only the policy's."""
+    """A person replaced its memory, so its reward is not for the policy alone."""
     LOST_CONVERSATIONS = "lost_conversations", "read the document again; these runs cannot be repaired"
     """The log is incomplete: a position, an attempt or the answer is missing."""
     NO_TOKEN_IDS = (
@@ -30,13 +30,13 @@ class Refusal(StrEnum):
     DAMAGED_TOKENS = "damaged_tokens", "read again; if it recurs, the policy reports its tokens wrongly"
     """A conversation has an empty prompt, impossible log-probs, or more or fewer log-probs than tokens."""
     OTHER_TOKENIZER = "other_tokenizer", "train on them separately (--tokenizer FINGERPRINT)"
-    """It was made with another tokenizer than the one chosen."""
+    """It was made with a tokenizer other than the chosen one."""
     OTHER_TEMPLATE = "other_template", "train on them separately (--template FINGERPRINT)"
-    """It was made with other prompts than those chosen."""
+    """It was made with prompts other than the chosen ones."""
     STALE = "stale", "roll out with the newest weights, or allow older ones"
     """A conversation was written by weights that are too old, or not among those allowed."""
     TOO_LONG = "too_long", "raise --max-tokens if the model's window allows, or read in smaller chunks"
-    """Prompt and completion of a conversation together do not fit the model's window."""
+    """Prompt and completion of a conversation together do not fit into the model's context window."""
     NO_REWARD = (
         "no_reward",
         "give them one (memagent reward), gold answers to compare with (--gold FILE), or name another",
@@ -45,10 +45,10 @@ class Refusal(StrEnum):
     NON_FINITE_REWARD = "non_finite_reward", "correct the reward function and score them again"
     """Its reward is NaN, infinite, or larger than 32 bits can hold."""
     NOT_GROUPED = "not_grouped", "name their groups"
-    """The groups were given, and it is in none of them; or its question was redacted, and its prompt's ids, which
-    would tell it from others, are not in the log."""
+    """The groups were given, and none of them has it; or its question was redacted, and the log has no prompt ids that
+    would identify the question."""
     GROUP_TOO_SMALL = "group_too_small", "collect more runs of the question with the same settings"
-    """Its group has too few rollouts to compare them with each other."""
+    """Its group has too few rollouts for a comparison."""
     INCOMPLETE_GROUP = (
         "incomplete_group",
         "correct the others of the group, or take incomplete groups (--partial-groups)",
@@ -56,7 +56,7 @@ class Refusal(StrEnum):
     """Another rollout of its group was refused; the rest would be compared with a wrong mean."""
 
     remedy: str
-    """The remedy."""
+    """What the user can do about it."""
 
     def __new__(cls, value: str, remedy: str) -> Self:
         """Return a reason with its remedy."""
@@ -66,7 +66,7 @@ class Refusal(StrEnum):
 
     @property
     def is_outside_group(self) -> bool:
-        """Whether such a run does not belong to its group: it has another policy, tokenizer or prompts."""
+        """Whether such a run does not count as part of its group: it has another policy, tokenizer or prompts."""
         return self in {Refusal.OTHER_TOKENIZER, Refusal.OTHER_TEMPLATE, Refusal.STALE, Refusal.NOT_GROUPED}
 
 
@@ -82,12 +82,12 @@ class ZeroVarianceGroup:
     """The outcome of each."""
 
     def __str__(self) -> str:
-        return f"{self.question or self.group_id!r} ({quantity(self.rollouts, 'run')}, each {self.reward:g})"
+        return f"{self.question or self.group_id!r} ({format_count(self.rollouts, 'run')}, each {self.reward:g})"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """A report on the runs of one source. Counts are of runs that were taken, unless stated otherwise."""
+    """A report on the runs of one source. Counts are for accepted runs, unless stated otherwise."""
 
     source: str
     runs: int
@@ -106,44 +106,48 @@ class ReplayReport:
     zero_variance_groups: tuple[ZeroVarianceGroup, ...] = ()
     """The groups whose rollouts have the same value of every requested reward: no training signal."""
     tokenizer: str | None = None
-    """The tokenizer's fingerprint; None if nothing was taken."""
+    """The tokenizer's fingerprint; None if no run was accepted."""
     template: str | None = None
     """The prompts' fingerprint."""
     versions: Mapping[str, int] = field(default_factory=dict)
     """Conversations by the policy version that wrote them; "" if the policy did not report it."""
     staleness: Mapping[int, int] = field(default_factory=dict)
-    """Rollouts by how many versions their oldest conversation lags behind; empty if versions have no order."""
+    """Rollouts by the number of versions that are newer than their oldest conversation's; empty if versions have no
+    order."""
     missing_run_ids: tuple[str, ...] = ()
     """Runs that the given groups name but the source does not have: their groups are incomplete."""
     temperatures: Mapping[float, int] = field(default_factory=dict)
     """Conversations by the temperature that they were sampled at."""
     masked_conversations: int = 0
-    """Conversations that are masked: the policy refused or invented something, and a guard kept the memory before."""
+    """Masked conversations: the policy refused or invented something, and a guard kept the previous memory."""
     non_default_sampling: tuple[str, ...] = ()
-    """Runs sampled with a temperature or top_p other than 1. Importance weights are approximate if their log-probs are
-    not of the distribution that was sampled from."""
+    """Runs sampled with a temperature or top_p other than 1. Importance weights are approximate if the log-probs
+    are not those of the sampled distribution."""
 
-    def summary(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the report as lines of text."""
         lines = [
-            f"{self.source}: {quantity(self.rollouts, 'rollout')} in {quantity(self.groups, 'group')} "
-            f"of {quantity(self.runs, 'run')}"
+            f"{self.source}: {format_count(self.rollouts, 'rollout')} in {format_count(self.groups, 'group')} "
+            f"of {format_count(self.runs, 'run')}"
         ]
         if self.rollouts:
             tokens = f"{self.prompt_tokens} prompt and {self.completion_tokens} completion tokens"
             lines += [
-                f"{quantity(self.conversations, 'conversation')}, {tokens}, the longest {self.longest}",
-                "policy versions: " + ", ".join(f"{name or 'unknown'} ({n})" for name, n in self.versions.items()),
+                f"{format_count(self.conversations, 'conversation')}, {tokens}, the longest {self.longest}",
+                "policy versions: "
+                + ", ".join(f"{name or 'unknown'} ({count})" for name, count in self.versions.items()),
             ]
         if self.staleness:
-            lines.append("staleness: " + ", ".join(f"{lag} ({n})" for lag, n in sorted(self.staleness.items())))
+            lines.append("staleness: " + ", ".join(f"{lag} ({count})" for lag, count in sorted(self.staleness.items())))
         if self.zero_variance_groups:
             groups = self.zero_variance_groups
-            lines.append(f"{quantity(len(groups), 'group')} with all rewards equal: {list_names(groups, MAX_LISTED)}")
+            lines.append(
+                f"{format_count(len(groups), 'group')} with all rewards equal: {list_names(groups, MAX_LISTED)}"
+            )
         if self.missing_run_ids:
             lines.append(f"named in the groups, but missing: {_list_runs(self.missing_run_ids)}")
         if self.masked_conversations:
-            conversations = quantity(self.masked_conversations, "conversation")
+            conversations = format_count(self.masked_conversations, "conversation")
             lines.append(f"masked, because a guard kept another memory: {conversations}")
         if self.non_default_sampling:
             lines.append(f"{_list_runs(self.non_default_sampling)} sampled with a temperature or top_p other than 1")
@@ -151,14 +155,14 @@ class ReplayReport:
             f"refused, {reason.value}: {_list_runs(run_ids)}; {reason.remedy}"
             for reason, run_ids in self.refused.items()
         ]
-        lines += [f"{detail}: {quantity(number, 'run')}" for detail, number in self.details.items()]
+        lines += [f"{detail}: {format_count(run_count, 'run')}" for detail, run_count in self.details.items()]
         return lines
 
     @property
     def reasons(self) -> str:
         """The refused runs by reason, in one line, causes first."""
         refused = [f"{reason.value}: {list_names(run_ids, MAX_LISTED)}" for reason, run_ids in self.refused.items()]
-        return "; ".join([*refused, *(f"{detail} in {number}" for detail, number in self.details.items())])
+        return "; ".join([*refused, *(f"{detail} in {run_count}" for detail, run_count in self.details.items())])
 
     @property
     def remedies(self) -> str:
@@ -167,4 +171,4 @@ class ReplayReport:
 
 
 def _list_runs(run_ids: Sequence[str]) -> str:
-    return f"{quantity(len(run_ids), 'run')} ({list_names(run_ids, MAX_LISTED)})"
+    return f"{format_count(len(run_ids), 'run')} ({list_names(run_ids, MAX_LISTED)})"

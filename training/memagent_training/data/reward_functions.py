@@ -1,6 +1,6 @@
-"""Reward functions: a number for a logged run, the same for training, the closed loop and old runs.
+"""Reward functions, which score a logged run: the same ones for training, the closed loop and old runs.
 
-Any callable works. It takes a `TrainingRun` and returns a number, or None if it cannot judge the run (no gold answer,
+Any callable works. It takes a `TrainingRun` and returns a number, or None if it cannot score the run (no gold answer,
 or a redacted text):
 
     def short_and_right(run: TrainingRun) -> float | None:
@@ -8,7 +8,7 @@ or a redacted text):
             return None
         return float("4711" in run.answer) - 0.001 * len(run.answer)
 
-Those here only look up logged values. The package's own are in `memagent_training.rewards`.
+The functions in this module only look up logged values; the others are in `memagent_training.rewards`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RewardFunction(Protocol):
     """Scores a run."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
-        """Return the run's reward, a finite number; None if it cannot be judged."""
+        """Return the run's reward, a finite number; None if it cannot be scored."""
         ...
 
 
@@ -35,19 +35,19 @@ class StepRewardFunction(Protocol):
     """Scores each conversation of a run."""
 
     def __call__(self, run: TrainingRun, /) -> Sequence[float] | None:
-        """Return one finite number for each of `run.conversations_K`; None if they cannot be judged."""
+        """Return one finite number for each of `run.conversations_K`; None if they cannot be scored."""
         ...
 
 
 def why_unknown(function: object, run: TrainingRun) -> str:
-    """Return why a function returned None for a run, in a few words, if it has a method of this name that says so."""
+    """Return why a function returned None for a run, from its method of this name if it has one."""
     explain: Callable[[TrainingRun], str] | None = getattr(function, "why_unknown", None)
     return "the function returned None" if explain is None else explain(run)
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedReward:
-    """The run's newest logged reward of a name: a person's feedback, or an earlier function's."""
+    """The run's newest logged reward of a name: a person's feedback, or the value of a function."""
 
     name: str | None = "reward"
     """The reward's name; None accepts any name."""
@@ -56,7 +56,7 @@ class LoggedReward:
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """Return the logged value; None if there is none."""
-        return _find_newest(run, self.name, self.source).get(None)
+        return _find_newest_values(run, self.name, self.source).get(None)
 
     def why_unknown(self, _run: TrainingRun, /) -> str:
         """Return the reason."""
@@ -71,7 +71,7 @@ class LoggedStepReward:
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """Return the logged values; None if a conversation that can be trained on has none."""
-        newest = _find_newest(run, self.name)
+        newest = _find_newest_values(run, self.name)
         if any(conversation.id not in newest for conversation in run.sampled_conversations):
             return None
         return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
@@ -81,14 +81,14 @@ class LoggedStepReward:
         return "the log holds no such reward for each conversation"
 
 
-def _find_newest(run: TrainingRun, name: str | None, source: str | None = None) -> dict[int | None, float]:
-    """Return the newest logged value by conversation; None is the run itself."""
+def _find_newest_values(run: TrainingRun, name: str | None, source: str | None = None) -> dict[int | None, float]:
+    """Return the newest logged values by conversation id; the key None stands for the run itself."""
     rewards = (reward for reward in run.rewards if name in {None, reward.name} and source in {None, reward.source})
     return {reward.conversation: reward.value for reward in rewards}
 
 
-def check_reward(value: float, run: TrainingRun, name: str) -> float:
-    """Return the value, if it is a finite number that training can hold, in 32 bits.
+def require_finite_reward(value: float, run: TrainingRun, name: str) -> float:
+    """Return the value if it is a finite number of 32 bits, as training needs.
 
     Raises:
         RewardError: the value is not such a number.
@@ -98,12 +98,12 @@ def check_reward(value: float, run: TrainingRun, name: str) -> float:
         raise RewardError(
             f"the reward {name!r} is {value}, which is {reason}",
             run_id=run.run_id,
-            hint="Correct the reward function; return None if it cannot judge a run.",
+            hint="Correct the reward function; return None if it cannot score a run.",
         )
     return float(value)
 
 
-def name_function(function: object) -> str:
+def get_function_name(function: object) -> str:
     """Return the name of a function, or of its class."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__

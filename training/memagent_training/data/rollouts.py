@@ -1,4 +1,4 @@
-"""Logged runs as training data: token ids, log-probs and rewards, in whole rollouts and whole groups.
+"""Logged runs as training data: token ids, log-probs and rewards, in complete rollouts and groups.
 
 Letters in names and docstrings give shapes: G rollouts of a group, K conversations of a rollout (K varies), P tokens of
 a prompt, T tokens of a completion.
@@ -41,23 +41,25 @@ class TrainingConversation:
     slot: int
     """Its index among the conversations of that role and branch, from 0."""
     truncated: bool
-    """Whether it was cut off at the maximum output length."""
+    """Whether the completion was cut off at the maximum output length."""
     policy_version: str
     loss_mask_T: Sequence[bool] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        tokens = len(self.completion_ids_T)
-        if {len(self.logprobs_T), tokens if self.loss_mask_T is None else len(self.loss_mask_T)} != {tokens}:
-            raise ValueError(f"log-probs and loss mask must have an entry for each of the {tokens} completion tokens")
+        token_count = len(self.completion_ids_T)
+        if {len(self.logprobs_T), token_count if self.loss_mask_T is None else len(self.loss_mask_T)} != {token_count}:
+            raise ValueError(
+                f"log-probs and loss mask must have an entry for each of the {token_count} completion tokens"
+            )
 
     @property
     def slot_key(self) -> tuple[str, str, int]:
-        """Role, branch and slot: rewards are compared over the conversations at the same position of a group."""
+        """Role, branch and slot: the position at which a group's conversations are compared."""
         return self.role, self.branch, self.slot
 
     @property
     def chunk_index(self) -> int | None:
-        """The index of the chunk that an update of the trunk read, or None. Later passes keep counting."""
+        """The index of the chunk that an update of the trunk read, or None. Later passes continue the count."""
         return self.slot if self.role == "update" and not self.branch else None
 
     @property
@@ -74,12 +76,11 @@ class Rollout:
     conversations_K: tuple[TrainingConversation, ...]
     reward: float
     term_rewards: Mapping[str, RewardValue] = field(default_factory=dict)
-    """The rewards that the terms of the advantage use, by name: one for the run, or one for each of its K
-    conversations."""
+    """The rewards for the terms of the advantage, by name: one for the run, or one for each of its K conversations."""
 
     def __post_init__(self) -> None:
-        counts = {len(rewards) for rewards in self.term_rewards.values() if isinstance(rewards, tuple)}
-        if not self.conversations_K or counts - {len(self.conversations_K)}:
+        reward_counts = {len(rewards) for rewards in self.term_rewards.values() if isinstance(rewards, tuple)}
+        if not self.conversations_K or reward_counts - {len(self.conversations_K)}:
             raise ValueError(f"run {self.run_id} must have conversations, and a term one reward or one for each")
 
     def get_reward(self, name: str) -> RewardValue | None:
@@ -95,8 +96,8 @@ class RolloutGroup:
     rollouts_G: tuple[Rollout, ...]
 
 
-def check_token_ids(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
-    """Refuse token ids that the model does not have.
+def require_known_token_ids(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
+    """Refuse token ids that are not in the model's vocabulary.
 
     Args:
         model_config: the model's `transformers` configuration.
@@ -105,14 +106,14 @@ def check_token_ids(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
     Raises:
         TrainingError: a token id is beyond the vocabulary; the message names the run.
     """
-    vocabulary = model_config.get_text_config().vocab_size
+    vocabulary_size = model_config.get_text_config().vocab_size
     for group in groups:
         for rollout in group.rollouts_G:
             for conversation in rollout.conversations_K:
-                largest = max(chain(conversation.prompt_ids_P, conversation.completion_ids_T))
-                if largest >= vocabulary:
+                largest_id = max(chain(conversation.prompt_ids_P, conversation.completion_ids_T))
+                if largest_id >= vocabulary_size:
                     raise TrainingError(
-                        f"a conversation has the token id {largest}, and the model has {vocabulary} tokens",
+                        f"a conversation has the token id {largest_id}, and the model has {vocabulary_size} tokens",
                         hint="Train the model that wrote the runs.",
                         run_id=rollout.run_id,
                         chunk_index=conversation.chunk_index,

@@ -17,39 +17,39 @@ from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, R
 from memagent_graph.run_log.exchange import is_sqlite_file, parquet
 from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import RunRecord
-from memagent_graph.storage.bounded_files import open_regular
+from memagent_graph.storage.bounded_files import open_regular_file
 from memagent_graph.trace import Trace
 from memagent_training.training_errors import ReplayError
 
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """The correct answer of a run."""
+    """The correct answers of a run."""
 
     answers: tuple[str, ...]
     metric: Metric | None = None
-    """Whether all of them are required, or they are wordings of one answer; None if unknown."""
+    """Whether all answers are required, or they are wordings of one answer; None if unknown."""
     own_score: Callable[[str], float] | None = None
-    """0 to 1 for an answer, by the task's own rule."""
+    """Scores an answer from 0 to 1, by the task's own rule."""
     evidence: tuple[str, ...] | None = None
     """The texts that the answer is based on, each exactly as in the document; None if unknown."""
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A logged run, without what a resume or an edit superseded."""
+    """A logged run, without conversations that a resume or an edit superseded."""
 
     record: RunRecord
     conversations_K: tuple[Conversation, ...]
     """The conversations in the order of position and attempt. Their token ids and log-probs are arrays."""
     events: tuple[LoggedEvent, ...] = ()
-    """Events of no conversation."""
+    """Events that belong to no conversation."""
     rewards: tuple[Reward, ...] = ()
     """Rewards of the run and of its conversations (which they name by `id`), oldest first."""
     gold: Gold | None = None
-    """The correct answer, if the caller knows it; it is not in logs."""
+    """The correct answers, if the caller knows them; logs do not have them."""
     store: DocumentStore | None = None
-    """The store of the document's text, if it is kept."""
+    """The store with the document's text, if it is kept."""
 
     @property
     def run_id(self) -> str:
@@ -70,7 +70,7 @@ class TrainingRun:
 
     @property
     def raw_answer(self) -> str | None:
-        """The whole answer completion, including reasoning; None if the run has none or it was redacted."""
+        """The complete answer completion, including reasoning; None if the run has none or it was redacted."""
         answers = [conversation.text for conversation in self.conversations_K if conversation.writes is Writes.ANSWER]
         return answers[-1] if answers else None
 
@@ -88,23 +88,25 @@ class TrainingRun:
     def memories_before_and_after(self) -> list[tuple[str | None, str | None]]:
         """The memory before and after each conversation, on its branch; None if it was redacted.
 
-        A discarded attempt leaves the memory unchanged. A branch that begins to read has none, whatever was found
-        before it: otherwise a branch that finds nothing more would seem to have lost all of that.
+        A discarded attempt leaves the memory unchanged. The first update of a branch has an empty memory before it,
+        even if its parents have one: otherwise a branch that adds nothing would seem to have lost their memory.
         """
         trace = self.trace
         is_redacted: dict[str, bool] = {}
         memories_by_call: dict[str, tuple[str | None, str | None]] = {}
         for call in trace.calls:
-            parent_redacted = any(is_redacted.get(parent, False) for parent in call.parents)
-            is_redacted[call.id] = call.text is None if call.writes is Writes.MEMORY else parent_redacted
-            before = None if parent_redacted else trace.memory_before(call.id)
+            is_parent_redacted = any(is_redacted.get(parent, False) for parent in call.parents)
+            is_redacted[call.id] = call.text is None if call.writes is Writes.MEMORY else is_parent_redacted
+            memory_before = None if is_parent_redacted else trace.memory_before(call.id)
             if call.branch and call.writes is Writes.MEMORY:
-                before = before if trace.continued_indices(trace.updates[trace.update_indices[call.id]]) else ""
-            memories_by_call[call.id] = before, None if is_redacted[call.id] else trace.memory_after(call.id)
+                update = trace.updates[trace.update_indices[call.id]]
+                memory_before = memory_before if trace.continued_indices(update) else ""
+            memories_by_call[call.id] = memory_before, None if is_redacted[call.id] else trace.memory_after(call.id)
         memories_K = []
         for conversation in self.conversations_K:
-            before, after = memories_by_call.get(conversation.call_id, ("", ""))
-            memories_K.append((before, before if conversation.outcome is Outcome.DISCARDED else after))
+            memory_before, memory_after = memories_by_call.get(conversation.call_id, ("", ""))
+            is_discarded = conversation.outcome is Outcome.DISCARDED
+            memories_K.append((memory_before, memory_before if is_discarded else memory_after))
         return memories_K
 
     def without_discarded(self) -> TrainingRun:
@@ -118,9 +120,9 @@ class TrainingRun:
 
     @property
     def sampled_mask(self) -> list[bool]:
-        """Whether each conversation was sampled: not at temperature 0, if the first one had another temperature.
+        """Whether each conversation was sampled: false at temperature 0, unless the first one was at 0 too.
 
-        Nothing can be learned from the result of a greedy conversation.
+        Greedy conversations are not trained on.
         """
         temperatures = [conversation.sampling.get("temperature", 1.0) for conversation in self.conversations_K]
         return [bool(temperature) or not temperatures[0] for temperature in temperatures]
@@ -134,16 +136,16 @@ class TrainingRun:
 def read_runs(source: RunLog | Path | str, run_filter: RunFilter | None = None) -> Iterator[TrainingRun]:
     """Yield the runs of a run log, or of a file that `memagent export` wrote, oldest first.
 
-    An export is read directly, without a log. One run at a time is in memory.
+    An export is read directly. Only one run at a time is in memory.
 
     Args:
         source: the log or its path, or the path of an export.
-        run_filter: which of a log's runs.
+        run_filter: selects runs of a log.
 
     Raises:
         ReplayError: there is no such file, or `run_filter` was given for an export.
         RunLogError: the log cannot be read, or the file is neither a log nor an undamaged export, or was shuffled.
-        MissingExtraError: an export without the extra `export`.
+        MissingExtraError: the source is an export, and the extra `export` is not installed.
     """
     if isinstance(source, RunLog):
         yield from _read_log(source, run_filter)
@@ -154,7 +156,7 @@ def read_runs(source: RunLog | Path | str, run_filter: RunFilter | None = None) 
             yield from _read_log(log, run_filter)
         return
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             yield from _read_export(path, file, run_filter)
     except OSError as error:
         raise ReplayError(

@@ -1,4 +1,4 @@
-"""The model that a training run starts from: what is known before its weights are loaded."""
+"""Finds the model that a training run starts from, and describes it before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import INSTALLABLE_POLICIES
 from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
 from memagent_graph.policies.model_info import hash_weights
-from memagent_graph.policies.profile import Profile, policy_folder
+from memagent_graph.policies.profile import Profile, find_policy_folder
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.training_errors import TrainingError
 
-_WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
+_WEIGHT_PATTERNS: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,19 @@ class BaseModel:
     source: str
     """The folder's path or hub id for transformers."""
     folder: Path
-    """Where its configuration and tokenizer are; its weights, too, unless it is on the hub."""
+    """The folder with its configuration and tokenizer, and with its weights unless they are on the hub."""
     window: int | None
-    """Prompt and completion together, in tokens."""
+    """The context window: the maximum tokens of prompt and completion together."""
     tokenizer: str
     """The tokenizer's fingerprint."""
     version: str
-    """The hash of the weights, as in the local policy; empty if they are not on this machine."""
+    """The hash of the weights, as in `LocalPolicy`; empty if they are not on this machine."""
     profile: Profile | None = None
-    """The profile to read with, if it is not the folder's."""
+    """The profile to read with, if it replaces the folder's."""
 
 
 def find_base_model(name: str) -> BaseModel:
-    """Look at a model, without loading it.
+    """Find a model by its name, and describe it without loading its weights.
 
     Args:
         name: a folder, a hub id, a policy that was added to this machine, or "embedded" for the one that comes with the
@@ -51,7 +51,7 @@ def find_base_model(name: str) -> BaseModel:
         TrainingError: there is no such model, or it is incomplete.
         TokenizerError: its tokenizer cannot be read.
     """
-    folder, source = _locate(name)
+    folder, source = _locate_model(name)
     return BaseModel(
         name=name,
         source=source,
@@ -62,9 +62,9 @@ def find_base_model(name: str) -> BaseModel:
     )
 
 
-def _locate(name: str) -> tuple[Path, str]:
-    """Return the model's folder, and the name for transformers."""
-    folder = policy_folder(name)
+def _locate_model(name: str) -> tuple[Path, str]:
+    """Return the model's folder, and the path or hub id for transformers."""
+    folder = find_policy_folder(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             is_adapter = (folder / "adapter_config.json").is_file()
@@ -74,9 +74,9 @@ def _locate(name: str) -> tuple[Path, str]:
                 if is_adapter
                 else "Name a folder with config.json, weights and tokenizer, or a hub id.",
             )
-        if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
-            raise TrainingError(f"{folder} has no weights", hint=f"It needs {' or '.join(_WEIGHTS)}.")
-        return folder, str(folder.resolve())  # adapters store it, wherever they are loaded
+        if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_PATTERNS):
+            raise TrainingError(f"{folder} has no weights", hint=f"It needs {' or '.join(_WEIGHT_PATTERNS)}.")
+        return folder, str(folder.resolve())  # absolute, because adapters store it
     if name in INSTALLABLE_POLICIES:
         raise TrainingError(f"the policy {name} is not on this machine", hint=f"Add it: memagent policy add {name}.")
     if folder.exists() or not is_hub_id(name):
@@ -92,7 +92,7 @@ def _locate(name: str) -> tuple[Path, str]:
 
 
 def read_text_config(folder: Path) -> Any:
-    """Return a model's configuration, of its text part.
+    """Return the configuration of a model's text part.
 
     Raises:
         TrainingError: config.json cannot be parsed.
@@ -129,12 +129,12 @@ def build_unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Mod
             f"{source} is not a causal language model that transformers can build: {error}",
             hint="Name a folder with config.json and weights of a text model, or a hub id.",
         ) from error
-    built: nn.Module = model
-    return built
+    unloaded_model: nn.Module = model
+    return unloaded_model
 
 
 def make_lora_config(rank: int | None) -> Any:
-    """Return peft's settings for adapters on every linear layer but the head, twice as strong as their rank.
+    """Return peft's settings for adapters on every linear layer except the head, with an alpha of twice the rank.
 
     None without a rank.
     """

@@ -4,8 +4,8 @@ TRL's names are kept for what TRL has: `epsilon` and `epsilon_high` (clipping), 
 the reference model), `temperature`, `entropy_coef`, `importance_sampling_level` ("sequence" for a GSPO-like ratio per
 conversation), `mask_truncated_completions`. The defaults are the released MemAgent recipe's.
 
-Options without a meaning for logged runs are fixed: generation, batch sizes (`token_budget` takes their place),
-gradient accumulation (an optimizer step is planned as a whole), and the form of the loss (`loss_weights` selects its
+Options that mean nothing for logged runs are fixed: generation, batch sizes (`token_budget` takes their place),
+gradient accumulation (an optimizer step is planned as a whole), and the type of loss (`loss_weights` selects its
 mean).
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Final
 from trl.trainer.grpo_config import GRPOConfig
 
 from memagent_training.algorithm.advantages import AdvantageSettings, Baseline, LossWeights, OverlongPenalty
-from memagent_training.algorithm.credit import parse_terms
+from memagent_training.algorithm.credit import parse_credit_terms
 from memagent_training.algorithm.loss import TokenLoss
 from memagent_training.algorithm.planner import PADDING_ROW_TOKENS, Layout
 from memagent_training.algorithm.schedule import Schedule
@@ -39,7 +39,7 @@ class OldLogProbs(StrEnum):
     are clipped like the rest."""
 
 
-FIXED: dict[str, tuple[object, str]] = {
+FIXED_OPTIONS: dict[str, tuple[object, str]] = {
     "eval_strategy": ("no", "measure checkpoints with memagent eval"),
     "gradient_accumulation_steps": (1, "an optimizer step is planned whole; lower token_budget to save memory"),
     "loss_type": ("dapo", "loss_weights chooses the mean"),
@@ -59,8 +59,8 @@ FIXED: dict[str, tuple[object, str]] = {
     "remove_unused_columns": (False, "runs have no columns"),
     "push_to_hub": (False, "upload the finished folder, which has profile and templates too: hf upload NAME FOLDER"),
 }
-"""TRL's options that must stay unchanged, and what to use instead."""
-_WITH_EFFECT: Final = frozenset(
+"""TRL's options that must keep these values, each with the reason or the setting to use instead."""
+_EFFECTIVE_OPTIONS: Final = frozenset(
     {
         "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "cast_lm_head_to_fp32",
         "ddp_backend", "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_timeout", "debug", "deepspeed",
@@ -73,7 +73,7 @@ _WITH_EFFECT: Final = frozenset(
         "torch_compile_mode", "trackio_space_id", "use_cpu",
     }
 )  # fmt: skip
-"""The settings of TRL and transformers that have an effect here, besides the fields of this config."""
+"""The inherited settings that have an effect here."""
 _MINIMUMS = {
     "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
     "token_budget": PADDING_ROW_TOKENS, "max_skipped_steps": 0,
@@ -93,7 +93,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     """Settings of a `MultiConvDAPOTrainer`; `memagent_training.job.job_settings` loads published ones.
 
     Raises:
-        TrainingError: an invalid value, or an option of TRL that has no effect here.
+        TrainingError: a value is invalid, or a fixed option of TRL is changed.
     """
 
     learning_rate: float = 1e-6
@@ -108,7 +108,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     epsilon: float = 0.2
     delta: float | None = 3.0
     beta: float = 1e-3
-    # Set here even if they are TRL's defaults, because those change between versions.
+    # Set here even where they equal TRL's defaults, because those change between versions.
     use_bias_correction_kl: bool = False
     importance_sampling_level: str = "token"
     temperature: float = 1.0
@@ -166,24 +166,24 @@ class MultiConvDAPOConfig(GRPOConfig):
     differs by 2e-6."""
 
     @classmethod
-    def names(cls) -> list[str]:
-        """Return the settings that have an effect, and the fixed ones."""
-        return sorted({*cls.__annotations__, *_WITH_EFFECT, *FIXED} & cls.__dataclass_fields__.keys())
+    def list_names(cls) -> list[str]:
+        """Return the names of the settings that have an effect, and of the fixed ones."""
+        return sorted({*cls.__annotations__, *_EFFECTIVE_OPTIONS, *FIXED_OPTIONS} & cls.__dataclass_fields__.keys())
 
     def __post_init__(self) -> None:
-        # TRL's batches of prompts; the smallest that it accepts. What is forwarded is planned from token_budget.
+        # The smallest values that TRL accepts; micro-batches are planned from token_budget instead.
         self.per_device_train_batch_size = 2
         self.num_generations = 2
-        if self.steps_per_generation == 1:  # as in a saved config
+        if self.steps_per_generation == 1:  # super() sets both; a loaded config has them
             self.steps_per_generation = self.generation_batch_size = None
-        self._check()
+        self._validate()
         super().__post_init__()  # type: ignore[no-untyped-call]
 
-    def _check(self) -> None:
-        for name, (value, instead) in FIXED.items():
-            setting = getattr(self, name, value)
-            if setting != value:
-                raise TrainingError(f"{name}={setting!r} is not supported: {instead}")
+    def _validate(self) -> None:
+        for name, (fixed_value, reason) in FIXED_OPTIONS.items():
+            setting = getattr(self, name, fixed_value)
+            if setting != fixed_value:
+                raise TrainingError(f"{name}={setting!r} is not supported: {reason}")
         if self.temperature <= 0:
             raise TrainingError(
                 f"temperature must be above 0, got {self.temperature}",
@@ -204,16 +204,16 @@ class MultiConvDAPOConfig(GRPOConfig):
                 hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1. If the "
                 "server reported those after temperature, set logged_after_temperature: true.",
             )
-        self._check_skipping()
-        bound = 1 + self.token_loss.clip_high
-        if self.delta is not None and self.delta <= bound:
+        self._validate_skipping()
+        clip_bound = 1 + self.token_loss.clip_high
+        if self.delta is not None and self.delta <= clip_bound:
             raise TrainingError(
-                f"delta must be above the upper clipping bound of {bound}, got {self.delta}",
+                f"delta must be above the upper clipping bound of {clip_bound}, got {self.delta}",
                 hint="Set it to 3, the usual dual clip, or to none.",
             )
         self.advantage_settings  # noqa: B018  it raises if they are invalid
 
-    def _check_skipping(self) -> None:
+    def _validate_skipping(self) -> None:
         if not 0 <= self.skip_certain < 1:
             raise TrainingError(
                 f"skip_certain must be at least 0 and below 1, got {self.skip_certain}",
@@ -228,11 +228,11 @@ class MultiConvDAPOConfig(GRPOConfig):
                 "set skip_certain=0.",
             )
 
-    def check_warm_up(self, steps: int) -> None:
-        """Refuse a training run that ends before its warm-up; the learning rate of a warm-up's first step is 0.
+    def require_steps_after_warm_up(self, steps: int) -> None:
+        """Refuse a training run that ends during its warm-up, whose first learning rate is 0.
 
         Raises:
-            TrainingError: there are not more optimizer steps than steps of warm-up.
+            TrainingError: the warm-up takes all optimizer steps.
         """
         warm_up = self.get_warmup_steps(steps)
         if warm_up >= steps:
@@ -277,13 +277,13 @@ class MultiConvDAPOConfig(GRPOConfig):
             mask_truncated=self.mask_truncated_completions,
             drop_zero_variance=self.drop_zero_variance,
             loss_weights=LossWeights(self.loss_weights),
-            credit=parse_terms(self.credit or ()),
+            credit=parse_credit_terms(self.credit or ()),
         )
 
-    def schedule(
+    def make_schedule(
         self, groups: Sequence[RolloutGroup], *, seed: int | None = None, steps: int | None = None
     ) -> Schedule:
-        """Return the optimizer steps over these groups, shuffled by `seed` (the config's own by default).
+        """Return the schedule of optimizer steps over these groups, shuffled by `seed` (by default the config's).
 
         Raises:
             TrainingError: a reward is not a number, or groups share an id.

@@ -1,7 +1,7 @@
 """Settings of a training job: a preset, what the user changes, and what depends on the machine.
 
 A preset is a published recipe: a YAML file with settings of `MultiConvDAPOConfig` by name, each with its source. It is
-named by the name of one that comes with the package, or by the path of a file of the same form.
+given as the name of a preset that comes with the package, or as the path of such a file.
 """
 
 from __future__ import annotations
@@ -23,28 +23,31 @@ from memagent_training.algorithm.planner import Layout
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.training_errors import TrainingError
 
-_HERE = Path(__file__).parents[1]
-_FOLDER = next(folder for folder in (_HERE / "configs", _HERE.parent / "configs") if folder.is_dir())
+_PACKAGE_FOLDER = Path(__file__).parents[1]
+_PRESET_FOLDER = next(
+    folder for folder in (_PACKAGE_FOLDER / "configs", _PACKAGE_FOLDER.parent / "configs") if folder.is_dir()
+)
 """Inside the installed package, or next to it in a checkout."""
-_LINES = "Write settings as 'name: value' lines."
-_NONE_IS_A_VALUE: Final = frozenset({"report_to"})
+_PRESET_HINT = "Write settings as 'name: value' lines."
+_SETTINGS_WITH_NONE_TEXT: Final = frozenset({"report_to"})
+"""Settings whose value may be the text "none"."""
 _TYPE_NAMES: Final[dict[Any, str]] = {
     bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", list: "a list",
     NoneType: "none",
 }  # fmt: skip
-_INSTEAD: Final = {
+_ALTERNATIVES: Final = {
     "output_dir": "name the folder with --out",
     "resume_from_checkpoint": "continue with --resume, which uses the newest complete checkpoint",
 }
-"""Settings that the job determines, and how."""
+"""Settings that the job determines, each with the option to use instead."""
 _TRACKER_PACKAGES: Final = {
     "tensorboard": ("tensorboard", "tensorboardX"),
     "azure_ml": ("azureml",),
     "flyte": ("flytekit",),
 }
-"""Packages for trackers with other names; a tracker needs one of its packages."""
+"""The packages of trackers that are not named like their package; a tracker needs one of them."""
 
-DECISIVE: Final = (
+DECISIVE_SETTINGS: Final = (
     "learning_rate", "muon_learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay",
     "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "mixed_precision", "seed",
     "model_init_kwargs", "epsilon", "epsilon_high", "delta", "beta", "entropy_coef", "importance_sampling_level",
@@ -54,61 +57,65 @@ DECISIVE: Final = (
     "loss_weights", "old_logprobs", "importance_cap", "logged_after_temperature", "skip_certain",
     "kl_clamp", "disable_dropout", "cast_lm_head_to_fp32", "router_aux_loss_coef",
 )  # fmt: skip
-"""Settings that determine the resulting weights. The others only affect how they are computed, how long, and what is
-reported."""
+"""Settings that determine the resulting weights. The others only affect how and how long weights are computed, and what
+is reported."""
 
 
 def list_presets() -> list[str]:
-    """Return the presets that come with the package."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    """Return the names of the presets that come with the package."""
+    return sorted(path.stem for path in _PRESET_FOLDER.glob("*.yaml"))
 
 
 def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
     """Return the settings of a preset.
 
     Args:
-        name: of a preset that comes with the package, or a file's path.
-        changes: settings that replace the preset's; `output_dir` has no default there.
+        name: the name of a preset that comes with the package, or a file's path.
+        changes: settings that replace the preset's, with `output_dir`, which no preset has.
 
     Raises:
         TrainingError: there is no such preset, the file is not a mapping, or a setting is unknown.
     """
     settings = {**read_preset(name), **changes}
-    names = MultiConvDAPOConfig.names()
+    known_names = MultiConvDAPOConfig.list_names()
     for setting in settings:
-        if setting not in names:
-            is_idle = setting in MultiConvDAPOConfig.__dataclass_fields__
-            problem = f"{setting} has no effect here" if is_idle else f"There is no setting {setting!r}"
-            raise TrainingError(problem, hint=did_you_mean(setting, names) or f"Choose one of: {', '.join(names)}.")
+        if setting not in known_names:
+            has_no_effect = setting in MultiConvDAPOConfig.__dataclass_fields__
+            problem = f"{setting} has no effect here" if has_no_effect else f"There is no setting {setting!r}"
+            raise TrainingError(
+                problem, hint=did_you_mean(setting, known_names) or f"Choose one of: {', '.join(known_names)}."
+            )
     return MultiConvDAPOConfig(
         **{name: parse_value(name, value) if isinstance(value, str) else value for name, value in settings.items()}
     )
 
 
 def parse_value(setting: str, text: str) -> Any:
-    """Return a setting's value from YAML, by its declared type: YAML reads 1e-6, without a point, as text.
+    """Return a setting's value, parsed as YAML and by its declared type: for YAML, 1e-6 is text, as it has no point.
 
     Raises:
         TrainingError: the text is not a value of that type.
     """
-    types = _find_plain_types(_load_type_hints().get(setting, str))
-    if NoneType in types and text.lower() in {"none", "null", ""} and setting not in _NONE_IS_A_VALUE:
+    allowed_types = _list_plain_types(_load_type_hints().get(setting, str))
+    if NoneType in allowed_types and text.lower() in {"none", "null", ""} and setting not in _SETTINGS_WITH_NONE_TEXT:
         return None
     try:
         value = yaml.safe_load(text)
-        if float in types and isinstance(value, str):
+        if float in allowed_types and isinstance(value, str):
             value = float(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         value = text
-    if type(value) is int and int not in types and float in types:
+    if type(value) is int and int not in allowed_types and float in allowed_types:
         return float(value)
-    if type(value) in types - {str}:
+    if type(value) in allowed_types - {str}:
         return value
-    is_broken_json = text[:1] in {"{", "["} and types & {dict, list}
-    if types - _TYPE_NAMES.keys() and not is_broken_json:  # text, or an enum of transformers
+    is_broken_json = text[:1] in {"{", "["} and allowed_types & {dict, list}
+    if allowed_types - _TYPE_NAMES.keys() and not is_broken_json:  # text, or an enum of transformers
         return text
-    names = " or ".join(name for kind, name in _TYPE_NAMES.items() if kind in types)
-    raise TrainingError(f"{setting} must be {names}, got {text!r}", hint="Change it with --set, or in the preset.")
+    type_names = " or ".join(
+        type_name for setting_type, type_name in _TYPE_NAMES.items() if setting_type in allowed_types
+    )
+    raise TrainingError(f"{setting} must be {type_names}, got {text!r}", hint="Change it with --set, or in the preset.")
 
 
 @cache
@@ -116,11 +123,11 @@ def _load_type_hints() -> dict[str, Any]:
     return typing.get_type_hints(MultiConvDAPOConfig)
 
 
-def _find_plain_types(hint: Any) -> frozenset[Any]:
+def _list_plain_types(hint: Any) -> frozenset[Any]:
     """Return the plain types that a declared type allows."""
     origin = typing.get_origin(hint)
     if origin in {typing.Union, UnionType}:
-        return frozenset().union(*map(_find_plain_types, typing.get_args(hint)))
+        return frozenset().union(*map(_list_plain_types, typing.get_args(hint)))
     return frozenset({origin or hint})
 
 
@@ -130,7 +137,7 @@ def read_preset(name: str | Path) -> Mapping[str, Any]:
     Raises:
         TrainingError: there is no such preset, or the file is not a mapping.
     """
-    path = _FOLDER / f"{name}.yaml" if str(name) in list_presets() else Path(name)
+    path = _PRESET_FOLDER / f"{name}.yaml" if str(name) in list_presets() else Path(name)
     try:
         settings = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
@@ -138,9 +145,9 @@ def read_preset(name: str | Path) -> Mapping[str, Any]:
             f"There is no preset {str(name)!r}", hint=f"Choose {' or '.join(list_presets())}, or pass a file's path."
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise TrainingError(f"{name} is not valid YAML: {error}", hint=_LINES) from error
+        raise TrainingError(f"{name} is not valid YAML: {error}", hint=_PRESET_HINT) from error
     if not isinstance(settings, dict):
-        raise TrainingError(f"{name} is not a mapping of settings", hint=_LINES)
+        raise TrainingError(f"{name} is not a mapping of settings", hint=_PRESET_HINT)
     return settings
 
 
@@ -168,8 +175,8 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
         name = name.strip()
         if not equals or not name:
             raise TrainingError(f"{pair!r} is not a setting", hint="Write NAME=VALUE, as in groups_per_step=4.")
-        if name in _INSTEAD:
-            raise TrainingError(f"{name} cannot be set so", hint=f"Instead, {_INSTEAD[name]}.")
+        if name in _ALTERNATIVES:
+            raise TrainingError(f"{name} cannot be set this way", hint=f"Instead, {_ALTERNATIVES[name]}.")
         settings[name] = parse_value(name, text.strip())
     return settings
 
@@ -177,21 +184,21 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
 def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> MultiConvDAPOConfig:
     """Return the settings of a preset with changes, and with the settings that depend on the machine.
 
-    Without an accelerator, processes that were launched together find each other only if they are set to use CPUs; and
-    TRL's default, bfloat16, does not suit every machine. On CUDA with flash attention, sequences are packed for it.
+    Without an accelerator, `use_cpu` is set: otherwise processes that were launched together do not find each other.
+    TRL's default, bfloat16, is turned off where it is not supported. On CUDA with flash attention, rows are packed.
 
     Raises:
         TrainingError: an unknown preset or setting, or an invalid value.
     """
-    machine: dict[str, Any] = {} if torch.accelerator.is_available() else {"use_cpu": True}
-    if {**machine, **settings}.get("use_cpu") or not is_torch_bf16_gpu_available():
-        machine["bf16"] = False
-    chosen = {**read_preset(preset), **machine, **settings}
+    machine_settings: dict[str, Any] = {} if torch.accelerator.is_available() else {"use_cpu": True}
+    if {**machine_settings, **settings}.get("use_cpu") or not is_torch_bf16_gpu_available():
+        machine_settings["bf16"] = False
+    all_settings = {**read_preset(preset), **machine_settings, **settings}
     has_kernels = torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
-    changes = {**machine, **settings}
-    if has_kernels and chosen.get("bf16", True) and "layout" not in chosen:
-        loading = {"attn_implementation": "flash_attention_2", **(chosen.get("model_init_kwargs") or {})}
-        changes |= {"layout": Layout.PACKED.value, "model_init_kwargs": loading}
+    changes = {**machine_settings, **settings}
+    if has_kernels and all_settings.get("bf16", True) and "layout" not in all_settings:
+        init_kwargs = {"attn_implementation": "flash_attention_2", **(all_settings.get("model_init_kwargs") or {})}
+        changes |= {"layout": Layout.PACKED.value, "model_init_kwargs": init_kwargs}
     try:
         config = load_preset(preset, output_dir=str(out), **changes)
     except (ValueError, TypeError, ImportError) as error:  # errors of transformers and TRL
@@ -215,11 +222,11 @@ def _require_tracker(name: str) -> None:
         )
 
 
-def select_decisive(config: MultiConvDAPOConfig) -> dict[str, Any]:
+def select_decisive_settings(config: MultiConvDAPOConfig) -> dict[str, Any]:
     """Return the settings that determine the resulting weights, JSON-ready."""
-    return {name: _make_plain(getattr(config, name)) for name in DECISIVE}
+    return {name: _make_json_value(getattr(config, name)) for name in DECISIVE_SETTINGS}
 
 
-def _make_plain(value: Any) -> Any:
+def _make_json_value(value: Any) -> Any:
     value = getattr(value, "value", value)  # an enum of transformers'
     return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)

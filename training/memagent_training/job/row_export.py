@@ -1,4 +1,4 @@
-"""The rows that a training run would learn from, as a Parquet file: for other trainers, and to look at.
+"""Writes the rows that a training run would learn from as a Parquet file: for other trainers, and for inspection.
 
 A row is a conversation. A step's loss is the sum over its rows and over the tokens where `mask` is true of `weight`
 times the loss of the token, which depends on `advantage`:
@@ -38,29 +38,29 @@ COLUMNS: Final[tuple[tuple[str, pa.DataType, str], ...]] = (
 
 
 def write_rows(schedule: Schedule, path: Path) -> int:
-    """Write the rows of a training run's first pass, a row group for each optimizer step; return how many there are.
+    """Write the rows of a training run's first pass, one row group per optimizer step; return the number of rows.
 
     The file appears when it is complete.
     """
-    schema = pa.schema([(name, kind) for name, kind, _ in COLUMNS])
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    written = 0
-    with pq.ParquetWriter(unfinished, schema) as writer:
+    schema = pa.schema([(name, data_type) for name, data_type, _ in COLUMNS])
+    unfinished_path = path.with_name(f"{path.name}.unfinished")
+    row_count = 0
+    with pq.ParquetWriter(unfinished_path, schema) as writer:
         for step in range(schedule.steps_per_pass):
             rows = list(_iter_rows(schedule, step))
-            written += len(rows)
+            row_count += len(rows)
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    unfinished.replace(path)
-    return written
+    unfinished_path.replace(path)
+    return row_count
 
 
-def _iter_rows(schedule: Schedule, step: int) -> Iterator[dict[str, Any]]:
-    scheduled = schedule.step(step)
-    for row in scheduled.batch.rows:
-        conversation, group = row.conversation, scheduled.groups[row.group_index]
+def _iter_rows(schedule: Schedule, step_index: int) -> Iterator[dict[str, Any]]:
+    scheduled_step = schedule.get_step(step_index)
+    for row in scheduled_step.batch.rows:
+        conversation, group = row.conversation, scheduled_step.groups[row.group_index]
         mask = conversation.loss_mask_T
         yield {
-            "step": step,
+            "step": step_index,
             "group": group.group_id,
             "run_id": row.run_id,
             "conversation": row.conversation_index,

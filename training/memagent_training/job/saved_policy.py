@@ -1,4 +1,4 @@
-"""A trainer's weights as a folder to read with: whole weights or adapters, tokenizer, profile, and a card."""
+"""Writes a trainer's weights as a policy folder: whole weights or adapters, tokenizer, profile, and a card."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from huggingface_hub import metadata_load
 from safetensors.torch import load_file, save_file
 
 from memagent_graph.policies.profile import save_profile
-from memagent_training.job import training_output as output
+from memagent_training.job import training_output
 from memagent_training.job.base_model import BaseModel
 from memagent_training.job.config import MultiConvDAPOConfig
 
@@ -22,89 +22,87 @@ README: Final = "README.md"
 
 
 def save_policy(
-    trainer: Any, base: BaseModel, out: Path, *, lora_rank: int | None = None, merged: bool = True
+    trainer: Any, base: BaseModel, out: Path, *, lora_rank: int | None = None, with_merged: bool = True
 ) -> Path | None:
-    """Write the policy that a trainer holds. To be called on every rank.
+    """Write the policy that a trainer holds. Call it on every rank.
 
     Args:
         trainer: a trainer of the Transformers library.
-        base: the model that the training run started from; tokenizer, chat template and profile are taken from it.
+        base: the model that the training run started from, which has the tokenizer, chat template and profile.
         out: the policy's folder.
         lora_rank: the rank of adapters, if they are trained.
-        merged: whether merged weights are written too.
+        with_merged: whether to write merged weights as well, if adapters are trained.
 
     Returns:
         The folder of the separate adapters, if they are trained.
     """
-    adapter = None if lora_rank is None else out / output.ADAPTER_FOLDER
+    adapter = None if lora_rank is None else out / training_output.ADAPTER_FOLDER
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    kind_of_checkpoints = getattr(plugin, "state_dict_type", None)
+    checkpoint_type = getattr(plugin, "state_dict_type", None)
     if plugin is not None:
         plugin.set_state_dict_type("FULL_STATE_DICT")  # checkpoints may be sharded, but a policy must not be
     trainer.save_model(str(adapter or out))
     if plugin is not None:
-        plugin.set_state_dict_type(kind_of_checkpoints)
+        plugin.set_state_dict_type(checkpoint_type)
     if trainer.accelerator.is_main_process:
         if adapter is None:
-            _complete(out, base)
-            _store_as(out, trainer.args.save_dtype)
-        elif merged:
+            _copy_base_files(out, base)
+            _convert_weights(out, trainer.args.save_dtype)
+        elif with_merged:
             merge_adapter(base, adapter, out, trainer.args)
-        _make_sharable(adapter or out)
+        _prepare_for_sharing(adapter or out)
     trainer.accelerator.wait_for_everyone()
     return adapter
 
 
-def _complete(out: Path, base: BaseModel) -> None:
-    output.complete_policy(out, base.folder)
+def _copy_base_files(out: Path, base: BaseModel) -> None:
+    training_output.copy_policy_files(out, base.folder)
     if base.profile is not None:
         save_profile(base.profile, out)
 
 
-def _store_as(folder: Path, number_format: str | None) -> None:
-    """Write a policy's weights again in another number format."""
+def _convert_weights(folder: Path, number_format: str | None) -> None:
+    """Rewrite a policy's weights in a number format such as "bfloat16"; None leaves them as they are."""
     if number_format is None:
         return
     dtype: torch.dtype = getattr(torch, number_format)
     for path in folder.glob("*.safetensors"):
-        unfinished = path.with_suffix(".unfinished")
-        save_file({name: value.to(dtype) for name, value in load_file(path).items()}, unfinished, {"format": "pt"})
-        unfinished.replace(path)
+        unfinished_path = path.with_suffix(".unfinished")
+        save_file({name: value.to(dtype) for name, value in load_file(path).items()}, unfinished_path, {"format": "pt"})
+        unfinished_path.replace(path)
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"dtype": number_format}, indent=2), "utf-8")
 
 
-def _make_sharable(folder: Path) -> None:
-    """Make the weights readable for another user's server, like the rest, and remove the pickle of this machine's
-    settings.
-    """
+def _prepare_for_sharing(folder: Path) -> None:
+    """Give weights the mode of the other files, which other users' servers can read, and delete pickled settings."""
     (folder / "training_args.bin").unlink(missing_ok=True)
     for weights in folder.glob("*.safetensors"):
         shutil.copymode(next(folder.glob("*config.json")), weights)
 
 
 def merge_adapter(base: BaseModel, adapter: Path, out: Path, config: MultiConvDAPOConfig) -> None:
-    """Write a policy with merged adapters, in the precision of the training run."""
+    """Write a policy with merged adapters, in the precision in which the base was loaded for training."""
     from peft import PeftModel  # noqa: PLC0415  optional
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
 
-    options: Any = config.model_init_kwargs or {}
-    dtype = options.get("dtype", "float32")
+    init_kwargs: Any = config.model_init_kwargs or {}
+    dtype = init_kwargs.get("dtype", "float32")
     model: Any = AutoModelForCausalLM.from_pretrained(base.source, dtype=dtype, trust_remote_code=False)
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(out)
-    _complete(out, base)
-    _store_as(out, config.save_dtype)
-    _make_sharable(out)
+    _copy_base_files(out, base)
+    _convert_weights(out, config.save_dtype)
+    _prepare_for_sharing(out)
 
 
 def write_card(out: Path, base: BaseModel, facts: Mapping[str, str], history: Sequence[Mapping[str, Any]]) -> None:
-    """Write the card of a policy, its README.md: what it was made from, on what, and what changed.
+    """Write the card of a policy, its README.md: its base, its training data, and its rewards.
 
     Args:
-        out: its folder.
-        base: what it was trained from; a license is taken from its own card.
-        facts: what else determined it, by name: runs, reward, preset, steps.
-        history: the trainer's log; the rewards of its first and last step are in the card.
+        out: the policy's folder.
+        base: the model that it was trained from; its card has the license.
+        facts: other inputs by name: runs, reward, preset, steps.
+        history: the trainer's log; the card has the rewards of its first and last step.
     """
     header: dict[str, Any] = {"library_name": "transformers", "tags": ["memagent", "multi-conv-dapo"]}
     if base.source == base.name and "/" in base.name and not Path(base.name).exists():

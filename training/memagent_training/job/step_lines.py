@@ -1,4 +1,4 @@
-"""The line that a training run shows for each optimizer step, instead of TRL's dictionary of all metrics."""
+"""Prints one line for each optimizer step, instead of TRL's dictionary of all metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 
 class StepLines(PrinterCallback):
-    """Print a line for each step that is logged; the totals at the end are in the result."""
+    """Prints a line for each logged step, and nothing for the totals at the end."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Print a step's line."""
@@ -35,7 +35,7 @@ class StepLines(PrinterCallback):
 
 
 class StepBar(ProgressCallback):
-    """Show a bar of the steps, and print their lines above it."""
+    """Shows a progress bar of the steps, with their lines above it."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Print a step's line."""
@@ -44,9 +44,9 @@ class StepBar(ProgressCallback):
 
 
 def show_step_lines(trainer: Trainer) -> None:
-    """Replace what a trainer prints for each step."""
+    """Replace the callbacks with which a trainer prints its steps."""
     for old_callback, new_callback in ((PrinterCallback, StepLines), (ProgressCallback, StepBar)):
-        if trainer.pop_callback(old_callback) is not None:  # notebooks have another callback, which shows a table
+        if trainer.pop_callback(old_callback) is not None:  # in notebooks, another callback shows a table
             trainer.add_callback(new_callback)
 
 

@@ -1,8 +1,8 @@
 """Multi-Conv DAPO on TRL's GRPOTrainer: logged rollouts with many conversations each, exact for any micro-batches.
 
-TRL does the reference model, adapters, the optimizer, checkpoints, logging, and everything that accelerate distributes.
+TRL provides the reference model, adapters, the optimizer, checkpoints, logging, and whatever accelerate distributes.
 The content of a step is different. A rollout has K conversations, so there is no batch of prompts to generate from. An
-item of the dataloader is the number of an optimizer step, and the schedule gives the step's rows, weights and
+item of the dataloader is the index of an optimizer step, and the schedule gives the step's rows, weights and
 micro-batches, the same on every rank. The loss of a micro-batch is the sum of its tokens' losses (`loss.TokenLoss`) and
 entropies, times their weights in the whole step.
 """
@@ -30,12 +30,12 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from memagent_training.algorithm.advantages import TrainingRow
-from memagent_training.algorithm.credit import check_roles
+from memagent_training.algorithm.credit import require_roles
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, ScheduledStep
-from memagent_training.algorithm.step_metrics import TokenMetrics, compute_row_metrics, measure_device
-from memagent_training.data.rollouts import RolloutGroup, check_token_ids
+from memagent_training.algorithm.step_metrics import TokenMetrics, compute_device_metrics, compute_row_metrics
+from memagent_training.data.rollouts import RolloutGroup, require_known_token_ids
 from memagent_training.forward import recomputed
 from memagent_training.forward.layouts import IdRow, MicroBatch, lay_out
 from memagent_training.forward.recomputed import LogProbGap, RowKey, compare_logprobs, row_key
@@ -44,7 +44,7 @@ from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
 from memagent_training.training_errors import TrainingError
 
 _WARNING_GAP: Final = 0.02
-"""Nats on average between logged and recomputed log-probs, above which they are not only rounding."""
+"""The mean difference between logged and recomputed log-probs, in nats, above which it is more than rounding."""
 
 
 class MultiConvDAPOTrainer(GRPOTrainer):
@@ -52,15 +52,15 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
     Args:
         model: a causal language model, or its path or hub id; also a peft model.
-        groups: all groups, from `replay.load_groups`. The same on every rank. A subclass that makes them while it
-            trains passes none; `args.max_steps` is then the number of steps.
+        groups: all groups, from `replay.load_groups`, the same on every rank. A subclass that collects groups during
+            training passes None; `args.max_steps` is then the number of steps.
         args: the settings.
-        processing_class: the tokenizer that is saved with the model; the model's own by default. Nothing is tokenised.
+        processing_class: the tokenizer to save with the model; by default the model's own. Nothing is tokenised.
         policy_versions: names of the weights that wrote the runs, oldest first, for the metric of staleness.
         callbacks, peft_config: as for `GRPOTrainer`.
 
     Raises:
-        TrainingError: the groups cannot be trained on with this model, with the run's id and what to do.
+        TrainingError: the model cannot be trained on the groups.
     """
 
     args: MultiConvDAPOConfig
@@ -82,12 +82,12 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if groups is not None:
             rollouts = [rollout for group in groups for rollout in group.rollouts_G]
             roles = {conversation.role for rollout in rollouts for conversation in rollout.conversations_K}
-            check_roles(args.advantage_settings.terms, roles)
-            self._begin_schedule(groups, args, args.seed)
+            require_roles(args.advantage_settings.terms, roles)
+            self._start_schedule(groups, args, args.seed)
             steps = self.schedule.steps_per_pass
         super().__init__(
             model=model,
-            reward_funcs=_rewards_are_logged,
+            reward_funcs=_refuse_reward_call,
             args=args,
             train_dataset=Dataset.from_dict({"step": list(range(steps))}),
             processing_class=processing_class,
@@ -101,33 +101,33 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             )
         self.policy_versions = tuple(policy_versions)
         self.skipped_steps = 0
-        """Skipped steps, whose loss or gradient was not finite."""
-        self._skipped_in_a_row = 0
+        """The number of steps that were skipped because loss or gradient were not finite."""
+        self._consecutive_skips = 0
         self.logprob_gap: LogProbGap | None = None
-        """Logged compared with recomputed log-probs, once training has begun."""
+        """The difference between logged and recomputed log-probs; None before the first step."""
         policy: Any = self.model
-        self._weights = int(sum(parameter.numel() for parameter in policy.parameters()))
+        self._weight_count = int(sum(parameter.numel() for parameter in policy.parameters()))
         if groups is not None:
-            check_token_ids(policy.config, groups)
+            require_known_token_ids(policy.config, groups)
 
-    def _begin_schedule(
+    def _start_schedule(
         self, groups: Sequence[RolloutGroup], args: MultiConvDAPOConfig, seed: int, steps: int | None = None
     ) -> None:
-        """Plan steps over these groups, with a given number of steps if set; data on earlier groups is dropped."""
-        self.schedule = args.schedule(groups, seed=seed, steps=steps)
-        if not self.schedule.kept:
-            counts = Counter(self.schedule.dropped.values())
+        """Schedule the optimizer steps over these groups, `steps` of them if set, and forget the previous groups."""
+        self.schedule = args.make_schedule(groups, seed=seed, steps=steps)
+        if not self.schedule.kept_groups:
+            counts = Counter(self.schedule.drop_reasons.values())
             reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items()) or "there are none"
             raise TrainingError(
                 f"None of the {len(groups)} groups has a training signal ({reasons})", hint=EQUAL_REWARDS_REMEDY
             )
-        self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
-        self._recomputed: Mapping[RowKey, Tensor] = {}
-        self._has_begun = False
+        self._mean_reward = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
+        self._recomputed_logprobs: Mapping[RowKey, Tensor] = {}
+        self._has_started = False
 
     def _get_scheduled_step(self) -> ScheduledStep:
         """Return the next optimizer step."""
-        return self.schedule.step(self.state.global_step)
+        return self.schedule.get_step(self.state.global_step)
 
     # Methods that the Trainer's loop calls
 
@@ -137,13 +137,13 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return DataLoader(steps, batch_size=1, collate_fn=itemgetter(0))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Return the Trainer's, or Muon's and AdamW's together.
+        """Return the Trainer's optimizer, or Muon and AdamW as one if `muon_learning_rate` is set.
 
         Raises:
-            TrainingError: Muon is set but matrices are sharded over ranks.
+            TrainingError: Muon is set, and matrices are sharded over ranks.
         """
         muon_rate = self.args.muon_learning_rate
-        trained: Any = self.model if model is None else model
+        trained_model: Any = self.model if model is None else model
         if self.optimizer is None and muon_rate is not None:
             if self.is_fsdp_enabled or self.is_deepspeed_enabled:
                 raise TrainingError(
@@ -151,7 +151,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                     hint="Leave muon_learning_rate out, or train with plain data parallelism.",
                 )
             self.optimizer = MuonWithAdamW(
-                trained,
+                trained_model,
                 lr=self.args.learning_rate,
                 muon_lr=muon_rate,
                 weight_decay=self.args.weight_decay,
@@ -162,54 +162,56 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return optimizer
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run forward and backward of one optimizer step, micro-batch by micro-batch.
+        """Run the forward and backward passes of one optimizer step, micro-batch by micro-batch.
 
         Returns:
             This rank's part of the loss times the number of ranks, so that their mean is the step's loss.
         """
         model.train()
         step = self._get_scheduled_step()
-        if not self._has_begun:
-            self._begin(model)
-        began = time.perf_counter()
+        if not self._has_started:
+            self._start_training(model)
+        started_at = time.perf_counter()
         metrics = TokenMetrics(self.args.token_loss)
-        planned = step.plan.micro_batches[self.accelerator.process_index]
+        planned_batches = step.plan.micro_batches[self.accelerator.process_index]
         loss = torch.zeros((), device=self.accelerator.device)
-        for number, micro_batch in enumerate(planned, start=1):
-            is_last = number == len(planned)
+        for position, micro_batch in enumerate(planned_batches, start=1):
+            is_last = position == len(planned_batches)
             self.accelerator.gradient_state._set_sync_gradients(is_last)  # used by DeepSpeed's engine
             # Not with FSDP, where every rank would hold whole gradients until the last micro-batch.
             with nullcontext() if is_last or self.is_fsdp_enabled else self.accelerator.no_sync(model):
                 loss += self._forward_backward(model, step.rows, micro_batch, metrics)
         is_skipped = self._skip_if_not_finite(model, loss)
-        self._log_step(step, metrics, time.perf_counter() - began, is_skipped=is_skipped)
+        self._log_step(step, metrics, time.perf_counter() - started_at, is_skipped=is_skipped)
         return torch.zeros_like(loss) if is_skipped else loss
 
     def _skip_if_not_finite(self, model: nn.Module, loss: Tensor) -> bool:
-        """Remove the gradients if loss or gradient are not finite on any rank; return whether they were removed.
+        """Drop the gradients if loss or gradient are not finite on any rank; return whether they were dropped.
 
         Raises:
             TrainingError: too many such steps in a row.
         """
-        parts = [loss.detach().float()]
-        if not self.is_deepspeed_enabled:  # it keeps gradients internally, and checks them when it scales the loss
-            parts += [
-                _get_local(parameter.grad.detach()).float().abs().sum().to(loss.device)
+        magnitudes = [loss.detach().float()]
+        if not self.is_deepspeed_enabled:  # which keeps gradients to itself, and checks them when it scales the loss
+            magnitudes += [
+                _get_local_shard(parameter.grad.detach()).float().abs().sum().to(loss.device)
                 for parameter in model.parameters()
                 if parameter.grad is not None
             ]
-        broken = (~torch.isfinite(torch.stack(parts))).sum().float()  # together: one wait for the device
-        total = self.accelerator.reduce(broken, reduction="sum")
-        if not float(total):
-            self._skipped_in_a_row = 0
+        # Stacked, so that there is one wait for the device.
+        nonfinite_count = (~torch.isfinite(torch.stack(magnitudes))).sum().float()
+        nonfinite_total = self.accelerator.reduce(nonfinite_count, reduction="sum")
+        if not float(nonfinite_total):
+            self._consecutive_skips = 0
             return False
-        self._skipped_in_a_row += 1
+        self._consecutive_skips += 1
         self.skipped_steps += 1
         model.zero_grad(set_to_none=True)
         step = self.state.global_step + 1
-        if self._skipped_in_a_row > self.args.max_skipped_steps:
+        if self._consecutive_skips > self.args.max_skipped_steps:
             raise TrainingError(
-                f"loss or gradient were not finite in {self._skipped_in_a_row} steps in a row, the last of them {step}",
+                f"loss or gradient were not finite in {self._consecutive_skips} steps in a row, the last of them "
+                f"{step}",
                 hint="Lower the learning rate or max_grad_norm, look at rewards and log-probs of the step's runs, or "
                 "allow more (--set max_skipped_steps=...). Continue from the last checkpoint with --resume.",
             )
@@ -218,17 +220,17 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return True
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Write nothing: TRL's card would be about another method; `saved_policy.write_card` writes the policy's."""
+        """Write nothing: TRL's card describes another method, and `saved_policy.write_card` writes the policy's."""
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Return FLOPs for the log: 6 per weight and forwarded token, without attention."""
         step = self._get_scheduled_step()
-        return int(6 * self._weights * step.plan.forwarded_tokens / self.accelerator.num_processes)
+        return int(6 * self._weight_count * step.plan.forwarded_tokens / self.accelerator.num_processes)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write the Trainer's files, and then the one that marks a checkpoint as complete.
+        """Write the Trainer's files, then the recomputed log-probs, whose file marks a checkpoint as complete.
 
-        Older ones are deleted only after that.
+        Older checkpoints are deleted only after that.
         """
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
@@ -239,14 +241,16 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if self.args.should_save:
             run_folder = Path(self._get_output_dir(trial=trial))
             path = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}" / recomputed.FILE_NAME
-            recomputed.save(path, self.schedule.fingerprint, self._recomputed)
+            recomputed.save(path, self.schedule.fingerprint, self._recomputed_logprobs)
             rotate_checkpoints(str(run_folder), limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
         if checkpoint is not None:
-            self._recomputed = recomputed.load(Path(checkpoint) / recomputed.FILE_NAME, self.schedule.fingerprint)
-            self._has_begun = True
+            self._recomputed_logprobs = recomputed.load(
+                Path(checkpoint) / recomputed.FILE_NAME, self.schedule.fingerprint
+            )
+            self._has_started = True
 
     # One micro-batch
 
@@ -257,7 +261,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         planned: PlannedMicroBatch,
         metrics: TokenMetrics,
     ) -> Tensor:
-        micro_batch, (weights_BT, advantages_BT, logged_BT, old_BT) = self._lay_out(rows, planned)
+        micro_batch, (weights_BT, advantages_BT, logged_BT, old_BT) = self._lay_out_with_loss_inputs(rows, planned)
         learned_BT = weights_BT > 0
         reference_BT = self._compute_reference_logprobs(model, micro_batch)
         entropy_coef = self.args.entropy_coef
@@ -278,25 +282,27 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         detached: Tensor = loss.detach()
         return detached
 
-    def _lay_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, Tensor]:
-        """Return the model inputs of a micro-batch, and the parts of the loss for each completion token.
+    def _lay_out_with_loss_inputs(
+        self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch
+    ) -> tuple[MicroBatch, Tensor]:
+        """Return the model inputs of a micro-batch, and the inputs of the loss for each completion token.
 
-        The latter is (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Padding rows
+        The latter are (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Padding rows
         have a weight of 0.
         """
-        real = [rows[index] for index in planned.rows]
-        micro_batch = self._lay_out_rows(real, planned.padding_rows)
-        targets_4BT = torch.zeros(4, *micro_batch.score_index_BT.shape)
-        for index, row in enumerate(real):
+        planned_rows = [rows[index] for index in planned.rows]
+        micro_batch = self._lay_out_rows(planned_rows, planned.padding_rows)
+        values_4BT = torch.zeros(4, *micro_batch.score_index_BT.shape)
+        for index, row in enumerate(planned_rows):
             conversation = row.conversation
-            of_row_4T = targets_4BT[:, index, : len(conversation.completion_ids_T)]
-            of_row_4T[0] = row.weight
+            row_values_4T = values_4BT[:, index, : len(conversation.completion_ids_T)]
+            row_values_4T[0] = row.weight
             if conversation.loss_mask_T is not None:
-                of_row_4T[0] *= torch.tensor(conversation.loss_mask_T)
-            of_row_4T[1] = row.advantage
-            of_row_4T[2] = torch.tensor(conversation.logprobs_T)
-            of_row_4T[3] = self._get_old_logprobs(row)
-        return micro_batch, targets_4BT.to(self.accelerator.device)
+                row_values_4T[0] *= torch.tensor(conversation.loss_mask_T)
+            row_values_4T[1] = row.advantage
+            row_values_4T[2] = torch.tensor(conversation.logprobs_T)
+            row_values_4T[3] = self._get_old_logprobs(row)
+        return micro_batch, values_4BT.to(self.accelerator.device)
 
     def _lay_out_rows(self, rows: Sequence[TrainingRow], padding_rows: int) -> MicroBatch:
         pad_id = self._tokenizer.pad_token_id
@@ -311,24 +317,26 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if self.args.old_logprobs == OldLogProbs.LOGGED:
             return torch.tensor(row.conversation.logprobs_T)
         # A row without a gradient, forwarded because its step has no other, was not recomputed.
-        return self._recomputed.get(row_key(row), torch.tensor(row.conversation.logprobs_T))
+        return self._recomputed_logprobs.get(row_key(row), torch.tensor(row.conversation.logprobs_T))
 
     def _score(self, model: nn.Module, micro_batch: MicroBatch, **options: Any) -> LogProbs:
         return score_completions(model, micro_batch, temperature=self.args.temperature, **options)
 
     def _compute_reference_logprobs(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor | None:
-        """Return the log-probs under the reference model, or under the model without its trained adapters."""
+        """Return the log-probs under the reference model, or the model without adapters; None without a KL penalty."""
         if self.args.beta == 0:
             return None
         adapters: AbstractContextManager[Any] = nullcontext()
         if self.ref_model is None:
-            core = self.accelerator.unwrap_model(model)
-            adapters = use_adapter(core, adapter_name="ref" if "ref" in core.peft_config else None)
+            unwrapped_model = self.accelerator.unwrap_model(model)
+            adapters = use_adapter(
+                unwrapped_model, adapter_name="ref" if "ref" in unwrapped_model.peft_config else None
+            )
         with torch.no_grad(), adapters, self._disable_checkpointing(model):
             return self._score(self.ref_model or model, micro_batch).logprobs_BT
 
     def _disable_checkpointing(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Turn checkpointing off, which would warn that there is no gradient to checkpoint for."""
+        """Turn off gradient checkpointing, which would warn that there is no gradient."""
         options: Any = self.args.gradient_checkpointing_kwargs
         context: AbstractContextManager[Any] = disable_gradient_checkpointing(
             self.accelerator.unwrap_model(model), options
@@ -337,50 +345,51 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
     # Before the first step
 
-    def _begin(self, model: nn.Module) -> None:
-        """Compare the logged log-probs with the model's own, which become the denominators of ratios."""
+    def _start_training(self, model: nn.Module) -> None:
+        """Recompute the log-probs that are the ratios' denominators, and compare the logged ones with the model's."""
         fingerprints = gather_object([self.schedule.fingerprint])
         if len(set(fingerprints)) > 1:
             raise TrainingError(
                 "The processes that train together have different runs or rewards",
                 hint="Use rewards that are the same each time, or log them (RunLog.reward) first.",
             )
-        self.args.check_warm_up(self.state.max_steps)
+        self.args.require_steps_after_warm_up(self.state.max_steps)
         is_recomputed = self.args.old_logprobs == OldLogProbs.RECOMPUTED
-        step = self.schedule.all_groups_step() if is_recomputed else self.schedule.step(0)
-        logprobs = self._forward(model, step, self.args.temperature, heaviest_only=not is_recomputed)
+        step = self.schedule.make_step_of_all_groups() if is_recomputed else self.schedule.get_step(0)
+        logprobs = self._compute_logprobs(model, step, self.args.temperature, heaviest_only=not is_recomputed)
         if is_recomputed:
-            self._recomputed = logprobs
-        if not self.args.logged_is_sampled:  # logged ones are before temperature
-            logprobs = self._forward(model, step, 1.0, heaviest_only=True)
+            self._recomputed_logprobs = logprobs
+        if not self.args.logged_is_sampled:  # the logged ones are before temperature
+            logprobs = self._compute_logprobs(model, step, 1.0, heaviest_only=True)
         self.logprob_gap = compare_logprobs(step.rows, logprobs)
-        self._check_gap()
-        self._has_begun = True
+        self._refuse_large_gap()
+        self._has_started = True
 
-    def _forward(
+    def _compute_logprobs(
         self, model: nn.Module, step: ScheduledStep, temperature: float, *, heaviest_only: bool
     ) -> dict[RowKey, Tensor]:
-        """Return log-probs of a step's rows, from all ranks; optionally only of each rank's heaviest micro-batch."""
-        planned = step.plan.micro_batches[self.accelerator.process_index]
+        """Return the log-probs of a step's rows on all ranks, or only of each rank's heaviest micro-batch."""
+        planned_batches = step.plan.micro_batches[self.accelerator.process_index]
         logprobs: list[tuple[RowKey, Tensor]] = []
         with torch.no_grad(), self._disable_checkpointing(model):
-            for planned_batch in planned[:1] if heaviest_only else planned:
+            for planned_batch in planned_batches[:1] if heaviest_only else planned_batches:
                 rows = [step.rows[index] for index in planned_batch.rows]
                 micro_batch = self._lay_out_rows(rows, planned_batch.padding_rows)
-                scored = score_completions(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
-                for row, logprobs_T in zip(rows, scored, strict=False):
+                logprobs_BT = score_completions(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
+                for row, logprobs_T in zip(rows, logprobs_BT, strict=False):
                     logprobs.append((row_key(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
         return dict(gather_object(logprobs))
 
-    def _check_gap(self) -> None:
+    def _refuse_large_gap(self) -> None:
+        """Print the gap, warn if it is more than rounding, and refuse one above `max_logprob_gap`."""
         gap = self.logprob_gap
         if gap is None:
             return
         if self.accelerator.is_main_process:
             self._print_gap(gap)
         if gap.mean > _WARNING_GAP and self.accelerator.is_main_process:
-            corrected = self.args.importance_cap is not None or self.args.old_logprobs == OldLogProbs.LOGGED
-            remedy = "the loss corrects it" if corrected else "correct it with --set importance_cap=2"
+            is_corrected = self.args.importance_cap is not None or self.args.old_logprobs == OldLogProbs.LOGGED
+            remedy = "the loss corrects it" if is_corrected else "correct it with --set importance_cap=2"
             print(
                 f"the sampler's log-probs are {gap.mean:.2g} nats from this model's on average: other weights, or "
                 f"another number format (bfloat16); {remedy}",
@@ -399,18 +408,20 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     # Metrics
 
     def _log_step(self, step: ScheduledStep, metrics: TokenMetrics, seconds: float, *, is_skipped: bool) -> None:
-        """Store a step's metrics where TRL's log reads them."""
+        """Add a step's metrics to those that TRL logs."""
         plan = step.plan
         self.state.num_input_tokens_seen += plan.forwarded_tokens
-        gap = compare_logprobs(step.rows, self._recomputed) if self.args.logged_is_sampled else None
-        gap = gap or self.logprob_gap  # where not every row was recomputed, that before the first step
-        values = {
-            **metrics.reduced(self.accelerator),
+        gap = compare_logprobs(step.rows, self._recomputed_logprobs) if self.args.logged_is_sampled else None
+        gap = gap or self.logprob_gap  # if no row was recomputed, the gap before the first step
+        step_metrics = {
+            **metrics.reduce(self.accelerator),
             **(gap.metrics if gap is not None else {}),
-            **measure_device(plan.forwarded_tokens, seconds, self._weights, self.accelerator.num_processes),
+            **compute_device_metrics(
+                plan.forwarded_tokens, seconds, self._weight_count, self.accelerator.num_processes
+            ),
             **compute_row_metrics(step.groups, step.batch, self.policy_versions),
-            "reward/with_dropped": self._reward_of_all,
-            "groups/dropped_fraction": len(self.schedule.dropped) / len(self.schedule.groups),
+            "reward/with_dropped": self._mean_reward,
+            "groups/dropped_fraction": len(self.schedule.drop_reasons) / len(self.schedule.groups),
             "tokens/forwarded": plan.forwarded_tokens,
             "conversations/forwarded": len(step.rows),
             "tokens/padding_fraction": plan.padding_tokens / plan.forwarded_tokens,
@@ -418,33 +429,33 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             "step_time": seconds,
             "skipped": float(is_skipped),
         }
-        for name, value in values.items():
+        for name, value in step_metrics.items():
             self._metrics["train"][name].append(float(value))
         if self.log_completions:
-            self._log_sample(step)
+            self._add_completions(step)
 
-    def _log_sample(self, step: ScheduledStep) -> None:
-        """Keep the conversations of a step's first rollout for TRL's table of completions."""
-        sample: dict[str, Any] = self._logs
+    def _add_completions(self, step: ScheduledStep) -> None:
+        """Add the conversations of a step's first rollout to TRL's table of completions."""
+        table: dict[str, Any] = self._logs
         for column in ("prompt", "completion", "advantages"):
-            sample[column] = []
-        sample["rewards"], sample["extra"] = {"reward": []}, {"run_id": [], "role": []}
+            table[column] = []
+        table["rewards"], table["extra"] = {"reward": []}, {"run_id": [], "role": []}
         for row in step.batch.rows:
             if row.run_id == step.batch.rows[0].run_id:
                 conversation = row.conversation
-                sample["prompt"].append(self._tokenizer.decode(conversation.prompt_ids_P.tolist()))
-                sample["completion"].append(self._tokenizer.decode(conversation.completion_ids_T.tolist()))
-                sample["advantages"].append(row.advantage)
-                sample["rewards"]["reward"].append(step.groups[row.group_index].rollouts_G[row.rollout_index].reward)
-                sample["extra"]["run_id"].append(row.run_id)
-                sample["extra"]["role"].append(conversation.role)
+                table["prompt"].append(self._tokenizer.decode(conversation.prompt_ids_P.tolist()))
+                table["completion"].append(self._tokenizer.decode(conversation.completion_ids_T.tolist()))
+                table["advantages"].append(row.advantage)
+                table["rewards"]["reward"].append(step.groups[row.group_index].rollouts_G[row.rollout_index].reward)
+                table["extra"]["run_id"].append(row.run_id)
+                table["extra"]["role"].append(conversation.role)
 
 
-def _get_local(value: Tensor) -> Tensor:
-    """Return a sharded tensor's part on this rank, or the tensor."""
+def _get_local_shard(value: Tensor) -> Tensor:
+    """Return this rank's shard of a sharded tensor, or the tensor itself."""
     local: Tensor = value.to_local() if hasattr(value, "to_local") else value
     return local
 
 
-def _rewards_are_logged(*_: Any, **__: Any) -> list[float | None]:
+def _refuse_reward_call(*_: Any, **__: Any) -> list[float | None]:
     raise AssertionError("nothing is generated, so nothing is rewarded")

@@ -3,8 +3,8 @@
     prepared = prepare(TrainingJob(runs="runs.sqlite", model="policy-1", out=Path("policy-2"), preset="dapo"))
     policy = train(prepared)
 
-`prepare` loads no weights; what can be refused without them is refused there, except a run that is too short,
-whose plan (`dry_run`) shows its length. `memagent train` is a thin shell around the two.
+`prepare` loads no weights, and refuses whatever can be refused without them. Only a run with too few steps is accepted,
+so that its plan (`dry_run`) can show how many it has. `memagent train` is a thin shell around the two functions.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import msgspec
 
 from memagent_graph.plain_text import list_names
 from memagent_graph.run_log import RunLog
-from memagent_training.algorithm.credit import check_roles
-from memagent_training.algorithm.planner import check_lengths
+from memagent_training.algorithm.credit import require_roles
+from memagent_training.algorithm.planner import require_rows_fit
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Schedule
 from memagent_training.data.replay import Replay, load_groups
 from memagent_training.data.replay_report import MAX_LISTED
-from memagent_training.data.reward_functions import RewardFunction, name_function
-from memagent_training.job import training_output as output
+from memagent_training.data.reward_functions import RewardFunction, get_function_name
+from memagent_training.job import training_output
 from memagent_training.job.base_model import BaseModel, find_base_model, make_lora_config
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_options import TrainingOptions
-from memagent_training.job.job_settings import make_config, rate_depends_on_length, select_decisive
+from memagent_training.job.job_settings import make_config, rate_depends_on_length, select_decisive_settings
 from memagent_training.job.saved_policy import save_policy, write_card
 from memagent_training.job.training_output import Checkpoints
 from memagent_training.rewards.gold_answers import GoldAnswers
@@ -39,25 +39,25 @@ from memagent_training.training_errors import TrainingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(TrainingOptions):
-    """The request for a training run: the options of `memagent train`, parsed."""
+    """The request for a training run: the parsed options of `memagent train`."""
 
     runs: RunLog | Path | str
     """A run log or its path, or an export's path."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `MultiConvDAPOConfig` that replace the preset's."""
     reward: str | RewardFunction = "reward"
-    """A logged reward's name, or a function that scores the runs now."""
+    """The name of a logged reward, or a function that scores the runs when they are loaded."""
     gold: GoldAnswers | None = None
-    """The answers that built-in rewards compare with: the outcome, and those in `MultiConvDAPOConfig.credit`."""
+    """The gold answers for built-in rewards: `reward` and those in `MultiConvDAPOConfig.credit`."""
     groups: Mapping[str, str] | None = None
-    """The group of each run; if left out, runs of one question on one document, read the same way."""
+    """The group of each run, by run id; by default, runs of one question on one document, read in the same way."""
     policy_versions: Sequence[str] | None = None
-    """Weights that may have written the runs, oldest first."""
+    """The policy versions that may have written the runs, oldest first; by default, any version."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A training run that can begin."""
+    """A training run that is ready to start."""
 
     job: TrainingJob
     config: MultiConvDAPOConfig
@@ -76,12 +76,12 @@ class PreparedJob:
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """The settings that determine the weights, besides the runs. They have the number of steps if the learning rate
-        depends on it.
+        """The inputs that determine the weights, except the runs; with the number of steps if the learning rate depends
+        on it.
         """
         steps = self.total_steps if rate_depends_on_length(self.config) else None
         return {
-            "settings": {**select_decisive(self.config), "steps": steps},
+            "settings": {**select_decisive_settings(self.config), "steps": steps},
             "model": {"weights": self.base.version, "lora_rank": self.job.lora_rank},
         }
 
@@ -93,7 +93,7 @@ class TrainedPolicy:
     folder: Path
     """Weights, tokenizer and, if the base model has one, profile: a policy to read with."""
     adapter: Path | None
-    """The separate adapters, if they were trained; their weights are also merged into `folder`'s."""
+    """The folder of the separate adapters, if any were trained; the weights in `folder` include them."""
     steps: int
     metrics: Mapping[str, float]
     """The logged metrics of the last step."""
@@ -110,20 +110,20 @@ def prepare(job: TrainingJob) -> PreparedJob:
     config = make_config(job.preset, job.settings, job.out)
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
-    _check_ranks(config)
+    _require_ranks_for_devices(config)
     base = find_base_model(job.model)
-    output.require_folder(job.out, base.folder)
+    training_output.require_writable_folder(job.out, base.folder)
     if job.resume:
-        checkpoints = output.find_checkpoints(job.out)
+        checkpoints = training_output.find_checkpoints(job.out)
     else:
-        output.require_unused(job.out)
+        training_output.require_unused_folder(job.out)
         checkpoints = Checkpoints(None)
     terms = config.advantage_settings.terms
     replay = load_groups(
         job.runs,
         reward=job.reward,
         term_rewards=choose_term_rewards(terms, has_gold=job.gold is not None),
-        find_gold=None if job.gold is None else job.gold.of,
+        find_gold=None if job.gold is None else job.gold.find,
         groups=job.groups,
         whole_groups=not job.partial_groups,
         max_tokens=min((limit for limit in (job.max_tokens, base.window) if limit is not None), default=None),
@@ -132,30 +132,30 @@ def prepare(job: TrainingJob) -> PreparedJob:
         template=job.template,
     )
     groups = replay.require_groups()
-    config = _fit_temperature(job, config, replay.report.temperatures)
+    config = _set_sampled_temperature(job, config, replay.report.temperatures)
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-    check_roles(terms, {conversation.role for rollout in rollouts for conversation in rollout.conversations_K})
-    _check_tokenizer(job, base, replay)
-    schedule = config.schedule(replay.groups)
-    _check_schedule(schedule, replay)
+    require_roles(terms, {conversation.role for rollout in rollouts for conversation in rollout.conversations_K})
+    _require_same_tokenizer(job, base, replay)
+    schedule = config.make_schedule(replay.groups)
+    _require_learnable_schedule(schedule, replay)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
     if job.resume and (checkpoints.newest or checkpoints.incomplete):
-        output.require_same(job.out, prepared.record)
+        training_output.require_same_inputs(job.out, prepared.record)
     return prepared
 
 
 def train(prepared: PreparedJob) -> TrainedPolicy:
-    """Train, and leave a policy folder in `out`. To be called on every rank.
+    """Train, and write the policy to `out`. Call it on every rank.
 
     Raises:
-        TrainingError: the training run is too short to warm up, the logged runs are not this model's, or a checkpoint
-            is of other runs or settings.
+        TrainingError: the training run is too short for its warm-up, the logged runs were sampled by another model, or
+            the checkpoint belongs to other runs or settings.
     """
     from memagent_training.job.step_lines import show_step_lines  # noqa: PLC0415  heavy
     from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: PLC0415  heavy
 
     job, base = prepared.job, prepared.base
-    prepared.config.check_warm_up(prepared.total_steps)
+    prepared.config.require_steps_after_warm_up(prepared.total_steps)
     try:
         trainer = MultiConvDAPOTrainer(
             base.source,
@@ -167,22 +167,22 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
     except OSError as error:
         raise TrainingError(f"the model {base.name} cannot be loaded: {error}", hint="Check its weights.") from error
     show_step_lines(trainer)
-    newest = prepared.checkpoints.newest
-    if newest is None and trainer.accelerator.is_main_process:
-        output.write_record(job.out, prepared.record)
-    trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+    checkpoint = prepared.checkpoints.newest
+    if checkpoint is None and trainer.accelerator.is_main_process:
+        training_output.write_record(job.out, prepared.record)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     adapter = save_policy(trainer, base, job.out, lora_rank=job.lora_rank)
-    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    step_logs = [log_entry for log_entry in trainer.state.log_history if "loss" in log_entry]
     if trainer.accelerator.is_main_process:
         report, reward = prepared.replay.report, job.reward
-        facts = {
+        card_facts = {
             "runs": f"{report.rollouts:,} in {report.groups:,} groups, from {report.source}",
-            "reward": reward if isinstance(reward, str) else name_function(reward),
+            "reward": reward if isinstance(reward, str) else get_function_name(reward),
             "preset": str(job.preset),
             "optimizer steps": f"{trainer.state.global_step:,}",
         }
-        write_card(job.out, base, facts, logged)
-    return TrainedPolicy(job.out, adapter, trainer.state.global_step, logged[-1] if logged else {})
+        write_card(job.out, base, card_facts, step_logs)
+    return TrainedPolicy(job.out, adapter, trainer.state.global_step, step_logs[-1] if step_logs else {})
 
 
 def read_groups(path: Path) -> dict[str, str]:
@@ -199,27 +199,29 @@ def read_groups(path: Path) -> dict[str, str]:
         ) from error
 
 
-def _fit_temperature(
-    job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapping[float, int]
+def _set_sampled_temperature(
+    job: TrainingJob, config: MultiConvDAPOConfig, temperatures: Mapping[float, int]
 ) -> MultiConvDAPOConfig:
-    """Return the settings with the temperature that the runs were sampled at: the loss is about that distribution."""
-    if set(sampled) == {config.temperature}:
+    """Return the settings with the runs' sampling temperature, because the loss needs the sampled distribution."""
+    if set(temperatures) == {config.temperature}:
         return config
-    counts = ", ".join(f"{temperature:g} ({count} conversations)" for temperature, count in sorted(sampled.items()))
-    if len(sampled) > 1 or min(sampled) <= 0 or "temperature" in job.settings:
+    counts = ", ".join(
+        f"{temperature:g} ({count} conversations)" for temperature, count in sorted(temperatures.items())
+    )
+    if len(temperatures) > 1 or min(temperatures) <= 0 or "temperature" in job.settings:
         raise TrainingError(
             f"the runs were sampled at a temperature of {counts}, which cannot be trained on at {config.temperature:g}",
             hint="Export the runs of one temperature above 0 to their own file (memagent export) and train on it. "
             "Leave the setting temperature out to use theirs.",
         )
-    return make_config(job.preset, {**job.settings, "temperature": min(sampled)}, job.out)
+    return make_config(job.preset, {**job.settings, "temperature": min(temperatures)}, job.out)
 
 
-def _check_ranks(config: MultiConvDAPOConfig) -> None:
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched != config.world_size:
+def _require_ranks_for_devices(config: MultiConvDAPOConfig) -> None:
+    process_count = int(os.environ.get("WORLD_SIZE", "1"))
+    if process_count != config.world_size:
         raise TrainingError(
-            f"{launched} processes were launched, and each would train by itself",
+            f"{process_count} processes were launched, and each would train by itself",
             hint="Launch as many as there are GPUs, or train on CPUs (--set use_cpu=true).",
         )
     if config.n_gpu > 1:
@@ -229,26 +231,27 @@ def _check_ranks(config: MultiConvDAPOConfig) -> None:
         )
 
 
-def _check_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:
-    logged = replay.report.tokenizer
-    if job.trust_tokenizer or logged == base.tokenizer:
+def _require_same_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:
+    logged_tokenizer = replay.report.tokenizer
+    if job.trust_tokenizer or logged_tokenizer == base.tokenizer:
         return
     raise TrainingError(
-        f"wrong base model: the runs were made with the tokenizer {logged}, and {base.name} has {base.tokenizer}",
+        f"wrong base model: the runs were made with the tokenizer {logged_tokenizer}, and {base.name} has "
+        f"{base.tokenizer}",
         hint="Name the model that wrote the runs. If it is, and their reader only counted tokens with another "
         "tokenizer, say so (--trust-tokenizer); its log-probs are compared before training begins in any case.",
         run_id=replay.groups[0].rollouts_G[0].run_id,
     )
 
 
-def _check_schedule(schedule: Schedule, replay: Replay) -> None:
-    """Refuse what would otherwise fail in the middle of a training run."""
+def _require_learnable_schedule(schedule: Schedule, replay: Replay) -> None:
+    """Refuse runs without any training signal, and rows that are too long for a micro-batch."""
     if not any(row.advantage for row in schedule.batch.rows):
         report = replay.report
-        equal = f": {list_names(report.zero_variance_groups, MAX_LISTED)}" if report.zero_variance_groups else ""
-        refused = f"; refused are {report.reasons}" if report.refused else ""
+        group_list = f": {list_names(report.zero_variance_groups, MAX_LISTED)}" if report.zero_variance_groups else ""
+        refusal_text = f"; refused are {report.reasons}" if report.refused else ""
         raise TrainingError(
-            f"all rewards are equal within every group, so that there is nothing to learn{equal}{refused}",
+            f"all rewards are equal within every group, so that there is nothing to learn{group_list}{refusal_text}",
             hint=" ".join([*([report.remedies] if report.refused else []), EQUAL_REWARDS_REMEDY]),
         )
-    check_lengths(schedule.batch.rows, schedule.token_budget)
+    require_rows_fit(schedule.batch.rows, schedule.token_budget)

@@ -1,9 +1,9 @@
 """Rewards for using the right chunks, for correct decisions of a gate, and for ending a read in time.
 
-The gold evidence of a run is texts in its document (`Gold.evidence`). An evidence chunk is one that contains a
-part of such a text; every occurrence counts. `memagent_graph.provenance` traces what the policy wrote back to chunks,
-without asking the policy. If no evidence is known, the document is not kept, or a text is not in it, the reward is
-unknown, and `why_unknown` says why.
+The gold evidence of a run is a list of texts in its document (`Gold.evidence`). An evidence chunk contains a part of
+such a text; every occurrence counts. `memagent_graph.provenance` traces the policy's words back to chunks, without a
+call of the policy. If no evidence is known, the document is not kept, or a text is not in it, the reward is unknown,
+and `why_unknown` gives the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.outcome_rewards import ExactMatch
 
 _ByteSpans: TypeAlias = tuple[tuple[int, int], ...]
-"""Where a text is in the document: a span of bytes for each occurrence."""
+"""The byte spans of a text in the document, one for each occurrence."""
 
 
 def compute_f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
@@ -34,7 +34,7 @@ def compute_f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
     Args:
         cited: chunks that were used.
         gold: chunks that were read and contain evidence.
-        unread: how many evidence chunks were not read.
+        unread: the number of evidence chunks that were not read.
     """
     hits = len(cited & gold)
     if not hits:
@@ -46,8 +46,8 @@ def compute_f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
 class _EvidenceReward:
     def why_unknown(self, run: TrainingRun, /) -> str:
         """Return the reason."""
-        evidence = _find_gold_spans(run)
-        return evidence if isinstance(evidence, str) else "a text was redacted away"
+        gold_spans = _find_gold_spans(run)
+        return gold_spans if isinstance(gold_spans, str) else "a text was redacted away"
 
 
 class EvidenceF2(_EvidenceReward):
@@ -62,9 +62,9 @@ class EvidenceF2(_EvidenceReward):
 
 
 class EvidenceF2Gain(_EvidenceReward):
-    """The change of that F2 by an update of its branch's memory; 0 if no memory is written.
+    """The change of the evidence's F2 by an update of its branch's memory; 0 for a conversation that writes no memory.
 
-    If a chunk was processed in several steps, the last one that wrote the memory gets it.
+    If a chunk was processed in several steps, the last one that wrote the memory gets the reward.
     """
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
@@ -72,38 +72,38 @@ class EvidenceF2Gain(_EvidenceReward):
         gold, sources = _find_gold_chunks(run), _find_source_chunks(run)
         if gold is None or sources is None:
             return None
-        trace, gains = run.trace, dict[str, float]()
+        trace, gain_by_call = run.trace, dict[str, float]()
         last_calls = {trace.update_indices[call.id]: call.id for call in trace.calls if call.writes is Writes.MEMORY}
         for update, call_id in last_calls.items():
-            before = frozenset[int]().union(
-                *(sources[former] for former in trace.continued_indices(trace.updates[update]))
+            chunks_before = frozenset[int]().union(
+                *(sources[previous_update] for previous_update in trace.continued_indices(trace.updates[update]))
             )
-            gains[call_id] = compute_f2(sources[update], *gold) - compute_f2(before, *gold)
+            gain_by_call[call_id] = compute_f2(sources[update], *gold) - compute_f2(chunks_before, *gold)
         return [
-            gains.get(conversation.call_id, 0.0) * (conversation.outcome is not Outcome.DISCARDED)
+            gain_by_call.get(conversation.call_id, 0.0) * (conversation.outcome is not Outcome.DISCARDED)
             for conversation in run.conversations_K
         ]
 
 
 class GateRight(_EvidenceReward):
-    """1 if memory was rewritten at a chunk with evidence, or kept at one without; otherwise 0.
+    """1 if the memory was rewritten at a chunk with evidence, or kept at a chunk without evidence; otherwise 0.
 
-    A refused reply decides nothing and gets 0; so does a step that reads no chunk or writes no memory.
+    A refused reply decides nothing and gets 0, as does a step that reads no chunk or writes no memory.
     """
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """Return 1 or 0 for each conversation; None if unknown."""
-        evidence = _find_gold_spans(run)
-        if isinstance(evidence, str):
+        gold_spans = _find_gold_spans(run)
+        if isinstance(gold_spans, str):
             return None
-        spans = list(chain.from_iterable(evidence))
+        evidence_spans = list(chain.from_iterable(gold_spans))
         return [
             float(
                 conversation.writes is Writes.MEMORY
                 and conversation.span is not None
                 and conversation.outcome is not Outcome.DISCARDED
                 and not any(event.rule for event in conversation.events)
-                and _overlaps(conversation.span, spans) == (conversation.outcome is Outcome.ACCEPTED)
+                and _overlaps(conversation.span, evidence_spans) == (conversation.outcome is Outcome.ACCEPTED)
             )
             for conversation in run.conversations_K
         ]
@@ -112,32 +112,33 @@ class GateRight(_EvidenceReward):
 class ExitInTime(_EvidenceReward):
     """1 for a read that ended with the chunk that completes the evidence, -1 for one that ended before it.
 
-    Ending later costs the share of the rest that was read, so that a read of the whole document gets 0. Too early costs
-    more than too late: without the evidence there is no answer. For a text in several places the first one counts. Only
-    a run with an answer ended by itself, and only a run without branches has one end.
+    A read that ended later loses the fraction of the remaining document that it read; a read of the whole document gets
+    0. Too early costs more than too late: without the evidence there is no answer. Of several occurrences of a text the
+    first one counts. A run without an answer did not end its read itself, and a run with branches has no single end;
+    their reward is unknown.
     """
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """Return -1 to 1; None if unknown."""
-        evidence = _find_gold_spans(run)
-        if isinstance(evidence, str) or self._explain_endless(run):
+        gold_spans = _find_gold_spans(run)
+        if isinstance(gold_spans, str) or self._explain_missing_end(run):
             return None
         ends = [span.end_byte for conversation in run.conversations_K for span in conversation.reads]
-        complete, read = max(min(spans)[1] for spans in evidence), max(ends, default=0)
-        if read < complete:
+        evidence_end, read_end = max(min(spans)[1] for spans in gold_spans), max(ends, default=0)
+        if read_end < evidence_end:
             return -1.0
         assert run.store is not None  # noqa: S101  evidence was found in it
-        in_time, size = min(end for end in ends if end >= complete), run.record.document["size"]
-        return 1 - (read - in_time) / (size - in_time) if read > in_time else 1.0
+        earliest_end, document_bytes = min(end for end in ends if end >= evidence_end), run.record.document["size"]
+        return 1 - (read_end - earliest_end) / (document_bytes - earliest_end) if read_end > earliest_end else 1.0
 
     def why_unknown(self, run: TrainingRun, /) -> str:
         """Return the reason."""
-        evidence = _find_gold_spans(run)
-        return evidence if isinstance(evidence, str) else self._explain_endless(run)
+        gold_spans = _find_gold_spans(run)
+        return gold_spans if isinstance(gold_spans, str) else self._explain_missing_end(run)
 
     @staticmethod
-    def _explain_endless(run: TrainingRun) -> str:
-        """Return why a read has no single end of its own; empty if it has one."""
+    def _explain_missing_end(run: TrainingRun) -> str:
+        """Return why a read did not end itself at a single place; "" if it did."""
         if all(conversation.writes is not Writes.ANSWER for conversation in run.conversations_K):
             return "it has no answer"
         branches = {conversation.branch for conversation in run.conversations_K if conversation.reads}
@@ -162,7 +163,7 @@ class LongRLVR(_EvidenceReward):
 
 
 def _find_gold_spans(run: TrainingRun) -> tuple[_ByteSpans, ...] | str:
-    """Return where each gold text is in the document, or why that is unknown."""
+    """Return the spans of each gold text in the document, or why they are unknown."""
     if run.gold is None or not run.gold.evidence:
         return "no gold evidence is known"
     if run.store is None:
@@ -175,18 +176,18 @@ def _find_gold_spans(run: TrainingRun) -> tuple[_ByteSpans, ...] | str:
 
 
 def _find_gold_chunks(run: TrainingRun) -> tuple[frozenset[int], int] | None:
-    """Return the chunks that were read and contain evidence, and how many texts begin after the part that was read.
+    """Return the chunks that were read and contain evidence, and the number of unread occurrences of evidence texts.
 
-    How the rest would have been cut is unknown, so each text there counts as one chunk.
+    How the unread rest would have been cut is unknown, so each occurrence there counts as one chunk.
     """
-    evidence = _find_gold_spans(run)
-    if isinstance(evidence, str):
+    gold_spans = _find_gold_spans(run)
+    if isinstance(gold_spans, str):
         return None
-    # A passage that was looked up has its chunk's index; both count.
-    read = [span for conversation in run.conversations_K for span in conversation.reads]
-    gold = list(chain.from_iterable(evidence))
-    unread = sum(not any(_overlaps(span, (text_span,)) for span in read) for text_span in gold)
-    return frozenset(span.index for span in read if _overlaps(span, gold)), unread
+    # A retrieved passage has the index of its chunk; both count as read.
+    read_spans = [span for conversation in run.conversations_K for span in conversation.reads]
+    evidence_spans = list(chain.from_iterable(gold_spans))
+    unread_count = sum(not any(_overlaps(span, (text_span,)) for span in read_spans) for text_span in evidence_spans)
+    return frozenset(span.index for span in read_spans if _overlaps(span, evidence_spans)), unread_count
 
 
 def _find_source_chunks(run: TrainingRun) -> list[frozenset[int]] | None:
@@ -202,7 +203,7 @@ def _overlaps(span: Span, byte_spans: Iterable[tuple[int, int]]) -> bool:
 
 @lru_cache(maxsize=64)
 def _find_evidence(root: Path, key: str, size: int, evidence: tuple[str, ...]) -> tuple[_ByteSpans, ...] | str:
-    """Return where each text is in a stored document; if one is not in it, which."""
+    """Return the spans of each text in a stored document, or a message that names a text that is not in it."""
     content = DocumentStore(root).read_bytes(DocumentRef(key=key, name="", size=size, media_type="text/plain"), 0, size)
     spans_of_texts = []
     for text in evidence:

@@ -1,4 +1,4 @@
-"""The gold answers of runs. `memagent_evaluation.scorers` compares answers with them."""
+"""Finds the gold answers of runs, with which `memagent_evaluation.scorers` compares answers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class GoldAnswers:
     """The right answers of runs: by run id, else by document and question, else by question alone."""
 
     answers: Mapping[str | tuple[str, str], Gold]
-    """By run id; by document and question, where a document is identified by its key, which is its digest, or by its
-    name; or by question if it is asked about one document only or has the same answer in all."""
+    """Gold answers by run id; by document (its key, which is its digest, or its name) and question; or by question, if
+    the question is about one document or has the same answer in all."""
 
-    def of(self, run: TrainingRun) -> Gold | None:
+    def find(self, run: TrainingRun) -> Gold | None:
         """Return the gold answers of a run, with the evidence if known; None if there are none."""
         document = run.record.document
         document_keys = ((str(document[name]), run.question) for name in ("key", "name"))
@@ -32,8 +32,8 @@ class GoldAnswers:
     def load(cls, path: Path | str) -> GoldAnswers:
         """Read JSON lines, each an object with `question` or `run_id`, and `answers` (a list) or `answer`.
 
-        `evidence`, a list, has the texts that the answer is based on, each exactly as in the document. A line with
-        `question` and `document`, a document's name or key, is about that document only.
+        `evidence` is a list of the texts that the answer is based on, each exactly as in the document. A line with
+        `question` and `document` (a document's name or key) is about that document only.
 
         Raises:
             RewardError: the file cannot be read, a line does not have that form, or it contradicts an earlier one; the
@@ -43,12 +43,12 @@ class GoldAnswers:
         entries: dict[str | tuple[str, str], tuple[int, Gold]] = {}
         try:
             with path.open(encoding="utf-8") as file:
-                for number, line in enumerate(file, 1):
+                for line_number, line in enumerate(file, 1):
                     if line.strip():
-                        key, gold = _parse_entry(line, f"{path}, line {number}")
-                        first_number, first = entries.setdefault(key, (number, gold))
-                        if first != gold:
-                            raise _make_ambiguity_error(f"{path}, line {number}", first_number)
+                        key, gold = _parse_entry(line, f"{path}, line {line_number}")
+                        first_line_number, first_gold = entries.setdefault(key, (line_number, gold))
+                        if first_gold != gold:
+                            raise _make_ambiguity_error(f"{path}, line {line_number}", first_line_number)
         except (OSError, UnicodeDecodeError) as error:
             raise RewardError(f"{path} cannot be read: {error}", hint="Name a UTF-8 file of JSON lines.") from error
         return cls({key: gold for key, (_, gold) in entries.items()})
@@ -63,34 +63,34 @@ class _GoldLine(msgspec.Struct):
     evidence: list[str] | None = None
 
 
-def _parse_entry(line: str, source: str) -> tuple[str | tuple[str, str], Gold]:
+def _parse_entry(line: str, location: str) -> tuple[str | tuple[str, str], Gold]:
     try:
         entry = msgspec.json.decode(line, type=_GoldLine)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _make_incomplete_entry_error(source) from error
-    value = entry.answer if entry.answers is None else entry.answers
+        raise _make_incomplete_entry_error(location) from error
+    answers_value = entry.answer if entry.answers is None else entry.answers
     key = entry.question if entry.run_id is None else entry.run_id
-    if key is None or value is None:
-        raise _make_incomplete_entry_error(source)
+    if key is None or answers_value is None:
+        raise _make_incomplete_entry_error(location)
     if entry.evidence is not None and not (entry.evidence and all(text.strip() for text in entry.evidence)):
         raise RewardError(
-            f"{source}: evidence without text",
+            f"{location}: evidence without text",
             hint='Write the texts exactly as in the document ("evidence": ["..."]), or leave it out.',
         )
     document_key = None if entry.document is None or entry.run_id is not None else (entry.document, key)
-    answers = (value,) if isinstance(value, str) else tuple(value)
+    answers = (answers_value,) if isinstance(answers_value, str) else tuple(answers_value)
     return document_key or key, Gold(answers, evidence=None if entry.evidence is None else tuple(entry.evidence))
 
 
-def _make_incomplete_entry_error(source: str) -> RewardError:
+def _make_incomplete_entry_error(location: str) -> RewardError:
     return RewardError(
-        f"{source}: no question with its answers",
+        f"{location}: no question with its answers",
         hint='Write {"question": "...", "answers": ["...", ...]} in each line, with "document" if it is about one.',
     )
 
 
-def _make_ambiguity_error(source: str, first_number: int) -> RewardError:
+def _make_ambiguity_error(location: str, first_line_number: int) -> RewardError:
     return RewardError(
-        f"{source}: the question of line {first_number} again, with other answers",
+        f"{location}: the question of line {first_line_number} again, with other answers",
         hint='Name the document of each ("document": its name or key), or join wordings of one answer in one line.',
     )

@@ -1,7 +1,7 @@
-"""Reward functions by their names: the same names for `train`, `rl`, `collect` and evaluations.
+"""Finds reward functions by name: the same names for `train`, `rl`, `collect` and evaluations.
 
-A built-in that compares with gold answers is used only if there are gold answers; without them, the same name is a
-reward in the log, from `RunLog.reward` or `collect`.
+A built-in reward that compares with gold answers is used only if there are gold answers; without them, the same name
+means a reward in the log, from `RunLog.reward` or `collect`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memagent_evaluation.scorers import REWARD_NAMES, separate_words
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.grouping import group_values
-from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.own_code import is_own_code_name, load_own_code
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome
@@ -26,7 +26,7 @@ from memagent_training.data.reward_functions import (
     LoggedStepReward,
     RewardFunction,
     StepRewardFunction,
-    name_function,
+    get_function_name,
 )
 from memagent_training.data.rollouts import OUTCOME
 from memagent_training.data.training_runs import TrainingRun
@@ -41,15 +41,14 @@ from memagent_training.rewards.outcome_rewards import (
 )
 from memagent_training.training_errors import RewardError
 
-_DAMAGE: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value, EventKind.INVALID_ANSWER.value})
+_DAMAGE_EVENTS: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value, EventKind.INVALID_ANSWER.value})
 
 
 class FormatReward:
-    """1 for a conversation with the correct form, otherwise 0.
+    """1 for a conversation whose reply has the required format, otherwise 0.
 
-    A memory update must become the memory, or say in its role's grammar that the memory stays, and must not be cut off.
-    An answer must have the form that the run's prompts ask for, and must not be cut off; a structured answer must match
-    `response_format`.
+    A memory update must become the memory, or decide in its role's grammar to keep the memory. An answer must have the
+    form that the run's prompts ask for; a structured answer must match `response_format`. No reply may be cut off.
     """
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
@@ -61,7 +60,7 @@ class FormatReward:
 
 
 def _is_well_formed(conversation: Conversation, has_answer: bool) -> bool:
-    is_damaged = any(event.kind in _DAMAGE for event in conversation.events)
+    is_damaged = any(event.kind in _DAMAGE_EVENTS for event in conversation.events)
     if is_damaged or conversation.finish_reason == FinishReason.LENGTH.value:
         return False
     has_text = bool((conversation.text or "").strip())
@@ -73,7 +72,7 @@ def _is_well_formed(conversation: Conversation, has_answer: bool) -> bool:
 
 
 class RecallGain:
-    """The change of the share of the gold answer's words in memory by an update (ReMemR1).
+    """The change that an update makes to the recall of the gold answer's words in the memory (ReMemR1).
 
     Of several wordings the nearest counts; of several required strings, all words count. 0 for an answer.
     """
@@ -85,7 +84,8 @@ class RecallGain:
             return None
         wordings = [" ".join(gold.answers)] if gold.metric is Metric.ALL else gold.answers
         return [
-            _word_recall(after or "", wordings) - _word_recall(before or "", wordings) for before, after in memories_K
+            _compute_word_recall(after or "", wordings) - _compute_word_recall(before or "", wordings)
+            for before, after in memories_K
         ]
 
     def why_unknown(self, run: TrainingRun, /) -> str:
@@ -93,7 +93,7 @@ class RecallGain:
         return "a memory was redacted away" if run.gold and run.gold.answers else "no gold answer is known"
 
 
-def _word_recall(memory: str, wordings: Sequence[str]) -> float:
+def _compute_word_recall(memory: str, wordings: Sequence[str]) -> float:
     memory_words = Counter(separate_words(memory).split())
     gold_words = [Counter(separate_words(wording).split()) for wording in wordings]
     return max((words & memory_words).total() / max(1, words.total()) for words in gold_words)
@@ -119,16 +119,16 @@ STEP_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
     "format": FormatReward(),
 }
 """Rewards of each conversation. All but `format` compare it with gold answers or evidence."""
-SIGNATURE: Final = "Write def reward(run: TrainingRun) -> float | None"
-"""The form of a reward of the user's own."""
-NEED_EVIDENCE: Final = frozenset({"evidence_f2", "evidence_f2_gain", "longrlvr", "gate_right", "exit_in_time"})
-"""Rewards that need more than gold answers."""
-_NEED_NO_GOLD: Final = frozenset({"format"})
-"""Names that always mean the built-in reward, never a logged one."""
+REWARD_SIGNATURE: Final = "Write def reward(run: TrainingRun) -> float | None"
+"""The signature of a user's reward function, for error hints."""
+EVIDENCE_REWARDS: Final = frozenset({"evidence_f2", "evidence_f2_gain", "longrlvr", "gate_right", "exit_in_time"})
+"""Rewards that need the evidence of the answers, not only gold answers."""
+_REWARDS_WITHOUT_GOLD: Final = frozenset({"format"})
+"""Rewards that need no gold answers: their names always mean the built-in, never a logged reward."""
 
 
-def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
-    """Return a reward's name in the log, and the function, which compares with the runs' gold answers.
+def resolve_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
+    """Return a reward's name in the log, and its function.
 
     Args:
         reward: a built-in's name, or a function.
@@ -137,31 +137,31 @@ def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
         RewardError: there is no such built-in.
     """
     if not isinstance(reward, str):
-        return name_function(reward), reward
+        return get_function_name(reward), reward
     return REWARD_NAMES.get(reward, reward), _load_outcome_reward(reward)
 
 
 def choose_reward(text: str, *, has_gold: bool = False) -> str | RewardFunction:
-    """Return the reward function for `text`, or the name of a logged reward.
+    """Return the reward function that `text` names, or the name of a logged reward.
 
     Args:
-        text: "module:function" or "file.py:function", a built-in's name, or a logged reward's.
-        has_gold: whether the runs have gold answers. If so, a name is a built-in's.
+        text: "module:function" or "file.py:function", or the name of a built-in or logged reward.
+        has_gold: whether the runs have gold answers. If so, a name means a built-in.
 
     Raises:
         RewardError: there is no such built-in, or no such code.
     """
-    own: RewardFunction | None = _load_own(text)
-    if own is not None:
-        return own
+    user_function: RewardFunction | None = _load_user_function(text)
+    if user_function is not None:
+        return user_function
     return _load_outcome_reward(text) if has_gold else text
 
 
-def find_built_in(name: str) -> RewardFunction | StepRewardFunction:
-    """Return the reward of that name that comes with the package, of runs or of conversations.
+def find_built_in_reward(name: str) -> RewardFunction | StepRewardFunction:
+    """Return the built-in reward of that name, of runs or of conversations.
 
     Raises:
-        RewardError: there is none.
+        RewardError: there is no such built-in.
     """
     return STEP_REWARDS.get(name) or _load_outcome_reward(name, [*OUTCOME_REWARDS, *STEP_REWARDS])
 
@@ -173,8 +173,8 @@ def choose_term_rewards(
 
     Args:
         terms: the terms.
-        has_gold: whether runs have gold answers. If so, a built-in's name is the built-in.
-        has_logged: whether any other name means a reward in the log.
+        has_gold: whether runs have gold answers. If so, the name of a built-in means the built-in.
+        has_logged: whether other names mean rewards in the log.
 
     Raises:
         RewardError: there is no such reward, no such code, or a reward of whole runs has another scope.
@@ -182,22 +182,22 @@ def choose_term_rewards(
     scopes = group_values((term.reward, term.scope) for term in terms if term.reward != OUTCOME)
     functions: dict[str, RewardFunction | StepRewardFunction] = {}
     for name, term_scopes in scopes.items():
-        own: RewardFunction | StepRewardFunction | None = _load_own(name)
-        is_of_runs = REWARD_NAMES.get(name, name) in OUTCOME_REWARDS
-        if own is not None:
-            functions[name] = own
-        elif has_gold and is_of_runs and set(term_scopes) != {Scope.RUN}:
+        user_function: RewardFunction | StepRewardFunction | None = _load_user_function(name)
+        is_run_reward = REWARD_NAMES.get(name, name) in OUTCOME_REWARDS
+        if user_function is not None:
+            functions[name] = user_function
+        elif has_gold and is_run_reward and set(term_scopes) != {Scope.RUN}:
             hint = f'Set its scope to "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
             raise RewardError(f"the credit term {name!r} is a reward of whole runs", hint=hint)
-        elif name in _NEED_NO_GOLD or not has_logged or (has_gold and (is_of_runs or name in STEP_REWARDS)):
-            functions[name] = find_built_in(name)
+        elif name in _REWARDS_WITHOUT_GOLD or not has_logged or (has_gold and (is_run_reward or name in STEP_REWARDS)):
+            functions[name] = find_built_in_reward(name)
         else:
             functions[name] = LoggedReward(name) if set(term_scopes) == {Scope.RUN} else LoggedStepReward(name)
     return functions
 
 
 def _load_outcome_reward(name: str, choices: Collection[str] = tuple(OUTCOME_REWARDS)) -> RewardFunction:
-    """Return a reward of whole runs; `choices` are the names for the message if there is none."""
+    """Return a built-in reward of whole runs; if there is none, the error suggests one of `choices`."""
     reward = OUTCOME_REWARDS.get(REWARD_NAMES.get(name, name))
     if reward is None:
         hint = did_you_mean(name, choices, f"Choose one of: {', '.join(choices)}.")
@@ -205,19 +205,19 @@ def _load_outcome_reward(name: str, choices: Collection[str] = tuple(OUTCOME_REW
     return reward
 
 
-def _load_own(text: str) -> Any:
+def _load_user_function(text: str) -> Any:
     """Return the user's own function; None if `text` does not name code."""
-    if not names_own_code(text):
+    if not is_own_code_name(text):
         return None
-    value = load_own(text, what="a reward", error=RewardError)
-    hint = f"{SIGNATURE}: run.answer, run.question, run.gold.answers and more, or an instance that is called like it."
-    if not callable(value) or isinstance(value, type):
+    user_function = load_own_code(text, what="a reward", error=RewardError)
+    hint = f"{REWARD_SIGNATURE}, which can use run.answer, run.question, run.gold and more; or a callable instance."
+    if not callable(user_function) or isinstance(user_function, type):
         raise RewardError(f"{text} is not a function", hint=hint)
     try:
-        signature = inspect.signature(value)
+        signature = inspect.signature(user_function)
         signature.bind(object())
     except TypeError as error:
         raise RewardError(f"{text}{signature} cannot be called with a run alone: {error}", hint=hint) from error
-    except ValueError:  # one that is written in C has no signature
+    except ValueError:  # functions written in C have no signature
         pass
-    return value
+    return user_function

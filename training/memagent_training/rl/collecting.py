@@ -19,7 +19,7 @@ from memagent_training.algorithm.advantages import find_drop_reason
 from memagent_training.data.replay import load_groups
 from memagent_training.data.reward_functions import LoggedReward
 from memagent_training.data.rollouts import OUTCOME, RolloutGroup
-from memagent_training.job.collect import SOURCE, CollectedGroup, Collection, collect, find_gold
+from memagent_training.job.collect import REWARD_SOURCE, CollectedGroup, Collection, collect, make_gold
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import choose_term_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, MeanReward
@@ -147,21 +147,21 @@ class Collector:
         """Return a collection's groups from the run log."""
         replay = load_groups(
             self._serving.run_log,
-            reward=LoggedReward(None, SOURCE),
+            reward=LoggedReward(None, REWARD_SOURCE),
             term_rewards=self._term_rewards,
-            find_gold=self._make_gold_answers(number, stage, group_of).of if self._term_rewards else None,
+            find_gold=self._make_gold_answers(number, stage, group_of).find if self._term_rewards else None,
             run_filter=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,
             max_tokens=self._prepared.base.window,
         )
         if replay.report.refused:
-            log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.summary()))
+            log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.format_lines()))
         return replay.require_groups()
 
     def _make_gold_answers(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
         """Return the gold answers of a collection's runs, with their evidence."""
         questions = islice(self._yield_questions(number, stage), self._prepared.job.collect.max_questions)
-        gold_of_group = {f"{_name(number)}-{index}": find_gold(sample) for index, sample in enumerate(questions)}
+        gold_of_group = {f"{_name(number)}-{index}": make_gold(sample) for index, sample in enumerate(questions)}
         return GoldAnswers({run: gold_of_group[group] for run, group in group_of.items()})
 
 

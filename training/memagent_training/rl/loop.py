@@ -24,8 +24,8 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.grouping import group_values
 from memagent_graph.prompts import AnswerFormat
-from memagent_training.data.reward_functions import name_function
-from memagent_training.job import training_output as output
+from memagent_training.data.reward_functions import get_function_name
+from memagent_training.job import training_output
 from memagent_training.job.base_model import make_lora_config
 from memagent_training.job.job_options import Engine
 from memagent_training.job.saved_policy import merge_adapter, save_policy, write_card
@@ -71,7 +71,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     if job.base_url is None and job.engine is Engine.VLLM:
         find_vllm_python()  # otherwise it would be found missing only after the model is loaded
     status = status or LoopStatus(job.iterations, quiet=True)
-    checkpoints = output.find_checkpoints(job.out) if job.resume else output.Checkpoints(None)
+    checkpoints = training_output.find_checkpoints(job.out) if job.resume else training_output.Checkpoints(None)
     job.out.mkdir(parents=True, exist_ok=True)
     source = _IterationSource(prepared, make_backend(prepared), LoopJournal(job.out / JOURNAL), status)
     try:
@@ -87,7 +87,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
         trainer.remove_callback(PrinterCallback)
         is_main = trainer.accelerator.is_main_process
         if is_main:
-            output.write_record(job.out, prepared.record)
+            training_output.write_record(job.out, prepared.record)
         reason = f"all {job.iterations} iterations are done"
         newest = checkpoints.newest
         status.on_resume(newest, checkpoints.incomplete)
@@ -120,7 +120,7 @@ def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, reached: int)
     facts = {
         "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
         "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {reached} iterations",
-        "reward": job.reward if isinstance(job.reward, str) else name_function(job.reward),
+        "reward": job.reward if isinstance(job.reward, str) else get_function_name(job.reward),
         "preset": str(job.preset),
     }
     for measurement in journal.measurements:
@@ -153,7 +153,7 @@ class _BestPolicy:
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(policy, unfinished)
         if self._prepared.job.serves_adapters:  # adapters alone are not a policy to start from
-            adapter = unfinished / output.ADAPTER_FOLDER
+            adapter = unfinished / training_output.ADAPTER_FOLDER
             merge_adapter(self._prepared.base, adapter, unfinished, self._prepared.config)
         shutil.rmtree(self._former, ignore_errors=True)
         if self._folder.exists():
@@ -190,8 +190,8 @@ class _IterationSource:
         self._status.on_phase(iteration, Phase.SYNC)
         folder = self.serving.policy_folder(iteration)
         self._logprobs = trainer.row_logprobs
-        rank, merged = self._job.lora_rank, not self._job.serves_adapters
-        save_policy(trainer, self._prepared.base, folder, lora_rank=rank, merged=merged)
+        rank, with_merged = self._job.lora_rank, not self._job.serves_adapters
+        save_policy(trainer, self._prepared.base, folder, lora_rank=rank, with_merged=with_merged)
 
     def provide_groups(self, iteration: int) -> IterationGroups:
         """Return the groups of an iteration: a `GroupSource`."""

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from memagent_graph.errors import MemAgentError
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.data.rollouts import RolloutGroup, check_token_ids
+from memagent_training.data.rollouts import RolloutGroup, require_known_token_ids
 from memagent_training.forward.recomputed import LogProbGap
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.trainer import MultiConvDAPOTrainer
@@ -86,7 +86,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _get_scheduled_step(self) -> ScheduledStep:
-        return self.schedule.step(self.state.global_step - self._iteration * self._steps_per_iteration)
+        return self.schedule.get_step(self.state.global_step - self._iteration * self._steps_per_iteration)
 
     def _begin_iteration(self, iteration: int) -> None:
         if iteration == self._iteration:
@@ -95,8 +95,8 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         self.accelerator.wait_for_everyone()
         collected = self._collect_groups(iteration)
         policy: Any = self.model
-        check_token_ids(policy.config, collected.groups)
-        self._begin_schedule(
+        require_known_token_ids(policy.config, collected.groups)
+        self._start_schedule(
             collected.groups, self.args, self.args.seed + _SEED_STRIDE * iteration, self._steps_per_iteration
         )
         self.policy_versions = tuple(collected.policy_versions)

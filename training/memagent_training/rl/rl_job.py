@@ -23,20 +23,20 @@ from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import Profile, load_profile, require_profile
 from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.prompts import load_prompts
-from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, require_room
+from memagent_graph.roles import ANSWER, UPDATE, Role, complete_prompts, require_room
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import WordingSettings
-from memagent_graph.strategies import reading_strategy
+from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
-from memagent_training.algorithm.credit import check_roles
+from memagent_training.algorithm.credit import require_roles
 from memagent_training.data.reward_functions import RewardFunction
-from memagent_training.job import training_output as output
+from memagent_training.job import training_output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_options import Engine, LoopOptions
-from memagent_training.job.job_settings import make_config, rate_depends_on_length, select_decisive
-from memagent_training.rewards.reward_names import NEED_EVIDENCE, choose_term_rewards, name_reward
+from memagent_training.job.job_settings import make_config, rate_depends_on_length, select_decisive_settings
+from memagent_training.rewards.reward_names import EVIDENCE_REWARDS, choose_term_rewards, resolve_reward
 from memagent_training.rl.curriculum import (
     HELD_OUT_START,
     CountedQuestions,
@@ -184,7 +184,7 @@ class PreparedLoop:
             "read_with": self.base.profile and _read_with(self.base.profile),
         }
         return {
-            "settings": {**select_decisive(self.config), **schedule},
+            "settings": {**select_decisive_settings(self.config), **schedule},
             "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
             "loop": {
                 **{name: value for name, value in asdict(job.collect).items() if name != "concurrency"},
@@ -219,7 +219,7 @@ def prepare(job: RLJob) -> PreparedLoop:
         job = replace(job, tasks=(detect_data_task(job.data),))
     _check(job)
     base = find_base_model(job.model)
-    output.require_folder(job.out, base.folder)
+    training_output.require_writable_folder(job.out, base.folder)
     if job.base_url is not None and job.lora_rank is None and has_tied_embeddings(base.folder):
         raise TrainingError(
             f"{job.model} has tied embeddings, and {job.base_url} would keep its old output head on a reload",
@@ -227,20 +227,20 @@ def prepare(job: RLJob) -> PreparedLoop:
         )
     config = _make_config(job)
     terms = config.advantage_settings.terms
-    roles = reading_strategy(job.strategy, _find_profile(job.reading, base)).roles
+    roles = choose_strategy(job.strategy, _find_profile(job.reading, base)).roles
     choose_term_rewards(terms, has_gold=True, has_logged=False)
-    check_roles(terms, {role.name for role in roles})
+    require_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
     base = replace(base, profile=_load_reading_profile(job.reading, base, tokenizer, roles))
     profile = base.profile or load_profile(base.folder)
     if profile is not None:
-        prompts_for(roles, profile.prompts, trained_prompts_only=True)  # otherwise the first read would fail
+        complete_prompts(roles, profile.prompts, trained_prompts_only=True)  # otherwise the first read would fail
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
     job = _with_data_lengths(job, tasks)
     curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed, _split(job, tasks), job.collect.groups)
     names = (*(term.reward for term in terms), job.reward if isinstance(job.reward, str) else "")
-    need_evidence = NEED_EVIDENCE.intersection(names)
+    need_evidence = EVIDENCE_REWARDS.intersection(names)
     for task in tasks:
         if curriculum.split is None:
             _check_lengths(task, job)
@@ -255,7 +255,7 @@ def prepare(job: RLJob) -> PreparedLoop:
             task.sample(length, HELD_OUT_START)
     config.max_steps = job.iterations * prepared.steps_per_iteration
     config.save_strategy, config.save_steps = SaveStrategy.STEPS, prepared.steps_per_iteration
-    config.check_warm_up(config.max_steps)
+    config.require_steps_after_warm_up(config.max_steps)
     _check_folder(prepared)
     return prepared
 
@@ -280,7 +280,7 @@ def _load_reading_profile(
     former = _find_profile(reading, base)
     profile = former or Profile(Budget(), load_prompts())
     prompts = load_prompts(base=profile.prompts, **{name: getattr(reading, name) for name in _WORDING})
-    prompts = prompts_for(roles, prompts) if former is None else prompts
+    prompts = complete_prompts(roles, prompts) if former is None else prompts
     window = min(profile.budget.context_window, base.window or Budget().context_window)
     limits = {limit.name: value for limit in fields(Budget) if (value := getattr(reading, limit.name)) is not None}
     budget = replace(profile.budget, **({"context_window": window} | limits))
@@ -323,7 +323,7 @@ def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
 
 
 def _check(job: RLJob) -> None:
-    name_reward(job.reward)
+    resolve_reward(job.reward)
     needs_lengths = job.data is None
     if not job.tasks or (needs_lengths and not job.lengths) or list(job.lengths) != sorted(set(job.lengths)):
         raise TrainingError(
@@ -360,9 +360,9 @@ def _check_server_gpus(gpus: str) -> None:
 def _check_folder(prepared: PreparedLoop) -> None:
     job = prepared.job
     if not _holds_loop(job.out):
-        output.require_unused(job.out)
+        training_output.require_unused_folder(job.out)
     elif job.resume:
-        output.require_same(job.out, prepared.record)
+        training_output.require_same_inputs(job.out, prepared.record)
     else:
         raise TrainingError(
             f"{job.out} already has a loop", hint="Continue it (--resume), or name another folder (--out)."

@@ -62,7 +62,7 @@ class _PlantedFact(GeneratedTask):
         Raises:
             EvaluationError: the length is too small for the facts, question and answer.
         """
-        rng = self.rng(length, index)
+        rng = self.make_sample_rng(length, index)
         facts = PlantedFacts(rng, number_share=1.0)
         fact = self._draw_target(facts, rng)
         insertions = [Insertion(other.statement, rng.random()) for other in self.foreign(facts, fact, length)]
@@ -79,10 +79,10 @@ class _PlantedFact(GeneratedTask):
     @staticmethod
     def _draw_target(facts: PlantedFacts, rng: random.Random) -> Fact:
         draw = rng.random()
-        fact = facts.fact()
+        fact = facts.draw_fact()
         for share, hard in _HARD_VALUES:
             while 0 <= draw < share and not hard.match(fact.value):
-                fact = facts.fact()
+                fact = facts.draw_fact()
             draw -= share
         return fact
 
@@ -115,7 +115,7 @@ class AmongForeign(_PlantedFact):
         """Yield as many as there are chunks."""
         taken = {(target.attribute, target.entity.lower())}
         while len(taken) <= max(1, length // _TOKENS_PER_FACT):
-            fact = facts.near_miss(target) if facts.random.random() < _NEAR_MISSES else facts.fact()
+            fact = facts.draw_near_miss(target) if facts.random.random() < _NEAR_MISSES else facts.draw_fact()
             key = (fact.attribute, fact.entity.lower())
             if key not in taken and fact.value != target.value:
                 taken.add(key)

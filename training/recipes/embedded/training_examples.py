@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tiktoken
 
-from memagent_evaluation.planted_facts import Fact, PlantedFacts, ask_again
+from memagent_evaluation.planted_facts import Fact, PlantedFacts, redraw_question
 
 EMPTY = "none"
 FIRST_WEIGHT = 2.0
@@ -179,7 +179,7 @@ class RowBuilder:
         used: set[tuple[str, str]] = set()
         while len(planted) < count:
             relative = bool(planted) and rng.random() < 0.35
-            fact = facts.near_miss(rng.choice(planted)) if relative else facts.fact()
+            fact = facts.draw_near_miss(rng.choice(planted)) if relative else facts.draw_fact()
             key = (fact.attribute, fact.entity.lower())
             if key not in used:
                 used.add(key)
@@ -210,14 +210,14 @@ class RowBuilder:
             ends.append(RowBranch.of(prompt, self.form.encode_reply(reply), True, kind, FIRST_WEIGHT))
         for _ in range(2):
             memory = EMPTY if rng.random() < 0.2 else self.draw_memory(rng, facts)
-            prompt = self.form.encode_answer_prompt(memory, facts.fact().question)
+            prompt = self.form.encode_answer_prompt(memory, facts.draw_fact().question)
             ends.append(RowBranch.of(prompt, self.form.encode_boxed(memory), False, "answer", 1.0))
         return Row(self.form.encode_trunk(section.text), ends)
 
     def draw_question_prompts(self, rng: random.Random, count: int) -> list[list[int]]:
         """Return the tokens of update prompts after the section, on an empty memory."""
         facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
-        return [self.form.encode_question(EMPTY, facts.fact().question) for _ in range(count)]
+        return [self.form.encode_question(EMPTY, facts.draw_fact().question) for _ in range(count)]
 
     def draw_turn(
         self, rng: random.Random, facts: PlantedFacts, section: RowSection, hardness: float
@@ -228,17 +228,17 @@ class RowBuilder:
         present = section.present
         draw = rng.random()
         if draw < 0.12:
-            fact = rng.choice(present) if present and rng.random() < 0.4 else facts.fact()
+            fact = rng.choice(present) if present and rng.random() < 0.4 else facts.draw_fact()
             memory = self.draw_memory(rng, facts)
             return memory, fact.question, memory
         if draw < 0.55 - 0.15 * hardness and present:
-            fact = ask_again(facts, rng.choice(present))
+            fact = redraw_question(facts, rng.choice(present))
             return EMPTY, fact.question, fact.value
         if draw < 0.7 and section.cut:
             return EMPTY, rng.choice(section.cut).question, EMPTY
         while True:
             similar = present and rng.random() < 0.15 + 0.35 * hardness
-            fact = facts.near_miss(rng.choice(present)) if similar else facts.fact()
+            fact = facts.draw_near_miss(rng.choice(present)) if similar else facts.draw_fact()
             if all((fact.attribute, fact.entity) != (other.attribute, other.entity) for other in present):
                 return EMPTY, fact.question, EMPTY
 
@@ -246,9 +246,9 @@ class RowBuilder:
         """Return a memory to keep: mostly a value, sometimes other words."""
         draw = rng.random()
         if draw < 0.8:
-            return facts.fact().value
+            return facts.draw_fact().value
         words = self.prose.draw_piece(rng, 120).split()
         garbage = " ".join(words[1 : 1 + rng.randint(1, 8)])
         ids = self.form.encoding.encode_ordinary(garbage)[:24]
         text = self.form.encoding.decode(ids).replace("\ufffd", "").replace("<", "").strip()
-        return text if text and text != EMPTY else facts.fact().value
+        return text if text and text != EMPTY else facts.draw_fact().value

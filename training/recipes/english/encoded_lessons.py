@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy
 
-from memagent_evaluation.english_facts import MoreFacts
+from memagent_evaluation.english_facts import AdditionalFacts
 from recipes.english.encoded_trees import CATEGORIES, EncodedTrees
 from recipes.english.exclusion import Exclusion
 from recipes.english.lessons import Lesson, LessonMaker
@@ -38,8 +38,8 @@ def make_lessons(*, held_out: bool, change_weight: int = 24) -> LessonMaker:
     sections = load_sections(exclusion, held_out=held_out)
     questions = read_rows(HELD_OUT_ROWS if held_out else ROWS, sections)
     exclusion.require_clear(text for row in questions for text in (row.question, row.sentence))
-    more = None if held_out else MoreFacts.read(RELATIONS)
-    return LessonMaker(sections, questions, held_out=held_out, more=more, change_weight=change_weight)
+    additional = None if held_out else AdditionalFacts.read(RELATIONS)
+    return LessonMaker(sections, questions, held_out=held_out, additional=additional, change_weight=change_weight)
 
 
 def encode(tokenizer: Any, readings: Sequence[Sequence[Lesson]]) -> EncodedTrees:

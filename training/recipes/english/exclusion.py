@@ -22,7 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from memagent_evaluation.demo_document import demo_texts
+from memagent_evaluation.demo_document import iter_demo_texts
 from memagent_graph.errors import MemAgentError
 from recipes.english.pinned_texts import PinnedText, read_text
 
@@ -121,15 +121,15 @@ def _call(function: str) -> Iterable[str]:
 
 def held_out_names() -> Iterator[str]:
     """Yield the people and the towns that `memagent_evaluation` keeps for measuring."""
-    from memagent_evaluation.english_facts import words  # noqa: PLC0415  only to write and to load the names
+    from memagent_evaluation.english_facts import list_words  # noqa: PLC0415  only to write and to load the names
 
     for kind in ("first_names", "family_names", "towns"):
-        yield from words(kind, held_out=True)
+        yield from list_words(kind, held_out=True)
 
 
 def make_demonstrations() -> Iterator[str]:
     """Yield the texts of the demonstration."""
-    yield from demo_texts(range(10), tokens=8_000)
+    yield from iter_demo_texts(range(10), tokens=8_000)
 
 
 def main() -> None:

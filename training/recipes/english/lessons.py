@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, MoreFacts
+from memagent_evaluation.english_facts import AdditionalFacts, EnglishFact, EnglishFacts
 from memagent_graph.policies.adding import ADAPTER_FOLDER
 from memagent_graph.policies.profile import require_profile
 from recipes.english.prose_questions import ProseQuestion
@@ -100,10 +100,10 @@ class LessonMaker:
         questions: Sequence[ProseQuestion],
         *,
         held_out: bool = False,
-        more: MoreFacts | None = None,
+        additional: AdditionalFacts | None = None,
         change_weight: int = 24,
     ) -> None:
-        self._sections, self._held_out, self._more = sections, held_out, more
+        self._sections, self._held_out, self._additional = sections, held_out, additional
         self._change_weight = change_weight
         self._prompts = replace(require_profile(ADAPTER_FOLDER).prompts, control_tokens=frozenset(CONTROL_TOKENS))
         self._questions_by_section: dict[tuple[str, int], list[ProseQuestion]] = {}
@@ -121,7 +121,7 @@ class LessonMaker:
         """Return `count` conversations of one role on one section, and a third as many answers from notes."""
         has_questions = bool(self._with_questions) and rng.random() < 0.7
         section = rng.choice(self._with_questions if has_questions else self._sections)
-        facts = EnglishFacts(rng, held_out=self._held_out, more=self._more)
+        facts = EnglishFacts(rng, held_out=self._held_out, additional=self._additional)
         inquiry_factories, statements = self._plant(
             rng, facts, rng.choice((0, 1, 2)) if has_questions else rng.randint(2, 4)
         )
@@ -172,7 +172,7 @@ class LessonMaker:
         """Return an answer from the notes after a section, or, one time in five, from notes that do not answer."""
         notes, answer = inquiry.after, inquiry.answer
         if rng.random() < 0.2:
-            notes, answer = tuple(facts.fact().statement for _ in range(rng.randint(0, 2))), NOT_STATED
+            notes, answer = tuple(facts.draw_fact().statement for _ in range(rng.randint(0, 2))), NOT_STATED
         prompt = self._prompts.messages("answer", _vary(rng, inquiry.question), memory=" ".join(notes))[0]["content"]
         return Lesson("answer", prompt, f"\\boxed{{{answer}}}", answer != NOT_STATED)
 
@@ -223,25 +223,25 @@ class LessonMaker:
 
     def _make_unanswerable(self, facts: EnglishFacts) -> Inquiry:
         """Return a question that nothing in the document answers."""
-        return Inquiry(facts.question(facts.fact())[0], (), (), NOT_STATED)
+        return Inquiry(facts.draw_question(facts.draw_fact())[0], (), (), NOT_STATED)
 
     def _plant_single_fact(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
         """Plant a fact, and in most sections a similar fact; another similar fact may stand elsewhere."""
-        fact = facts.fact()
-        miss, other = facts.near_miss(fact), facts.near_miss(fact)
+        fact = facts.draw_fact()
+        miss, other = facts.draw_near_miss(fact), facts.draw_near_miss(fact)
 
         def here(rng: random.Random) -> Inquiry:
-            question, answer = facts.question(fact)
+            question, answer = facts.draw_question(fact)
             if rng.random() < 0.2:
-                notes = (facts.state(fact.relation, fact.subject, fact.value),)
+                notes = (facts.draw_statement(fact.relation, fact.subject, fact.value),)
                 return Inquiry(question, notes, notes, answer)
             noise: tuple[str, ...] = (other.statement,) if rng.random() < 0.3 else ()
-            noise += tuple(facts.fact().statement for _ in range(_count_mistakes(rng)))
+            noise += tuple(facts.draw_fact().statement for _ in range(_count_mistakes(rng)))
             return Inquiry(question, noise, _shorten((*noise, fact.statement)), answer)
 
         def elsewhere(rng: random.Random) -> Inquiry:
-            question, answer = facts.question(other)
-            noise = tuple(facts.fact().statement for _ in range(_count_mistakes(rng)))
+            question, answer = facts.draw_question(other)
+            noise = tuple(facts.draw_fact().statement for _ in range(_count_mistakes(rng)))
             is_noted = rng.random() < 0.5
             notes = _shuffle(rng, (*noise, other.statement)) if is_noted else noise
             return Inquiry(question, notes, notes, answer if is_noted else NOT_STATED)
@@ -251,22 +251,22 @@ class LessonMaker:
 
     def _plant_change(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
         """Plant a value that changes: the last statement counts, and replaces the earlier one in the notes."""
-        old = facts.fact(facts.relation(changes=True))
-        new, miss = facts.change(old), facts.near_miss(old)
+        old = facts.draw_fact(facts.draw_relation(changes=True))
+        new, miss = facts.draw_change(old), facts.draw_near_miss(old)
         both = rng.random() < 0.3
 
         def ask_change(rng: random.Random) -> Inquiry:
-            question, answer = facts.about(new.relation, new.subject), new.value
+            question, answer = facts.draw_question_about(new.relation, new.subject), new.value
             if new.subject != old.subject:
-                question, answer = facts.question(new)
+                question, answer = facts.draw_question(new)
             notes = (old.statement,) if not both and rng.random() < 0.75 else ()
-            noise = (facts.fact().statement for _ in range(_count_mistakes(rng)))
+            noise = (facts.draw_fact().statement for _ in range(_count_mistakes(rng)))
             before = _shuffle(rng, (*noise, *notes))
             after = (*(note for note in before if note != old.statement), new.statement)
             return Inquiry(question, before, after, answer)
 
         def other(rng: random.Random) -> Inquiry:
-            question, answer = facts.question(miss)
+            question, answer = facts.draw_question(miss)
             return Inquiry(question, (miss.statement,), (miss.statement,), answer)
 
         return [ask_change, ask_change, other], [*([old.statement] if both else []), new.statement]
@@ -275,15 +275,15 @@ class LessonMaker:
         """Plant two facts that only together answer, in either order, or one or none of them, among facts like them
         about others. The second fact is noted only if the first is known.
         """
-        chain, question = facts.chain(2)
+        chain, question = facts.draw_chain(2)
         first, second = chain
         here = rng.choice((chain, chain[::-1], [first], [second], []))
         kinds = rng.choices((first.relation, second.relation), (1, 2), k=rng.randint(0, 3))
-        others = [facts.fact(relation) for relation in kinds]
+        others = [facts.draw_fact(relation) for relation in kinds]
 
         def ask(rng: random.Random) -> Inquiry:
             before = list(rng.choices(((), (first.statement,), (first.statement, second.statement)), (9, 9, 2))[0])
-            before += [facts.fact(rng.choice(chain).relation).statement for _ in range(_count_mistakes(rng))]
+            before += [facts.draw_fact(rng.choice(chain).relation).statement for _ in range(_count_mistakes(rng))]
             rng.shuffle(before)
             after = list(before)
             for fact, is_linked in ((first, True), (second, first.statement in before or first in here)):
@@ -299,13 +299,13 @@ class LessonMaker:
 
     def _plant_list(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
         """Plant several values of one subject among values of other subjects; some may be in the notes already."""
-        relation = facts.relation(plural=True)
-        items: list[EnglishFact] = [facts.fact(relation)]
-        items += [facts.fact(relation, subject=items[0].subject) for _ in range(rng.randint(1, 2))]
+        relation = facts.draw_relation(plural=True)
+        items: list[EnglishFact] = [facts.draw_fact(relation)]
+        items += [facts.draw_fact(relation, subject=items[0].subject) for _ in range(rng.randint(1, 2))]
         question = rng.choice(relation.plural_questions).replace("{s}", items[0].subject)
         old = items[: rng.randint(0, len(items) - 1)]
         new = items[len(old) :]
-        others = [facts.fact(relation).statement for _ in range(rng.randint(0, 2))]
+        others = [facts.draw_fact(relation).statement for _ in range(rng.randint(0, 2))]
 
         def ask(rng: random.Random) -> Inquiry:
             before = tuple(fact.statement for fact in old)
@@ -317,12 +317,12 @@ class LessonMaker:
 
     def _plant_yes_no(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
         """Plant a fact for a yes-or-no question about its value or another value."""
-        fact = facts.fact()
-        miss = facts.fact(fact.relation)
+        fact = facts.draw_fact()
+        miss = facts.draw_fact(fact.relation)
 
         def ask(rng: random.Random) -> Inquiry:
             is_true = rng.random() < 0.5
-            claim = facts.state(fact.relation, fact.subject, fact.value if is_true else miss.value).rstrip(".")
+            claim = facts.draw_statement(fact.relation, fact.subject, fact.value if is_true else miss.value).rstrip(".")
             question = rng.choice(("Is it true that {c}?", "{c}: yes or no?", "Does the text say that {c}?"))
             return Inquiry(question.format(c=claim), (), (fact.statement,), "yes" if is_true else "no")
 

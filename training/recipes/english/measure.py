@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from memagent_graph import LocalPolicy, MemAgent
 from memagent_graph.documents import Document
-from memagent_graph.policies.profile import policy_folder
+from memagent_graph.policies.profile import find_policy_folder
 from recipes.english.pinned_texts import PinnedText, read_text
 
 RUNS: Final = Path(__file__).with_name("natural_runs.jsonl")
@@ -95,7 +95,7 @@ def main() -> None:
 def log_run(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Add a run to the log: also one that was stopped, with what it had read."""
     right = sum(row["right"] for row in rows)
-    progress = policy_folder(arguments.policy) / "progress.json"
+    progress = find_policy_folder(arguments.policy) / "progress.json"
     run = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "questions": arguments.questions,

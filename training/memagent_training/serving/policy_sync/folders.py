@@ -78,5 +78,5 @@ def require_servable(folder: Path) -> None:
     """
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise SyncError(
-            f"{folder} has no tokenizer", hint="Copy the base model's (training_output.complete_policy does)."
+            f"{folder} has no tokenizer", hint="Copy the base model's (training_output.copy_policy_files does)."
         )
