@@ -130,7 +130,7 @@ def read_by_report(book: Path, strategy: str | None) -> None:
 
 INTERFACES = (
     read_by_command, read_in_python, read_by_settings, read_by_tool, read_by_graph,
-    read_by_node, read_by_mcp, read_by_serve, read_by_corpus, read_by_report,
+    read_by_node, read_by_mcp, read_by_serve, read_by_corpus, read_by_report
 )  # fmt: skip
 
 

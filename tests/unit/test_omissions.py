@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.made_documents import made_documents
+from support.made_documents import make_documents
 
 from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentStore
@@ -20,7 +20,7 @@ from memagent_mcp.tool_results import format_run
 from memagent_serve.chat_replies import read_details
 from memagent_serve.request_texts import iter_stored_pieces
 
-MIXED = next(made for made in made_documents() if made.name == "mixed.pdf")
+MIXED = next(made for made in make_documents() if made.name == "mixed.pdf")
 IMAGE = "pages that are images (1: page 2)"
 
 

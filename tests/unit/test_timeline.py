@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.traces import fan_out, make_answer, make_spans, make_trace, make_view
+from support.traces import make_answer, make_fan_out, make_spans, make_trace, make_view
 from support.traces import make_call as asked
 from unit.reports.test_report_exports import Page
 
@@ -182,7 +182,7 @@ def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it() -
 
 PARTS = [*CHUNKS[:3], "Nothing again. ", *CHUNKS[3:]]
 BRANCHED = run(
-    trace=fan_out(
+    trace=make_fan_out(
         [[GRANARY, GRANARY], ["Nor the year.", "Nor the year."], [LIGHTHOUSE, LIGHTHOUSE]],
         f"{GRANARY}\n{LIGHTHOUSE}",
         PARTS,
@@ -221,7 +221,7 @@ def test_a_run_with_branches_is_drawn_on_the_terminal() -> None:
 
 
 def test_a_dull_stretch_does_not_reach_over_branches() -> None:
-    trace = fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
+    trace = make_fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
     text = print_text(render_timeline(build_timeline(run(trace=trace, chunk_text=lambda _: None, sections=()))))
     assert "chunks 2-3, branch 0: unchanged" in text
     assert "chunks 5-6, branch 1: unchanged" in text
