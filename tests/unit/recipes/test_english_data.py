@@ -205,8 +205,10 @@ def test_answers_are_graded_by_whole_words(answer, question, is_right) -> None:
 
 
 def test_a_document_of_the_loop_is_the_prose_around_its_question_and_a_tenth_of_the_questions_have_no_answer() -> None:
-    sections = [ProseSection(ROW.source, "story", start, start + 1, f"({start}) {PROSE}") for start in range(200)]
-    questions = [replace(ROW, start=start) for start in range(200)] + [replace(OTHER, source="b", start=0)]
+    sections = [ProseSection("tales", "story", start, start + 1, f"({start}) {PROSE}") for start in range(200)]
+    questions = [replace(HARBOUR_ROW, source="tales", start=start) for start in range(200)] + [
+        replace(BELL_ROW, source="b", start=0)
+    ]
     rows = list(make_rows([*sections, ProseSection("b", "letter", 0, 99, PROSE)], questions, random.Random(1)))
     documents = [row["document"] for row in rows if row["document"] != PROSE]
     lengths = [len(document) / (512 * 4.2) for document in documents]
