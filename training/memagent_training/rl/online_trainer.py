@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from memagent_graph.errors import MemAgentError
 from memagent_training.algorithm.schedule import ScheduledStep
 from memagent_training.data.rollouts import RolloutGroup, require_known_token_ids
-from memagent_training.forward.recomputed import LogProbGap
+from memagent_training.forward.recomputed_logprobs import LogProbGap
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 from memagent_training.job.training_output import parse_checkpoint_step
