@@ -106,7 +106,7 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     (model / "templates").mkdir()
     (model / "templates" / "update.txt").write_text("an update prompt")
     result = memagent(*arguments("--resume", model=model, save_strategy="no", max_steps="2"))
-    assert "no whole checkpoint" in result.stderr
+    assert "no complete checkpoint" in result.stderr
     assert result.stdout == f"{out}\n"
     assert "memagent read" in result.stderr and str(out) in result.stderr
     steps = [line for line in result.stderr.splitlines() if line.startswith("step ")]
@@ -276,4 +276,4 @@ def test_other_processes_report_a_failure_after_a_delay(monkeypatch) -> None:
     assert not delays
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert "cannot be read" in memagent(*failing, code=ExitCode.USAGE).stderr
-    assert delays == [training_process.FAILURE_DELAY]
+    assert delays == [training_process.FAILURE_DELAY_SECONDS]
