@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from memagent_graph.concurrency.background import synchronous
+from memagent_graph.concurrency.background import make_synchronous
 from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError
 from memagent_graph.plain_text import remove_folders
@@ -22,14 +22,14 @@ from memagent_graph.reading.state import Limits
 from memagent_graph.storage.checkpoints import lease_run
 from memagent_report.evidence_matrix import ReportDocument
 from memagent_report.report_data import Report
-from memagent_report.report_graph import OnUpdate, ReportState, ReportWork, run_in_new_context
+from memagent_report.report_graph import OnUpdate, ReportJob, ReportState, run_in_new_context
 from memagent_report.report_writing import list_custom_templates
 
 __all__ = ["Report", "areport", "report"]
 
-_DOCUMENTS_AT_ONCE: Final = 8
-_VERSION: Final = 1
-"""A part of every report's id; it changes when reports of older versions cannot be continued."""
+_MAX_CONCURRENT_DOCUMENTS: Final = 8
+_REPORT_VERSION: Final = 1
+"""Part of every report id. It is raised when this version cannot continue reports of older versions."""
 
 
 async def areport(
@@ -55,7 +55,7 @@ async def areport(
     Args:
         agent: the reader; the caller closes it.
         question: the question of the report.
-        documents: anything that `Document.of` accepts. A document that cannot be read gets a row of failed cells.
+        documents: values that `Document.of` accepts. A document that cannot be read gets a row of failed cells.
         questions: the questions that every document is read for; a repeated one counts once. If there are none, the
             policy writes two to six. If it has no prompt for this, every document is read for the report's own
             question.
@@ -67,7 +67,7 @@ async def areport(
 
     Raises:
         MemAgentError, BudgetError: a question is empty or too long; nothing was read.
-        DocumentError: no document can be read; this is the error of the first one.
+        DocumentError: no document can be read; the error is that of the first document.
         PolicyError: a call failed. With checkpoints, the same call continues the report.
         RunError: another process is writing this report.
     """
@@ -75,14 +75,14 @@ async def areport(
     check_question(question, context)
     questions = list(questions)
     checked_questions = tuple(dict.fromkeys(check_questions(questions, context))) if questions else ()
-    report_documents = await _report_documents(agent, list(documents))
-    reads = {
+    report_documents = await _store_documents(agent, list(documents))
+    read_settings = {
         "limits": None if limits is None else asdict(limits),
         "policy": agent.policy.name,
         "settings": (await agent.agraph()).reader_context.settings,
     }
-    identity = {
-        "version": _VERSION,
+    report_key = {
+        "version": _REPORT_VERSION,
         "question": question,
         "questions": checked_questions,
         "documents": [
@@ -91,10 +91,10 @@ async def areport(
         "extractive": extractive,
         "judge": judge,
         "wording": list_custom_templates(context.prompts, trained_prompts_only=context.trained_prompts_only),
-        **reads,
+        **read_settings,
     }
-    work = ReportWork(
-        report_id=f"report-{_digest(identity)[:20]}",
+    job = ReportJob(
+        report_id=f"report-{_compute_digest(report_key)[:20]}",
         agent=agent,
         question=question,
         questions=checked_questions,
@@ -102,39 +102,39 @@ async def areport(
         extractive=extractive,
         judge=judge,
         limits=limits,
-        runs=f"cell-{_digest(reads)[:8]}",
+        run_id_prefix=f"cell-{_compute_digest(read_settings)[:8]}",
         on_update=on_update,
     )
-    return Report.from_dict(await run_in_new_context(_run_report(work)))
+    return Report.from_dict(await run_in_new_context(_run_report(job)))
 
 
-report = synchronous(areport)
+report = make_synchronous(areport)
 
 
-def _digest(values: Mapping[str, Any]) -> str:
+def _compute_digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-async def _run_report(work: ReportWork) -> dict[str, Any]:
+async def _run_report(job: ReportJob) -> dict[str, Any]:
     """Begin the report, or continue it if it exists; return its values."""
-    saver = await work.agent.acheckpointer() if work.agent.keeps_checkpoints else None
-    graph = work.graph().compile(checkpointer=saver, name="MemAgentReport")
-    config: Any = {"configurable": {"thread_id": work.report_id}, "max_concurrency": _DOCUMENTS_AT_ONCE}
+    checkpointer = await job.agent.acheckpointer() if job.agent.keeps_checkpoints else None
+    graph = job.build_graph().compile(checkpointer=checkpointer, name="MemAgentReport")
+    config: Any = {"configurable": {"thread_id": job.report_id}, "max_concurrency": _MAX_CONCURRENT_DOCUMENTS}
     state: ReportState | None = {}
-    with lease_run(saver, work.report_id):
-        if saver is not None:
+    with lease_run(checkpointer, job.report_id):
+        if checkpointer is not None:
             snapshot = await graph.aget_state(config)
             if snapshot.created_at is not None:
                 if "report" in snapshot.values:
                     return dict(snapshot.values["report"])
                 state = None if snapshot.next else {}
-        options: dict[str, Any] = {"durability": "sync"} if saver is not None else {}
-        end = await graph.ainvoke(state, config, **options)
-    return dict(end["report"])
+        options: dict[str, Any] = {"durability": "sync"} if checkpointer is not None else {}
+        final_state = await graph.ainvoke(state, config, **options)
+    return dict(final_state["report"])
 
 
-async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) -> tuple[ReportDocument, ...]:
-    """Add the documents to the store, in order; names that occur twice get a number.
+async def _store_documents(agent: MemAgent, sources: Sequence[DocumentSource]) -> tuple[ReportDocument, ...]:
+    """Add the documents to the store, in order. Names that occur twice get a number.
 
     Raises:
         DocumentError: there are none, or none can be read.
@@ -154,7 +154,7 @@ async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) 
             report_documents.append(ReportDocument(_get_display_name(source), None, message))
     if len(failures) == len(report_documents):
         raise failures[0]
-    return _with_different_names(report_documents)
+    return _make_names_unique(report_documents)
 
 
 def _get_display_name(source: DocumentSource) -> str:
@@ -163,15 +163,15 @@ def _get_display_name(source: DocumentSource) -> str:
     return Path(source).name if isinstance(source, Path) else f"a {type(source).__name__}"
 
 
-def _with_different_names(documents: Sequence[ReportDocument]) -> tuple[ReportDocument, ...]:
+def _make_names_unique(documents: Sequence[ReportDocument]) -> tuple[ReportDocument, ...]:
     """Make the names unique: the second `a.txt` becomes `a.txt (2)`."""
     names: set[str] = set()
     unique_documents = []
     for document in documents:
-        name, number = document.name, 1
+        name, copy_number = document.name, 1
         while name in names:
-            number += 1
-            name = f"{document.name} ({number})"
+            copy_number += 1
+            name = f"{document.name} ({copy_number})"
         names.add(name)
         unique_documents.append(replace(document, name=name))
     return tuple(unique_documents)

@@ -51,17 +51,17 @@ def build_checked_report(
     """
     quotes = list(matrix.quotes())
     quote_problems: dict[QuotePosition, SentenceProblem | None] = {}
-    words: set[str] = set()
-    for number, source in sources:
-        name = matrix.documents[number].name
+    lower_case_words: set[str] = set()
+    for document_number, source in sources:
+        name = matrix.documents[document_number].name
         for position, quote in quotes:
-            if position.document == number:
+            if position.document == document_number:
                 quote_problems[position] = check_quote(quote, source, name)
-        words |= find_lower_case_words(source)
-    absent_quotes = [
+        lower_case_words |= find_lower_case_words(source)
+    missing_quotes = [
         problem for problem in quote_problems.values() if problem and problem.kind is ProblemKind.QUOTE_NOT_IN_SOURCE
     ]
-    is_common = words.__contains__
+    is_common = lower_case_words.__contains__
     sections = []
     for section in draft.sections:
         section_quotes = [position for position, _ in quotes if position.question in section.questions]
@@ -79,7 +79,7 @@ def build_checked_report(
         contradictions=draft.contradictions,
         events=tuple(events),
         quotes_checked=len(quotes),
-        quotes_found=len(quotes) - len(absent_quotes),
+        quotes_found=len(quotes) - len(missing_quotes),
     )
 
 
@@ -91,7 +91,7 @@ def check_quote(quote: SourceQuote, source: SourceText, name: str) -> SentencePr
         source: its document's text.
         name: the document's name.
     """
-    span = source.find(quote.text, quote.start_char)
+    span = source.find_quote(quote.text, quote.start_char)
     if span is None:
         return SentenceProblem(ProblemKind.QUOTE_NOT_IN_SOURCE, f"a quote is not in {name}")
     if quote.is_whole and not source.is_whole(*span):
@@ -110,10 +110,10 @@ def _check_sentence(
     problems = _find_problems(sentence.text, sentence.quotes, matrix, quote_problems, is_common)
     if not problems or sentence.document is not None:
         return replace(sentence, problems=problems)
-    others = _rank_quotes(sentence.text, section_quotes, matrix)
-    for count in range(1, len(others) + 1):
-        if not _find_problems(sentence.text, others[:count], matrix, quote_problems, is_common):
-            return replace(sentence, quotes=tuple(others[:count]), chosen_by_code=True)
+    ranked_quotes = _rank_quotes(sentence.text, section_quotes, matrix)
+    for count in range(1, len(ranked_quotes) + 1):
+        if not _find_problems(sentence.text, ranked_quotes[:count], matrix, quote_problems, is_common):
+            return replace(sentence, quotes=tuple(ranked_quotes[:count]), chosen_by_code=True)
     return replace(sentence, problems=problems)
 
 
@@ -146,14 +146,14 @@ def list_document_names(file_name: str) -> list[str]:
 def _rank_quotes(text: str, section_quotes: Sequence[QuotePosition], matrix: EvidenceMatrix) -> list[QuotePosition]:
     """Return the few quotes that share the most words and values with a sentence, best first."""
 
-    def terms(passage: str) -> frozenset[str]:
+    def list_terms(passage: str) -> frozenset[str]:
         facts = extract_facts(passage)
         return list_content_stems(facts) | {number.key for number in facts.numbers}
 
-    sentence_terms = terms(text)
+    sentence_terms = list_terms(text)
 
     def count_shared(position: QuotePosition) -> int:
-        return len(sentence_terms & terms(matrix.quote(position).text))
+        return len(sentence_terms & list_terms(matrix.quote(position).text))
 
     positions = sorted(section_quotes, key=lambda position: (-count_shared(position), position))
     return [position for position in positions[:_MAX_QUOTES] if count_shared(position)]

@@ -27,7 +27,7 @@ class CellState(StrEnum):
 
     ANSWERED = "answered"
     EMPTY = "empty"
-    """The whole document was read, and it has no answer."""
+    """The document was read to its end, and it has no answer."""
     STOPPED = "stopped"
     """A limit stopped the read before the document's end."""
     FAILED = "failed"
@@ -40,13 +40,13 @@ class SourceQuote:
 
     text: str
     start_char: int
-    """Its first character in the document, counted from 0."""
+    """The quote's first character in the document, counted from 0."""
     end_char: int
-    """The character after its last one."""
+    """The character after the quote's last character."""
     page: str | None
-    """The page or source in which it begins; None if the document has neither."""
+    """The page or source in which the quote begins; None if the document has neither."""
     is_whole: bool = True
-    """Whether it consists of whole sentences, list items or table rows; a very long one is quoted in part."""
+    """Whether the quote consists of complete sentences, list items or table rows. Very long ones are quoted in part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class ReportDocument:
 
     name: str
     reference: DocumentRef | None
-    """Its text in the store; None if it could not be read."""
+    """The document's text in the store; None if it could not be read."""
     error: str | None = None
-    """Why it could not be read; None if it was read."""
+    """Why the document could not be read; None if it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class ReportMode(StrEnum):
     WRITTEN = "written"
     """The policy writes an outline, then each section from its quotes."""
     EXTRACTIVE = "extractive"
-    """Nobody writes them: there is a section for each question, and its sentences are the answers of the cells."""
+    """No text is written: each question has a section, and its sentences are the answers of the cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +138,15 @@ class ReportSentence:
     text: str
     quotes: tuple[QuotePosition, ...]
     document: int | None = None
-    """The document whose answer it is, in an extractive report."""
+    """The document whose answer the sentence is, in an extractive report."""
     problems: tuple[SentenceProblem, ...] = ()
     """The problems that the check found; empty if the sentence is quoted, or not checked yet."""
     chosen_by_code: bool = False
-    """Whether the code chose its quotes, because those that the policy cited do not support it."""
+    """Whether the code chose the quotes, because those that the policy cited do not support the sentence."""
 
     @property
     def is_quoted(self) -> bool:
-        """Whether everything that is compared is in its quotes, and the quotes are in their documents."""
+        """Whether the check found no problem: the quotes are in their documents, and support the sentence."""
         return not self.problems
 
 
@@ -204,9 +204,11 @@ def make_extractive_draft(matrix: EvidenceMatrix) -> Draft:
 def find_differing_answers(matrix: EvidenceMatrix) -> Iterator[Contradiction]:
     """Yield each pair of different answers to one question; letter case and white space make no difference."""
     for question in range(len(matrix.questions)):
-        answered = (cell for cell in matrix.column(question) if cell.state is CellState.ANSWERED and cell.answer)
-        documents = group_values((" ".join((cell.answer or "").casefold().split()), cell.document) for cell in answered)
-        for first, second in combinations(documents.values(), 2):
+        answered_cells = (cell for cell in matrix.column(question) if cell.state is CellState.ANSWERED and cell.answer)
+        documents_by_answer = group_values(
+            (" ".join((cell.answer or "").casefold().split()), cell.document) for cell in answered_cells
+        )
+        for first, second in combinations(documents_by_answer.values(), 2):
             yield Contradiction(question, (tuple(first), tuple(second)))
 
 
@@ -215,10 +217,10 @@ def to_json(value: Any) -> Any:
     return msgspec.to_builtins(value, str_keys=True)
 
 
-def from_json(values: Any, kind: type[T]) -> T:
+def from_json(values: Any, result_type: type[T]) -> T:
     """Convert values of `to_json` back.
 
     Raises:
         msgspec.ValidationError: the values do not fit the type.
     """
-    return msgspec.convert(values, kind, str_keys=True)
+    return msgspec.convert(values, result_type, str_keys=True)

@@ -19,58 +19,60 @@ from memagent_graph.timeline.page import (
     read_resource,
 )
 
-_UNWRITABLE: Final = re.compile(
+_UNPRINTABLE: Final = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-_FORMULA: Final = re.compile(r"^\s*[=+\-@\uff1d\uff0b\uff0d\uff20\u2212|%]|^[\t\r\n]")
-_MARKDOWN: Final = re.compile(r"([\\`*_{}\[\]|<>~$&#]|!(?=\[))|(^[+\-=:!])|(?<=^)(\d+)([.)])")
-_ACTIVE: Final = re.compile(r"(?i)\b(https?|ftp|file|mailto|javascript|data)(:)|(?<![\w.])(www)(\.)|(@)")
-_BREAK: Final = "\u2060"
+_FORMULA_START: Final = re.compile(r"^\s*[=+\-@\uff1d\uff0b\uff0d\uff20\u2212|%]|^[\t\r\n]")
+_MARKDOWN_SYNTAX: Final = re.compile(r"([\\`*_{}\[\]|<>~$&#]|!(?=\[))|(^[+\-=:!])|(?<=^)(\d+)([.)])")
+_LINK_TEXT: Final = re.compile(r"(?i)\b(https?|ftp|file|mailto|javascript|data)(:)|(?<![\w.])(www)(\.)|(@)")
+_WORD_JOINER: Final = "\u2060"
 """The word joiner: it is invisible, and programs do not turn an address that contains it into a link."""
 
 
-def writable(text: str) -> str:
-    """Replace control characters, marks of text direction, and half surrogate pairs by U+FFFD."""
-    return _UNWRITABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+def replace_unprintable(text: str) -> str:
+    """Replace control characters, marks of text direction, and lone surrogates by U+FFFD."""
+    return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def put_in_one_line(text: str) -> str:
-    """Return a text in one line, cleaned by `writable`."""
-    return " ".join(writable(text).split())
+    """Return a text in one line, cleaned by `replace_unprintable`."""
+    return " ".join(replace_unprintable(text).split())
 
 
 def escape_for_spreadsheet(text: str) -> str:
-    """Return a text that a spreadsheet shows as text: an apostrophe is put in front of what would be a formula."""
-    text = writable(text)
-    return f"'{text}" if _FORMULA.match(text) else text
+    """Return a text that a spreadsheet shows as text. An apostrophe is put before a text that would be a formula."""
+    text = replace_unprintable(text)
+    return f"'{text}" if _FORMULA_START.match(text) else text
 
 
 def escape_markdown(text: str) -> str:
-    """Escape a text, in one line, so that Markdown makes no link, image, HTML, TeX, list or table cell of it."""
-    text = _ACTIVE.sub(lambda match: "".join(part for part in match.groups() if part) + _BREAK, put_in_one_line(text))
-    return _MARKDOWN.sub(_escape_in_markdown, text)
+    """Escape a text, in one line, so that Markdown shows it as text: no link, image, HTML, TeX, list or table cell."""
+    text = _LINK_TEXT.sub(
+        lambda match: "".join(part for part in match.groups() if part) + _WORD_JOINER, put_in_one_line(text)
+    )
+    return _MARKDOWN_SYNTAX.sub(_escape_in_markdown, text)
 
 
 def _escape_in_markdown(match: re.Match[str]) -> str:
     return f"{match[3]}\\{match[4]}" if match[3] else f"\\{match[0]}"
 
 
-_PACKAGE = "memagent_report"
+_RESOURCE_PACKAGE = "memagent_report"
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One line of a section. All texts are as they came from documents and policies."""
+    """One line of a section. The texts are not escaped."""
 
     text: str
     source: str = ""
-    """The document whose statement it is; shown in front."""
+    """The document that makes the statement; shown before the text."""
     number: int | None = None
     """The number by which other passages cite it."""
-    cites: tuple[int, ...] = ()
+    citations: tuple[int, ...] = ()
     quote: str = ""
     """Words of a document, shown at the end between quotation marks."""
-    mark: str = ""
+    warning: str = ""
     """A warning about the passage."""
     details: tuple[str, ...] = ()
     """Lines to show below the passage."""
@@ -83,7 +85,7 @@ class ContentSection:
     heading: str
     passages: tuple[Passage, ...] = ()
     table: tuple[tuple[str, ...], ...] = ()
-    """Rows of cells; the first row has the column heads, and the first cell of each row is its head."""
+    """Rows of cells; the first row has the column headings, and the first cell of each row is the row's heading."""
     note: str = ""
 
 
@@ -102,9 +104,9 @@ class ReportContent:
 
 def render_markdown(content: ReportContent) -> str:
     """Return Markdown without links, images, HTML or TeX of documents."""
-    head = f"# {escape_markdown(content.title)}\n\n{escape_markdown(content.summary)}"
+    heading = f"# {escape_markdown(content.title)}\n\n{escape_markdown(content.summary)}"
     sections = ["\n".join(_iter_markdown_lines(section)) for section in content.sections]
-    return "\n\n".join([head, *sections]) + "\n"
+    return "\n\n".join([heading, *sections]) + "\n"
 
 
 def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
@@ -114,10 +116,10 @@ def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
         number = "" if passage.number is None else f"[{passage.number}] "
         source = f"{escape_markdown(passage.source)}: " if passage.source else ""
         quote = f": “{escape_markdown(passage.quote)}”" if passage.quote else ""
-        cites = "".join(f"[{citation}]" for citation in passage.cites)
-        mark = f"**[{escape_markdown(passage.mark)}]**" if passage.mark else ""
+        citations = "".join(f"[{citation}]" for citation in passage.citations)
+        warning = f"**[{escape_markdown(passage.warning)}]**" if passage.warning else ""
         line = f"{number}{source}{escape_markdown(passage.text)}{quote}"
-        yield "- " + " ".join(filter(None, (line, cites, mark)))
+        yield "- " + " ".join(filter(None, (line, citations, warning)))
         yield from (f"  - {escape_markdown(detail)}" for detail in passage.details)
     for index, row in enumerate(section.table):
         yield "| " + " | ".join(map(escape_markdown, row)) + " |"
@@ -132,9 +134,9 @@ def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
 
 def render_html(content: ReportContent) -> str:
     """Return one page without scripts, that loads nothing and links only within itself; write it in UTF-8."""
-    style = read_resource("page.css") + read_resource("report_page.css", _PACKAGE)
+    style = read_resource("page.css") + read_resource("report_page.css", _RESOURCE_PACKAGE)
     return fill_template(
-        read_resource("report_page.html", _PACKAGE),
+        read_resource("report_page.html", _RESOURCE_PACKAGE),
         {
             "policy": make_content_policy(style),
             "title": format_page_title(content.title),
@@ -148,36 +150,43 @@ def render_html(content: ReportContent) -> str:
 
 
 def _escape(text: str) -> str:
-    return escape_html(writable(text))
+    return escape_html(replace_unprintable(text))
 
 
 def _render_section(section: ContentSection) -> str:
-    parts = [f"<h2>{_escape(section.heading)}</h2>"]
+    html_parts = [f"<h2>{_escape(section.heading)}</h2>"]
     if section.passages:
-        parts.append(f'<ul class="passages">{"".join(map(_render_passage, section.passages))}</ul>')
+        html_parts.append(f'<ul class="passages">{"".join(map(_render_passage, section.passages))}</ul>')
     if section.table:
-        (_, *heads), *rows = section.table
-        columns = "".join(f'<th scope="col">{_escape(head)}</th>' for head in (section.table[0][0], *heads))
+        (_, *column_headings), *rows = section.table
+        columns = "".join(
+            f'<th scope="col">{_escape(heading)}</th>' for heading in (section.table[0][0], *column_headings)
+        )
         body = "".join(
             f'<tr><th scope="row">{_escape(name)}</th>'
             + "".join(f"<td>{_escape(cell)}</td>" for cell in cells)
             + "</tr>"
             for name, *cells in rows
         )
-        parts.append(f'<div class="wide"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>')
+        html_parts.append(
+            f'<div class="wide"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+        )
     if section.note:
-        parts.append(f'<p class="hint">{_escape(section.note)}</p>')
-    return f"<section>{''.join(parts)}</section>"
+        html_parts.append(f'<p class="hint">{_escape(section.note)}</p>')
+    return f"<section>{''.join(html_parts)}</section>"
 
 
 def _render_passage(passage: Passage) -> str:
-    kind = ' class="unquoted"' if passage.mark else ""
+    class_attribute = ' class="unquoted"' if passage.warning else ""
     anchor = "" if passage.number is None else f' id="quote-{passage.number}"'
     number = "" if passage.number is None else f"[{passage.number}] "
     source = f'<span class="source">{_escape(passage.source)}:</span> ' if passage.source else ""
     quote = f"<br><q>{_escape(passage.quote)}</q>" if passage.quote else ""
-    cites = "".join(f'<a class="reference" href="#quote-{citation}">[{citation}]</a>' for citation in passage.cites)
-    mark = f'<span class="mark">{_escape(passage.mark)}</span>' if passage.mark else ""
+    citations = "".join(
+        f'<a class="reference" href="#quote-{citation}">[{citation}]</a>' for citation in passage.citations
+    )
+    warning = f'<span class="mark">{_escape(passage.warning)}</span>' if passage.warning else ""
     details = "".join(f"<li>{_escape(detail)}</li>" for detail in passage.details)
-    below = f"<ul>{details}</ul>" if details else ""
-    return f"<li{kind}{anchor}>{number}{source}{_escape(passage.text)}{quote}{cites}{mark}{below}</li>"
+    details_list = f"<ul>{details}</ul>" if details else ""
+    content = f"{number}{source}{_escape(passage.text)}{quote}{citations}{warning}{details_list}"
+    return f"<li{class_attribute}{anchor}>{content}</li>"

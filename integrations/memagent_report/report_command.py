@@ -52,7 +52,7 @@ class ReportDocuments(ReaderOptions):
     )
     question: Annotated[str, typer.Argument(help="The question of the report.")]
     documents: Annotated[list[Path], typer.Argument(help="The documents' paths.")]
-    ask: Annotated[
+    document_questions: Annotated[
         list[str] | None,
         typer.Option(
             "--question",
@@ -99,43 +99,43 @@ class ReportDocuments(ReaderOptions):
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with report_failures(console):
             try:
-                report = asyncio.run(self._report(console))
+                report = asyncio.run(self._make_report(console))
             except (KeyboardInterrupt, asyncio.CancelledError):
                 console.err.print("the same command continues the report")
                 raise typer.Exit(console.report_interruption(ExitCode.INTERRUPTED)) from None
-            self._show(report, console)
+            self._print_report(report, console)
         if not report.totals["answered"]:
             raise typer.Exit(ExitCode.STOPPED if report.totals["stopped"] else ExitCode.NO_ANSWER)
 
-    async def _report(self, console: Console) -> Report:
+    async def _make_report(self, console: Console) -> Report:
         from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_report import areport  # noqa: PLC0415
 
-        questions = expand_questions(self.ask or ())
+        questions = expand_questions(self.document_questions or ())
         documents = [Document.from_path(path, encoding=self.encoding) for path in self.documents]
         settings = self.settings()
         console.print_policy(settings.policy_reason)
         limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
         with console.show_status("loading the policy"):
-            loaded = open_reader(self, settings)
-        async with loaded as reader:
+            opened_reader = open_reader(self, settings)
+        async with opened_reader as reader:
             return await console.follow_documents(
                 len(documents),
-                lambda show: areport(
+                lambda on_update: areport(
                     reader, self.question, documents, questions=questions, extractive=self.extractive,
                     judge=self.judge, limits=None if limits == Limits() else limits,
-                    on_update=show,
+                    on_update=on_update,
                 ),
             )  # fmt: skip
 
-    def _show(self, report: Report, console: Console) -> None:
+    def _print_report(self, report: Report, console: Console) -> None:
         from memagent_graph.cli.output import print_json  # noqa: PLC0415
-        from memagent_graph.plain_text import plain  # noqa: PLC0415
+        from memagent_graph.plain_text import make_printable  # noqa: PLC0415
         from memagent_report.report_files import write_report  # noqa: PLC0415
 
         for event in report.events:
-            console.err.print(f"{event.kind.value}: {plain(event.detail)}", markup=False, style="yellow")
+            console.err.print(f"{event.kind.value}: {make_printable(event.detail)}", markup=False, style="yellow")
         paths: Sequence[Path] = ()
         if self.out is not None:
             formats = self.formats or (Format.MD, Format.HTML, Format.CSV)
@@ -145,5 +145,5 @@ class ReportDocuments(ReaderOptions):
         if self.as_json:
             print_json({**report.to_dict(), "files": [str(path) for path in paths]})
         elif self.out is None:
-            console.out.print(plain(report.to_markdown()), markup=False)
-        console.err.print(plain(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")
+            console.out.print(make_printable(report.to_markdown()), markup=False)
+        console.err.print(make_printable(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")

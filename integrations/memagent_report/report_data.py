@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from memagent_graph.events import EventKind
-from memagent_graph.plain_text import quantity
+from memagent_graph.plain_text import format_count
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
@@ -25,8 +25,8 @@ from memagent_report.evidence_matrix import (
 from memagent_report.rendering import ContentSection, Passage, ReportContent, render_html, render_markdown
 
 NOT_QUOTED: Final = "not quoted"
-"""The mark of a sentence that its quotes do not support."""
-WHAT_QUOTED_MEANS: Final = (
+"""The warning at a sentence that its quotes do not support."""
+QUOTED_EXPLANATION: Final = (
     "A sentence is quoted if its numbers, dates, names and quotations appear in its quotes, as do at least half "
     "of its words, and if the quotes appear in their documents, character by character. This does not make it true. "
     f'Sentences marked "{NOT_QUOTED}" failed this check.'
@@ -35,7 +35,7 @@ WHAT_QUOTED_MEANS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ReportEvent:
-    """Something that readers of the report should know."""
+    """An event that readers of the report should know about."""
 
     kind: EventKind
     detail: str
@@ -83,17 +83,17 @@ class Report:
         references: dict[tuple[int, int, int], Reference] = {}
         for position in (position for sentence in self.sentences for position in sentence.quotes):
             reference = Reference(len(references) + 1, position.document, self.matrix.quote(position))
-            references.setdefault(self._get_key(position), reference)
+            references.setdefault(self._make_passage_key(position), reference)
         return references
 
-    def _get_key(self, position: QuotePosition) -> tuple[int, int, int]:
+    def _make_passage_key(self, position: QuotePosition) -> tuple[int, int, int]:
         """Return a key that is the same for one passage in several cells."""
         quote = self.matrix.quote(position)
         return position.document, quote.start_char, quote.end_char
 
     def numbers(self, sentence: ReportSentence) -> list[int]:
         """Return the numbers of a sentence's references, in ascending order."""
-        return sorted({self._references[self._get_key(position)].number for position in sentence.quotes})
+        return sorted({self._references[self._make_passage_key(position)].number for position in sentence.quotes})
 
     @cached_property
     def totals(self) -> Mapping[str, int]:
@@ -116,16 +116,17 @@ class Report:
     @property
     def summary(self) -> str:
         """A summary of the report, in a few sentences."""
-        total = self.totals
-        explanation = (
-            f"{quantity(total['documents'], 'document')} read with {quantity(total['questions'], 'question')}: "
-            f"{total['answered']} of {len(self.matrix.cells)} cells have an answer. "
-            f"{total['quoted']} of {quantity(total['sentences'], 'sentence')} quoted; "
-            f"{total['quotes_found']} of {quantity(total['quotes_checked'], 'quote')} found in the documents."
+        totals = self.totals
+        counts = (
+            f"{format_count(totals['documents'], 'document')} read with "
+            f"{format_count(totals['questions'], 'question')}: "
+            f"{totals['answered']} of {len(self.matrix.cells)} cells have an answer. "
+            f"{totals['quoted']} of {format_count(totals['sentences'], 'sentence')} quoted; "
+            f"{totals['quotes_found']} of {format_count(totals['quotes_checked'], 'quote')} found in the documents."
         )
         if self.mode is ReportMode.WRITTEN:
-            return explanation
-        return f"{explanation} The sentences are the answers of the cells."
+            return counts
+        return f"{counts} The sentences are the answers of the cells."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready values; `Report.from_dict` is the inverse."""
@@ -145,8 +146,8 @@ class Report:
         Raises:
             msgspec.ValidationError: the values do not describe a report.
         """
-        computed = {"references", "totals"}
-        return from_json({name: value for name, value in values.items() if name not in computed}, cls)
+        computed_fields = {"references", "totals"}
+        return from_json({name: value for name, value in values.items() if name not in computed_fields}, cls)
 
     def to_markdown(self) -> str:
         """Return the report in Markdown; text of documents and policies cannot become a link, an image, HTML or TeX."""
@@ -173,8 +174,8 @@ class Report:
             Passage(
                 sentence.text,
                 source="" if sentence.document is None else self.matrix.documents[sentence.document].name,
-                cites=tuple(self.numbers(sentence)),
-                mark=f"{NOT_QUOTED}: {'; '.join(problem.detail for problem in sentence.problems)}"
+                citations=tuple(self.numbers(sentence)),
+                warning=f"{NOT_QUOTED}: {'; '.join(problem.detail for problem in sentence.problems)}"
                 if sentence.problems
                 else "",
             )
@@ -185,11 +186,11 @@ class Report:
         )
 
     def _make_contradiction_passage(self, contradiction: Contradiction) -> Passage:
-        lines = []
+        statements = []
         for group in contradiction.groups:
             names = ", ".join(self.matrix.documents[document].name for document in group)
-            lines.append(f"{names}: {self.matrix.cell(group[0], contradiction.question).answer}")
-        return Passage(self.matrix.questions[contradiction.question], details=tuple(lines))
+            statements.append(f"{names}: {self.matrix.cell(group[0], contradiction.question).answer}")
+        return Passage(self.matrix.questions[contradiction.question], details=tuple(statements))
 
     def _iter_table(self) -> Iterator[tuple[str, ...]]:
         yield "Document", *self.matrix.questions
@@ -205,10 +206,10 @@ class Report:
         return Passage(text, number=reference.number, quote=quote.text)
 
     def _iter_notes(self) -> Iterator[Passage]:
-        total = self.totals
+        totals = self.totals
         yield Passage(f"Policy: {self.model}; id: {self.report_id}")
-        yield Passage(f"Tokens: {total['prompt_tokens']:,} in, {total['completion_tokens']:,} out")
-        yield Passage(WHAT_QUOTED_MEANS)
+        yield Passage(f"Tokens: {totals['prompt_tokens']:,} in, {totals['completion_tokens']:,} out")
+        yield Passage(QUOTED_EXPLANATION)
         for event in self.events:
             yield Passage(f"{event.kind.value}: {event.detail}")
 

@@ -24,12 +24,12 @@ _QUOTE_GAP: Final = "\n---\n"
 
 def format_matrix_csv(report: Report) -> bytes:
     """Return CSV in UTF-8 with a byte order mark; every value is in quotation marks, and formulas are escaped."""
-    file = io.StringIO(newline="")
+    buffer = io.StringIO(newline="")
     rows = list(_iter_rows(report))
-    writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+    writer = csv.writer(buffer, quoting=csv.QUOTE_ALL)
     writer.writerow(rows[0])
     writer.writerows(map(_format_value, row.values()) for row in rows)
-    return file.getvalue().encode("utf-8-sig", "replace")
+    return buffer.getvalue().encode("utf-8-sig", "replace")
 
 
 def _format_value(value: Any) -> str:
@@ -91,8 +91,8 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
     Raises:
         RunError: a file with one of these names does not belong to this report, or the folder cannot be written.
     """
-    selection = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
-    contents = {file_name: content(report) for file_name, content in selection}
+    selected_formats = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
+    contents = {file_name: format_report(report) for file_name, format_report in selected_formats}
     try:
         create_private_folder(folder)
         if not force:

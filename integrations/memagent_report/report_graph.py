@@ -2,7 +2,8 @@
 
 The reader's checkpoints keep the state of the report after every step, and the state of every read after every chunk.
 A report that was killed continues from there: finished documents are not read again, and unfinished ones continue at
-their chunk. The run log has all calls of the policy: a run for each document and question, and the report's own runs.
+the chunk they had reached. The run log has all calls of the policy: a run for each document and question, and the
+runs of the report itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
-from memagent_graph.roles import Role, count_excess_tokens, prompts_for
+from memagent_graph.roles import Role, complete_prompts, count_excess_tokens
 from memagent_graph.trace import MemoryUpdate
 from memagent_report.checked_report import build_checked_report
 from memagent_report.evidence_matrix import (
@@ -62,8 +63,8 @@ from memagent_report.source_text import SourceText, make_cell
 T = TypeVar("T")
 OnUpdate = Callable[[str, str, MemoryUpdate], None]
 """A function that is called with the document's name, the question, and each memory update of that read."""
-_MIN_TOKENS: Final = 64
-"""The policy writes nothing if its prompt has room for fewer tokens of material than this."""
+_MIN_MATERIAL_TOKENS: Final = 64
+"""The policy writes nothing if its prompt has room for fewer tokens of quotes, answers or documents."""
 _BEGINNING_BYTES: Final = 600
 """The number of bytes of each document that the policy sees when it writes the questions."""
 
@@ -89,7 +90,7 @@ class _ReadTask(TypedDict):
 
 
 @dataclass(frozen=True)
-class ReportWork:
+class ReportJob:
     """One report: its question, its documents, its reader and its options.
 
     Args:
@@ -98,7 +99,7 @@ class ReportWork:
         question: the question of the report.
         questions: the questions that every document is read for; if there are none, the policy writes them.
         documents: the documents, which are in the store.
-        runs: the prefix of the ids of the documents' runs. Reports with the same settings share these runs, so a
+        run_id_prefix: the prefix of the run ids of reads. Reports with the same settings share these runs, so that a
             document is not read twice for the same question.
         extractive: whether the sections are the cells' answers, even if the policy could write them.
         judge: whether the policy judges which answers contradict each other.
@@ -111,13 +112,13 @@ class ReportWork:
     question: str
     questions: tuple[str, ...]
     documents: tuple[ReportDocument, ...]
-    runs: str
+    run_id_prefix: str
     extractive: bool = False
     judge: bool = False
     limits: Limits | None = None
     on_update: OnUpdate | None = field(default=None, repr=False)
 
-    def graph(self) -> StateGraph[Any, Any, Any, Any]:
+    def build_graph(self) -> StateGraph[Any, Any, Any, Any]:
         """Build the graph; the caller compiles it with the reader's checkpointer."""
         builder: Any = StateGraph(ReportState)
         builder.add_node("plan", self._plan)
@@ -140,7 +141,7 @@ class ReportWork:
             detail = f"{reason}; every document is read for the report's question itself"
             return {"questions": [self.question], "events": [_make_event(EventKind.NOT_PLANNED, detail)]}
         beginnings = await asyncio.to_thread(self._read_beginnings)
-        result = await self._run(ReportPlan(), beginnings, "documents", "plan")
+        result = await self._run_strategy(ReportPlan(), beginnings, "documents", "plan")
         if result.answer:
             return {"questions": result.answer.splitlines(), "events": []}
         detail = "the policy wrote no question; every document is read for the report's question itself"
@@ -154,43 +155,43 @@ class ReportWork:
 
     async def _read_document(self, task: _ReadTask) -> ReportState:
         """Read one document once for all questions; if it cannot be read, its row has failed cells."""
-        number, questions = task["number"], task["questions"]
-        document = self.documents[number]
+        document_number, questions = task["number"], task["questions"]
+        document = self.documents[document_number]
         if document.reference is None:
-            return self._fail(task, document.error or "")
-        run_ids = [self._run_id(document.reference, question) for question in questions]
+            return self._make_failed_row(task, document.error or "")
+        run_ids = [self._derive_run_id(document.reference, question) for question in questions]
         reads = [
             partial(self._read_one, document, question, run_id)
             for question, run_id in zip(questions, run_ids, strict=True)
         ]
         async with AsyncExitStack() as stack:
-            # Another report on this event loop may read the same document. All take the locks in the same order, so
-            # there is no deadlock.
+            # Another report on this event loop may read the same document. All reports take the locks in the same
+            # order, so there is no deadlock.
             for run_id in sorted(run_ids):
-                await stack.enter_async_context(_locks.get().setdefault(run_id, asyncio.Lock()))
+                await stack.enter_async_context(_run_locks.get().setdefault(run_id, asyncio.Lock()))
             outcomes = await run_in_new_context(read_in_passes(reads, MAX_SHARED_READS))
         errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-        if fatal := [error for error in errors if not isinstance(error, DocumentError)]:
-            raise fatal[0]
+        if fatal_errors := [error for error in errors if not isinstance(error, DocumentError)]:
+            raise fatal_errors[0]
         if errors:
-            return self._fail(task, remove_folders(" ".join(str(errors[0]).split())))
+            return self._make_failed_row(task, remove_folders(" ".join(str(errors[0]).split())))
         source = await asyncio.to_thread(self._load_source, document)
         cells = []
-        for column, result in enumerate(outcomes):
+        for question_number, result in enumerate(outcomes):
             assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
-            cells.append(to_json(await asyncio.to_thread(make_cell, result, source, number, column)))
-        return {"cells": {str(number): cells}}
+            cells.append(to_json(await asyncio.to_thread(make_cell, result, source, document_number, question_number)))
+        return {"cells": {str(document_number): cells}}
 
-    def _fail(self, task: _ReadTask, error: str) -> ReportState:
+    def _make_failed_row(self, task: _ReadTask, error: str) -> ReportState:
         cells = [
             to_json(MatrixCell(task["number"], question, CellState.FAILED, error=error))
             for question in range(len(task["questions"]))
         ]
         return {"cells": {str(task["number"]): cells}}
 
-    def _run_id(self, reference: DocumentRef, question: str) -> str:
-        names = f"{reference['key']} {question}".encode("utf-8", "surrogatepass")
-        return f"{self.runs}-{sha256(names).hexdigest()[:20]}"
+    def _derive_run_id(self, reference: DocumentRef, question: str) -> str:
+        key = f"{reference['key']} {question}".encode("utf-8", "surrogatepass")
+        return f"{self.run_id_prefix}-{sha256(key).hexdigest()[:20]}"
 
     async def _read_one(self, document: ReportDocument, question: str, run_id: str, barrier: Barrier) -> ReadResult:
         on_update = None if self.on_update is None else partial(self.on_update, document.name, question)
@@ -200,33 +201,37 @@ class ReportWork:
         )
 
     async def _write(self, state: ReportState) -> ReportState:
-        """Let the policy write the draft; if it has no prompts for that, the draft consists of the cells' answers."""
+        """Let the policy write the draft. If it has no prompts for this, the draft consists of the cells' answers."""
         matrix = self._load_matrix(state)
         events: list[Any] = []
-        write, judge = not self.extractive, self.judge
+        should_write, should_judge = not self.extractive, self.judge
         if not any(cell.state is CellState.ANSWERED for cell in matrix.cells):
-            write = judge = False
-        if write and (reason := await self._find_obstacle(ReportWriting(), OUTLINE, SECTION)):
-            write = False
+            should_write = should_judge = False
+        if should_write and (reason := await self._find_obstacle(ReportWriting(), OUTLINE, SECTION)):
+            should_write = False
             events.append(_make_event(EventKind.EXTRACTIVE, f"{reason}; the sections are the answers of the cells"))
-        if judge and (reason := await self._find_obstacle(ReportWriting(), JUDGE)):
-            judge = False
+        if should_judge and (reason := await self._find_obstacle(ReportWriting(), JUDGE)):
+            should_judge = False
             events.append(_make_event(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
-        if judge and (left_out := find_pairs_to_judge(matrix)[1]):
-            events.append(_make_event(EventKind.NOT_JUDGED, f"{left_out} further pairs of answers were not compared"))
-        if not write and not judge:
+        if should_judge and (omitted_count := find_pairs_to_judge(matrix)[1]):
+            events.append(
+                _make_event(EventKind.NOT_JUDGED, f"{omitted_count} further pairs of answers were not compared")
+            )
+        if not should_write and not should_judge:
             return {"draft": to_json(make_extractive_draft(matrix)), "events": events}
         text = json.dumps(to_json(matrix), ensure_ascii=False)
-        result = await self._run(ReportWriting(judge=judge, write=write), text, "evidence matrix", "writing")
+        result = await self._run_strategy(
+            ReportWriting(judge=should_judge, write=should_write), text, "evidence matrix", "writing"
+        )
         events += [_make_event(event.kind, event.detail) for event in result.events]
         return {"draft": json.loads(result.answer or ""), "events": events}
 
     async def _check(self, state: ReportState) -> ReportState:
         """Check every quote and sentence, and build the report."""
         matrix = self._load_matrix(state)
-        documents = dict.fromkeys(position.document for position, _ in matrix.quotes())
+        quoted_documents = dict.fromkeys(position.document for position, _ in matrix.quotes())
         # One text at a time, because all of them may not fit in memory.
-        sources = ((number, self._load_source(matrix.documents[number])) for number in documents)
+        sources = ((number, self._load_source(matrix.documents[number])) for number in quoted_documents)
         events = [from_json(event, ReportEvent) for event in state.get("events", ())]
         draft = from_json(state["draft"], Draft)
         report = await asyncio.to_thread(
@@ -242,33 +247,33 @@ class ReportWork:
 
     def _load_source(self, document: ReportDocument) -> SourceText:
         assert document.reference is not None  # noqa: S101  only documents in the store have quotes
-        return SourceText.of(self.agent.store, document.reference)
+        return SourceText.load(self.agent.store, document.reference)
 
     def _read_beginnings(self) -> str:
         lines = []
         for document in self.documents:
             if document.reference is not None:
                 store = self.agent.store
-                start = store.read_bytes(document.reference, 0, _BEGINNING_BYTES).decode(errors="ignore")
-                lines.append(f"{document.name}: {' '.join(start.split())}")
+                beginning = store.read_bytes(document.reference, 0, _BEGINNING_BYTES).decode(errors="ignore")
+                lines.append(f"{document.name}: {' '.join(beginning.split())}")
         return "\n".join(lines)
 
     async def _find_obstacle(self, strategy: Strategy, *roles: Role) -> str:
-        """Return why the policy cannot take these roles; "" if it can."""
+        """Return why the policy cannot be used in these roles; "" if it can."""
         context = await self.agent.aprepare()
         names = ", ".join(role.name for role in roles)
         if not has_prompts_for(roles, context.prompts, trained_prompts_only=context.trained_prompts_only):
             return f"the policy has no prompt for {names}"
-        if _count_chunk_tokens(strategy, context) < _MIN_TOKENS:
+        if _count_chunk_tokens(strategy, context) < _MIN_MATERIAL_TOKENS:
             return f"the context window of {context.budget.context_window} tokens is too small for {names}"
         return ""
 
-    async def _run(self, strategy: Strategy, text: str, name: str, purpose: str) -> ReadResult:
-        """Read a text of the report itself, with the same policy, log and checkpoints."""
+    async def _run_strategy(self, strategy: Strategy, text: str, name: str, purpose: str) -> ReadResult:
+        """Run a strategy on a text of the report itself, with the same policy, log and checkpoints."""
         # Pass the open checkpointer: if the copy opened the file itself, nobody would close it.
-        saver = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
-        tokens = _count_chunk_tokens(strategy, await self.agent.aprepare())
-        agent = self.agent.copy(strategy=strategy, checkpoints=saver, chunk_tokens=tokens)
+        checkpointer = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
+        chunk_tokens = _count_chunk_tokens(strategy, await self.agent.aprepare())
+        agent = self.agent.copy(strategy=strategy, checkpoints=checkpointer, chunk_tokens=chunk_tokens)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
         run_id = f"{self.report_id}-{purpose}"
         return await run_in_new_context(agent.aresume_or_read(run_id, reference, self.question))
@@ -276,12 +281,12 @@ class ReportWork:
 
 def _count_chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
     """Return how many tokens of quotes, answers or documents fit in a prompt of these roles."""
-    prompts = prompts_for(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
+    prompts = complete_prompts(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     excess = count_excess_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)
     return context.budget.chunk_tokens - max(0, excess)
 
 
-_locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDictionary)
+_run_locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDictionary)
 
 
 async def run_in_new_context(work: Coroutine[Any, Any, T]) -> T:

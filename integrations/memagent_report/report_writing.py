@@ -75,7 +75,9 @@ def parse_outline(text: str, _: Prompts) -> ParsedReply | ParseFailure:
         if match is not None:
             numbers = [int(number) - 1 for number in re.findall(r"\d+", match["questions"])]
             heading = " ".join(_INVENTED_REFERENCES.sub("", match["heading"]).strip("*#: ").split())
-            outline.append((heading[:_MAX_HEADING_LENGTH], list(dict.fromkeys(n for n in numbers if n >= 0))))
+            outline.append(
+                (heading[:_MAX_HEADING_LENGTH], list(dict.fromkeys(number for number in numbers if number >= 0)))
+            )
     if not outline:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
     return ParsedReply(text, outline[:_MAX_HEADINGS])
@@ -86,7 +88,7 @@ def parse_section(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     sentences: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
         line = _LIST_MARK.sub("", line).strip()  # noqa: PLW2901
-        numbers = [int(number) for marks in _QUOTE_MARKS.findall(line) for number in re.findall(r"\d+", marks)]
+        numbers = [int(number) for mark in _QUOTE_MARKS.findall(line) for number in re.findall(r"\d+", mark)]
         sentence = _INVENTED_REFERENCES.sub("", _QUOTE_MARKS.sub("", line))
         sentence = re.sub(r"\s+([.!?,;:])", r"\1", " ".join(sentence.split())).strip()
         if re.search(r"\w", sentence):
@@ -98,10 +100,10 @@ def parse_section(text: str, _: Prompts) -> ParsedReply | ParseFailure:
 
 def parse_judgement(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     """Parse CONTRADICT as True, and COMPATIBLE as False."""
-    word = next(iter(text.split()), "").strip(".,:*").upper()
-    if word not in {"CONTRADICT", "COMPATIBLE"}:
+    verdict = next(iter(text.split()), "").strip(".,:*").upper()
+    if verdict not in {"CONTRADICT", "COMPATIBLE"}:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, neither CONTRADICT nor COMPATIBLE")
-    return ParsedReply(text, word == "CONTRADICT")
+    return ParsedReply(text, verdict == "CONTRADICT")
 
 
 def _make_role(
@@ -159,7 +161,7 @@ async def _ask_for_questions(state: ReaderState, step: StepContext) -> Change:
     text = context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0).decode()
     reply = await step.ask(QUESTIONS, chunk=context.truncate(text, context.budget.chunk_tokens), parents=())
     questions = [question for question in reply.value or () if _is_valid_question(question, context)]
-    return _finish(step, "\n".join(questions), reply.raw)
+    return _make_final_change(step, "\n".join(questions), reply.raw)
 
 
 def _is_valid_question(question: str, context: ReaderContext) -> bool:
@@ -170,7 +172,7 @@ def _is_valid_question(question: str, context: ReaderContext) -> bool:
     return True
 
 
-def _finish(step: StepContext, answer: str, raw: str) -> Change:
+def _make_final_change(step: StepContext, answer: str, raw: str) -> Change:
     reason = StopReason.ANSWERED if answer else StopReason.NO_ANSWER
     return {"answer": answer or None, "raw_answer": raw, "stop_reason": reason.value}
 
@@ -222,14 +224,14 @@ class ReportWriting(Strategy):
         graph.add_edge("put_together", END)
 
     def _list_branches(self, state: WritingState) -> str | Sequence[Send]:
-        parts = [
+        branches = [
             branch("write_section", state, f"section {number + 1}", number=number, outline=state["outline"])
             for number in range(len(state.get("outline") or ()))
         ]
-        parts += [
+        branches += [
             branch("judge", state, f"pair {number + 1}", number=number) for number in range(state.get("pairs") or 0)
         ]
-        return parts or "put_together"
+        return branches or "put_together"
 
     async def _outline(self, state: WritingState, step: StepContext) -> Change:
         """Ask for the headings. A question that belongs to no heading gets its own section."""
@@ -237,29 +239,32 @@ class ReportWriting(Strategy):
         pairs = len(find_pairs_to_judge(matrix)[0]) if self.judge else 0
         if not self.write:
             return {"outline": [], "pairs": pairs}
-        answers, left_out = _fit_lines(_format_answers(matrix), context, context.budget.chunk_tokens)
-        reply = await step.ask(OUTLINE, chunk=answers, parents=(), note=_make_note(left_out, "answers"))
-        count = len(matrix.questions)
+        answers, omitted_count = _fit_lines(_format_answers(matrix), context, context.budget.chunk_tokens)
+        reply = await step.ask(OUTLINE, chunk=answers, parents=(), note=_make_note(omitted_count, "answers"))
+        question_count = len(matrix.questions)
         outline = [
-            (heading, [number for number in numbers if number < count]) for heading, numbers in reply.value or ()
+            (heading, [number for number in numbers if number < question_count])
+            for heading, numbers in reply.value or ()
         ]
         outline = [(heading, numbers) for heading, numbers in outline if numbers]
-        assigned = {number for _, numbers in outline for number in numbers}
-        outline += [(question, [number]) for number, question in enumerate(matrix.questions) if number not in assigned]
+        assigned_questions = {number for _, numbers in outline for number in numbers}
+        outline += [
+            (question, [number]) for number, question in enumerate(matrix.questions) if number not in assigned_questions
+        ]
         return {"outline": outline, "pairs": pairs}
 
     async def _put_together(self, state: WritingState, step: StepContext) -> Change:
         """Join the sections to a draft; its JSON is the run's answer."""
         matrix, sections = _load_matrix(state, step), state.get("sections") or {}
         if self.write:
-            finished_sections = tuple(from_json(sections[key], ReportSection) for key in sorted(sections, key=int))
-            draft = Draft(ReportMode.WRITTEN, finished_sections)
+            written_sections = tuple(from_json(sections[key], ReportSection) for key in sorted(sections, key=int))
+            draft = Draft(ReportMode.WRITTEN, written_sections)
         else:
             draft = make_extractive_draft(matrix)
         pairs, judgements = find_pairs_to_judge(matrix)[0], state.get("judgements") or {}
         contradictions = tuple(pair for number, pair in enumerate(pairs) if judgements.get(str(number)))
         draft = replace(draft, contradictions=contradictions)
-        return _finish(step, json.dumps(to_json(draft), ensure_ascii=False), "")
+        return _make_final_change(step, json.dumps(to_json(draft), ensure_ascii=False), "")
 
 
 def find_pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], int]:
@@ -293,32 +298,34 @@ def _format_quotes(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterator
 def _fit_lines(lines: Iterator[str], context: ReaderContext, max_tokens: int) -> tuple[str, int]:
     """Return the lines that fit in `max_tokens` tokens of the prompt, and how many do not."""
     prompt_lines: list[str] = []
-    tokens = left_out = 0
+    tokens = omitted_count = 0
     for line in lines:
-        cost = context.count_shown_tokens(line) + 2
-        if tokens + cost > max_tokens:
-            left_out += 1
+        line_tokens = context.count_shown_tokens(line) + 2
+        if tokens + line_tokens > max_tokens:
+            omitted_count += 1
             continue
         prompt_lines.append(line)
-        tokens += cost
-    return "\n".join(prompt_lines), left_out
+        tokens += line_tokens
+    return "\n".join(prompt_lines), omitted_count
 
 
-def _make_note(left_out: int, what: str) -> tuple[EventKind, str] | None:
-    if not left_out:
+def _make_note(omitted_count: int, noun: str) -> tuple[EventKind, str] | None:
+    if not omitted_count:
         return None
-    return EventKind.SHORTENED_CHUNK, f"{left_out} {what} did not fit into the prompt"
+    return EventKind.SHORTENED_CHUNK, f"{omitted_count} {noun} did not fit into the prompt"
 
 
 async def _write_section(state: WritingBranch, step: StepContext) -> Change:
     matrix, number = _load_matrix(state, step), state["number"]
     heading, questions = state["outline"][number]
-    quotes, left_out = _fit_lines(_format_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens)
+    quotes, omitted_count = _fit_lines(
+        _format_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens
+    )
     if not quotes:
         return {"sections": {str(number): to_json(make_extractive_section(matrix, heading, tuple(questions)))}}
     short_heading = step.context.truncate(heading, step.context.budget.memory_tokens)
     reply = await step.ask(
-        SECTION, chunk=quotes, heading=short_heading, slot=number, parents=(), note=_make_note(left_out, "quotes")
+        SECTION, chunk=quotes, heading=short_heading, slot=number, parents=(), note=_make_note(omitted_count, "quotes")
     )
     if reply.value is None:
         section = make_extractive_section(matrix, heading, tuple(questions))

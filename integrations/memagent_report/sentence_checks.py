@@ -1,8 +1,8 @@
 """Checks a sentence against its quotes, without a model: quotations, numbers, dates, names, and its other words.
 
 A sentence that passes is "quoted": its values and names are in its quotes, and so are at least half of its words. If it
-repeats a quote, all of its words are the quote's. It need not be true, and it need not follow from the quotes: in other
-words than the quotes', a negation or an opposite is not detected, nor is what a sentence leaves out. The rules for
+repeats a quote, all of its words are the quote's. It may still be false, or not follow from the quotes: if it uses
+other words than the quotes, a negation or an opposite is not detected, and neither is an omission. The rules for
 numbers, dates and names are for English. `python -m benchmarks.report_mutations` measures what is detected.
 """
 
@@ -27,7 +27,7 @@ _NEGATIONS: Final = frozenset(
     {"not", "no", "never", "none", "neither", "nor", "without", "cannot", "nobody", "nothing"}
 )
 _TITLES: Final = frozenset({"mr", "mrs", "ms", "dr", "prof", "sir", "lady", "lord", "st"})
-_OPENERS: Final = frozenset(
+_SENTENCE_OPENERS: Final = frozenset(
     re.findall(
         r"\w+",
         """
@@ -41,7 +41,7 @@ _OPENERS: Final = frozenset(
         """,
     )
 )
-"""Words that often begin a sentence; with a capital, they are not names."""
+"""Words that often begin a sentence. With a capital, they are not names."""
 
 
 class ProblemKind(StrEnum):
@@ -129,9 +129,10 @@ def _check_numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sente
 
 
 def _check_dates(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
-    dates = [date for quote in quote_facts for date in quote.dates]
+    quote_dates = [date for quote in quote_facts for date in quote.dates]
     for date in facts.dates:
-        if not any(date.is_within(other) for other in dates) and not _is_in_two_parts(date, quote_facts):
+        is_stated = any(date.is_stated_by(quote_date) for quote_date in quote_dates)
+        if not is_stated and not _is_in_two_parts(date, quote_facts):
             yield SentenceProblem(ProblemKind.DATE, f"{facts.text[date.start : date.end]} is in none of its quotes")
 
 
@@ -139,11 +140,11 @@ def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
     """Return whether a quote states the date in two parts, as in "from 3 to 5 March 2021" or "in 2021, on 3 March"."""
     for quote in quote_facts:
         numbers = {int(number.value) for number in quote.numbers if 1 <= number.value < 3000}
-        for other in quote.dates:
-            same_month = date.month == other.month
-            same_day = date.day in {None, other.day} or date.day in numbers
-            same_year = date.year in {None, other.year} or (other.year is None and date.year in numbers)
-            if same_month and same_day and same_year:
+        for quote_date in quote.dates:
+            has_same_month = date.month == quote_date.month
+            has_same_day = date.day in {None, quote_date.day} or date.day in numbers
+            has_same_year = date.year in {None, quote_date.year} or (quote_date.year is None and date.year in numbers)
+            if has_same_month and has_same_day and has_same_year:
                 return True
     return False
 
@@ -151,17 +152,17 @@ def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
 def _check_names(
     facts: Facts, quote_facts: Sequence[Facts], is_common: Callable[[str], bool]
 ) -> Iterator[SentenceProblem]:
-    words = {word.text for quote in quote_facts for word in quote.words}
-    may_be_names = {word.text for quote in quote_facts for word in quote.words if word.is_name or word.opens_sentence}
-    in_capitals = {word.text for quote in quote_facts if quote.text.isupper() for word in quote.words}
+    quote_words = {word.text for quote in quote_facts for word in quote.words}
+    possible_names = {word.text for quote in quote_facts for word in quote.words if word.is_name or word.opens_sentence}
+    words_in_capitals = {word.text for quote in quote_facts if quote.text.isupper() for word in quote.words}
     for word in facts.words:
-        if not (word.is_name or word.opens_sentence) or word.text in may_be_names | in_capitals | _TITLES:
+        if not (word.is_name or word.opens_sentence) or word.text in possible_names | words_in_capitals | _TITLES:
             continue
         if word.opens_sentence and (
-            word.text in words | _OPENERS or is_common(word.text) or not _has_content(word.text)
+            word.text in quote_words | _SENTENCE_OPENERS or is_common(word.text) or not _has_content(word.text)
         ):
             continue
-        if word.is_name and word.text in words and _is_in_title_case(facts):
+        if word.is_name and word.text in quote_words and _is_in_title_case(facts):
             continue
         yield SentenceProblem(ProblemKind.NAME, f"{facts.text[word.start : word.end]} is in none of its quotes")
 
@@ -178,13 +179,13 @@ def _is_in_title_case(facts: Facts) -> bool:
 
 
 def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
-    """Find a changed word in a sentence that repeats a quote; in others, too many words that are in no quote."""
+    """Report a changed word if the sentence repeats a quote, and otherwise too many words that are in no quote."""
     sentence, quotes = _list_terms(facts), [_list_terms(quote) for quote in quote_facts]
     matchers = [SequenceMatcher(None, sentence, quote, autojunk=False) for quote in quotes]
     overlaps = [sum(block.size for block in matcher.get_matching_blocks()) for matcher in matchers]
-    best = overlaps.index(max(overlaps))
-    if overlaps[best] >= _COPY_FRACTION * len(sentence):
-        if change := _find_change(sentence, quotes[best], matchers[best]):
+    best_index = overlaps.index(max(overlaps))
+    if overlaps[best_index] >= _COPY_FRACTION * len(sentence):
+        if change := _find_change(sentence, quotes[best_index], matchers[best_index]):
             yield SentenceProblem(
                 ProblemKind.WORDS, f"it repeats a quote, but has {change!r} instead of the quote's words"
             )
@@ -192,10 +193,10 @@ def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sentenc
     stems = list_content_stems(facts)
     missing_stems = stems.difference(*map(list_content_stems, quote_facts))
     # The earlier checks found all numbers and dates in the quotes.
-    total = len(stems) + len(facts.numbers) + len(facts.dates)
-    if stems and len(missing_stems) > (1 - _MIN_OVERLAP) * total:
+    term_count = len(stems) + len(facts.numbers) + len(facts.dates)
+    if stems and len(missing_stems) > (1 - _MIN_OVERLAP) * term_count:
         yield SentenceProblem(
-            ProblemKind.WORDS, f"{len(missing_stems)} of its {total} words and values are in none of its quotes"
+            ProblemKind.WORDS, f"{len(missing_stems)} of its {term_count} words and values are in none of its quotes"
         )
 
 
@@ -208,15 +209,15 @@ def _list_terms(facts: Facts) -> list[str]:
 def _find_change(sentence: Sequence[str], quote: Sequence[str], matcher: SequenceMatcher[str]) -> str:
     """Return the first terms of a sentence that differ from the quote at the same place; "" if all agree.
 
-    These are no differences: an added function word that is not a negation, another ending of a word, and a moved word
-    that replaces no other word.
+    These do not count: an added function word that is not a negation, another ending of a word, and a moved word that
+    replaces no other word.
     """
-    for kind, start, end, quote_start, quote_end in matcher.get_opcodes():
+    for operation, start, end, quote_start, quote_end in matcher.get_opcodes():
         quote_terms = quote[quote_start:quote_end]
-        stems = set(map(stem, quote_terms))
-        for term in (term for term in sentence[start:end] if stem(term) not in stems):
+        quote_stems = set(map(stem, quote_terms))
+        for term in (term for term in sentence[start:end] if stem(term) not in quote_stems):
             is_negation = term in _NEGATIONS or term.endswith("n't")
-            is_new = term not in quote and (kind == "replace" or is_negation or _has_content(term))
-            if is_new or (kind == "replace" and _has_content(term) and any(map(_has_content, quote_terms))):
+            is_new = term not in quote and (operation == "replace" or is_negation or _has_content(term))
+            if is_new or (operation == "replace" and _has_content(term) and any(map(_has_content, quote_terms))):
                 return " ".join(sentence[start:end])
     return ""

@@ -13,8 +13,8 @@ from typing import Final
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.events import StopReason
 from memagent_graph.no_answers import gives_no_answer
-from memagent_graph.provenance.overlap import find_quotes as shared_passages
-from memagent_graph.provenance.places import section_at
+from memagent_graph.provenance.overlap import find_quotes as find_shared_passages
+from memagent_graph.provenance.places import find_section_label
 from memagent_graph.results import ReadResult
 from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
 from memagent_report.stated_facts import Facts, extract_facts, list_content_stems, stem
@@ -22,7 +22,7 @@ from memagent_report.stated_facts import Facts, extract_facts, list_content_stem
 MAX_QUOTE_LENGTH: Final = 600
 """Maximum characters of a quote. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
 _SENTENCE_END: Final = re.compile(
-    r"[.!?][\"'\u201d\u2019)\]]*(?=\s+[^\sa-z])|[。！？][」』”’）]*"  # the end of a sentence
+    r"[.!?][\"'\u201d\u2019)\]]*(?=\s+[^\sa-z])|[。！？][」』”’）]*"  # a sentence
     r"|\n[^\S\n]*(?=\n)|\n(?=[^\S\n]*(?:[-*\u2022|#]|\d+[.)]\s|[A-Z][\w /-]{0,30}:[ \t]))"  # a list, a table, a field
 )
 _ABBREVIATION: Final = re.compile(
@@ -41,7 +41,7 @@ class SourceText:
     sections: Sequence[SourceMark] = ()
 
     @classmethod
-    def of(cls, store: DocumentStore, document: DocumentRef) -> SourceText:
+    def load(cls, store: DocumentStore, document: DocumentRef) -> SourceText:
         """Load the text from the store.
 
         Raises:
@@ -52,20 +52,21 @@ class SourceText:
 
     def find_page(self, start: int) -> str | None:
         """Return the page or source of a character; None if the document has neither."""
-        return section_at(self.sections, start)
+        return find_section_label(self.sections, start)
 
     def find_sentence(self, start: int, end: int) -> tuple[int, int, bool]:
-        """Return the whole sentences, list items or table rows around a passage.
+        """Return the complete sentences, list items or table rows around a passage.
 
         Returns:
-            The first character, the end, and whether they are whole. Surrounding white space is left out. If they are
-            longer than `MAX_QUOTE_LENGTH`, they are cut at word boundaries around the passage.
+            The first character, the end, and whether the sentences are complete. Surrounding white space is left out.
+            Sentences that are longer than `MAX_QUOTE_LENGTH` are cut at word boundaries around the passage.
         """
-        low, high = max(0, start - _SEARCH_RADIUS), min(len(self.text), end + _SEARCH_RADIUS)
-        ends = [low] if low == 0 else []
-        ends += [match.end() for match in _SENTENCE_END.finditer(self.text, low, high) if self._ends_sentence(match)]
-        sentence_start = max((position for position in ends if position <= start), default=low)
-        sentence_end = min((position for position in ends if position >= max(end, start + 1)), default=high)
+        search_start, search_end = max(0, start - _SEARCH_RADIUS), min(len(self.text), end + _SEARCH_RADIUS)
+        ends = [search_start] if search_start == 0 else []
+        matches = _SENTENCE_END.finditer(self.text, search_start, search_end)
+        ends += [match.end() for match in matches if self._ends_sentence(match)]
+        sentence_start = max((position for position in ends if position <= start), default=search_start)
+        sentence_end = min((position for position in ends if position >= max(end, start + 1)), default=search_end)
         sentence_start, sentence_end = self._trim(sentence_start, sentence_end)
         if sentence_end - sentence_start <= max(MAX_QUOTE_LENGTH, end - start):
             return sentence_start, sentence_end, True
@@ -79,16 +80,18 @@ class SourceText:
         if (sentence_start, sentence_end) == (start, end):
             return is_whole
         # Several sentences: only the first and the last matter, and these may be longer than a quote.
-        first, last = self.find_sentence(start, start + 1), self.find_sentence(max(start, end - 1), end)
-        return (first[0] == start or not first[2]) and (last[1] == end or not last[2])
+        first_start, _, is_first_whole = self.find_sentence(start, start + 1)
+        _, last_end, is_last_whole = self.find_sentence(max(start, end - 1), end)
+        return (first_start == start or not is_first_whole) and (last_end == end or not is_last_whole)
 
-    def find(self, quote: str, near_character: int = 0) -> tuple[int, int] | None:
-        """Return first character and end of the occurrence of a quote that is nearest to a character.
+    def find_quote(self, quote: str, near_character: int = 0) -> tuple[int, int] | None:
+        """Return the first character and the end of the occurrence of a quote that is nearest to a character.
 
-        None if it does not occur.
+        None if the quote does not occur.
         """
-        after, before = self.text.find(quote, near_character), self.text.rfind(quote, 0, near_character + len(quote))
-        starts = [start for start in (after, before) if start >= 0]
+        next_start = self.text.find(quote, near_character)
+        previous_start = self.text.rfind(quote, 0, near_character + len(quote))
+        starts = [start for start in (next_start, previous_start) if start >= 0]
         if not starts or not quote:
             return None
         start = min(starts, key=lambda start: abs(start - near_character))
@@ -122,7 +125,7 @@ _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
 def make_cell(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
     """Return the cell for one read.
 
-    Its quotes are the whole sentences around the passages behind the memory (see `RunView.provenance`). Those that
+    Its quotes are the complete sentences around the passages behind the memory (see `RunView.provenance`). Those that
     contain the answer's numbers, dates and words come first, then those that contain the question's words.
 
     Args:
@@ -131,15 +134,15 @@ def make_cell(result: ReadResult, source: SourceText, document: int, question: i
         document: the row, counted from 0.
         question: the column, counted from 0.
     """
-    stopped = result.stop_reason.resumable
-    empty = gives_no_answer(result.answer)
-    state = CellState.STOPPED if stopped else CellState.EMPTY if empty else CellState.ANSWERED
+    is_stopped = result.stop_reason.resumable
+    is_empty = gives_no_answer(result.answer)
+    state = CellState.STOPPED if is_stopped else CellState.EMPTY if is_empty else CellState.ANSWERED
     usage = result.usage
     return MatrixCell(
         document=document,
         question=question,
         state=state,
-        # Some servers send half surrogate pairs, which cannot be stored.
+        # Some servers send lone surrogates, which cannot be stored.
         answer=(result.answer or "").encode("utf-8", "replace").decode() if state is CellState.ANSWERED else None,
         quotes=_select_quotes(result, source) if state is CellState.ANSWERED else (),
         run_id=result.run_id,
@@ -156,23 +159,27 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
     spans: dict[tuple[int, int], bool] = {}
     for evidence in result.view().provenance.evidence:
         # Other passages of the chunk may have the answer's words, even if no line of the final memory has them.
-        chunk = result.updates[evidence.update]
-        text = source.text[chunk.start_char : chunk.end_char]
-        others = shared_passages(result.answer or "", text, chunk.start_char)[:2]
-        for passage in ((evidence.start_char, evidence.end_char), *others):
+        update = result.updates[evidence.update]
+        chunk_text = source.text[update.start_char : update.end_char]
+        answer_passages = find_shared_passages(result.answer or "", chunk_text, update.start_char)[:2]
+        for passage in ((evidence.start_char, evidence.end_char), *answer_passages):
             start, end, is_whole = source.find_sentence(*passage)
             spans.setdefault((start, end), is_whole)
     weights = _weigh_terms(answer)
     candidates = {span: _find_terms(source.text[slice(*span)], weights, question_stems) for span in spans}
     quotes: list[SourceQuote] = []
-    covered: set[str] = set()
+    covered_terms: set[str] = set()
     while candidates and len(quotes) < _MAX_QUOTES:
-        best = max(candidates, key=lambda span: (_compute_gain(candidates[span], weights, covered), -span[0]))
-        gain = _compute_gain(candidates[best], weights, covered)
-        if gain <= 0 or (quotes and not (candidates[best] & weights.keys()) - covered):
+        best_span = max(
+            candidates, key=lambda span: (_compute_gain(candidates[span], weights, covered_terms), -span[0])
+        )
+        gain = _compute_gain(candidates[best_span], weights, covered_terms)
+        if gain <= 0 or (quotes and not (candidates[best_span] & weights.keys()) - covered_terms):
             break
-        covered |= candidates.pop(best)
-        quotes.append(SourceQuote(source.text[slice(*best)], *best, source.find_page(best[0]), spans[best]))
+        covered_terms |= candidates.pop(best_span)
+        quotes.append(
+            SourceQuote(source.text[slice(*best_span)], *best_span, source.find_page(best_span[0]), spans[best_span])
+        )
     return tuple(quotes)
 
 
@@ -185,8 +192,8 @@ def _weigh_terms(answer: Facts) -> dict[str, int]:
 
 
 def _list_values(facts: Facts) -> list[str]:
-    dates = [f"{part}" for date in facts.dates for part in (date.year, date.month, date.day) if part is not None]
-    return [number.key for number in facts.numbers] + dates
+    date_parts = (part for date in facts.dates for part in (date.year, date.month, date.day))
+    return [number.key for number in facts.numbers] + [str(part) for part in date_parts if part is not None]
 
 
 def _find_terms(text: str, weights: dict[str, int], question_stems: frozenset[str]) -> set[str]:
@@ -196,5 +203,5 @@ def _find_terms(text: str, weights: dict[str, int], question_stems: frozenset[st
     return (terms & weights.keys()) | {f"?{term}" for term in terms & question_stems}
 
 
-def _compute_gain(matches: set[str], weights: dict[str, int], covered: set[str]) -> int:
-    return sum(weights.get(term, 1) for term in matches - covered)
+def _compute_gain(matches: set[str], weights: dict[str, int], covered_terms: set[str]) -> int:
+    return sum(weights.get(term, 1) for term in matches - covered_terms)

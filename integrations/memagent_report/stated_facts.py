@@ -43,7 +43,7 @@ class Number:
     start: int
     end: int
     joint_value: Decimal | None = None
-    """Its value if it shares the magnitude of the next number, as 3 does in "3 to 5 million euros"."""
+    """The value if the number shares the magnitude of the next number, as 3 does in "3 to 5 million euros"."""
 
     @property
     def possible_values(self) -> frozenset[Decimal]:
@@ -66,7 +66,7 @@ class Date:
     start: int
     end: int
 
-    def is_within(self, other: Date) -> bool:
+    def is_stated_by(self, other: Date) -> bool:
         """Return whether the other date states every part that this one states."""
         pairs = ((self.year, other.year), (self.month, other.month), (self.day, other.day))
         return all(part is None or part == other for part, other in pairs)
@@ -98,7 +98,7 @@ class Facts:
 
     @property
     def names(self) -> tuple[Word, ...]:
-        """The words that are certainly proper names."""
+        """The words that are certainly written as proper names."""
         return tuple(word for word in self.words if word.is_name)
 
 
@@ -125,9 +125,9 @@ _MONTHS: Final = {
 _MONTH: Final = "(?P<month>" + "|".join(sorted(_MONTHS, key=len, reverse=True)) + r")\b\.?"
 _DAY: Final = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 _YEAR: Final = r"(?P<year>[12]\d{3})"
-_DATES: Final = tuple(
-    re.compile(rf"(?<!\w){form}(?!\w)", re.IGNORECASE)
-    for form in (
+_DATE_PATTERNS: Final = tuple(
+    re.compile(rf"(?<!\w){pattern}(?!\w)", re.IGNORECASE)
+    for pattern in (
         rf"{_YEAR}-(?P<month>\d{{2}})-(?P<day>\d{{2}})",
         rf"{_DAY}\s+(?:of\s+)?{_MONTH},?\s+{_YEAR}",
         rf"{_MONTH}\s+{_DAY},?\s+{_YEAR}",
@@ -140,18 +140,18 @@ _MODAL_MAY: Final = re.compile(r"may\b\.?\s+\d", re.IGNORECASE)
 
 
 def _find_dates(text: str, spans: list[tuple[int, int]]) -> Iterator[Date]:
-    for form in _DATES:
-        for match in form.finditer(text):
+    for pattern in _DATE_PATTERNS:
+        for match in pattern.finditer(text):
             if _overlaps(match.span(), spans) or (_MODAL_MAY.match(match[0]) and match[0][0] == "m"):
                 continue
             parts = match.groupdict()
             month = parts["month"].lower()
-            number = int(month) if month.isdigit() else _MONTHS[month]
+            month_number = int(month) if month.isdigit() else _MONTHS[month]
             day = int(parts["day"]) if parts.get("day") else None
-            if number > 12 or (day or 1) > 31 or day == 0:
+            if month_number > 12 or (day or 1) > 31 or day == 0:
                 continue
             spans.append(match.span())
-            yield Date(int(parts["year"]) if parts.get("year") else None, number, day, *match.span())
+            yield Date(int(parts["year"]) if parts.get("year") else None, month_number, day, *match.span())
 
 
 def _overlaps(span: tuple[int, int], spans: list[tuple[int, int]]) -> bool:
@@ -169,8 +169,8 @@ _NUMBER: Final = re.compile(
     r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:[.:]\d+)?)(?:st|nd|rd|th)?(?!\d)"
     r"(?:\s?(?:%|per\s?cent\b))?"
 )
-_WORD_AFTER: Final = re.compile(r"[\s-]?(?P<word>[A-Za-z]+)")
-_SMALL: Final = [
+_NEXT_WORD: Final = re.compile(r"[\s-]?(?P<word>[A-Za-z]+)")
+_SMALL_NUMBERS: Final = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 ]  # fmt: skip
@@ -181,10 +181,10 @@ _ORDINALS: Final = {
     "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10,
 }  # fmt: skip
 _WORD_VALUES: Final = (
-    {word: number for number, word in enumerate(_SMALL) if word not in {"zero", "one"}} | _TENS | _ORDINALS
+    {word: number for number, word in enumerate(_SMALL_NUMBERS) if word not in {"zero", "one"}} | _TENS | _ORDINALS
 )
 _NUMBER_WORD: Final = re.compile(
-    rf"(?<![\w-])(?:(?P<tens>{'|'.join(_TENS)})[\s-](?P<ones>{'|'.join(_SMALL[1:10])})|(?P<word>{'|'.join(_WORD_VALUES)})|"
+    rf"(?<![\w-])(?:(?P<tens>{'|'.join(_TENS)})[\s-](?P<ones>{'|'.join(_SMALL_NUMBERS[1:10])})|(?P<word>{'|'.join(_WORD_VALUES)})|"
     r"(?P<one>an?|one)(?=\s(?:hundred|thousand|million|billion|trillion|dozen)\b))(?!\w)",
     re.IGNORECASE,
 )
@@ -208,7 +208,7 @@ def _find_number_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Numb
         if match["one"]:
             number = 1
         elif match["tens"]:
-            number = _TENS[match["tens"].lower()] + _SMALL.index(match["ones"].lower())
+            number = _TENS[match["tens"].lower()] + _SMALL_NUMBERS.index(match["ones"].lower())
         else:
             number = _WORD_VALUES[match["word"].lower()]
         value, end = _multiply(text, Decimal(number), match.end())
@@ -217,8 +217,8 @@ def _find_number_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Numb
 
 
 def _multiply(text: str, value: Decimal, end: int, *, is_money: bool = False) -> tuple[Decimal, int]:
-    """Return the value times the magnitudes that follow it, and the end of these; "$5m" is five million."""
-    while match := _WORD_AFTER.match(text, end):
+    """Return the value times the magnitudes that follow it, and the end of the last one; "$5m" is five million."""
+    while match := _NEXT_WORD.match(text, end):
         word = "million" if is_money and match["word"] == "m" else match["word"].lower()
         if word not in _MAGNITUDES:
             break
@@ -229,45 +229,47 @@ def _multiply(text: str, value: Decimal, end: int, *, is_money: bool = False) ->
 def _share_magnitudes(text: str, numbers: list[Number]) -> Iterator[Number]:
     """Yield the numbers in order; a number before "to" or "and" may share the next number's magnitude."""
     sorted_numbers = sorted(numbers, key=lambda number: number.start)
-    for number, following in zip(sorted_numbers, [*sorted_numbers[1:], None], strict=False):
-        if following is None or not _JOINS.fullmatch(text[number.end : following.start]):
+    for number, next_number in zip(sorted_numbers, [*sorted_numbers[1:], None], strict=False):
+        if next_number is None or not _NUMBER_CONNECTIVE.fullmatch(text[number.end : next_number.start]):
             yield number
             continue
-        words = (word.lower() for word in re.findall(r"[A-Za-z]+", text[following.start : following.end]))
-        factor = next((_MAGNITUDES[word] for word in words if word in _MAGNITUDES), Decimal(1))
-        yield replace(number, joint_value=number.value * factor)
+        words = (word.lower() for word in re.findall(r"[A-Za-z]+", text[next_number.start : next_number.end]))
+        magnitude = next((_MAGNITUDES[word] for word in words if word in _MAGNITUDES), Decimal(1))
+        yield replace(number, joint_value=number.value * magnitude)
 
 
-_JOINS: Final = re.compile(r"\s?(?:-|to|and|or|,)\s?")
+_NUMBER_CONNECTIVE: Final = re.compile(r"\s?(?:-|to|and|or|,)\s?")
 
 
 # Words
 
 _WORD: Final = re.compile(r"(?<![^\W_])[^\W\d_][^\W_]*(?:'[^\W\d_]+)?|[^\W\d_]+")
 _SENTENCE_START: Final = re.compile(r"(?:^|[.!?:;]['\")\]]*\s|\n)[\s\"'(\[*-]*$")
-_MOSTLY_CAPITALS: Final = 0.6
+_MIN_CAPITAL_FRACTION: Final = 0.6
 
 
 def _find_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Word]:
     letters = [character for character in text if character.isalpha()]
-    in_capitals = sum(map(str.isupper, letters)) > _MOSTLY_CAPITALS * len(letters) if len(letters) > 12 else False
+    is_in_capitals = len(letters) > 12 and sum(map(str.isupper, letters)) > _MIN_CAPITAL_FRACTION * len(letters)
     for match in _WORD.finditer(text):
         if _overlaps(match.span(), spans):
             continue
         word = match[0]
-        has_capital = word[0].isupper() and len(word) > 1 and not in_capitals
+        has_capital = word[0].isupper() and len(word) > 1 and not is_in_capitals
         is_acronym = has_capital and any(map(str.isupper, word[1:]))
         begins_sentence = _SENTENCE_START.search(text, max(0, match.start() - 8), match.start()) is not None
         opens_sentence = has_capital and not is_acronym and begins_sentence
-        lower = re.sub(r"'s?$", "", word.casefold())
-        yield Word(lower, *match.span(), is_name=has_capital and not opens_sentence, opens_sentence=opens_sentence)
+        normal_form = re.sub(r"'s?$", "", word.casefold())
+        yield Word(
+            normal_form, *match.span(), is_name=has_capital and not opens_sentence, opens_sentence=opens_sentence
+        )
 
 
 def stem(word: str) -> str:
     """Remove the most common endings of a word, so that its forms can be compared."""
-    for ending, instead in (("ies", "y"), ("ied", "y"), ("ing", ""), ("ed", ""), ("es", ""), ("s", "")):
+    for ending, replacement in (("ies", "y"), ("ied", "y"), ("ing", ""), ("ed", ""), ("es", ""), ("s", "")):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
-            word = word.removesuffix(ending) + instead
+            word = word.removesuffix(ending) + replacement
             break
     return word.removesuffix("e")
 

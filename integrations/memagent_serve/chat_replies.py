@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.events import StopReason, count_events
-from memagent_graph.plain_text import plain
+from memagent_graph.plain_text import make_printable
 from memagent_graph.results import ReadResult, Usage
 from memagent_serve.ledger import ReadState
 from memagent_serve.reads import ServedRead
@@ -152,4 +152,4 @@ def format_progress(progress: ServedRead, memory_before: str) -> str:
     new = "\n".join(line for line in update.memory.splitlines() if line.strip() and line not in old_lines)
     fraction = f"{update.progress:.0%} read" if update.progress is not None else "reading"
     part = "" if update.chunk_index is None else f", part {update.chunk_number}"
-    return plain(f"{fraction}{part}. {new}"[:_MAX_NOTE_LENGTH].rstrip()) + "\n"
+    return make_printable(f"{fraction}{part}. {new}"[:_MAX_NOTE_LENGTH].rstrip()) + "\n"

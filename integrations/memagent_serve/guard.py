@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent_graph.addresses import AllowedNames
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 from memagent_graph.policies.redaction import make_redaction
 from memagent_serve.api_errors import ApiError, api_error, stopping_error
 from memagent_serve.keys import Keys
@@ -93,8 +93,8 @@ class Guard:
             if failure.status >= 500:
                 log.warning(
                     "request to %s failed: %s",
-                    in_one_line(scope["path"], 200),
-                    in_one_line(str(error)),
+                    make_one_line(scope["path"], 200),
+                    make_one_line(str(error)),
                     exc_info=failure.code == "internal",
                 )
             if response.status and not response.is_open_stream:
@@ -112,13 +112,13 @@ class Guard:
         if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have used the other one
             message = "the request has two lengths, Content-Length and Transfer-Encoding"
             raise ApiError(400, message, headers={"Connection": "close"})
-        if not self._names.has_host(headers.get("host", "")):
+        if not self._names.allows_host(headers.get("host", "")):
             raise ApiError(
                 421,
                 "this server does not accept that host name; start it with --server-name and the name that clients use",
                 code="unknown_host",
             )
-        if (origin := headers.get("origin")) is not None and not self._names.has_origin(origin):
+        if (origin := headers.get("origin")) is not None and not self._names.allows_origin(origin):
             raise ApiError(
                 403,
                 "web pages of this origin are not allowed; start the server with --allow-origin to allow them",

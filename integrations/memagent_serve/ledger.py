@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.storage.database import OtherTablesError, open_database
+from memagent_graph.storage.database import UnknownSchemaError, open_database
 
 
 class ReadState(StrEnum):
@@ -149,6 +149,6 @@ class Ledger:
         return RunLogError(
             f"the list of reads in {self.path} cannot be used: {error}",
             hint="Move the file away. The same requests are then read again; earlier answers are in the run log."
-            if isinstance(error, OtherTablesError)
+            if isinstance(error, UnknownSchemaError)
             else "Free some disk space, or set MEMAGENT_HOME to another data folder.",
         )

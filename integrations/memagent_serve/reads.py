@@ -22,7 +22,7 @@ import msgspec
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.reader import MemAgent
@@ -304,7 +304,7 @@ class ReadManager:
             raise
         except Exception as failure:  # noqa: BLE001  the followers raise it; nothing else awaits this task
             state, error = ReadState.FAILED, failure
-            log.warning("read %s failed: %s", read.run_id, in_one_line(str(failure)))
+            log.warning("read %s failed: %s", read.run_id, make_one_line(str(failure)))
         finally:
             if error is not None:
                 await asyncio.shield(asyncio.to_thread(self._record_failure, read.run_id, state, error))

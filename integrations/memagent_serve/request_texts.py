@@ -14,7 +14,7 @@ import msgspec
 from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.omissions import load_omissions
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
@@ -58,7 +58,7 @@ def join_sources(sources: Sequence[Source]) -> Document:
     """Return all sources as one document; if there are several, each is a section with its name as heading."""
     if len(sources) == 1:
         return Document.from_pieces(sources[0].pieces, sources[0].name)
-    names = in_one_line(", ".join(source.name for source in sources), _MAX_NAME_LENGTH)
+    names = make_one_line(", ".join(source.name for source in sources), _MAX_NAME_LENGTH)
     return Document.from_pieces(lambda: _iter_sources(sources), f"{len(sources)} texts: {names}")
 
 
@@ -119,9 +119,9 @@ def _iter_transcript(request: ChatRequest, plan: ReadingPlan, files: Files, stor
 def _name_source(request: ChatRequest, position: PartPosition, reference: DocumentRef | None) -> str:
     message = request.messages[position.message]
     if reference is not None:
-        return in_one_line(reference["name"], _MAX_NAME_LENGTH)
+        return make_one_line(reference["name"], _MAX_NAME_LENGTH)
     if message.role in {"tool", "function"}:
-        return f"the result of {in_one_line(_find_tool_name(request, message), _MAX_NAME_LENGTH)}"
+        return f"the result of {make_one_line(_find_tool_name(request, message), _MAX_NAME_LENGTH)}"
     if message.role in {"system", "developer"}:
         return "the system message"
     return f"message {position.message + 1} ({message.role})" if len(request.messages) > 1 else "the message"

@@ -19,7 +19,7 @@ from memagent_graph.cli.options import (
     open_reader,
 )
 from memagent_graph.errors import PolicyError
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -113,24 +113,24 @@ class Serve(ReaderOptions):
         """
         import os  # noqa: PLC0415
 
-        from memagent_graph.addresses import client_host_names, require_safe  # noqa: PLC0415
+        from memagent_graph.addresses import list_client_host_names, require_safe_address  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
-        from memagent_graph.storage.private_files import data_folder  # noqa: PLC0415
+        from memagent_graph.storage.private_files import get_data_folder  # noqa: PLC0415
         from memagent_serve.keys import Keys  # noqa: PLC0415
         from memagent_serve.serve_settings import ServeSettings  # noqa: PLC0415
 
         keys = Keys.load(self.keys, os.environ.get("MEMAGENT_KEYS", ""))
         names = tuple(self.server_name or ())
-        require_safe(
+        require_safe_address(
             self.host,
             names,
             danger=None if keys or self.without_keys else "there are no keys",
             remedy="Set --keys to a file of keys, or add --without-keys if everyone may use this server.",
         )
         return ServeSettings(
-            folder=data_folder() / "serve",
+            folder=get_data_folder() / "serve",
             keys=keys,
-            names=(*names, *client_host_names(self.host)),
+            names=(*names, *list_client_host_names(self.host)),
             origins=tuple(self.allow_origin or ()),
             keep_seconds=self.keep_minutes * 60,
             limits=Limits(max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds),
@@ -155,7 +155,7 @@ async def _serve(request: Serve) -> None:
 
     import uvicorn  # noqa: PLC0415
 
-    from memagent_graph.addresses import host_in_url, listen  # noqa: PLC0415
+    from memagent_graph.addresses import format_host, listen  # noqa: PLC0415
     from memagent_graph.bounded_http import BOUNDED_HTTP  # noqa: PLC0415
     from memagent_serve.app import ServerResources, make_app  # noqa: PLC0415
     from memagent_serve.live import LivePage  # noqa: PLC0415
@@ -166,17 +166,17 @@ async def _serve(request: Serve) -> None:
             try:
                 await asyncio.wait_for(asyncio.shield(reader.aprepare()), _SECONDS_TO_ASK)
             except (PolicyError, TimeoutError) as error:  # its server may start later; other errors need a change
-                typer.echo(f"the policy does not answer yet. {in_one_line(str(error))}", err=True)
+                typer.echo(f"the policy does not answer yet. {make_one_line(str(error))}", err=True)
             serving = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(
-                f"serving at http://{host_in_url(host)}:{port}/v1 with {request.settings().policy_reason}; "
+                f"serving at http://{format_host(host)}:{port}/v1 with {request.settings().policy_reason}; "
                 "press Ctrl-C to stop",
                 err=True,
             )
             sessions = PageSessions(settings.keys)
             token = f"#token={sessions.token}" if sessions.token else " (sign in with a key)"
-            typer.echo(f"the live page is at http://{host_in_url(host)}:{port}/{token}", err=True)
+            typer.echo(f"the live page is at http://{format_host(host)}:{port}/{token}", err=True)
             if not settings.keys:
                 typer.echo("there are no keys: everyone who can reach this address may use it", err=True)
             config = uvicorn.Config(

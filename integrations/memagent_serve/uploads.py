@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 from memagent_graph.storage.private_files import create_private_file, create_private_folder
 from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.keys import Owner
@@ -87,7 +87,7 @@ class Uploads:
                 size = target.tell()
             if not size:
                 raise bad_request("the file is empty", "file")
-            purpose = in_one_line(purpose, _MAX_NAME_LENGTH)
+            purpose = make_one_line(purpose, _MAX_NAME_LENGTH)
             file = UploadedFile(file_id, size, int(time.time()), display_name(name), purpose)
             with self.ledger.lock:
                 for scope in (owner, None):
@@ -221,8 +221,8 @@ def _make_quota_error(owner: Owner | None) -> ApiError:
 def display_name(name: str | None) -> str:
     """Return a client's name for a file, for messages: its last part, in one line; it is never used as a path."""
     last = re.split(r"[\\/]", name or "")[-1]
-    return in_one_line(last, _MAX_NAME_LENGTH).strip() or "file"
+    return make_one_line(last, _MAX_NAME_LENGTH).strip() or "file"
 
 
 def _make_missing_file_error(file_id: str) -> ApiError:
-    return not_found(f"there is no file {in_one_line(file_id, 64)!r}", param="file_id")
+    return not_found(f"there is no file {make_one_line(file_id, 64)!r}", param="file_id")

@@ -1,4 +1,4 @@
-"""The chat models of LangChain's own packages, each with a server that speaks its API: what is asked arrives there."""
+"""Chat models of LangChain as policies: each has a server that speaks its API, and options arrive there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyRespons
 from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
-OLLAMA = {
+OLLAMA_REPLY = {
     "model": "m",
     "created_at": "2026-01-01T00:00:00Z",
     "message": {"role": "assistant", "content": "hi"},
@@ -27,12 +27,12 @@ OLLAMA = {
     "prompt_eval_count": 5,
     "eval_count": 1,
 }
-GEMINI = {
+GEMINI_REPLY = {
     "candidates": [{"content": {"role": "model", "parts": [{"text": "hi"}]}, "finishReason": "MAX_TOKENS"}],
     "usageMetadata": {"promptTokenCount": 5, "candidatesTokenCount": 1, "totalTokenCount": 6},
     "modelVersion": "m",
 }
-ANTHROPIC = {
+ANTHROPIC_REPLY = {
     "id": "1",
     "type": "message",
     "role": "assistant",
@@ -45,69 +45,69 @@ ANTHROPIC = {
 
 @dataclass
 class ChatServer:
-    """Answers every request with the same reply of one of the APIs, and keeps what it was asked."""
+    """Answers every request with a fixed reply of the API that its path belongs to, and keeps the requests."""
 
     base_url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
 
-    async def handle(self, request: web.BaseRequest) -> web.Response:
+    async def reply(self, request: web.BaseRequest) -> web.Response:
         self.requests.append(await request.json())
         if request.path.startswith("/api/"):
-            return web.json_response(OLLAMA)
-        return web.json_response(GEMINI if "generateContent" in request.path else ANTHROPIC)
+            return web.json_response(OLLAMA_REPLY)
+        return web.json_response(GEMINI_REPLY if "generateContent" in request.path else ANTHROPIC_REPLY)
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[ChatServer]:
     server = ChatServer()
-    async with RawTestServer(server.handle) as raw:
-        server.base_url = str(raw.make_url("")).rstrip("/")
+    async with RawTestServer(server.reply) as test_server:
+        server.base_url = str(test_server.make_url("")).rstrip("/")
         yield server
 
 
-def ollama(url: str) -> BaseChatModel:
+def make_ollama(url: str) -> BaseChatModel:
     from langchain_ollama import ChatOllama
 
     return ChatOllama(model="m", base_url=url, num_ctx=4096, temperature=0.1)
 
 
-def gemini(url: str) -> BaseChatModel:
+def make_gemini(url: str) -> BaseChatModel:
     from langchain_google_genai import ChatGoogleGenerativeAI
 
     return ChatGoogleGenerativeAI(model="m", google_api_key="key", base_url=url)
 
 
-def anthropic(url: str) -> BaseChatModel:
+def make_anthropic(url: str) -> BaseChatModel:
     from langchain_anthropic import ChatAnthropic
 
     return ChatAnthropic(model="m", api_key="key", base_url=url)
 
 
 @pytest.mark.parametrize(
-    ("make", "options_in"),
+    ("make_model", "get_options"),
     [
-        (ollama, lambda body: body["options"]),
-        (gemini, lambda body: body["generationConfig"]),
-        (anthropic, lambda body: body),
+        (make_ollama, lambda body: body["options"]),
+        (make_gemini, lambda body: body["generationConfig"]),
+        (make_anthropic, lambda body: body),
     ],
 )
 async def test_sampling_parameters_reach_the_server(
-    make: Callable[[str], BaseChatModel], options_in: Callable[[dict[str, Any]], dict[str, Any]], server: ChatServer
+    make_model: Callable[[str], BaseChatModel], get_options: Callable[[dict], dict], server: ChatServer
 ) -> None:
-    policy = ChatModelPolicy(make(server.base_url))
+    policy = ChatModelPolicy(make_model(server.base_url))
     completion = await policy.complete(HELLO, SamplingParams(max_tokens=7, temperature=0.5, stop=("end",)))
     assert (completion.text, completion.finish_reason) == ("hi", FinishReason.LENGTH)
     assert completion.usage == TokenUsage(5, 1)
-    options = options_in(server.requests[0])
-    bounds = {"max_tokens", "maxOutputTokens", "num_predict"} & options.keys()
-    assert [options[name] for name in bounds] == [7]
+    options = get_options(server.requests[0])
+    length_options = {"max_tokens", "maxOutputTokens", "num_predict"} & options.keys()
+    assert [options[name] for name in length_options] == [7]
     assert options["temperature"] == 0.5
-    stops = {"stop", "stopSequences", "stop_sequences"} & options.keys()
-    assert [options[name] for name in stops] == [["end"]]
+    stop_options = {"stop", "stopSequences", "stop_sequences"} & options.keys()
+    assert [options[name] for name in stop_options] == [["end"]]
 
 
-async def test_options_of_ones_own_model_stay(server: ChatServer) -> None:
-    model = ollama(server.base_url)
+async def test_options_of_the_users_model_are_kept(server: ChatServer) -> None:
+    model = make_ollama(server.base_url)
     await ChatModelPolicy(model).complete(HELLO, SamplingParams(max_tokens=7, temperature=0.5, seed=3, top_p=0.9))
     expected = {"num_ctx": 4096, "num_predict": 7, "temperature": 0.5, "seed": 3, "top_p": 0.9}
     assert server.requests[0]["options"] == expected
@@ -123,8 +123,8 @@ def raise_or_return(reply: AIMessage | Exception) -> AIMessage:
 async def test_unsupported_sampling_parameters_are_left_out_and_reported(server: ChatServer) -> None:
     sampling = SamplingParams(max_tokens=7, seed=3)
     for policy in (
-        ChatModelPolicy(anthropic(server.base_url)),
-        ChatModelPolicy(anthropic(server.base_url), unsupported={"seed"}),
+        ChatModelPolicy(make_anthropic(server.base_url)),
+        ChatModelPolicy(make_anthropic(server.base_url), unsupported={"seed"}),
     ):
         completion = await policy.complete(HELLO, sampling)
         assert (completion.text, [kind for kind, _ in completion.notes]) == ("hi", [EventKind.SAMPLING_CHANGED])
@@ -133,10 +133,10 @@ async def test_unsupported_sampling_parameters_are_left_out_and_reported(server:
     policy = ChatModelPolicy(GenericFakeChatModel(messages=map(raise_or_return, replies)))
     with pytest.raises(PolicyError, match="something else"):
         await policy.complete(HELLO, sampling)
-    assert (await policy.complete(HELLO, sampling)).notes == (), "an option is not given up where that does not help"
+    assert (await policy.complete(HELLO, sampling)).notes == (), "an option is kept if leaving it out does not help"
 
 
-async def test_an_error_of_the_model_and_a_prompt_of_token_ids_are_errors_of_the_policy() -> None:
+async def test_model_errors_and_prompts_of_token_ids_raise_policy_errors() -> None:
     policy = ChatModelPolicy(GenericFakeChatModel(messages=iter([])), name="chat")
     assert isinstance(policy, Policy)
     with pytest.raises(PolicyError, match=r"^chat: "):
@@ -145,11 +145,11 @@ async def test_an_error_of_the_model_and_a_prompt_of_token_ids_are_errors_of_the
         await policy.complete([1, 2], SamplingParams())
 
 
-async def test_a_model_that_failed_while_it_wrote_is_asked_again_as_often_as_that_is_allowed(monkeypatch) -> None:
+async def test_an_interrupted_reply_is_requested_again_up_to_max_retries(monkeypatch) -> None:
     monkeypatch.setattr("memagent_graph.policies.chat_model._FIRST_PAUSE_SECONDS", 0)
-    half = AIMessage("half a te", response_metadata={"finish_reason": "error"})
+    interrupted_reply = AIMessage("half a te", response_metadata={"finish_reason": "error"})
     refusal = AIMessage("", additional_kwargs={"refusal": "I cannot."})
-    replies = iter([half, AIMessage("whole"), refusal, half, half])
+    replies = iter([interrupted_reply, AIMessage("whole"), refusal, interrupted_reply, interrupted_reply])
     policy = ChatModelPolicy(GenericFakeChatModel(messages=replies), max_retries=1)
     completion = await policy.complete(HELLO, SamplingParams())
     assert (completion.text, completion.retries) == ("whole", 1)

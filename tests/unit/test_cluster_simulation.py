@@ -1,4 +1,4 @@
-"""The simulation behind the page of costs loses no request, serves none twice, and equals simple cases on paper."""
+"""The simulation for the cost page serves every request once and agrees with simple cases calculated by hand."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STRATEGIES = ("overwrite", "gated", "segments", "parallel")
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("operation", [Operation(4, 64), FAULTY], ids=["calm", "faulty"])
-def test_every_request_is_served_once_and_no_replica_works_more_than_all_the_time(strategy, operation) -> None:
+def test_every_request_is_served_once_and_no_replica_is_busy_beyond_the_elapsed_time(strategy, operation) -> None:
     workload = Workload(60, mean_tokens=40_000, questions=2, strategy=strategy)
     outcome = simulate(REPLICA, workload, operation)
     requests = [
         request
-        for number in range(workload.documents)
-        for stage in plan_stages(workload, make_document_rng(operation.seed, number))
+        for document_index in range(workload.documents)
+        for stage in plan_stages(workload, make_document_rng(operation.seed, document_index))
         for request in stage
     ]
     assert outcome.requests == len(requests) == len(outcome.latencies)
@@ -41,36 +41,36 @@ def test_every_request_is_served_once_and_no_replica_works_more_than_all_the_tim
     assert outcome.reply_tokens == sum(reply for _, _, reply in requests)
     assert 0 < outcome.busy_share <= 1 and min(outcome.latencies) > 0
     assert (outcome.repeats > 0) == (operation is FAULTY)
-    least = outcome.computed_tokens / REPLICA.tokens_per_second / operation.replicas
-    assert outcome.seconds >= least
+    min_seconds = outcome.computed_tokens / REPLICA.tokens_per_second / operation.replicas
+    assert outcome.seconds >= min_seconds
 
 
 def test_the_time_of_one_document_equals_the_calculated_time() -> None:
     workload = Workload(1, mean_tokens=50_000, spread=0.0)
     outcome = simulate(REPLICA, workload, Operation(1, 1))
-    reading = PREFILL_STEP / REPLICA.tokens_per_second / PREFILL_STEP
-    writing = REPLICA.weights_seconds + REPLICA.sequence_seconds
-    chunk = (5000 + 600 + 300) * reading + 600 * writing
-    assert outcome.seconds == pytest.approx(10 * chunk + 900 * reading + 100 * writing, rel=1e-4)
+    prefill_token_s = PREFILL_STEP / REPLICA.tokens_per_second / PREFILL_STEP
+    reply_token_s = REPLICA.weights_seconds + REPLICA.sequence_seconds
+    chunk_s = (5000 + 600 + 300) * prefill_token_s + 600 * reply_token_s
+    assert outcome.seconds == pytest.approx(10 * chunk_s + 900 * prefill_token_s + 100 * reply_token_s, rel=1e-4)
     assert outcome.busy_share == pytest.approx(1.0)
     hardware = Hardware()
-    one = replace(workload, mean_tokens=5_000_000)
+    long_document = replace(workload, mean_tokens=5_000_000)
     assert estimate_longest_document_hours(workload, hardware) == pytest.approx(
-        simulate(hardware.make_replica(one), one, Operation(1, 1)).seconds / 3600
+        simulate(hardware.make_replica(long_document), long_document, Operation(1, 1)).seconds / 3600
     )
 
 
 def test_questions_share_a_section_only_with_a_prefix_cache() -> None:
     workload = Workload(4, mean_tokens=20_000, spread=0.0, questions=8)
     cached = simulate(REPLICA, workload, Operation(1, 32))
-    plain = simulate(REPLICA, replace(workload, shares_sections=False), Operation(1, 32))
-    assert plain.computed_tokens == plain.prompt_tokens == cached.prompt_tokens
+    uncached = simulate(REPLICA, replace(workload, shares_sections=False), Operation(1, 32))
+    assert uncached.computed_tokens == uncached.prompt_tokens == cached.prompt_tokens
     assert cached.prompt_tokens - cached.computed_tokens == 4 * 4 * 7 * 5000
-    assert cached.seconds < plain.seconds
+    assert cached.seconds < uncached.seconds
 
 
 def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--simulated", "1", "--in-flight", "16", "--price", "2", "--longest", "200000"])
-    text = capsys.readouterr().out
-    assert text.count("\n| overwrite") == 5 and "GPU hours" in text and "price" in text
-    assert "The longest document (200,000 tokens) alone" in text
+    output = capsys.readouterr().out
+    assert output.count("\n| overwrite") == 5 and "GPU hours" in output and "price" in output
+    assert "The longest document (200,000 tokens) alone" in output

@@ -1,4 +1,4 @@
-"""PDF, DOCX and HTML files are converted in a process with limits, which ends with the read."""
+"""PDF, DOCX and HTML files are converted in a separate process, which has limits and ends with the read."""
 
 import asyncio
 import os
@@ -10,48 +10,48 @@ from email.message import EmailMessage
 
 import pytest
 from support.document_files import make_docx, make_pdf
-from support.made_documents import word
+from support.made_documents import make_word
 
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.documents import Document, conversion
-from memagent_graph.errors import DocumentError, MissingExtraError, install_command
+from memagent_graph.errors import DocumentError, MissingExtraError, make_install_command
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reader import MemAgent
 
-_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the operating system holds this bound on Linux")
+_linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces this limit")
 
 
-HOSTILE = {
-    "a.docx": word('<w:p><w:pPr><w:pStyle w:val="ListParagraph"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>' * 300_000),
+SLOW_FILES = {
+    "a.docx": make_word('<w:p><w:pPr><w:pStyle w:val="ListParagraph"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>' * 300_000),
     "a.html": b"<table><tr><td>" + b"<p>word</p>" * 300_000,
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, store, monkeypatch):
+@pytest.mark.parametrize("name", SLOW_FILES)
+def test_a_conversion_that_takes_too_long_is_an_error_that_names_the_setting(name, store, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "0.5")
     with pytest.raises(DocumentError, match=r"a\.\w+ takes more than 0\.5 seconds.*MEMAGENT_CONVERSION_SECONDS=2"):
-        store.add(Document.from_bytes(HOSTILE[name], name=name))
+        store.add(Document.from_bytes(SLOW_FILES[name], name=name))
     assert not [*store.root.glob(".incoming-*")]
 
 
-@pytest.mark.parametrize("tags", ["<table><tr><td>", "<blockquote>", "<ul><li>", "<pre>", "<b>"])
-def test_deeply_nested_pages_keep_their_text_without_growing(tags: str) -> None:
+@pytest.mark.parametrize("opening_tags", ["<table><tr><td>", "<blockquote>", "<ul><li>", "<pre>", "<b>"])
+def test_deeply_nested_pages_keep_their_text_without_growing(opening_tags: str) -> None:
     leaves = [f"w{number}" for number in range(1000)]
-    text = render_markdown("".join(tags + leaf for leaf in leaves))
+    text = render_markdown("".join(opening_tags + leaf for leaf in leaves))
     assert not [leaf for leaf in leaves if leaf not in text]
     assert len(text) < 1_000_000
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_file_whose_conversion_takes_much_memory_is_given_up_with_the_remedy(name, store, monkeypatch):
+@pytest.mark.parametrize("name", SLOW_FILES)
+def test_a_conversion_that_takes_too_much_memory_is_an_error_that_names_the_setting(name, store, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_MEMORY_MB", "120")
     with pytest.raises(DocumentError, match=r"more( memory)? than (the )?120 MB.*MEMAGENT_CONVERSION_MEMORY_MB"):
-        store.add(Document.from_bytes(HOSTILE[name], name=name))
+        store.add(Document.from_bytes(SLOW_FILES[name], name=name))
 
 
-def test_a_file_that_gives_much_text_is_given_up_with_the_remedy_and_a_bound_is_a_number(store, monkeypatch):
+def test_a_conversion_to_too_much_text_is_an_error_and_its_limit_must_be_a_number(store, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "0.01")
     page = Document.from_bytes(b"<p>" + b"word " * 4000, name="a.html")
     with pytest.raises(DocumentError, match=r"more than 0\.01 MB of text.*MEMAGENT_CONVERSION_TEXT_MB=0\.04"):
@@ -63,7 +63,7 @@ def test_a_file_that_gives_much_text_is_given_up_with_the_remedy_and_a_bound_is_
         store.add(page)
 
 
-_PEAK = """
+_PRINT_PEAK_MEMORY = """
 import io, sys
 from memagent_converters.pdf_files import convert
 from memagent_graph.converters import SourceFile
@@ -73,14 +73,14 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
-@_LINUX
+@_linux_only
 def test_ten_times_the_pages_take_no_more_memory(tmp_path):
-    peaks = []
+    peak_kb = []
     for pages in (50, 500):
         (tmp_path / "a.pdf").write_bytes(make_pdf(*[f"{page}) Tj (" + "word) Tj (" * 300 for page in range(pages)]))
         with (tmp_path / "a.pdf").open("rb") as file:
-            peaks.append(int(subprocess.check_output([sys.executable, "-c", _PEAK], stdin=file)))
-    assert peaks[1] < 1.3 * peaks[0]
+            peak_kb.append(int(subprocess.check_output([sys.executable, "-c", _PRINT_PEAK_MEMORY], stdin=file)))
+    assert peak_kb[1] < 1.3 * peak_kb[0]
 
 
 def test_plain_text_starts_no_process(store, monkeypatch):
@@ -89,30 +89,30 @@ def test_plain_text_starts_no_process(store, monkeypatch):
     store.add(Document.from_text("plain, too"))
 
 
-def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
-    has_begun = threading.Event()
+def test_cancelling_a_read_kills_its_conversion(tmp_path, monkeypatch):
+    conversion_started = threading.Event()
     processes = []
-    watch = Cancellation.watch
+    original_watch = Cancellation.watch
 
     def record_process(self, end):
         processes.append(end.__self__)
-        has_begun.set()
-        return watch(self, end)
+        conversion_started.set()
+        return original_watch(self, end)
 
     monkeypatch.setattr(Cancellation, "watch", record_process)
 
-    async def main():
+    async def cancel_read():
         reader = MemAgent(
             ScriptedPolicy(lambda *_: "x"), tokenizer="embedded", store=tmp_path / "documents", run_log=False
         )
-        source = Document.from_bytes(HOSTILE["a.docx"], name="a.docx")
-        read = asyncio.ensure_future(reader.aread(source, "Who?"))
-        await asyncio.to_thread(has_begun.wait, 60)
-        read.cancel()
+        source = Document.from_bytes(SLOW_FILES["a.docx"], name="a.docx")
+        read_task = asyncio.ensure_future(reader.aread(source, "Who?"))
+        await asyncio.to_thread(conversion_started.wait, 60)
+        read_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await read
+            await read_task
 
-    asyncio.run(main())
+    asyncio.run(cancel_read())
     assert [process.wait(60) for process in processes] == [-9 if os.name == "posix" else 1]
 
 
@@ -120,21 +120,21 @@ def test_a_conversion_cancelled_before_its_start_does_not_run(store):
     cancellation = Cancellation()
     cancellation.cancel()
     with pytest.raises(DocumentError, match=r"conversion of a\.html was cancelled"):
-        store.add(Document.from_bytes(HOSTILE["a.html"], name="a.html"), cancellation=cancellation)
+        store.add(Document.from_bytes(SLOW_FILES["a.html"], name="a.html"), cancellation=cancellation)
 
 
-def test_a_converter_that_crashes_or_prints_is_an_error(tmp_path, store, monkeypatch):
+def test_a_converter_that_crashes_or_writes_no_valid_result_is_an_error(tmp_path, store, monkeypatch):
     program = tmp_path / "program.py"
     monkeypatch.setattr(conversion.conversion_program, "__file__", str(program))
     page = Document.from_bytes(b"<p>x", name="a.html")
-    for source in (
+    for program_text in (
         "import os; os.abort()",
         "print('[1, 2')",
         "print('[null, null, 99]'); print('short')",
         "print('[1]')",
         "",
     ):
-        program.write_text(source)
+        program.write_text(program_text)
         with pytest.raises(DocumentError, match=r"HTML file a\.html failed \(exit code"):
             store.add(page)
 
@@ -144,45 +144,45 @@ def test_a_converter_that_crashes_or_prints_is_an_error(tmp_path, store, monkeyp
     [("pypdfium2", "a.pdf", make_pdf("x")), ("selectolax", "a.docx", make_docx("x")),
      ("selectolax", "a.html", b"<p>x</p>"), ("striprtf", "a.rtf", b"{\\rtf1 x}")],
 )  # fmt: skip
-def test_a_missing_converter_names_the_extra(module, name, data, tmp_path, store, monkeypatch):
+def test_the_error_for_a_missing_converter_names_the_extra(module, name, data, tmp_path, store, monkeypatch):
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('', name={module!r})")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(MissingExtraError, match=re.escape(install_command("files"))):
+    with pytest.raises(MissingExtraError, match=re.escape(make_install_command("files"))):
         store.add(Document.from_bytes(data, name=name))
 
 
-def test_names_and_lone_surrogates_cross_the_process_border(store):
+def test_file_names_with_lone_surrogates_reach_the_conversion_process(store):
     name = "naïve 日本\udc80.html"
     ref = store.add(Document.from_bytes("<p>Grüße, 日本</p>".encode(), name=name))
     assert store.read(ref, 0, ref["size"]) == "Grüße, 日本\n"
 
 
-def _attach_messages(depth: int) -> bytes:
-    """Return a message with a message attached, and so on to a depth."""
-    data = b"From: a@example.org\nSubject: x\n\ninmost"
+def _nest_messages(depth: int) -> bytes:
+    """Return a message that has a message attached, which has one attached, and so on, `depth` times."""
+    message_bytes = b"From: a@example.org\nSubject: x\n\ninmost"
     for _ in range(depth):
         message = EmailMessage()
         message["From"] = "a@example.org"
         message.set_content("around")
-        message.add_attachment(data, maintype="application", subtype="octet-stream", filename="a.eml")
-        data = message.as_bytes()
-    return data
+        message.add_attachment(message_bytes, maintype="application", subtype="octet-stream", filename="a.eml")
+        message_bytes = message.as_bytes()
+    return message_bytes
 
 
-def test_files_in_files_are_read_to_a_depth_and_deeper_ones_are_reported(store):
-    ref = store.add(Document.from_bytes(_attach_messages(12), name="a.eml"))
+def test_nested_files_are_read_up_to_a_depth_and_deeper_ones_are_omissions(store):
+    ref = store.add(Document.from_bytes(_nest_messages(12), name="a.eml"))
     assert "inmost" not in store.read(ref, 0, ref["size"])
     assert "nested too deeply" in ref["omissions"][0]["places"]
-    shallow = store.add(Document.from_bytes(_attach_messages(5), name="a.eml"))
+    shallow = store.add(Document.from_bytes(_nest_messages(5), name="a.eml"))
     assert "inmost" in store.read(shallow, 0, shallow["size"])
 
 
 async def test_conversions_do_not_occupy_the_default_threads() -> None:
-    end = threading.Event()
-    conversions = [asyncio.create_task(conversion.run_in_thread(lambda _: end.wait())) for _ in range(64)]
+    released = threading.Event()
+    conversions = [asyncio.create_task(conversion.run_in_thread(lambda _: released.wait())) for _ in range(64)]
     await asyncio.sleep(0)
     try:
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 20) == "done"
     finally:
-        end.set()
+        released.set()
     assert all(await asyncio.gather(*conversions))

@@ -1,4 +1,4 @@
-"""Kinds of files are known by their content; what each kind gives is in `test_made_documents.py`."""
+"""File types are recognized by content; `test_made_documents.py` tests the text that each type gives."""
 
 import io
 import zipfile
@@ -12,28 +12,29 @@ from memagent_graph.errors import UnsupportedDocumentError
 pytestmark = pytest.mark.usefixtures("in_process_conversion")
 
 
-def read(store, document):
+def add_and_read(store, document):
     ref = store.add(document)
     return store.read(ref, 0, ref["size"]), ref
 
 
-def test_a_pdf_is_known_by_its_content_whatever_its_source_and_its_pages_are_sections(store, tmp_path):
+def test_a_pdf_is_recognized_by_its_content_and_its_pages_are_sections(store, tmp_path):
     data = make_pdf("The first page.", "The second one.", "And the last.")
     (tmp_path / "misnamed.txt").write_bytes(data)
     for source in (tmp_path / "misnamed.txt", data, io.BytesIO(data)):
-        text, ref = read(store, Document.of(source))
+        text, ref = add_and_read(store, Document.of(source))
         assert text == "The first page.\n\nThe second one.\n\nAnd the last."
         assert ref["media_type"] == "application/pdf"
         assert store.sections(ref) == [SourceMark(0, "page 1"), SourceMark(17, "page 2"), SourceMark(34, "page 3")]
 
 
-def test_an_archive_is_called_damaged_whatever_is_damaged_in_it(store):
+def test_an_archive_with_damaged_content_or_names_is_refused_as_damaged(store):
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_LZMA) as file:
         file.writestr("mimetype", "application/epub+zip" * 3)
-    packed = archive.getvalue()
-    start = packed.index(b"mimetype") + 8
-    damaged = packed[: start + 9] + bytes(255 - byte for byte in packed[start + 9 : start + 25]) + packed[start + 25 :]
+    data = archive.getvalue()
+    start = data.index(b"mimetype") + 8
+    inverted = bytes(255 - byte for byte in data[start + 9 : start + 25])
+    damaged = data[: start + 9] + inverted + data[start + 25 :]
     misnamed = make_zip({"\u00e9.xml": "text"}).replace("\u00e9".encode(), b"\xff\xff")
     for name, content in (("x.epub", damaged), ("x.docx", misnamed)):
         with pytest.raises(UnsupportedDocumentError, match=f"{name} is a damaged"):
@@ -45,7 +46,7 @@ LETTER = b"From: the harbor office\nDate: 3 May\nSubject: keys\n\n=C2=A3678\n"
 
 
 @pytest.mark.parametrize(
-    ("data", "kind", "piece"),
+    ("data", "media_type", "text_part"),
     [
         (MAIL, "message/rfc822", "\n\n£678"),
         (b"Received: by x;\n\tMon\n" * 900 + MAIL.replace(b"\n", b"\r\n"), "message/rfc822", "\n\n£678"),
@@ -58,12 +59,12 @@ LETTER = b"From: the harbor office\nDate: 3 May\nSubject: keys\n\n=C2=A3678\n"
         (b"<!---->" * 9000, "text/plain", "<!---->"),
     ],
 )
-def test_mail_and_pages_without_a_telling_name_are_known_by_their_content(data, kind, piece, store, tmp_path, caplog):
+def test_mail_and_html_without_an_extension_are_recognized(data, media_type, text_part, store, tmp_path, caplog):
     (tmp_path / "saved").write_bytes(data)
     for source in (tmp_path / "saved", data, io.BytesIO(data)):
-        text, ref = read(store, Document.of(source))
-        assert ref["media_type"] == kind
-        assert piece in text
+        text, ref = add_and_read(store, Document.of(source))
+        assert ref["media_type"] == media_type
+        assert text_part in text
     assert store.add(Document.from_bytes(data, "a.txt"))["media_type"] == "text/plain"
     store.add(Document.of(data.decode("utf-16" if data[0] > 127 else "utf-8")))
-    assert caplog.text.count("begins like a file of the kind") == (0 if kind == "text/plain" else 2)
+    assert caplog.text.count("begins like a file of the kind") == (0 if media_type == "text/plain" else 2)

@@ -1,4 +1,4 @@
-"""Several readers meeting over one new SQLite file, which SQLite's own time-out does not sort out."""
+"""Concurrent opening of one new SQLite file, which SQLite's timeout does not cover, and files of other versions."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from memagent_serve.ledger import Ledger
 
 
 @contextmanager
-def exclusive_lock(path: Path) -> Iterator[sqlite3.Connection]:
-    """Another connection, which holds the file."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("PRAGMA user_version = 1")
-        other.execute("BEGIN EXCLUSIVE")
-        yield other
+def hold_exclusive_lock(path: Path) -> Iterator[sqlite3.Connection]:
+    """Lock the file with a connection of its own."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute("BEGIN EXCLUSIVE")
+        yield connection
 
 
-def test_a_lock_that_stays_is_an_error_after_the_time_out(tmp_path, monkeypatch) -> None:
+def test_a_lock_that_is_not_released_is_an_error_after_the_timeout(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(database, "TIMEOUT_SECONDS", 0.1)
     path = tmp_path / "new.sqlite"
-    with exclusive_lock(path), closing(sqlite3.connect(path, timeout=0)) as connection:
-        began = time.monotonic()
+    with hold_exclusive_lock(path), closing(sqlite3.connect(path, timeout=0)) as connection:
+        start_time = time.monotonic()
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             use_write_ahead_log(connection)
-        assert time.monotonic() - began >= 0.1
+        assert time.monotonic() - start_time >= 0.1
 
 
-async def test_checkpoints_open_while_another_holds_the_new_file(tmp_path) -> None:
-    with exclusive_lock(tmp_path / "checkpoints.sqlite") as other:
-        asyncio.get_running_loop().call_later(0.3, other.execute, "ROLLBACK")
+async def test_checkpoints_wait_for_a_locked_new_file(tmp_path) -> None:
+    with hold_exclusive_lock(tmp_path / "checkpoints.sqlite") as lock_connection:
+        asyncio.get_running_loop().call_later(0.3, lock_connection.execute, "ROLLBACK")
         saver = await open_checkpointer(tmp_path / "checkpoints.sqlite")
     assert saver is not None
     await saver.aclose()  # type: ignore[attr-defined]
 
 
-def test_many_logs_begin_in_the_same_new_file_at_once(tmp_path) -> None:
+def test_many_connections_can_create_the_same_new_log_at_once(tmp_path) -> None:
     errors: list[sqlite3.Error] = []
 
-    def begin(path: Path, barrier: threading.Barrier) -> None:
+    def open_log(path: Path, barrier: threading.Barrier) -> None:
         barrier.wait()
         try:
             connect(path).close()
@@ -62,7 +62,7 @@ def test_many_logs_begin_in_the_same_new_file_at_once(tmp_path) -> None:
 
     for number in range(30):
         barrier = threading.Barrier(4)
-        threads = [threading.Thread(target=begin, args=(tmp_path / f"{number}.sqlite", barrier)) for _ in range(4)]
+        threads = [threading.Thread(target=open_log, args=(tmp_path / f"{number}.sqlite", barrier)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -70,8 +70,8 @@ def test_many_logs_begin_in_the_same_new_file_at_once(tmp_path) -> None:
     assert errors == []
 
 
-def checkpoints(path: Path) -> sqlite3.Connection:
-    """A file of checkpoints, opened and closed again."""
+def open_checkpoints(path: Path) -> sqlite3.Connection:
+    """Let the checkpointer create the file; return a connection to it."""
 
     async def open_and_close() -> None:
         saver = await open_checkpointer(path)
@@ -82,12 +82,12 @@ def checkpoints(path: Path) -> sqlite3.Connection:
 
 
 @pytest.mark.parametrize(
-    ("kind", "table", "remedy"),
+    ("open_file", "table", "hint"),
     [
         (RunLog, "runs", "run_log"),
         (Ledger, "reads", "Move the file away"),
         (CorpusLedger, "rows", "it is built again"),
-        (checkpoints, "checkpoints", "Choose another file"),
+        (open_checkpoints, "checkpoints", "Choose another file"),
     ],
 )
 @pytest.mark.parametrize(
@@ -103,19 +103,19 @@ def checkpoints(path: Path) -> sqlite3.Connection:
     ],
 )
 def test_a_file_with_other_tables_views_or_triggers_is_refused_and_left_alone(
-    tmp_path, kind, table, remedy, change
+    tmp_path, open_file, table, hint, change
 ) -> None:
     path = tmp_path / "other.sqlite"
-    kind(path).close()
+    open_file(path).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(change.format(table=table))
-    before = path.read_bytes()
-    with pytest.raises(MemAgentError, match=rf"other\.sqlite.*another version.*{remedy}"):
-        kind(path)
-    assert path.read_bytes() == before
+    original_bytes = path.read_bytes()
+    with pytest.raises(MemAgentError, match=rf"other\.sqlite.*another version.*{hint}"):
+        open_file(path)
+    assert path.read_bytes() == original_bytes
 
 
 def test_a_file_that_langgraph_made_can_hold_checkpoints(tmp_path) -> None:
     with SqliteSaver.from_conn_string(str(tmp_path / "own.sqlite")) as saver:
         saver.setup()
-    checkpoints(tmp_path / "own.sqlite").close()
+    open_checkpoints(tmp_path / "own.sqlite").close()

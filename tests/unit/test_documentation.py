@@ -1,4 +1,4 @@
-"""The documents for people: links lead somewhere, commands exist, and the first page is short."""
+"""The documentation: links have targets, commands exist, and the README is short."""
 
 import importlib
 import re
@@ -19,74 +19,74 @@ from memagent_graph.cli.exit_codes import ExitCode
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("memagent_graph/*/CARD.md")])
 COMMANDS = dict(reference.list_commands())
-RESULTS = sorted(f"results/{page.name}" for page in ROOT.glob("docs/results/*.md") if page.name != "index.md")
+RESULT_PAGES = sorted(f"results/{page.name}" for page in ROOT.glob("docs/results/*.md") if page.name != "index.md")
 
 
-def name_of(page: Path) -> str:
+def get_page_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def text_of(page: Path) -> str:
+def read_prose(page: Path) -> str:
     return re.sub(r"(?s)```.*?```", "", page.read_text("utf-8"))
 
 
-def anchors(page: Path) -> set[str]:
-    """What GitHub makes of a page's headings."""
+def find_anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
     titles = re.findall(r"(?m)^#+ (.+)$", page.read_text("utf-8"))
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=get_page_name)
 def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+    for target in re.findall(r"\]\(([^)\s]+)\)", read_prose(page)):
         if target.startswith(("http:", "https:")):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
         assert file.exists(), target
-        assert not anchor or anchor in anchors(file), target
+        assert not anchor or anchor in find_anchors(file), target
 
 
-def test_the_first_page_is_short_and_leads_to_all_others() -> None:
-    first = (ROOT / "README.md").read_text("utf-8")
-    assert len(first.splitlines()) <= 120
-    pages = {page.name for page in ROOT.glob("docs/*.md")} - {"index.md"}
-    assert not {name for name in pages if f"](docs/{name}" not in first}
+def test_the_readme_is_short_and_links_to_all_pages() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert len(readme.splitlines()) <= 120
+    page_names = {page.name for page in ROOT.glob("docs/*.md")} - {"index.md"}
+    assert not {name for name in page_names if f"](docs/{name}" not in readme}
 
 
 def test_pages_for_users_are_short() -> None:
-    """Results have pages of their own, and the commands' page is written from the command line."""
+    """Pages of results are not counted, nor is the page of commands, which is generated."""
     pages = {page.name: page.read_text("utf-8") for page in ROOT.glob("docs/*.md") if page.name != "commands.md"}
     assert {name: len(text.splitlines()) for name, text in pages.items() if len(text.splitlines()) > 150} == {}
     assert sum(len(text.split()) for text in pages.values()) <= 15_000
 
 
-def test_the_page_of_results_leads_to_all_results() -> None:
+def test_the_index_of_results_links_to_all_results() -> None:
     index = (ROOT / "docs/results/index.md").read_text("utf-8")
-    assert not {name for name in RESULTS if f"]({Path(name).name})" not in index}
+    assert not {name for name in RESULT_PAGES if f"]({Path(name).name})" not in index}
 
 
 # The site
 
 
-def test_the_site_s_navigation_has_every_page() -> None:
+def test_the_navigation_of_the_site_has_every_page() -> None:
     class Loader(yaml.SafeLoader):
-        """Of mkdocs.yml, whose own tags name functions that the site's environment has."""
+        """Ignores the tags of mkdocs.yml that name Python functions."""
 
     Loader.add_multi_constructor("tag:yaml.org,2002:python", lambda *_: None)
     site = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), Loader)  # a SafeLoader
 
-    def pages(entry: Any) -> set[str]:
+    def collect_pages(entry: Any) -> set[str]:
         if isinstance(entry, str):
             return {entry}
-        return set().union(*map(pages, entry.values() if isinstance(entry, dict) else entry))
+        return set().union(*map(collect_pages, entry.values() if isinstance(entry, dict) else entry))
 
-    entries = pages(site["nav"])
-    pages_of_users = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} - set(RESULTS)
-    assert pages_of_users <= entries
-    elsewhere = {name.removeprefix("repository/") for name in entries if name.startswith("repository/")}
-    assert all((ROOT / name).is_file() for name in elsewhere)
-    assert {page.name for page in ROOT.glob("*.md")} - {"README.md"} <= elsewhere
+    nav_entries = collect_pages(site["nav"])
+    user_pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} - set(RESULT_PAGES)
+    assert user_pages <= nav_entries
+    repository_pages = {name.removeprefix("repository/") for name in nav_entries if name.startswith("repository/")}
+    assert all((ROOT / name).is_file() for name in repository_pages)
+    assert {page.name for page in ROOT.glob("*.md")} - {"README.md"} <= repository_pages
     assert site["strict"] is True and site["theme"]["font"] is False
 
 
@@ -99,18 +99,18 @@ def test_the_reference_has_every_public_name(package: Any) -> None:
     assert names == set(package.__all__) - {"__version__"}
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/reference/*.md")), ids=name_of)
-def test_the_reference_names_what_is_there(page: Path) -> None:
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/reference/*.md")), ids=get_page_name)
+def test_every_name_in_the_reference_exists(page: Path) -> None:
     for path in re.findall(r"(?m)^::: (\S+)$", page.read_text("utf-8")):
         module, _, name = path.rpartition(".")
         assert hasattr(importlib.import_module(module), name), path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_source_that_a_page_shows_is_there(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=get_page_name)
+def test_source_files_that_a_page_includes_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     assert all((ROOT / path).is_file() for path in re.findall(r'(?m)^--8<-- "(.+)"$', text))
-    # A formatter of the code in pages would change this line, and the page would show it instead of the source.
+    # A code formatter can put a space into this marker; the page would then show the line instead of the source.
     assert len(re.findall(r"(?m)^--8 ?<", text)) == len(re.findall(r'(?m)^--8<-- "', text))
 
 
@@ -131,28 +131,28 @@ def test_the_help_of_every_command_ends_with_examples() -> None:
     assert not [name for name, command in COMMANDS.items() if "memagent " + name not in (command.epilog or "")]
 
 
-def typed_in(page: Path) -> list[list[str]]:
-    """The words of every `memagent` command in the page's code."""
+def find_commands(page: Path) -> list[list[str]]:
+    """Return the arguments of every `memagent` command in the page's code."""
     code = re.findall(r"(?s)```sh\n(.*?)```", page.read_text("utf-8")) + re.findall(
-        r"`(memagent [^`]+)`", text_of(page)
+        r"`(memagent [^`]+)`", read_prose(page)
     )
     lines = [line for block in code for line in block.replace("\\\n", " ").splitlines()]
-    words = [shlex.split(re.sub(r"\[OPTIONS\]|\$\((.*?)\)", "", line), comments=True) for line in lines]
-    return [line[line.index("memagent") + 1 :] for line in words if "memagent" in line]
+    command_words = [shlex.split(re.sub(r"\[OPTIONS\]|\$\((.*?)\)", "", line), comments=True) for line in lines]
+    return [line[line.index("memagent") + 1 :] for line in command_words if "memagent" in line]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=get_page_name)
 def test_every_command_in_the_pages_exists_with_its_options(page: Path) -> None:
-    for words in typed_in(page):
+    for words in find_commands(page):
         if not words or words[0].startswith("-") or words[0] == "COMMAND":
             continue
         name = " ".join(words[:2]) if words[0] == "policy" else words[0]
         assert name in COMMANDS, words
         context = COMMANDS[name].make_context(name, [], resilient_parsing=True)
-        known = {
+        known_options = {
             option for param in COMMANDS[name].get_params(context) for option in (*param.opts, *param.secondary_opts)
         }
-        assert not {word for word in words if re.match(r"--?[a-z]", word)} - known, words
+        assert not {word for word in words if re.match(r"--?[a-z]", word)} - known_options, words
 
 
 # Errors
@@ -163,13 +163,13 @@ def test_every_exit_code_is_in_the_page_of_errors() -> None:
     assert {int(code) for code in re.findall(r"(?m)^\| (\d+) \|", page)} == {code.value for code in ExitCode}
 
 
-def test_the_messages_in_the_page_of_errors_are_those_of_the_package() -> None:
+def test_every_message_in_the_page_of_errors_is_in_the_source() -> None:
     source = "\n".join(
-        path.read_text("utf-8") for room in ("memagent_graph", "integrations") for path in (ROOT / room).rglob("*.py")
+        path.read_text("utf-8") for root in ("memagent_graph", "integrations") for path in (ROOT / root).rglob("*.py")
     )
     page = (ROOT / "docs/errors.md").read_text("utf-8").partition("## Messages")[2].partition("\n## ")[0]
     messages = re.findall(r"(?m)^\| `(.+?)` \|", page)
     assert len(messages) > 10
     for message in messages:
-        parts = [part.strip() for part in message.replace("(401)", "...").split("...") if part.strip(" :")]
-        assert parts and all(part in source for part in parts), message
+        fragments = [text.strip() for text in message.replace("(401)", "...").split("...") if text.strip(" :")]
+        assert fragments and all(fragment in source for fragment in fragments), message

@@ -1,4 +1,4 @@
-"""Documents: every kind of source, its text kept exactly, and a clear error for what cannot be read."""
+"""Documents from every kind of source: their text is stored exactly, and what cannot be read is a clear error."""
 
 import io
 import json
@@ -26,29 +26,29 @@ TEXT = "First line.\r\nSecond: naïve café, 日本語, 😀\n\n\x00 a NUL, a ta
 GERMAN = "Der Müller mahlt das Korn, und die Bäckerin bäckt daraus schöne Brötchen. " * 5
 
 
-def whole(store, ref):
+def read_all(store, ref):
     return store.read(ref, 0, ref["size"])
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        lambda tmp: TEXT,
-        lambda tmp: TEXT.encode(),
-        lambda tmp: io.BytesIO(TEXT.encode()),
-        lambda tmp: io.StringIO(TEXT, newline=""),
-        lambda tmp: [TEXT[:10], TEXT[10:]],
-        lambda tmp: iter([TEXT.encode()[:25], TEXT.encode()[25:]]),
-        lambda tmp: Document.from_text(TEXT),
-        lambda tmp: (tmp / "t.txt").write_bytes(TEXT.encode()) and tmp / "t.txt",
-        lambda tmp: (tmp / "t.md").write_bytes(TEXT.encode("utf-8-sig")) and tmp / "t.md",
-        lambda tmp: TEXT.encode("utf-16"),
-        lambda tmp: TEXT.encode("utf-32"),
+        lambda folder: TEXT,
+        lambda folder: TEXT.encode(),
+        lambda folder: io.BytesIO(TEXT.encode()),
+        lambda folder: io.StringIO(TEXT, newline=""),
+        lambda folder: [TEXT[:10], TEXT[10:]],
+        lambda folder: iter([TEXT.encode()[:25], TEXT.encode()[25:]]),
+        lambda folder: Document.from_text(TEXT),
+        lambda folder: (folder / "t.txt").write_bytes(TEXT.encode()) and folder / "t.txt",
+        lambda folder: (folder / "t.md").write_bytes(TEXT.encode("utf-8-sig")) and folder / "t.md",
+        lambda folder: TEXT.encode("utf-16"),
+        lambda folder: TEXT.encode("utf-32"),
     ],
 )
-def test_any_source_is_kept_as_it_is_under_one_key(source, store, tmp_path):
+def test_any_kind_of_source_stores_the_exact_text_under_the_same_key(source, store, tmp_path):
     ref = store.add(Document.of(source(tmp_path)))
-    assert whole(store, ref) == TEXT
+    assert read_all(store, ref) == TEXT
     assert ref["size"] == len(TEXT.encode())
     assert ref["key"] == store.add(TEXT)["key"]
     assert json.loads(json.dumps(ref)) == ref
@@ -56,19 +56,19 @@ def test_any_source_is_kept_as_it_is_under_one_key(source, store, tmp_path):
     assert not list(store.root.glob(".incoming-*"))
 
 
-async def pieces():
+async def stream_text():
     yield "text"
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         *((source, "is not a document") for source in (3, None, {"a": "b"}, [1, 2], object())),
-        (pieces(), r"asynchronous stream.*Collect its text"),
+        (stream_text(), r"asynchronous stream.*Collect its text"),
     ],
 )
-def test_invalid_documents_are_refused(source, words):
-    with pytest.raises(DocumentError, match=words):
+def test_invalid_documents_are_refused(source, message):
+    with pytest.raises(DocumentError, match=message):
         Document.of(source)
 
 
@@ -81,7 +81,7 @@ def test_an_empty_document_is_refused(text, store):
 
 
 @pytest.mark.parametrize(
-    ("data", "looks"),
+    ("data", "description"),
     [
         (b"\x89PNG\r\n\x1a\n\x00\x00", "an image"),
         (b"PK\x03\x04\x00\x00\xff", "zip"),
@@ -92,15 +92,15 @@ def test_an_empty_document_is_refused(text, store):
         (bytes(1000), "binary"),
     ],
 )
-def test_a_binary_file_is_named_and_refused(data, looks, store, tmp_path):
+def test_a_binary_file_is_refused_and_its_type_named(data, description, store, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(data)
     for document in (Document.from_path(path), Document.from_bytes(data), Document.from_stream([data])):
-        with pytest.raises(UnsupportedDocumentError, match=f"(?i){looks}.*(convert|unpack) it"):
+        with pytest.raises(UnsupportedDocumentError, match=f"(?i){description}.*(convert|unpack) it"):
             store.add(document)
 
 
-def test_files_that_cannot_be_opened_say_why(store, tmp_path):
+def test_the_error_for_a_file_that_cannot_be_opened_gives_the_reason(store, tmp_path):
     with pytest.raises(DocumentError, match="does not exist"):
         store.add(Document.from_path(tmp_path / "none.txt"))
     with pytest.raises(DocumentError, match="is a directory"):
@@ -117,18 +117,18 @@ def test_files_that_cannot_be_opened_say_why(store, tmp_path):
             store.add(Document.from_path(secret))
 
 
-def test_a_charset_is_detected_and_told(store, caplog):
-    assert whole(store, store.add(Document.from_bytes(GERMAN.encode("cp1252"), name="old.txt"))) == GERMAN
+def test_a_detected_charset_is_logged(store, caplog):
+    assert read_all(store, store.add(Document.from_bytes(GERMAN.encode("cp1252"), name="old.txt"))) == GERMAN
     assert "old.txt is not UTF-8" in caplog.text
 
 
 def test_a_declared_charset_is_used_and_an_unknown_one_refused(store):
-    assert whole(store, store.add(Document.from_bytes("naïve ż".encode("cp1250", "replace"), encoding="cp1250")))
-    assert whole(store, store.add(Document.from_bytes("ab".encode("utf-16-le"), encoding="utf-16-le"))) == "ab"
-    for name in ("utf-9", "base64", "punycode", "idna", "unicode_escape"):
+    assert read_all(store, store.add(Document.from_bytes("naïve ż".encode("cp1250", "replace"), encoding="cp1250")))
+    assert read_all(store, store.add(Document.from_bytes("ab".encode("utf-16-le"), encoding="utf-16-le"))) == "ab"
+    for charset in ("utf-9", "base64", "punycode", "idna", "unicode_escape"):
         for data in (b"x", b"%PDF-1.4"):
-            with pytest.raises(EncodingError, match=f"no charset '{name}'"):
-                store.add(Document.from_bytes(data, encoding=name))
+            with pytest.raises(EncodingError, match=f"no charset '{charset}'"):
+                store.add(Document.from_bytes(data, encoding=charset))
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_undecodable_bytes_are_an_error_unless_replaced(data, offset, store):
         store.add(Document.from_bytes(data))
     with pytest.raises(EncodingError, match=rf"offset {offset} "):
         store.add(Document.from_stream([data[:offset], data[offset:]]))
-    text = whole(store, store.with_options(replace_undecodable=True).add(Document.from_bytes(data)))
+    text = read_all(store, store.with_options(replace_undecodable=True).add(Document.from_bytes(data)))
     assert text == data.decode("utf-8", "replace")
 
 
-def test_utf16_without_a_mark_is_named(store):
+def test_utf16_without_a_byte_order_mark_is_an_error_that_names_the_encoding(store):
     with pytest.raises(EncodingError, match="Pass encoding utf-16-be"):
         store.add(Document.from_bytes(GERMAN.encode("utf-16-be")))
     with pytest.raises(EncodingError, match="Pass encoding utf-16-be"):
@@ -160,29 +160,29 @@ def test_utf16_without_a_mark_is_named(store):
         store.add(Document.from_bytes("text".encode("utf-16-le"), encoding="UTF-16"))
 
 
-def test_a_file_whose_name_is_no_text_is_read_under_a_name_that_is(store, tmp_path):
+def test_undecodable_bytes_in_a_file_name_are_replaced(store, tmp_path):
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"))
     try:
         path.write_text("some text")
     except OSError:
-        pytest.skip("this file system knows no such names")
+        pytest.skip("this file system has no such file names")
     with path.open("rb") as file:
         for document in (Document.from_path(path), Document.from_file(file)):
             ref = store.add(document)
-            assert (ref["name"], whole(store, ref)) == ("caf\ufffd.txt", "some text")
+            assert (ref["name"], read_all(store, ref)) == ("caf\ufffd.txt", "some text")
 
 
-def test_a_lone_surrogate_is_an_error_with_its_place_unless_replaced(store):
+def test_a_lone_surrogate_is_an_error_with_its_position_unless_replaced(store):
     text = "ab\ud83dc"
     with pytest.raises(EncodingError, match="character 2"):
         store.add(Document.from_text(text))
-    assert whole(store, store.with_options(replace_undecodable=True).add(Document.from_text(text))) == "ab\ufffdc"
+    assert read_all(store, store.with_options(replace_undecodable=True).add(Document.from_text(text))) == "ab\ufffdc"
 
 
-def test_a_readers_setting_replaces_what_is_not_text_in_all_that_its_store_takes(make_reader):
+def test_replace_undecodable_of_a_reader_applies_to_all_documents_of_its_store(make_reader):
     reader = make_reader(replace_undecodable=True)
     document = reader.read(b"plain text, and one odd byte: \xff.", "What?").document
-    assert whole(reader.store, document) == "plain text, and one odd byte: \ufffd."
+    assert read_all(reader.store, document) == "plain text, and one odd byte: \ufffd."
     assert reader.store.add("ab\ud83d")["key"] == reader.store.add("ab\ufffd")["key"]
     with pytest.raises(EncodingError):
         reader.copy(replace_undecodable=False).read("ab\ud83d", "What?")
@@ -195,7 +195,7 @@ def test_langchain_documents_keep_their_sources_as_sections(store):
         LangChainDocument(page_content="Three."),
     ]
     ref = store.add(Document.of(documents))
-    assert whole(store, ref) == "One.\n\nTwo é.\n\nThree."
+    assert read_all(store, ref) == "One.\n\nTwo é.\n\nThree."
     assert store.sections(ref) == [
         SourceMark(0, "a.pdf, page 5"),
         SourceMark(6, "b.txt"),
@@ -206,7 +206,7 @@ def test_langchain_documents_keep_their_sources_as_sections(store):
     assert store.sections(same_text) == []
 
 
-async def test_removed_text_is_missed_with_the_remedy_and_can_be_given_back(store):
+async def test_reading_removed_text_is_an_error_until_the_document_is_reattached(store):
     ref = store.add(Document.from_text("some text"))
     store.remove(ref)
     assert not [path for path in store.root.rglob("*") if path.is_file()]
@@ -226,7 +226,7 @@ def test_a_key_cannot_lead_out_of_the_store(key, store):
         store.read({"key": key, "name": "n", "size": 1, "media_type": "text/plain"}, 0, 1)
 
 
-def test_processes_share_a_store(store):
+def test_processes_can_add_the_same_text_concurrently(store):
     context = multiprocessing.get_context("fork")
     text = "many writers " * 50_000
     workers = [context.Process(target=store.add, args=(text,)) for _ in range(4)]
@@ -239,40 +239,40 @@ def test_processes_share_a_store(store):
     assert not list(store.root.glob(".incoming-*"))
 
 
-def test_a_large_file_is_stored_by_the_megabyte_and_its_charset_not_guessed(store, tmp_path, monkeypatch):
-    """Anything done line by line, or to the whole text, would take seconds where this takes a fraction of one."""
+def test_a_large_utf8_file_is_stored_in_blocks_without_charset_detection(store, tmp_path, monkeypatch):
+    """Work on single lines or on the full text would take seconds instead of a fraction of one."""
     path = tmp_path / "large.txt"
     path.write_text("A line of plain prose, as books have it.\n" * 366_000)
     monkeypatch.setattr("memagent_graph.documents.decoding.detect_charset", lambda sample: pytest.fail("guessed"))
-    pieces = []
-    name = "memagent_graph.documents.store._encode"
-    monkeypatch.setattr(name, lambda text, *rest, **options: pieces.append(text) or text.encode())
+    blocks = []
+    encode_name = "memagent_graph.documents.store._encode"
+    monkeypatch.setattr(encode_name, lambda text, *rest, **options: blocks.append(text) or text.encode())
     ref = store.add(Document.from_path(path))
-    assert sum(map(len, pieces)) == ref["size"] == path.stat().st_size
-    assert len(pieces) <= path.stat().st_size // (1 << 20) + 2
-    assert max(map(len, pieces)) <= 1 << 20
+    assert sum(map(len, blocks)) == ref["size"] == path.stat().st_size
+    assert len(blocks) <= path.stat().st_size // (1 << 20) + 2
+    assert max(map(len, blocks)) <= 1 << 20
 
 
-def test_a_pipe_is_read_by_its_name(store, tmp_path):
+def test_a_named_pipe_is_read_by_its_path(store, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(TEXT.encode("utf-16"),))
     writer.start()
-    assert whole(store, store.add(Document.from_path(tmp_path / "pipe"))) == TEXT
+    assert read_all(store, store.add(Document.from_path(tmp_path / "pipe"))) == TEXT
     writer.join()
 
 
-def test_a_stream_that_fails_is_an_error_and_never_a_short_document(store):
-    def pieces():
+def test_a_failing_stream_is_an_error_and_stores_no_truncated_document(store):
+    def failing_stream():
         yield "some text"
         raise ConnectionError("line cut")
 
     with pytest.raises(DocumentError, match="line cut"):
-        store.add(Document.from_stream(pieces()))
+        store.add(Document.from_stream(failing_stream()))
     with pytest.raises(EmptyDocumentError):
         store.add(Document.from_stream([" ", ""]))
-    for odd in (1, None, b"bytes"):
+    for invalid_item in (1, None, b"bytes"):
         with pytest.raises(DocumentError, match="not text or bytes"):
-            store.add(Document.from_stream(["text", odd, "text"]))
+            store.add(Document.from_stream(["text", invalid_item, "text"]))
     assert list((store.root / "texts").iterdir()) == []
 
 
@@ -294,18 +294,18 @@ assert store.read(ref, 0, ref["size"]) == text
 """
 
 
-def test_a_disk_that_is_full_is_told_and_leaves_no_text_cut_off(tmp_path):
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("too large") == 2, done.stdout
-    assert "MEMAGENT_HOME" in done.stdout
+def test_a_full_disk_is_an_error_and_leaves_no_truncated_text(tmp_path):
+    run = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("too large") == 2, run.stdout
+    assert "MEMAGENT_HOME" in run.stdout
 
 
 @pytest.mark.parametrize(
     "text",
     ["https://example.org/report.pdf", "file:///etc/passwd", "s3://bucket/key", "nosuch.pdf", "a/nosuch.md", "a book"],
 )
-def test_a_text_that_is_an_address_or_the_name_of_a_file_is_refused(text: str, tmp_path, monkeypatch) -> None:
+def test_a_text_that_is_a_url_or_a_file_name_is_refused(text: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a book").write_text("text")
     with pytest.raises(DocumentError, match=r"Document\.from_text"):
@@ -316,5 +316,5 @@ def test_a_text_that_is_an_address_or_the_name_of_a_file_is_refused(text: str, t
 @pytest.mark.parametrize(
     "text", ["See https://example.org for more", "Read report.pdf", "a sentence.", "Node.js", ".md of", "a book.txt"]
 )
-def test_other_short_texts_are_read_as_the_texts_they_are(text: str) -> None:
+def test_other_short_texts_are_documents(text: str) -> None:
     assert Document.of(text).content == text

@@ -1,3 +1,5 @@
+"""Provenance: the origin of each line of memory, its quotes in the document, and the support of an answer."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -5,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.traces import fan_out, make_call, make_spans
-from support.traces import make_trace as line_of
+from support.traces import make_call, make_fan_out, make_spans
+from support.traces import make_trace as make_line_trace
 
 from memagent_graph import ScriptedPolicy
 from memagent_graph.documents import SourceMark
@@ -30,19 +32,19 @@ TEXTS = st.lists(WORDS | st.text(max_size=3), max_size=40).map(" ".join) | st.li
 
 def make_edited_trace(memories: Sequence[str], chunks: Sequence[str], edited: Sequence[int] = ()) -> Trace:
     events = {index: ReadEvent(EventKind.MEMORY_EDITED, index, "") for index in edited}
-    return line_of(memories, chunks, events=events)
+    return make_line_trace(memories, chunks, events=events)
 
 
-def find_origin(memories: Sequence[str], chunks: Sequence[str] | None = None, edited: Sequence[int] = ()) -> Provenance:
+def find_origins(memories: Sequence[str], chunks: Sequence[str] = (), edited: Sequence[int] = ()) -> Provenance:
     texts = chunks or [""] * len(memories)
     return find_provenance(make_edited_trace(memories, texts, edited), lambda update: texts[update.chunk_index])
 
 
 @given(TEXTS, TEXTS, st.integers(0, 1000))
-def test_quotes_lie_in_their_chunk_whatever_the_text(line: str, chunk: str, start: int) -> None:
+def test_quotes_are_within_their_chunk_for_any_text(line: str, chunk: str, start: int) -> None:
     spans = find_quotes(line, chunk, start)
     assert len(spans) <= MAX_QUOTES
-    assert all(start <= begin < end <= start + len(chunk) for begin, end in spans)
+    assert all(start <= quote_start < quote_end <= start + len(chunk) for quote_start, quote_end in spans)
     assert spans == sorted(spans, key=lambda span: span[0] - span[1])
 
 
@@ -63,13 +65,13 @@ def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, st
 
 
 @given(TEXTS, st.lists(TEXTS, max_size=3))
-def test_support_lies_in_its_line_whatever_the_text(answer: str, lines: list[str]) -> None:
+def test_support_is_within_its_line_for_any_text(answer: str, lines: list[str]) -> None:
     for support in find_support(answer, lines):
         assert 0 <= support.start < support.end <= len(lines[support.line_index])
 
 
 @pytest.mark.parametrize(
-    ("before", "line"),
+    ("other_sentence", "line"),
     [
         ("Pell sold the key to Josef. ", "Josef sold the key to Pell"),
         ("Anna paid Bert; Bert did not pay Anna. ", "Bert paid Anna"),
@@ -77,8 +79,8 @@ def test_support_lies_in_its_line_whatever_the_text(answer: str, lines: list[str
         ("里子は塩の倉庫で古い帳簿を見つけた。里子と源造は黙っていた。", "源造は塩の倉庫で古い帳簿を見つけた"),
     ],
 )
-def test_of_the_same_words_in_two_orders_the_lines_own_is_quoted(before: str, line: str) -> None:
-    chunk = f"{before}{'The rain fell on the dike. ' * 9}{line}. The rain fell."
+def test_the_quote_has_the_word_order_of_the_line(other_sentence: str, line: str) -> None:
+    chunk = f"{other_sentence}{'The rain fell on the dike. ' * 9}{line}. The rain fell."
     assert [chunk[start:end] for start, end in find_quotes(line, chunk)] == [line]
 
 
@@ -95,7 +97,7 @@ def test_of_the_same_words_in_two_orders_the_lines_own_is_quoted(before: str, li
             "Ilse Thornbury built the lighthouse",
             "Ilse Thornbury, who was rich, built the lighthouse. Nothing else is told of that whole year.",
             ["Ilse Thornbury, who was rich, built the lighthouse"],
-            id="runs a few words apart",
+            id="matches a few words apart",
         ),
         pytest.param("it was of the", "it was of the", [], id="function words alone"),
         ("May", "It may rain. Vera was born in May, they say.", ["May"]),
@@ -123,28 +125,28 @@ ILSE, MARTA, JONAS = "Ilse built the lighthouse", "Marta sold the granary", "Jon
         pytest.param([ILSE, f"- {ILSE}."], [(0, ())], [], id="other punctuation is no rewording"),
         pytest.param(
             ["The code of Anna is 17", "The code of Anna is 17\nThe code of Anna is 18"], [(0, ()), (1, ())], [],
-            id="a like fact beside one that stays is new",
+            id="a similar fact beside a kept one is new",
         ),
         pytest.param([MARTA, MARTA, JONAS], [(2, ())], [(MARTA, 0, 2)], id="lost at the chunk that dropped it"),
-        pytest.param([f"{ILSE}\n{MARTA}", f"{ILSE}; {MARTA}"], [(0, (1,))], [], id="what is merged is not lost"),
-        pytest.param([MARTA, JONAS, MARTA], [(2, ())], [(JONAS, 1, 2)], id="what is written again is not lost"),
+        pytest.param([f"{ILSE}\n{MARTA}", f"{ILSE}; {MARTA}"], [(0, (1,))], [], id="a merged line is not lost"),
+        pytest.param([MARTA, JONAS, MARTA], [(2, ())], [(JONAS, 1, 2)], id="a line that is written again is not lost"),
         *(([nothing, JONAS], [(1, ())], []) for nothing in ("(empty)", "none", "Not stated.")),
     ],
 )  # fmt: skip
-def test_a_line_has_its_origin_and_what_nobody_carries_on_is_lost(memories, origins, lost) -> None:
-    result = find_origin(memories)
+def test_lines_have_an_origin_and_lines_that_no_later_memory_has_are_lost(memories, origins, lost) -> None:
+    result = find_origins(memories)
     assert [(line.update, line.reworded) for line in result.lines] == origins
     assert [(line.line, line.update, line.gone) for line in result.lost] == lost
 
 
-def test_quotes_come_from_the_chunks_that_brought_the_words() -> None:
+def test_quotes_come_from_the_chunks_that_added_the_words() -> None:
     chunks = ["Here Ilse Thornbury built the lighthouse. ", "Nothing of note. ", "It was lit in 1743 for the king. "]
     memories = [
         "Ilse Thornbury built the lighthouse",
         "Ilse Thornbury built the lighthouse",
         "Ilse Thornbury built the lighthouse, lit in 1743",
     ]
-    result = find_origin(memories, chunks)
+    result = find_origins(memories, chunks)
     assert [(quote.chunk_index, quote.quote) for quote in result.evidence] == [
         (0, "Ilse Thornbury built the lighthouse"),
         (2, "lit in 1743"),
@@ -152,7 +154,7 @@ def test_quotes_come_from_the_chunks_that_brought_the_words() -> None:
     assert {quote.coverage for quote in result.evidence} == {1.0}
 
 
-def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
+def test_without_the_document_there_are_origins_but_no_quotes() -> None:
     result = find_provenance(make_edited_trace(["Ilse built it"], ["gone"]), lambda _: None)
     assert [line.update for line in result.lines] == [0]
     assert result.evidence == ()
@@ -160,12 +162,12 @@ def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
 
 def test_lines_that_a_person_wrote_are_marked_unless_the_chunk_has_them() -> None:
     memories = ["Ilse built it", "Ilse built it\nPer Lindqvist is the keeper"]
-    assert [line.edited for line in find_origin(memories, ["a", "b"], edited=[1]).lines] == [False, True]
-    supported = find_origin(memories, ["a", "Now Per Lindqvist is the keeper here."], edited=[1])
+    assert [line.edited for line in find_origins(memories, ["a", "b"], edited=[1]).lines] == [False, True]
+    supported = find_origins(memories, ["a", "Now Per Lindqvist is the keeper here."], edited=[1])
     assert [line.edited for line in supported.lines] == [False, False]
 
 
-def test_sentences_of_a_paragraph_are_lines_of_their_own() -> None:
+def test_each_sentence_of_a_paragraph_is_a_line() -> None:
     paragraph = (
         "The lighthouse at Cape Verity was built by Dr. Ilse Thornbury. It was lit in 1743. 灯塔很高。安娜建造。"
     )
@@ -183,26 +185,26 @@ def test_the_answers_words_are_found_in_memory() -> None:
     assert [(support.line_index, line[support.start : support.end]) for support in supports] == [(1, "Ilse Thornbury")]
 
 
-def test_of_many_chunks_only_those_that_brought_the_final_words_are_read() -> None:
+def test_only_chunks_that_added_final_words_are_loaded() -> None:
     lines = [f"fact {index} of keeper{index}" for index in range(30)]
-    memories, chunks, indices = [], [], []
-    for chunk in range(100):
-        lines[chunk % 30] = f"fact {chunk} of keeper{chunk} and place{chunk} in year {1000 + chunk}"
+    memories, chunks, read_indices = [], [], []
+    for index in range(100):
+        lines[index % 30] = f"fact {index} of keeper{index} and place{index} in year {1000 + index}"
         memories.append("\n".join(lines))
-        chunks.append(f"words of no use here, and {lines[chunk % 30]}")
+        chunks.append(f"words of no use here, and {lines[index % 30]}")
 
-    def text_of(update: MemoryUpdate) -> str:
-        indices.append(update.chunk_index)
+    def get_chunk(update: MemoryUpdate) -> str:
+        read_indices.append(update.chunk_index)
         return chunks[update.chunk_index]
 
-    result = find_provenance(make_edited_trace(memories, chunks), text_of)
-    assert sorted(indices) == list(range(70, 100))
+    result = find_provenance(make_edited_trace(memories, chunks), get_chunk)
+    assert sorted(read_indices) == list(range(70, 100))
     assert all(line.coverage == 1 for line in result.lines)
 
 
-def test_a_merges_lines_come_from_the_branches_that_read_them() -> None:
+def test_lines_of_a_merge_have_their_origin_in_the_branches() -> None:
     chunks = ["Here Ilse Thornbury built the lighthouse. ", "It was lit in 1743 for the king. ", "Per ran the ferry. "]
-    trace = fan_out(
+    trace = make_fan_out(
         [["Ilse Thornbury built the lighthouse"], ["It was lit in 1743"], ["Per ran the ferry"]],
         "Ilse Thornbury built the lighthouse\nlit in 1743\nEnough is said of the rest",
         chunks,
@@ -216,12 +218,12 @@ def test_a_merges_lines_come_from_the_branches_that_read_them() -> None:
 
 
 def test_a_line_dropped_by_one_branch_and_kept_by_another_is_not_lost() -> None:
-    first, second, third = make_spans(["a", "b", "c"])
-    trunk = make_call("t", "Marta sold the granary\nPer ran the ferry", reads=first)
-    dropped = make_call("l", "Jonas keeps bees", "t", reads=second, branch="l")
-    carried = make_call("r", "Marta sold the granary in 1716", "t", reads=third, branch="r")
-    merged = make_call("m", "Marta sold the granary in 1716; Jonas keeps bees", "l", "r", role="merge")
-    result = find_provenance(Trace((trunk, dropped, carried, merged)), lambda _: None)
+    first_span, second_span, third_span = make_spans(["a", "b", "c"])
+    trunk_call = make_call("t", "Marta sold the granary\nPer ran the ferry", reads=first_span)
+    dropping_call = make_call("l", "Jonas keeps bees", "t", reads=second_span, branch="l")
+    keeping_call = make_call("r", "Marta sold the granary in 1716", "t", reads=third_span, branch="r")
+    merge_call = make_call("m", "Marta sold the granary in 1716; Jonas keeps bees", "l", "r", role="merge")
+    result = find_provenance(Trace((trunk_call, dropping_call, keeping_call, merge_call)), lambda _: None)
     assert [lost.line for lost in result.lost] == ["Per ran the ferry"]
     assert [line.update for line in result.lines] == [0]
 
@@ -247,5 +249,5 @@ BIRDS = ["The plover lays four eggs.", "The heron eats fish.", "The plover eats 
         ("seven", "How old is it?", set()),
     ],
 )
-def test_an_answer_rests_on_the_lines_that_have_its_words(answer, question, lines) -> None:
+def test_an_answer_is_supported_by_the_lines_that_have_its_words(answer, question, lines) -> None:
     assert find_supporting_lines(answer, question, BIRDS) == lines

@@ -1,4 +1,4 @@
-"""Processes that are forked after a synchronous call: they read, and write to the same log."""
+"""Forked processes with readers: they read, and write to the same log."""
 
 import copy
 import multiprocessing
@@ -22,34 +22,34 @@ TEXT = "The tower was built in 1904. " * 200
 
 @pytest.fixture
 def new_reader(make_reader, tmp_path) -> Callable[[], MemAgent]:
-    """Readers with one log and one file of checkpoints."""
-    places = {"run_log": tmp_path / "runs.sqlite", "checkpoints": tmp_path / "c"}
-    return lambda: make_reader(ScriptedPolicy(lambda prompt: r"\boxed{1904}"), **places)
+    """A factory of readers that share a log and a checkpoint file."""
+    files = {"run_log": tmp_path / "runs.sqlite", "checkpoints": tmp_path / "c"}
+    return lambda: make_reader(ScriptedPolicy(lambda prompt: r"\boxed{1904}"), **files)
 
 
-def start(target: Callable[..., None], *arguments: Any) -> Any:
+def start_child(target: Callable[..., None], *arguments: Any) -> Any:
     child = multiprocessing.get_context("fork").Process(target=target, args=arguments)
     child.start()
     return child
 
 
-def read_in_child(reader: MemAgent, run_id: str) -> None:
+def read_and_exit(reader: MemAgent, run_id: str) -> None:
     result = reader.read(TEXT, "When?", run_id=run_id)
     reader.close()
     sys.exit(0 if result.answer == "1904" else 1)
 
 
-def read_some_chunks(reader: MemAgent, resumes: bool) -> None:
+def read_two_chunks_and_exit(reader: MemAgent, resumes: bool) -> None:
     limits = Limits(max_chunks=2)
     result = reader.resume("r", limits=limits) if resumes else reader.read(TEXT, "When?", run_id="r", limits=limits)
     reader.close()
     sys.exit(0 if result.stop_reason == "max_chunks" else 1)
 
 
-def test_processes_forked_from_one_that_never_read_give_their_calls_different_ids(new_reader, log) -> None:
-    """As servers do that load an application before they fork: each went on counting where the parent was."""
+def test_processes_forked_from_a_parent_that_never_read_give_calls_different_ids(new_reader, log) -> None:
+    """Servers load an application before they fork; a counter of calls would continue from the parent's in each."""
     for resumes in (False, True, True):
-        child = start(read_some_chunks, new_reader(), resumes)
+        child = start_child(read_two_chunks_and_exit, new_reader(), resumes)
         child.join(30)
         assert child.exitcode == 0
     call_ids = [conversation.call_id for conversation in log.conversations("r")]
@@ -57,25 +57,25 @@ def test_processes_forked_from_one_that_never_read_give_their_calls_different_id
     assert log.trace("r").update_indices[call_ids[-1]] == 5
 
 
-def test_a_forked_process_reads_though_its_parent_has_read(new_reader, log) -> None:
+def test_forked_processes_read_after_their_parent_has_read(new_reader, log) -> None:
     reader = new_reader()
-    assert reader.read(TEXT, "When?", run_id="before").answer == "1904"
-    children = [start(read_in_child, reader, f"child-{number}") for number in range(3)]
-    assert reader.read(TEXT, "When?", run_id="meanwhile").answer == "1904"
+    assert reader.read(TEXT, "When?", run_id="before-fork").answer == "1904"
+    children = [start_child(read_and_exit, reader, f"child-{number}") for number in range(3)]
+    assert reader.read(TEXT, "When?", run_id="after-fork").answer == "1904"
     for child in children:
         child.join(30)
         assert child.exitcode == 0
     reader.close()
-    assert {record.run_id for record in log.runs()} == {"before", "meanwhile", "child-0", "child-1", "child-2"}
+    assert {record.run_id for record in log.runs()} == {"before-fork", "after-fork", "child-0", "child-1", "child-2"}
     assert all(record.stop_reason == "answered" for record in log.runs())
 
 
-def test_objects_with_a_reader_refuse_pickling_with_a_remedy(new_reader) -> None:
+def test_objects_with_a_reader_cannot_be_pickled(new_reader) -> None:
     reader = new_reader()
-    for item in (reader, ReadLongDocument(agent=reader), MemAgentMiddleware(reader)):
-        for attempt in (pickle.dumps, copy.deepcopy):
+    for holder in (reader, ReadLongDocument(agent=reader), MemAgentMiddleware(reader)):
+        for copy_object in (pickle.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match=r"cannot be pickled.*in the process that uses it"):
-                attempt(item)
-        assert type(copy.copy(item)) is type(item)
+                copy_object(holder)
+        assert type(copy.copy(holder)) is type(holder)
     result = copy.copy(reader).read(TEXT, "When?")
     assert result.answer == "1904" and pickle.loads(pickle.dumps(result)) == result

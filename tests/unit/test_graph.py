@@ -1,3 +1,5 @@
+"""The compiled graph of a reader: as a subgraph, with a checkpointer, and as a drawing."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -13,10 +15,10 @@ TEXT = make_document({0.5: "The key of harbor is 4711."}, words=2000)
 QUESTION = "What is the key of harbor?"
 INPUT = {"question": QUESTION, "document": TEXT}
 LOW_RECURSION_LIMIT: Any = {"recursion_limit": 25}
-"""What langchain-core puts into every config that has no limit of its own; reading TEXT takes more steps."""
+"""The default limit of langchain-core; reading TEXT takes more steps."""
 
 
-def test_a_parents_context_does_not_replace_the_readers(make_reader) -> None:
+def test_the_context_of_a_parent_graph_does_not_replace_that_of_the_reader(make_reader) -> None:
     builder = StateGraph(
         TypedDict("Parent", {"question": str, "document": str, "answer": str}),
         context_schema=TypedDict("Context", {"user": str}),
@@ -26,7 +28,7 @@ def test_a_parents_context_does_not_replace_the_readers(make_reader) -> None:
     assert builder.compile().invoke(INPUT, LOW_RECURSION_LIMIT, context={"user": "ada"})["answer"] == "4711"
 
 
-def test_state_never_holds_the_document(make_reader) -> None:
+def test_checkpoints_never_contain_the_document(make_reader) -> None:
     saver = InMemorySaver()
     graph = build_graph(make_reader().graph().reader_context, Overwrite(), checkpointer=saver)
     config: Any = {"configurable": {"thread_id": "t"}}
@@ -34,24 +36,24 @@ def test_state_never_holds_the_document(make_reader) -> None:
     checkpoints = list(saver.list(config))
     assert len(checkpoints) > 50
     assert "word1 and then" not in repr(checkpoints)
-    sizes = [len(repr(checkpoint.checkpoint)) for checkpoint in checkpoints]
-    assert max(sizes) < 4000
+    checkpoint_sizes = [len(repr(checkpoint.checkpoint)) for checkpoint in checkpoints]
+    assert max(checkpoint_sizes) < 4000
 
 
-def test_a_second_run_on_the_same_thread_starts_afresh(make_reader) -> None:
+def test_a_second_run_on_a_thread_starts_with_a_new_state(make_reader) -> None:
     graph = build_graph(make_reader().graph().reader_context, Overwrite(), checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
-    first = graph.invoke(INPUT, config)
-    second = graph.invoke({"question": QUESTION, "document": "nothing in here at all"}, config)
-    assert (first["answer"], second["answer"]) == ("4711", "yet")
-    assert second["chunks_read"] == 1
-    assert second["run_id"] != first["run_id"]
+    first_state = graph.invoke(INPUT, config)
+    second_state = graph.invoke({"question": QUESTION, "document": "nothing in here at all"}, config)
+    assert (first_state["answer"], second_state["answer"]) == ("4711", "yet")
+    assert second_state["chunks_read"] == 1
+    assert second_state["run_id"] != first_state["run_id"]
 
 
-def test_the_drawn_graph_is_the_graph_that_runs(make_reader) -> None:
+def test_the_drawn_graph_has_the_nodes_that_run(make_reader) -> None:
     graph = make_reader().graph()
-    nodes = [node for part in graph.stream(INPUT, stream_mode="updates") for node in part]
-    chunks = nodes.count("update_memory")
-    assert chunks > 5
-    assert nodes == ["open_document", *["read_chunk", "update_memory"] * chunks, "read_chunk", "answer"]
+    nodes = [node for update in graph.stream(INPUT, stream_mode="updates") for node in update]
+    chunk_count = nodes.count("update_memory")
+    assert chunk_count > 5
+    assert nodes == ["open_document", *["read_chunk", "update_memory"] * chunk_count, "read_chunk", "answer"]
     assert set(graph.get_graph().nodes) == {"__start__", *nodes, "__end__"}

@@ -1,4 +1,4 @@
-"""Parts of the packages that import nothing that they can do without, so that they begin at once."""
+"""Modules that import no heavy package that they do not need, so that they load quickly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-PARTS = (
+UNNEEDED = (
     ("memagent_graph", "memagent_graph.timeline rich langgraph openai tiktoken torch"),
     ("memagent_training.commands.rl_command memagent_training.commands.train_command", "torch transformers trl"),
     (
@@ -17,21 +17,21 @@ PARTS = (
      "torch transformers trl"),
     ("memagent_graph.reader memagent_graph.policies.openai_compatible", "torch transformers"),
 )  # fmt: skip
-"""Modules, and what they do without; the later ones may import all that those before them do."""
-CODE = """
+"""Modules, and the packages that they must not import. The rows are checked in order in one process."""
+PROGRAM = """
 import importlib, json, sys
 heavy = {}
-for names, others in json.loads(sys.argv[1]):
+for names, packages in json.loads(sys.argv[1]):
     for name in names.split():
         importlib.import_module(name)
-    heavy[names] = sorted(set(others.split()) & set(sys.modules))
+    heavy[names] = sorted(set(packages.split()) & set(sys.modules))
 print(json.dumps(heavy))
 """
 
 
-def test_parts_do_without_what_takes_long_to_import() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, json.dumps(PARTS)], capture_output=True, text=True, check=False, timeout=120
+def test_modules_do_not_import_heavy_packages() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(UNNEEDED)], capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {names: [] for names, _ in PARTS}
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == {names: [] for names, _ in UNNEEDED}

@@ -1,4 +1,4 @@
-"""This package relies on some private names of LangGraph; a release that changes one fails here first."""
+"""The private names of LangGraph that this package relies on: a release that changes one fails here first."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from langgraph._internal import _constants
 from langgraph.graph import StateGraph
 
 import memagent_graph
-from memagent_graph.reading import langgraph_internals as ours
+from memagent_graph.reading import langgraph_internals
 
 ROOT = Path(memagent_graph.__file__).parents[1]
 
 
-def test_the_private_names_are_langgraphs() -> None:
-    assert ours.CHECKPOINTER == _constants.CONFIG_KEY_CHECKPOINTER
-    assert ours.DURABILITY == _constants.CONFIG_KEY_DURABILITY
-    assert ours.CALL == _constants.CONFIG_KEY_CALL
+def test_the_private_names_equal_those_of_langgraph() -> None:
+    assert langgraph_internals.CHECKPOINTER == _constants.CONFIG_KEY_CHECKPOINTER
+    assert langgraph_internals.DURABILITY == _constants.CONFIG_KEY_DURABILITY
+    assert langgraph_internals.CALL == _constants.CONFIG_KEY_CALL
 
 
 def test_a_node_finds_the_exit_stacks_of_all_enclosing_graphs() -> None:
-    exits: list[int] = []
+    stack_counts: list[int] = []
 
     def record_exit_stacks(state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
-        exits.append(len({*map(id, ours.find_enclosing_exit_stacks(config))}))
+        stack_counts.append(len({*map(id, langgraph_internals.find_enclosing_exit_stacks(config))}))
         return state
 
     graph: Any = record_exit_stacks
@@ -35,11 +35,11 @@ def test_a_node_finds_the_exit_stacks_of_all_enclosing_graphs() -> None:
         builder.set_entry_point(name)
         graph = builder.compile()
     graph.invoke({})
-    assert exits == [3]
-    assert not list(ours.find_enclosing_exit_stacks({}))
+    assert stack_counts == [3]
+    assert not list(langgraph_internals.find_enclosing_exit_stacks({}))
 
 
-def test_no_other_module_has_langgraphs_private_names() -> None:
+def test_no_other_module_has_private_names_of_langgraph() -> None:
     modules = {
         path.name
         for folder in ("memagent_graph", "integrations", "training")

@@ -1,4 +1,4 @@
-"""A fact in each of many languages is found, kept under `keep_previous`, and located as evidence."""
+"""A fact in each of many languages is found, survives the rule `keep_previous`, and is located as evidence."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def test_a_fact_is_found_kept_and_located(language: str, make_reader: Callable[.
     (quote, *_) = result.evidence
     assert quote.quote == text[quote.start_char : quote.end_char]
     assert fact_start <= quote.start_char < quote.end_char <= fact_start + len(fact.sentence)
-    parts = [text[start:end] for start, end in cut_passages(text, 200)]
-    assert fact.sentence.strip() in parts[rank_by_bm25(parts, fact.question)[0]]
+    passages = [text[start:end] for start, end in cut_passages(text, 200)]
+    assert fact.sentence.strip() in passages[rank_by_bm25(passages, fact.question)[0]]
 
 
 @pytest.mark.parametrize("language", FACTS)
-def test_invented_memories_are_not_kept(language: str, make_reader: Callable[..., MemAgent]) -> None:
-    others = [other.memory for name, other in FACTS.items() if other.script != FACTS[language].script]
+def test_memories_in_another_script_are_not_kept(language: str, make_reader: Callable[..., MemAgent]) -> None:
+    memories = [fact.memory for name, fact in FACTS.items() if fact.script != FACTS[language].script]
     reader = make_reader(
-        ScriptedPolicy(lambda prompt: others[len(prompt) % len(others)]), on_invented="keep_previous", budget=BUDGET
+        ScriptedPolicy(lambda prompt: memories[len(prompt) % len(memories)]), on_invented="keep_previous", budget=BUDGET
     )
     result = reader.read(make_text(FACTS[language]), FACTS[language].question)
     assert count_events(result.events)[EventKind.INVENTED] == result.chunks_read

@@ -1,19 +1,19 @@
-"""Documents of every kind: the fact that is easily lost is in the text, and what is lost is told."""
+"""Files of every type: facts that converters easily lose are in the text, and omissions are reported."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from support.made_documents import Made, made_documents
+from support.made_documents import Case, make_documents
 
 from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError
 
 
-@pytest.mark.parametrize("made", made_documents(), ids=lambda made: made.name)
+@pytest.mark.parametrize("made", make_documents(), ids=lambda made: made.name)
 @pytest.mark.usefixtures("in_process_conversion")
-def test_a_documents_fact_is_in_its_text_and_its_losses_are_told(made: Made, store):
+def test_the_facts_of_a_document_are_in_its_text_and_omissions_are_listed(made: Case, store):
     document = Document.from_bytes(made.data, name=made.name)
     if made.error:
         with pytest.raises(DocumentError, match=re.escape(made.error)) as error:
@@ -25,12 +25,12 @@ def test_a_documents_fact_is_in_its_text_and_its_losses_are_told(made: Made, sto
     assert ref["media_type"] == document.media_type
     assert ref["size"] < 1_000_000, "a small file may claim much space"
     assert [fact for fact in made.facts if fact not in text] == [], text
-    assert [lost for lost in made.lost if lost in text] == [], text
+    assert [lost_text for lost_text in made.lost if lost_text in text] == [], text
     omissions = [
         f"{omission['count']} {omission['what']}" + (f" ({omission['places']})" if omission["places"] else "")
         for omission in ref.get("omissions", ())
     ]
-    for begin, whole in zip(made.omissions, omissions, strict=True):
-        assert whole.startswith(begin)
+    for expected_start, omission_text in zip(made.omissions, omissions, strict=True):
+        assert omission_text.startswith(expected_start)
     if made.headings:
         assert tuple(mark.label for mark in store.headings(ref)) == made.headings

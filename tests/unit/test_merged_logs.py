@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.command_line import memagent
 from support.scripts import make_document, read_perfectly
-from unit.test_exchange import content
+from unit.test_exchange import collect_content
 
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import RunLogError
@@ -158,10 +158,10 @@ async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(
     assert whole.templates("r") == second.templates("r")
     # It is refused for training, as the second machine's would be.
     assert load_groups(whole, reward="exact", min_group=1).report.refused == {Refusal.EDITED: ("r",)}
-    before = content(whole)
+    before = collect_content(whole)
     again = merge_logs(whole, [second.path, first.path])
     assert (again.runs, again.rewards, again.conversations, again.skipped) == (0, 0, 0, 1)
-    assert content(whole) == before
+    assert collect_content(whole) == before
 
 
 async def test_a_reward_that_is_given_after_a_merge_arrives_at_the_next(
@@ -192,8 +192,8 @@ async def test_an_edit_after_a_merge_reaches_the_next_merge(
     assert whole.get("r").answer is None and whole.get("r").stop_reason is None
     assert whole.latest_rewards("r") == {}
     assert [event.kind for event in whole.events("r")] == ["memory_edited"]
-    before = content(whole)
-    assert merge_logs(whole, [part]).skipped == 1 and content(whole) == before
+    before = collect_content(whole)
+    assert merge_logs(whole, [part]).skipped == 1 and collect_content(whole) == before
 
 
 async def test_a_reward_that_was_given_before_a_resume_elsewhere_is_withdrawn_as_in_one_log(
@@ -208,7 +208,7 @@ async def test_a_reward_that_was_given_before_a_resume_elsewhere_is_withdrawn_as
     assert merge_logs(whole, [first.path, second.path]).rewards == 2
     assert whole.latest_rewards("r") == {"late": 1.0}
     assert [reward.value for reward in whole.rewards("r") if reward.conversation is not None] == [0.5]
-    before = content(whole)
+    before = collect_content(whole)
     for sources in ([first.path], [second.path], [second.path, first.path]):
         assert merge_logs(whole, sources).skipped == 1
-        assert content(whole) == before
+        assert collect_content(whole) == before

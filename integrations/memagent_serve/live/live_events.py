@@ -81,9 +81,9 @@ def format_sources(timeline: Timeline) -> list[dict[str, Any]]:
     return [
         {
             "line": line.line,
-            "from": timeline.step(line.update).name,
+            "from": timeline.find_step(line.update).name,
             "edited": line.edited,
-            "quotes": _format_quotes(timeline.quotes(index)),
+            "quotes": _format_quotes(timeline.list_quotes(index)),
         }
         for index, line in enumerate(timeline.provenance.lines)
         if timeline.view.answer is None or index in supporting

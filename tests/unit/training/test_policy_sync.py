@@ -115,7 +115,7 @@ class FakeVLLM(FakeServer):
     @web.middleware
     async def _record_call(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.calls.append(request.path)
-        if request.path.startswith("/v1") and (refusal := self._refusal(request)):
+        if request.path.startswith("/v1") and (refusal := self._refuse_wrong_key(request)):
             return refusal
         try:
             return await handler(request)  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("trl")
 
 from made_rollouts import make_conversation
-from support.rl_loops import Recorder, make_job, make_measurement
+from support.rl_loops import StatusRecorder, make_job, make_measurement
 from test_rl_serving import Sync
 
 from memagent_evaluation.score_statistics import Estimate
@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> Iterator[loop._IterationSource]:
     for number in range(4):
         serving.get_policy_folder(number).mkdir(exist_ok=True)
         (serving.get_policy_folder(number) / "weights").write_text(str(number))
-    yield loop._IterationSource(prepared, serving, LoopJournal(tmp_path / "journal.jsonl"), Recorder())
+    yield loop._IterationSource(prepared, serving, LoopJournal(tmp_path / "journal.jsonl"), StatusRecorder())
     serving.run_log.close()
 
 
@@ -83,7 +83,7 @@ async def test_a_best_policy_that_a_kill_left_aside_is_put_back(source, tmp_path
     measure_as(0.5)
     await source._measure(1)
     (tmp_path / "best").rename(tmp_path / "best.before")
-    loop._IterationSource(source._prepared, source.serving, source.journal, Recorder())
+    loop._IterationSource(source._prepared, source.serving, source.journal, StatusRecorder())
     assert (tmp_path / "best" / "weights").read_text() == "1"
     assert not (tmp_path / "best.before").exists()
 

@@ -333,11 +333,11 @@ def test_ranks_with_other_rewards_are_refused(world, tmp_path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(
         "import os, pathlib, pickle, sys\n"
-        "from support.training_world import config_of\n"
+        "from support.training_world import make_config\n"
         "from memagent_training.job.trainer import MultiConvDAPOTrainer\n"
         "folder, groups, out = map(pathlib.Path, sys.argv[1:])\n"
         "groups = pickle.loads((groups / os.environ['RANK']).read_bytes())\n"
-        "config = config_of({'preset': 'memagent-paper', 'changes': {'max_steps': 1}}, out)\n"
+        "config = make_config({'preset': 'memagent-paper', 'changes': {'max_steps': 1}}, out)\n"
         "MultiConvDAPOTrainer(str(folder / 'model'), groups, config).train()\n"
     )
     for rank, groups in enumerate((world.groups, edit(world.groups, reward=0.5))):

@@ -16,7 +16,7 @@ import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
-from memagent_graph.plain_text import quantity
+from memagent_graph.plain_text import format_count
 from memagent_training.training_errors import require_version
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def build_from_options(target: Callable[..., T], options: Any, **extra_values: A
 
 def show_policy(folder: Path, steps: int, *extra_lines: str, reason: str = "") -> None:
     """Print where a trained policy is and how to read with it; standard output gets only its folder."""
-    summary = f"{reason}trained for {quantity(steps, 'step')}; the policy is in {folder}"
+    summary = f"{reason}trained for {format_count(steps, 'step')}; the policy is in {folder}"
     for line in (summary, *extra_lines, f'read with it: memagent read DOCUMENT --question "..." --model {folder}'):
         typer.echo(line, err=True)
     typer.echo(str(folder))

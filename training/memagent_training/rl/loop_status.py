@@ -17,7 +17,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
-from memagent_graph.plain_text import quantity
+from memagent_graph.plain_text import format_count
 from memagent_training.job.step_lines import format_metrics
 from memagent_training.rl.loop_journal import CollectionRecord, Measurement
 
@@ -122,7 +122,9 @@ class LoopStatus:
         lengths = ", ".join(f"{length:,}: {accuracy}" for length, accuracy in sorted(measurement.accuracy.items()))
         failed_reads = f"; {measurement.failed} failed" if measurement.failed else ""
         training_state = (
-            f"after {quantity(measurement.iteration, 'iteration')}" if measurement.iteration else "before any training"
+            f"after {format_count(measurement.iteration, 'iteration')}"
+            if measurement.iteration
+            else "before any training"
         )
         self._print(
             f"accuracy {training_state}, at temperature {measurement.temperature:g}"

@@ -23,7 +23,7 @@ from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import Profile, load_profile, require_profile
 from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.prompts import load_prompts
-from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, require_room
+from memagent_graph.roles import ANSWER, UPDATE, Role, complete_prompts, require_room
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import WordingSettings
 from memagent_graph.strategies import choose_strategy
@@ -234,7 +234,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     base = replace(base, profile=_load_reading_profile(job.reading, base, tokenizer, roles))
     profile = base.profile or load_profile(base.folder)
     if profile is not None:
-        prompts_for(roles, profile.prompts, trained_prompts_only=True)  # otherwise the first read would fail
+        complete_prompts(roles, profile.prompts, trained_prompts_only=True)  # otherwise the first read would fail
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
     job = _add_data_lengths(job, tasks)
@@ -282,7 +282,7 @@ def _load_reading_profile(
     base_profile = _find_base_profile(reading, base)
     profile = base_profile or Profile(Budget(), load_prompts())
     prompts = load_prompts(base=profile.prompts, **{name: getattr(reading, name) for name in _PROMPT_SETTINGS})
-    prompts = prompts_for(roles, prompts) if base_profile is None else prompts
+    prompts = complete_prompts(roles, prompts) if base_profile is None else prompts
     window = min(profile.budget.context_window, base.window or Budget().context_window)
     limits = {limit.name: value for limit in fields(Budget) if (value := getattr(reading, limit.name)) is not None}
     budget = replace(profile.budget, **({"context_window": window} | limits))

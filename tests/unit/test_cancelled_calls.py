@@ -1,4 +1,4 @@
-"""A synchronous call that is broken off returns once what it ran has ended."""
+"""A synchronous call that is cancelled returns only after its coroutine has ended."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from memagent_graph.concurrency.background import Cancellation, run_sync
 from memagent_graph.errors import PermanentError
 
 
-def test_a_call_that_is_broken_off_waits_for_its_cleanup() -> None:
-    ended = []
+def test_a_cancelled_call_waits_for_its_cleanup() -> None:
+    cleanups = []
 
-    async def slow() -> None:
+    async def sleep_and_clean_up() -> None:
         try:
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.3)
-            ended.append(True)
+            cleanups.append(True)
 
     cancellation = Cancellation()
     threading.Timer(0.2, cancellation.cancel).start()
     with pytest.raises(PermanentError):
-        run_sync(slow(), cancellation)
-    assert ended == [True]
+        run_sync(sleep_and_clean_up(), cancellation)
+    assert cleanups == [True]

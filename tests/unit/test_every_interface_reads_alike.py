@@ -1,8 +1,8 @@
-"""The same question on the same document, through every door with the same policy, gives the same requests.
+"""The same question on the same document gives the same requests to the policy through every interface.
 
-What may differ: ids, headers, a cache salt, and whether token ids are asked for, which depends on the log. An
-evaluation samples with the seed of its tasks. Training reads with a temperature of its own and accepts invented
-memories: rewards are for what the policy wrote itself.
+Ids, headers, a cache salt, and the request for token ids may differ; the last depends on the log. Evaluation and
+training are not compared: an evaluation samples with the seed of its tasks, and training has its own temperature and
+accepts invented memories, because rewards are for what the policy wrote.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from memagent_mcp.mcp_command import Mcp
 from memagent_serve.app import ServerResources, make_app
 from memagent_serve.serve_command import Serve
 
-SCRIPTS = "Schlüssel ключ κλειδί مفتاح מפתח चाबी กุญแจ 钥匙 カギ 열쇠 e\u0301 👩‍👧 \u2028"
-TEXT = make_document({0.1: SCRIPTS, 0.3: "The key of harbor is 4711."}, words=1200)
+MANY_SCRIPTS = "Schlüssel ключ κλειδί مفتاح מפתח चाबी กุญแจ 钥匙 カギ 열쇠 e\u0301 👩‍👧 \u2028"
+TEXT = make_document({0.1: MANY_SCRIPTS, 0.3: "The key of harbor is 4711."}, words=1200)
 QUESTION = "What is the key (ключ, 鍵) of harbor?"
-COMPARED = ("model", "messages", "max_tokens", "temperature", "top_p", "seed", "stop")
+COMPARED_FIELDS = ("model", "messages", "max_tokens", "temperature", "top_p", "seed", "stop")
 
 
 @pytest.fixture(params=["overwrite", "gated", None])
@@ -42,7 +42,7 @@ def strategy(request: pytest.FixtureRequest) -> str | None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, strategy: str | None) -> Iterator[FakeServer]:
-    """The policy of every door, by the environment, with the budgets and prompts of the embedded one."""
+    """The policy server of every interface, named in the environment, with the profile of the embedded policy."""
     with FakeServer(window=2048) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("MEMAGENT_PROFILE", "embedded")
@@ -59,43 +59,43 @@ def book(tmp_path: Path) -> Path:
     return folder / "book.txt"
 
 
-def options(strategy: str | None) -> list[str]:
+def make_options(strategy: str | None) -> list[str]:
     return ["--profile", "embedded", "--layout", "paper", *(["--strategy", strategy] if strategy else [])]
 
 
-def choices(strategy: str | None) -> dict[str, Any]:
+def make_settings(strategy: str | None) -> dict[str, Any]:
     return {"profile": "embedded", "layout": "paper", "strategy": strategy}
 
 
-def by_command_line(book: Path, strategy: str | None) -> None:
-    memagent("read", book, "-q", QUESTION, *options(strategy))
+def read_by_command(book: Path, strategy: str | None) -> None:
+    memagent("read", book, "-q", QUESTION, *make_options(strategy))
 
 
-def in_python(book: Path, strategy: str | None) -> None:
-    with MemAgent(**choices(strategy)) as reader:
+def read_in_python(book: Path, strategy: str | None) -> None:
+    with MemAgent(**make_settings(strategy)) as reader:
         reader.read(book, QUESTION)
 
 
-def by_settings(book: Path, strategy: str | None) -> None:
-    with MemAgent(settings=ReadSettings(**choices(strategy))) as reader:
+def read_by_settings(book: Path, strategy: str | None) -> None:
+    with MemAgent(settings=ReadSettings(**make_settings(strategy))) as reader:
         reader.read(book, QUESTION)
 
 
-def by_tool(book: Path, strategy: str | None) -> None:
+def read_by_tool(book: Path, strategy: str | None) -> None:
     ReadLongDocument(roots=[book.parent]).invoke({"questions": [QUESTION], "path": str(book)})
 
 
-def by_node(book: Path, strategy: str | None) -> None:
+def read_by_graph(book: Path, strategy: str | None) -> None:
     platform._build_once.__wrapped__().invoke({"question": QUESTION, "document": book.read_text()})
 
 
-def by_own_node(book: Path, strategy: str | None) -> None:
-    with MemAgent(**choices(strategy)) as reader:
+def read_by_node(book: Path, strategy: str | None) -> None:
+    with MemAgent(**make_settings(strategy)) as reader:
         memagent_node(reader).invoke({"question": QUESTION, "document": book})
 
 
-def by_mcp(book: Path, strategy: str | None) -> None:
-    command = Mcp(root=[book.parent], **choices(strategy))
+def read_by_mcp(book: Path, strategy: str | None) -> None:
+    command = Mcp(root=[book.parent], **make_settings(strategy))
 
     async def call() -> None:
         async with command.make_reader() as reader:
@@ -108,48 +108,49 @@ def by_mcp(book: Path, strategy: str | None) -> None:
     asyncio.run(call())
 
 
-def by_serve(book: Path, strategy: str | None) -> None:
-    command = Serve(without_keys=True, **choices(strategy))
+def read_by_serve(book: Path, strategy: str | None) -> None:
+    command = Serve(without_keys=True, **make_settings(strategy))
     file = {"filename": book.name, "file_data": base64.b64encode(book.read_bytes()).decode()}
-    parts = [{"type": "file", "file": file}, {"type": "text", "text": QUESTION}]
+    content = [{"type": "file", "file": file}, {"type": "text", "text": QUESTION}]
     app = make_app(ServerResources(command.make_reader(), command.serve_settings()))
     with TestClient(app, base_url="http://127.0.0.1") as client:
-        body = {"model": "fake", "messages": [{"role": "user", "content": parts}]}
+        body = {"model": "fake", "messages": [{"role": "user", "content": content}]}
         reply = client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
 
 
-def by_corpus(book: Path, strategy: str | None) -> None:
-    memagent("corpus", book.parent, "-q", QUESTION, "--out", book.parents[1] / "table", *options(strategy))
+def read_by_corpus(book: Path, strategy: str | None) -> None:
+    memagent("corpus", book.parent, "-q", QUESTION, "--out", book.parents[1] / "table", *make_options(strategy))
 
 
-def by_report(book: Path, strategy: str | None) -> None:
-    code = ExitCode.NO_ANSWER if strategy == "gated" else ExitCode.ANSWERED  # the scripted policy decides on nothing
-    memagent("report", QUESTION, book, "-q", QUESTION, "--extractive", *options(strategy), code=code)
+def read_by_report(book: Path, strategy: str | None) -> None:
+    expected_code = ExitCode.NO_ANSWER if strategy == "gated" else ExitCode.ANSWERED  # the server writes no decisions
+    memagent("report", QUESTION, book, "-q", QUESTION, "--extractive", *make_options(strategy), code=expected_code)
 
 
-DOORS = (
-    by_command_line, in_python, by_settings, by_tool, by_node, by_own_node, by_mcp, by_serve, by_corpus, by_report,
+INTERFACES = (
+    read_by_command, read_in_python, read_by_settings, read_by_tool, read_by_graph,
+    read_by_node, read_by_mcp, read_by_serve, read_by_corpus, read_by_report
 )  # fmt: skip
 
 
-def test_every_door_sends_the_same_requests(server, book, strategy) -> None:
+def test_every_interface_sends_the_same_requests(server, book, strategy) -> None:
     requests: dict[str, list[dict[str, Any]]] = {}
-    for door in DOORS:
+    for read in INTERFACES:
         server.requests.clear()
-        door(book, strategy)
-        requests[door.__name__] = [{name: body.get(name) for name in COMPARED} for body in server.requests]
-    expected = requests[by_command_line.__name__]
-    assert len(expected) > 4, "the document has several chunks, and every door reads all of them"
+        read(book, strategy)
+        requests[read.__name__] = [{name: body.get(name) for name in COMPARED_FIELDS} for body in server.requests]
+    expected = requests[read_by_command.__name__]
+    assert len(expected) > 4, "the document has several chunks, and every interface reads all of them"
     tokenizer = load_tokenizer("embedded")
-    for door, bodies in requests.items():
-        assert bodies == expected, door
+    for interface, bodies in requests.items():
+        assert bodies == expected, interface
         ids = [tokenizer.encode(body["messages"][-1]["content"]) for body in bodies]
-        assert ids == [tokenizer.encode(body["messages"][-1]["content"]) for body in expected], door
+        assert ids == [tokenizer.encode(body["messages"][-1]["content"]) for body in expected], interface
 
 
 @pytest.mark.parametrize(
-    ("strategy", "words"),
+    ("strategy", "description_text"),
     [
         (None, "all of it, from beginning to end, unless the read stops early, which the answer then says"),
         ("gated", "all of it, from beginning to end, unless the read stops early, which the answer then says"),
@@ -158,13 +159,13 @@ def test_every_door_sends_the_same_requests(server, book, strategy) -> None:
     ],
     indirect=["strategy"],
 )
-async def test_agents_are_told_what_the_reader_will_be_shown(server, strategy, words, tmp_path) -> None:
-    async with Mcp(**choices(strategy)).make_reader() as reader:
+async def test_tool_descriptions_say_which_text_the_reader_sees(server, strategy, description_text, tmp_path) -> None:
+    async with Mcp(**make_settings(strategy)).make_reader() as reader:
         tools = [*await Mcp().make_server(reader).list_tools(), *MemAgentMiddleware(reader).tools]
-    own = ReadLongDocument(roots=[tmp_path])
-    descriptions = {tool.name: tool.description for tool in tools} | {"tool": own.description}
+    document_tool = ReadLongDocument(roots=[tmp_path])
+    descriptions = {tool.name: tool.description for tool in tools} | {"tool": document_tool.description}
     for name in ("read_document", "ask_again", "ask_tool_result", "tool"):
-        assert words in descriptions[name], name
+        assert description_text in descriptions[name], name
 
 
 COMMAND_LINES = (
@@ -179,12 +180,12 @@ COMMAND_LINES = (
 
 
 @pytest.mark.parametrize("arguments", COMMAND_LINES, ids=lambda arguments: arguments[0])
-def test_without_any_policy_every_command_names_what_gives_it_one(book, arguments) -> None:
-    done = memagent(*(part.format(book=book, books=book.parent) for part in arguments), code=ExitCode.POLICY)
-    assert "--base-url" in done.output and "`memagent policy add english`" in done.output
+def test_every_command_without_a_policy_says_how_to_name_one(book, arguments) -> None:
+    result = memagent(*(argument.format(book=book, books=book.parent) for argument in arguments), code=ExitCode.POLICY)
+    assert "--base-url" in result.output and "`memagent policy add english`" in result.output
 
 
 @pytest.mark.parametrize("make", [MemAgent, ReadLongDocument, platform._build_once.__wrapped__])
-def test_without_any_policy_python_names_its_arguments(make) -> None:
+def test_the_error_without_a_policy_names_the_arguments_of_python(make) -> None:
     with pytest.raises(PolicyError, match=r"no policy is named.*base_url.*model.*`memagent policy add english`"):
         make()
