@@ -29,7 +29,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import make_install_command
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.commands import training_process
-from memagent_training.forward import recomputed
+from memagent_training.forward import recomputed_logprobs
 from memagent_training.job.row_export import COLUMNS
 
 ROOT = Path(__file__).parents[3]
@@ -106,7 +106,7 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     (model / "templates").mkdir()
     (model / "templates" / "update.txt").write_text("an update prompt")
     result = memagent(*arguments("--resume", model=model, save_strategy="no", max_steps="2"))
-    assert "no whole checkpoint" in result.stderr
+    assert "no complete checkpoint" in result.stderr
     assert result.stdout == f"{out}\n"
     assert "memagent read" in result.stderr and str(out) in result.stderr
     steps = [line for line in result.stderr.splitlines() if line.startswith("step ")]
@@ -205,7 +205,7 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tm
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "training")}
     program = Program(command_line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 100
-    while not (out / "checkpoint-2" / recomputed.FILE_NAME).exists():
+    while not (out / "checkpoint-2" / recomputed_logprobs.FILE_NAME).exists():
         assert program.poll() is None and time.monotonic() < deadline, program.communicate()
         time.sleep(0.005)
     program.send_signal(signal.SIGKILL)
@@ -215,7 +215,7 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tm
 
     # What a kill may leave of the newest checkpoint, whether or not it did so this time.
     newest = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
-    (newest / recomputed.FILE_NAME).unlink(missing_ok=True)
+    (newest / recomputed_logprobs.FILE_NAME).unlink(missing_ok=True)
     for name, value in (("learning_rate", "0.5"), ("beta", "0.1")):
         refusal = memagent(*arguments("--resume", **PASSES, **{name: value}), code=ExitCode.USAGE).stderr
         assert f"{name} was" in refusal and "Resume with the same" in refusal
@@ -276,4 +276,4 @@ def test_other_processes_report_a_failure_after_a_delay(monkeypatch) -> None:
     assert not delays
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert "cannot be read" in memagent(*failing, code=ExitCode.USAGE).stderr
-    assert delays == [training_process.FAILURE_DELAY]
+    assert delays == [training_process.FAILURE_DELAY_SECONDS]
