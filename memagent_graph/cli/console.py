@@ -109,7 +109,7 @@ class Console:
             self._print_field("memory", result.memory or "(empty)")
         else:
             self._print_field("answer", result.answer)
-            for sentence, quote in result.view().sentences():
+            for sentence, quote in result.view().list_sentences():
                 location = quote.place or f"chunk {quote.chunk_index + 1}"
                 self._print_field("evidence", f'"{" ".join(sentence.split())}" ({make_one_line(location)})')
         if not result.is_whole or result.answer is None:
