@@ -30,7 +30,7 @@ _WORD_JOINER: Final = "\u2060"
 
 
 def replace_unprintable(text: str) -> str:
-    """Replace control characters, marks of text direction, and lone surrogates by U+FFFD."""
+    """Replace control characters, marks of text direction, and lone surrogates with U+FFFD."""
     return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
