@@ -80,7 +80,7 @@ def make_setting_options() -> dict[str, Any]:
     return options
 
 
-# Where a call stops
+# Limits of a call
 
 MaxTokensTotalOption = Annotated[
     int | None, typer.Option(min=1, help="Stop after this many tokens. The run can be resumed.")
@@ -89,7 +89,7 @@ MaxSecondsOption = Annotated[
     float | None, typer.Option(min=0.001, help="Stop after this many seconds. The run can be resumed.")
 ]
 
-# What it writes, and where
+# Outputs and their places
 
 CHECKPOINTS_HELP: Final = (
     "SQLite file for checkpoints, or a PostgreSQL server that several machines share: postgresql://USER@HOST/DATABASE."

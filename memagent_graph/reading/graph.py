@@ -170,10 +170,6 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     require_room(strategy.roles, prompts, budget, count)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
     context = replace(
-        context,
-        prompts=prompts,
-        budget=budget,
-        strategy=identity,
-        uses_previous_calls=strategy.uses_previous_calls,
+        context, prompts=prompts, budget=budget, strategy=identity, uses_previous_calls=strategy.uses_previous_calls
     )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))

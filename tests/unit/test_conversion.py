@@ -10,7 +10,7 @@ from email.message import EmailMessage
 
 import pytest
 from support.document_files import make_docx, make_pdf
-from support.made_documents import word
+from support.made_documents import make_word
 
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.concurrency.background import Cancellation
@@ -23,7 +23,7 @@ _linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux enf
 
 
 SLOW_FILES = {
-    "a.docx": word('<w:p><w:pPr><w:pStyle w:val="ListParagraph"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>' * 300_000),
+    "a.docx": make_word('<w:p><w:pPr><w:pStyle w:val="ListParagraph"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>' * 300_000),
     "a.html": b"<table><tr><td>" + b"<p>word</p>" * 300_000,
 }
 

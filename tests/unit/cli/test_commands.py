@@ -14,7 +14,7 @@ import pytest
 import typer
 from support.added_package import add_package
 from support.command_line import memagent
-from support.programs import answers
+from support.programs import parse_answers
 from typer.testing import CliRunner
 
 from memagent_graph.cli import app
@@ -315,6 +315,6 @@ def test_a_policy_of_another_package_reads_and_its_run_is_resumed_from_the_log_a
     monkeypatch.syspath_prepend(site)
     read = ("read", book, "-q", "What is the key of harbor?", *options[2:])
     memagent(*read, "--policy", "perfect", "--run-id", "r", "--max-chunks", 2, code=ExitCode.STOPPED)
-    assert answers(memagent("resume", "r").stdout) == ["4711"]
+    assert parse_answers(memagent("resume", "r").stdout) == ["4711"]
     refusal = memagent(*read, "--policy", "perfekt", code=ExitCode.POLICY).stderr
     assert "there is no policy 'perfekt'" in refusal and "Did you mean perfect?" in refusal

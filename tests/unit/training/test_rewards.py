@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.conversations import make_conversation
-from support.evaluation import Keys
+from support.evaluation import KeyTask
 
 from memagent_evaluation.samples import Metric, Sample
 from memagent_evaluation.scorers import REWARD_NAMES, score
@@ -153,7 +153,7 @@ REPLIES = [
 def test_a_reward_equals_the_score_of_an_evaluation_by_both_names(reply, metric, answer_format) -> None:
     """The run has its gold answer, as in the closed loop."""
     gold = ("red", "blue")
-    task = Keys()
+    task = KeyTask()
     task.metric = metric
     sample = Sample(task, 1, 0, QUESTION, gold, lambda: iter([""]))
     visible_text = reply.rpartition("</think>")[2].strip()
