@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_NAMES_BY_MODULE = {
     "budget": "Budget",
     "calls": "Call Span Writes",
     "documents": "Document DocumentRef DocumentStore",
@@ -112,17 +112,17 @@ _HOMES = {
     "tokenizers": "Tokenizer load_tokenizer",
     "trace": "MemoryUpdate Trace",
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __all__ = [  # noqa: PLE0604  names of the table above
     "__version__",
-    *sorted(_MODULES),
+    *sorted(_MODULE_BY_NAME),
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in _MODULE_BY_NAME:
+        return getattr(import_module(f"{__name__}.{_MODULE_BY_NAME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

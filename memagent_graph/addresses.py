@@ -1,4 +1,4 @@
-"""The address that a server listens on, and the host names that clients may use."""
+"""Opens and checks the address that a server listens on, and checks the host names that clients use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; with port 0, on any free port.
+    """Return a listening socket; with port 0, any free port is used.
 
     Raises:
         MemAgentError: the address cannot be used.
@@ -22,8 +22,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
-        # Connections inherit it. Without it, the second part of a reply waits up to 40 ms until the client acknowledges
-        # the first; asyncio sets it only for sockets that it created itself.
+        # Connections inherit this option. Without it, the second part of a reply waits up to 40 ms for the client to
+        # acknowledge the first. asyncio sets it only for sockets that it created itself.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except (OSError, UnicodeError) as error:  # UnicodeError: it is not the name of a host
@@ -34,68 +34,68 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_local(host: str) -> bool:
-    """Return whether only this machine can connect to such an address."""
+    """Return whether only this machine can connect to an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def require_safe(host: str, names: Collection[str], *, danger: str | None, remedy: str) -> None:
-    """Refuse an address that other machines can reach if that is a danger, or if clients have no host name for it.
+def require_safe_address(host: str, names: Collection[str], *, danger: str | None, remedy: str) -> None:
+    """Refuse an address that other machines can reach, if that is dangerous or if no host name is set for clients.
 
     Args:
         host: the address.
         names: the host names that clients use.
-        danger: why other machines should not reach it; None if they may.
-        remedy: what to do then.
+        danger: why other machines should not reach the server; None if they may.
+        remedy: the hint of the error for a dangerous address.
 
     Raises:
-        MemAgentError: with the remedy.
+        MemAgentError: the address is refused.
     """
     if is_local(host):
         return
     if danger is not None:
         raise MemAgentError(f"other machines can reach {host}, and {danger}", hint=remedy)
-    if not names and not client_host_names(host):
+    if not names and not list_client_host_names(host):
         raise MemAgentError(
             f"{host} means all addresses of this machine, and no host name is set for clients",
             hint="Add --server-name with the host's name or address; requests with another one are refused.",
         )
 
 
-def client_host_names(host: str) -> list[str]:
-    """Return the address as a host name for clients: none for 0.0.0.0 and ::, which mean all addresses."""
+def list_client_host_names(host: str) -> list[str]:
+    """Return the host names that clients can use for an address; none for 0.0.0.0 and ::, which mean all addresses."""
     try:
         return [] if ipaddress.ip_address(host).is_unspecified else [host]
     except ValueError:
         return [host]
 
 
-def host_in_url(host: str) -> str:
-    """Return a host as written in a URL."""
+def format_host(host: str) -> str:
+    """Return a host as it is written in a URL, with brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host else host
 
 
 class AllowedNames:
     """The accepted Host and Origin headers: this machine and `names`, with any port.
 
-    This prevents DNS rebinding: a web page cannot reach the server through a host name of its own.
+    They prevent DNS rebinding, where a web page reaches the server through a host name of its own.
 
     Args:
-        names: host names that clients may use, besides localhost.
-        origins: other hosts whose web pages may send requests, such as https://chat.example.org.
+        names: host names that clients may use, in addition to localhost.
+        origins: further origins whose web pages may send requests, such as https://chat.example.org.
     """
 
     def __init__(self, names: Iterable[str], origins: Iterable[str] = ()) -> None:
         self._hosts = frozenset(name.lower() for name in (*LOCAL_NAMES, *names))
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
 
-    def has_host(self, header: str) -> bool:
+    def allows_host(self, header: str) -> bool:
         """Return whether a Host header names this server."""
         return _parse_host(header) in self._hosts
 
-    def has_origin(self, header: str) -> bool:
+    def allows_origin(self, header: str) -> bool:
         """Return whether a web page of this origin may send requests."""
         scheme, _, host = header.lower().partition("://")
         return header.lower() in self._origins or (scheme in {"http", "https"} and _parse_host(host) in self._hosts)

@@ -1,4 +1,4 @@
-"""Options for uvicorn that protect memory and connections from clients without a key."""
+"""Options for uvicorn that limit the memory and connections that clients without a key can use."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEADER_SECONDS = 30.0
 """Maximum time for a client to send the headers of a request."""
 _IDLE_SECONDS: Final = 75
-"""A connection stays open this long after a request. Clients and proxies should close it first, because a request that
-arrives while the server closes the connection is lost. So the time is longer than theirs."""
+"""Seconds that a connection stays open after a request. Clients and proxies should close it first, because a request
+that arrives while the server closes the connection is lost. So this is longer than their time-outs."""
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP that closes a connection if no request begins in time. uvicorn does so only if no byte arrives after an
-    earlier request.
-    """
+    """Closes a connection if no request begins in time. uvicorn does so only if no byte arrives after a request."""
 
-    _alarm: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -32,18 +30,18 @@ class BoundedProtocol(H11Protocol):
         self._expect_request(_IDLE_SECONDS + HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Stop waiting for a request."""
         super().connection_lost(exc)
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _expect_request(self, seconds: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = self.loop.call_later(seconds, self._close_without_request, self.cycle)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self._close_without_request, self.cycle)
 
-    def _close_without_request(self, newest: Any) -> None:
-        if self.cycle is newest and (newest is None or newest.response_complete):
+    def _close_without_request(self, last_cycle: Any) -> None:
+        if self.cycle is last_cycle and (last_cycle is None or last_cycle.response_complete):
             self.transport.close()
 
 

@@ -15,7 +15,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import EmptyInputError
 from typing_extensions import Unpack
 
-from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
+from memagent_graph.concurrency.background import PerLoop, make_synchronous, make_synchronous_stream
 from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import (
@@ -31,7 +31,7 @@ from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import find_profile_folder, require_profile
 from memagent_graph.policy import Policy
-from memagent_graph.policy_registry import as_policy, make_policy
+from memagent_graph.policy_registry import convert_to_policy, make_policy
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
@@ -53,7 +53,7 @@ from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
-from memagent_graph.storage.private_files import default_run_log, default_store
+from memagent_graph.storage.private_files import get_default_run_log, get_default_store
 from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
@@ -117,7 +117,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             settings = settings.resolve()
             self.policy = make_policy(settings)
         else:
-            self.policy = as_policy(settings.policy, settings)
+            self.policy = convert_to_policy(settings.policy, settings)
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
         self._checkpoints = checkpoints
@@ -128,7 +128,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             Parts(
                 settings=settings,
                 policy=self.policy,
-                store=store if isinstance(store, DocumentStore) else DocumentStore(store or default_store()),
+                store=store if isinstance(store, DocumentStore) else DocumentStore(store or get_default_store()),
                 profile=require_profile(profile) if isinstance(profile, str | Path) else profile,
                 tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
                 run_log=self.run_log,
@@ -234,7 +234,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         outcomes = await self._read_each(document, questions or (), options, max_concurrency, on_update)
         return outcomes if return_exceptions else raise_first_error(outcomes)
 
-    read = synchronous(aread)
+    read = make_synchronous(aread)
 
     def astream(
         self, document: DocumentSource, question: str, **options: Unpack[ReadOptions]
@@ -242,7 +242,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         """Read, and yield memory updates as they happen and the result at the end. Arguments as for `aread`."""
         return self._start(document, question, options)
 
-    stream = synchronous_stream(astream)
+    stream = make_synchronous_stream(astream)
 
     async def abatch(
         self,
@@ -266,7 +266,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         outcomes: list[Any] = await asyncio.gather(*map(one, requests), return_exceptions=True)
         return outcomes if return_exceptions else [*raise_first_error(outcomes)]
 
-    batch = synchronous(abatch)
+    batch = make_synchronous(abatch)
 
     # Resuming, and editing
 
@@ -306,7 +306,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             self.astream_resume(run_id, document=document, response_format=response_format, limits=limits)
         )
 
-    resume = synchronous(aresume)
+    resume = make_synchronous(aresume)
 
     async def astream_resume(
         self,
@@ -370,7 +370,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         await load_newest_snapshot(graph, run_id)
         return list((await load_trace_so_far(graph, run_id)).updates)
 
-    history = synchronous(ahistory)
+    history = make_synchronous(ahistory)
 
     async def aanswer_so_far(self, run_id: str, question: str | None = None) -> AnswerSoFar:
         """Answer once from the present memory of a run. The run does not change, and may be running.
@@ -392,7 +392,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         reply = await ask_outside_run(ANSWER, {**state, "question": question}, context, memory=memory)
         return AnswerSoFar(reply.value or reply.text, memory, reply.call.usage)
 
-    answer_so_far = synchronous(aanswer_so_far)
+    answer_so_far = make_synchronous(aanswer_so_far)
 
     async def aedit_memory(
         self, run_id: str, chunk: int, text: str, *, branch: str | None = None, author: str | None = None
@@ -420,7 +420,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             entry = self.run_log.edit(run_id, chunk, text, call_id=call.id, author=author, remaining=remaining)
             await asyncio.to_thread(self.run_log.wait, entry)
 
-    edit_memory = synchronous(aedit_memory)
+    edit_memory = make_synchronous(aedit_memory)
 
     # Other readers, and the graph
 
@@ -495,7 +495,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         """
         return build_graph(await self.aprepare(), self.strategy).with_response_format(response_format)
 
-    graph = synchronous(agraph)
+    graph = make_synchronous(agraph)
 
     async def aclose(self) -> None:
         """Close the connections and the checkpoint file of the running loop, and the log if the reader opened it.
@@ -508,7 +508,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         if self.run_log is not None and self._owns_log:
             await asyncio.to_thread(self.run_log.close)
 
-    close = synchronous(aclose)
+    close = make_synchronous(aclose)
 
     async def _close_graphs(self, graphs: list[ReaderGraph]) -> None:
         for graph in graphs:
@@ -653,7 +653,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
 
 def _open_log(choice: RunLog | Path | str | bool) -> RunLog | None:
     if isinstance(choice, bool):
-        return RunLog(default_run_log()) if choice else None
+        return RunLog(get_default_run_log()) if choice else None
     return choice if isinstance(choice, RunLog) else RunLog(choice)
 
 

@@ -29,7 +29,7 @@ from memagent_graph.reading.langgraph_internals import find_enclosing_exit_stack
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
-from memagent_graph.storage.private_files import default_checkpoints
+from memagent_graph.storage.private_files import get_default_checkpoints
 from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class GraphReads:
     @cached_property
     def reader(self) -> MemAgent:
         """The reader, which has checkpoints."""
-        return self._agent if self._agent.keeps_checkpoints else self._agent.copy(checkpoints=default_checkpoints())
+        return self._agent if self._agent.keeps_checkpoints else self._agent.copy(checkpoints=get_default_checkpoints())
 
     async def prepare(self) -> ReaderContext:
         """Return the reader's context. Raises what `MemAgent.aprepare` raises."""
@@ -94,7 +94,7 @@ class GraphReads:
             return await self.reader.aresume_or_read(
                 run_id, document, question, may_resume=task_run_id is not None, past_limit=question in past_limit,
                 on_update=partial(report, run_id, question), response_format=self._response_format, limits=limits,
-                barrier=barrier,
+                barrier=barrier
             )  # fmt: skip
 
         reads = [partial(read, question, task_run_id) for question, task_run_id in run_ids.items()]

@@ -18,7 +18,7 @@ from typing import Final
 from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
 from memagent_corpus.table_folder import TablePart
 from memagent_graph.errors import CorpusError
-from memagent_graph.storage.database import OtherTablesError, open_database
+from memagent_graph.storage.database import UnknownSchemaError, open_database
 
 _SCHEMA: Final = (
     "CREATE TABLE documents (name TEXT PRIMARY KEY, version TEXT NOT NULL, begun INTEGER NOT NULL) WITHOUT ROWID",
@@ -252,7 +252,7 @@ class CorpusLedger:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            is_foreign = type(error) in {sqlite3.DatabaseError, OtherTablesError}
+            is_foreign = type(error) in {sqlite3.DatabaseError, UnknownSchemaError}
             raise CorpusError(
                 f"the ledger {self.path} {'is damaged or foreign' if is_foreign else 'cannot be used'}: {error}",
                 hint="Remove it and run the same command again: it is built again from the table."

@@ -37,7 +37,7 @@ from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import iter_differences
 from memagent_graph.storage.parquet_rows import iterate_rows, load_pyarrow, open_parquet
-from memagent_graph.storage.private_files import create_private_folder, data_folder, open_atomically
+from memagent_graph.storage.private_files import create_private_folder, get_data_folder, open_atomically
 
 MANIFEST: Final = "_manifest.json"
 WORK_FOLDER: Final = "_work"
@@ -123,7 +123,7 @@ class TableFolder:
             if work_folder.is_symlink():
                 raise CorpusError(f"{work_folder} is a link to another folder", hint="Remove it, or name a new folder.")
             return work_folder
-        return data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
+        return get_data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
 
     # Reading
 

@@ -75,9 +75,9 @@ class Mcp(ReaderOptions):
 
     def make_reader(self) -> MemAgent:
         """Build the reader of the server."""
-        from memagent_graph.storage.private_files import default_checkpoints  # noqa: PLC0415
+        from memagent_graph.storage.private_files import get_default_checkpoints  # noqa: PLC0415
 
-        options = replace(self, checkpoints=self.checkpoints or str(default_checkpoints()))
+        options = replace(self, checkpoints=self.checkpoints or str(get_default_checkpoints()))
         return open_reader(options, self.settings(), is_logged=not self.no_log)
 
     def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above
@@ -96,11 +96,11 @@ class Mcp(ReaderOptions):
     def run(self) -> None:
         """Run the command."""
         with report_failures():
-            from memagent_graph.addresses import require_safe  # noqa: PLC0415
+            from memagent_graph.addresses import require_safe_address  # noqa: PLC0415
             from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
 
             if self.http:
-                require_safe(
+                require_safe_address(
                     self.host,
                     self.server_name or (),
                     danger=None if self.allow_remote else "there is no login",
@@ -133,7 +133,7 @@ async def _serve_stdio(command: Mcp) -> None:
 
 
 async def _serve_http(command: Mcp) -> None:
-    from memagent_graph.addresses import client_host_names, listen  # noqa: PLC0415
+    from memagent_graph.addresses import list_client_host_names, listen  # noqa: PLC0415
     from memagent_mcp.server import get_url, serve_http  # noqa: PLC0415
 
     with listen(command.host, command.port) as listener:
@@ -145,4 +145,4 @@ async def _serve_http(command: Mcp) -> None:
                     "see the runs in the log, and use the policy",
                     err=True,
                 )
-            await serve_http(server, listener, [*(command.server_name or []), *client_host_names(command.host)])
+            await serve_http(server, listener, [*(command.server_name or []), *list_client_host_names(command.host)])

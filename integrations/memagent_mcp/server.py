@@ -24,9 +24,9 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import ValidationError
 
-from memagent_graph.addresses import LOCAL_NAMES, host_in_url
+from memagent_graph.addresses import LOCAL_NAMES, format_host
 from memagent_graph.bounded_http import BOUNDED_HTTP
-from memagent_graph.plain_text import in_one_line, plain
+from memagent_graph.plain_text import make_one_line, make_printable
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_mcp.client_roots import Roots
@@ -79,7 +79,7 @@ class MemAgentServer(FastMCP[Any]):
             problems = {str(problem["loc"][0]): problem["msg"] for problem in reversed(error.__cause__.errors())}
         details = "; ".join(f"{argument}: {problem}" for argument, problem in problems.items())
         raise ToolError(
-            plain(f"{name} cannot be called like this: {details}. Its arguments are {', '.join(parameters)}.")
+            make_printable(f"{name} cannot be called like this: {details}. Its arguments are {', '.join(parameters)}.")
         )
 
 
@@ -183,19 +183,19 @@ def _shorten_log_record(record: logging.LogRecord) -> bool:
 
     The SDK logs hundreds of lines for a request of a newer protocol, and it logs names that clients send.
     """
-    record.msg, record.args = in_one_line(record.getMessage().partition("\n")[0]), ()
+    record.msg, record.args = make_one_line(record.getMessage().partition("\n")[0]), ()
     return True
 
 
 def get_url(listener: socket.socket) -> str:
     """Return the URL of the server."""
     host, port = listener.getsockname()[:2]
-    return f"http://{host_in_url(host)}:{port}/mcp"
+    return f"http://{format_host(host)}:{port}/mcp"
 
 
 def make_security_settings(host_names: Iterable[str]) -> TransportSecuritySettings:
     """Return the accepted Host and Origin headers: this machine and `host_names`, with any port."""
-    hosts = [host_in_url(name) for name in (*LOCAL_NAMES, *host_names)]
+    hosts = [format_host(name) for name in (*LOCAL_NAMES, *host_names)]
     host_patterns = [pattern for host in dict.fromkeys(hosts) for pattern in (host, f"{host}:*")]
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=True,

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from memagent_graph.concurrency.background import synchronous
+from memagent_graph.concurrency.background import make_synchronous
 from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError
 from memagent_graph.plain_text import remove_folders
@@ -108,7 +108,7 @@ async def areport(
     return Report.from_dict(await run_in_new_context(_run_report(job)))
 
 
-report = synchronous(areport)
+report = make_synchronous(areport)
 
 
 def _compute_digest(values: Mapping[str, Any]) -> str:

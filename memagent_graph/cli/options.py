@@ -119,12 +119,12 @@ def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_l
     """
     from memagent_graph.documents import open_store
     from memagent_graph.reader import MemAgent
-    from memagent_graph.storage.private_files import default_checkpoints
+    from memagent_graph.storage.private_files import get_default_checkpoints
 
     return MemAgent(
         settings=settings,
         store=store or open_store(options.store),
-        checkpoints=options.checkpoints or (default_checkpoints() if is_logged else None),
+        checkpoints=options.checkpoints or (get_default_checkpoints() if is_logged else None),
         run_log=(options.log or True) if is_logged else False,
     )
 
@@ -159,7 +159,7 @@ def expand_questions(texts: Iterable[str]) -> list[str]:
             questions.append(text)
             continue
         try:
-            content = read_text_file(Path(text[1:]).expanduser(), MAX_WORDING_BYTES, pipes=True)
+            content = read_text_file(Path(text[1:]).expanduser(), MAX_WORDING_BYTES, allow_pipes=True)
             lines = [line.strip() for line in content.removeprefix("\ufeff").splitlines() if line.strip()]
             if len(lines) > _MAX_QUESTIONS:
                 raise ValueError(f"there are more than {_MAX_QUESTIONS:,}")

@@ -173,9 +173,9 @@ _MAX_NAMES: Final = 8
 def open_log(path: Path | None) -> RunLog:
     """Return the log, which must exist."""
     from memagent_graph.run_log import RunLog
-    from memagent_graph.storage.private_files import default_run_log
+    from memagent_graph.storage.private_files import get_default_run_log
 
-    path = path or default_run_log()
+    path = path or get_default_run_log()
     with suppress(PermissionError):  # which the log explains
         if not path.exists():
             raise RunLogError(

@@ -26,7 +26,7 @@ from memagent_graph.documents.decoding import (
 )
 from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, find_kind_by_media_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
-from memagent_graph.storage.bounded_files import open_regular
+from memagent_graph.storage.bounded_files import open_regular_file
 
 READ_BYTES = 1 << 20
 _DECLARED_CHARSET = re.compile(
@@ -119,7 +119,7 @@ def _open_file(document: Document) -> IO[bytes]:
     hint = None
     name = path if document.root is None else document.name  # clients must not learn the location of the root
     try:
-        return path.open("rb") if document.root is None else open_regular(path, document.root)
+        return path.open("rb") if document.root is None else open_regular_file(path, document.root)
     except FileNotFoundError:
         reason, hint = "does not exist", "Check the path; to read a text itself use Document.from_text."
     except IsADirectoryError:

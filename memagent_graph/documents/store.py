@@ -38,7 +38,7 @@ from memagent_graph.errors import (
     EncodingError,
 )
 from memagent_graph.storage.bounded_files import read_json_file
-from memagent_graph.storage.private_files import create_private_folder, default_store, write_atomically
+from memagent_graph.storage.private_files import create_private_folder, get_default_store, write_atomically
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
 _UNFINISHED_FILE_SECONDS: Final = 86_400
@@ -320,14 +320,14 @@ def open_store(folder: Path | str | None) -> DocumentStore:
             f"--store must be a folder, got the address {folder.split('://')[0]}://...",
             hint="Use a folder. Machines can share one that all of them mount.",
         )
-    return DocumentStore(folder or default_store())
+    return DocumentStore(folder or get_default_store())
 
 
 def find_store(document: DocumentRef, log: Path) -> DocumentStore:
     """Return the store that has a log's document: next to the log (as in evaluations), or else in the data folder."""
-    store_near_log = DocumentStore(log.with_name(default_store().name))
+    store_near_log = DocumentStore(log.with_name(get_default_store().name))
     try:
         store_near_log.read_bytes(document, 0, 1)
     except (DocumentError, OSError):
-        return DocumentStore(default_store())
+        return DocumentStore(get_default_store())
     return store_near_log

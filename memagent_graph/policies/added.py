@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.storage.bounded_files import read_json_file
-from memagent_graph.storage.private_files import data_folder
+from memagent_graph.storage.private_files import get_data_folder
 
 INSTALLABLE_POLICIES: Final = ("english", "english-untrained")
 """The names of policies that can be added. The first, once it is added, is the default. The second is its base."""
@@ -36,7 +36,7 @@ class PolicyOrigin:
 
 def get_policies_folder() -> Path:
     """Return the parent folder of the added policies."""
-    return data_folder() / "policies"
+    return get_data_folder() / "policies"
 
 
 def find_added_policy_folder(name: Path | str) -> Path | None:

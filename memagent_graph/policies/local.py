@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from memagent_graph.chat_markers import find_folder_markers
-from memagent_graph.concurrency.background import renew_in_children
+from memagent_graph.concurrency.background import register_after_fork
 from memagent_graph.errors import PolicyError, PolicyRequestError, load_extra
 from memagent_graph.grouping import group_values
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 from memagent_graph.policies.added import INSTALLABLE_POLICIES
 from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
 from memagent_graph.policies.model_info import ModelInfo, ModelShape, hash_weights
@@ -87,7 +87,7 @@ class LocalPolicy:
         self._version = version or weights_version
         self._template_arguments = dict(chat_template_kwargs or {})
         self.after_fork()
-        renew_in_children(self)
+        register_after_fork(self)
 
     def after_fork(self) -> None:
         """Forget the worker thread of the parent process. The next request starts one in this process."""
@@ -287,7 +287,7 @@ class _Engine:
                 trust_remote_code=False,
             )
             if missing_weights := sorted(report["missing_keys"]):
-                raise ValueError(f"its weights lack {in_one_line(', '.join(missing_weights), 200)}")
+                raise ValueError(f"its weights lack {make_one_line(', '.join(missing_weights), 200)}")
             self._model: Any = model_on_cpu.to(device).eval()
         except Exception as error:
             raise PolicyError(

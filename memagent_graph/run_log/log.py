@@ -35,7 +35,7 @@ from memagent_graph.run_log.records import (
     describe_edit,
 )
 from memagent_graph.run_log.rows import connect
-from memagent_graph.storage.database import OtherTablesError
+from memagent_graph.storage.database import UnknownSchemaError
 from memagent_graph.storage.database_writer import DatabaseWriter, MovedFileError
 from memagent_graph.trace import Trace
 
@@ -445,7 +445,7 @@ def make_log_error(path: Path, error: BaseException) -> RunLogError:
             "Put the file back before its runs continue: earlier entries are in the moved file. Do not move a log "
             "while programs use it: copy it with `memagent export`."
         )
-    elif isinstance(error, OtherTablesError):
+    elif isinstance(error, UnknownSchemaError):
         hint = "Choose another file with --log, or move this one away, and a new one is created."
     elif "locked" in reason or "busy" in reason:
         hint = "Close the program that uses it, choose another file with --log, or read with --no-log."

@@ -1,4 +1,4 @@
-"""Opens a checkpointer: a SQLite file with compressed states, a PostgreSQL server, or a checkpointer of the user."""
+"""Opens checkpointers: a SQLite file with compressed states, a PostgreSQL server, or the user's own checkpointer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ async def open_checkpointer(
         checkpoints: the path of a SQLite file, a PostgreSQL URL (`postgresql://host/database`), or a checkpointer.
 
     Raises:
-        CheckpointError: the file cannot be opened, or is not a SQLite database; or the server cannot be used.
-        MissingExtraError: the extra "postgres" is needed for the URL.
+        CheckpointError: the file cannot be opened or is not a SQLite database, or the server cannot be used.
+        MissingExtraError: the URL needs the extra "postgres", which is not installed.
     """
     if checkpoints is None or isinstance(checkpoints, BaseCheckpointSaver):
         return checkpoints
@@ -52,8 +52,8 @@ async def open_checkpointer(
 def lease_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
     """Return the lease of a run in this checkpointer. Only one reader at a time may hold it.
 
-    The lease is a file next to the SQLite file. Other checkpointers, such as PostgreSQL's, have no lease. The caller
-    must keep two readers from reading the same run.
+    The lease is a file next to the SQLite file. Other checkpointers, such as PostgreSQL's, have none; with them, the
+    caller must ensure that only one reader reads a run.
     """
     path = getattr(saver, "path", None)
     if not isinstance(path, Path) or str(path) == ":memory:":
@@ -74,7 +74,7 @@ def is_being_read(checkpoints: Path, run_id: str) -> bool:
 
 
 def is_postgres_url(checkpoints: Path | str) -> bool:
-    """Return whether this is a PostgreSQL URL, not a file."""
+    """Return whether `checkpoints` is a PostgreSQL URL and not a file."""
     return isinstance(checkpoints, str) and checkpoints.startswith(_POSTGRES_SCHEMES)
 
 

@@ -1,7 +1,7 @@
 """Opens the SQLite files of this package: private, in write-ahead mode, and safe while other processes open them.
 
-A file must have exactly the tables, views and indexes of its schema. This refuses files of other versions, and files
-with other views, triggers or generated columns, which would run code when a table is used.
+A file must have exactly the tables, views and indexes of its schema. Files of other versions are thus refused, and so
+are files with other views, triggers or generated columns, which would run code when a table is used.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from memagent_graph.storage.private_files import create_private_file
 
 TIMEOUT_SECONDS = 30.0
 """Seconds to wait for a file that another process has locked."""
-_PAUSE_SECONDS = 0.02
-_NOT_WRITABLE = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
+_RETRY_SECONDS = 0.02
+_NOT_WRITABLE_CODES = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 _SEQUENCE_TABLE = "CREATE TABLE sqlite_sequence(name,seq)"
-"""SQLite adds this table if a schema has AUTOINCREMENT."""
+"""The table that SQLite adds for a schema with AUTOINCREMENT."""
 
 
-class OtherTablesError(sqlite3.DatabaseError):
-    """A file has the tables of another version of this package, or of another program, or views or triggers."""
+class UnknownSchemaError(sqlite3.DatabaseError):
+    """A file's schema differs: it comes from another version or program, or has additional views or triggers."""
 
 
 def open_database(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
-    """Open a SQLite file, and create it for its owner only if it does not exist.
+    """Open a SQLite file. If it does not exist, create it, readable by its owner only.
 
     The connection is in autocommit mode, may be used by any thread (one at a time), and returns `sqlite3.Row`.
-    Commits survive the process. After a power failure the newest transactions may be missing.
+    Committed transactions survive a crash of the process, but the newest may be lost in a power failure.
 
     Args:
-        path: the file.
-        schema: the statements that create tables, views and indexes, one per line.
+        path: the path of the file.
+        schema: the statements that create tables, views and indexes, each on one line.
 
     Raises:
-        OtherTablesError: the file has other tables.
+        UnknownSchemaError: the file has another schema.
         OSError, sqlite3.Error: the file cannot be opened, or is not a database.
     """
     create_private_file(path)
@@ -54,31 +54,32 @@ def open_database(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
                 for statement in schema:
                     connection.execute(statement)
             connection.execute("COMMIT")
-        return _check_connection(connection, schema)
+        return _require_schema(connection, schema)
     except BaseException:
         connection.close()
         raise
 
 
 def open_database_to_read(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
-    """Open a SQLite file as `open_database` does; if it may not be written, open it only to read.
+    """Open a SQLite file as `open_database` does, or read-only if it may not be written.
 
-    Without write access to its folder, SQLite cannot coordinate with a writer. Then the file is read as it is, which
-    is possible only if everything that was written is in it.
+    Without write access to the folder, SQLite cannot coordinate with a writer. The file is then read without its
+    write-ahead log, which is possible only if that log is empty.
 
     Raises:
-        OtherTablesError, OSError, sqlite3.Error: as `open_database`.
+        UnknownSchemaError, OSError, sqlite3.Error: as for `open_database`.
     """
     try:
         return open_database(path, schema)
     except (OSError, sqlite3.OperationalError) as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_PERM) & 0xFF
-        if code not in _NOT_WRITABLE or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+        if code not in _NOT_WRITABLE_CODES or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
             raise
-        log = path.with_name(f"{path.name}-wal")
-        for mode in ("mode=ro",) if log.exists() and log.stat().st_size else ("mode=ro", "mode=ro&immutable=1"):
+        write_ahead_log = path.with_name(f"{path.name}-wal")
+        has_log = write_ahead_log.exists() and write_ahead_log.stat().st_size
+        for mode in ("mode=ro",) if has_log else ("mode=ro", "mode=ro&immutable=1"):
             with suppress(sqlite3.OperationalError):
-                return _check_connection(_connect(f"{path.absolute().as_uri()}?{mode}"), schema)
+                return _require_schema(_connect(f"{path.absolute().as_uri()}?{mode}"), schema)
         raise
 
 
@@ -90,10 +91,11 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     return connection
 
 
-def _check_connection(connection: sqlite3.Connection, schema: Sequence[str]) -> sqlite3.Connection:
+def _require_schema(connection: sqlite3.Connection, schema: Sequence[str]) -> sqlite3.Connection:
+    """Return a connection to a file with this schema; close it and raise `UnknownSchemaError` for another schema."""
     try:
         if _read_definitions(connection) != sorted(schema):
-            raise OtherTablesError("its tables are those of another version of this package, or of another program")
+            raise UnknownSchemaError("its tables are those of another version of this package, or of another program")
     except BaseException:
         connection.close()
         raise
@@ -109,8 +111,8 @@ def _read_definitions(connection: sqlite3.Connection) -> list[str]:
 def use_write_ahead_log(connection: sqlite3.Connection) -> None:
     """Switch the file to write-ahead logging, if its file system supports it. Several processes may try at once.
 
-    SQLite's time-out does not cover this switch. If two connections try it at the same moment, one gets an error at
-    once (https://sqlite.org/wal.html, "sometimes queries return SQLITE_BUSY"). So it is retried here.
+    SQLite's time-out does not apply to this switch. If two connections try it at the same moment, one gets an error
+    immediately (https://sqlite.org/wal.html, "sometimes queries return SQLITE_BUSY"), so it is retried here.
 
     Raises:
         sqlite3.Error: the file is not a database, cannot be written, or stays locked.
@@ -121,7 +123,7 @@ def use_write_ahead_log(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            # The primary code is in the low byte; the rest says which kind of busy it was.
+            # The low byte is the primary code; the rest is the extended code.
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_RETRY_SECONDS)

@@ -1,7 +1,7 @@
-"""A thread that writes to a SQLite file for many reads. All waiting entries are committed in one transaction.
+"""A thread that writes to a SQLite file for many reads. It commits all waiting jobs in one transaction.
 
-A commit in WAL mode takes little more time for ten rows than for one. When a future is done, its entry is in the file,
-and a killed process does not lose it.
+A commit in WAL mode takes little more time for ten rows than for one. When a job's future is done, its rows are in the
+file, and are not lost if the process is killed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from memagent_graph.concurrency.background import renew_in_children
+from memagent_graph.concurrency.background import register_after_fork
 
-_MAX_BATCH: Final = 128
+_MAX_BATCH_JOBS: Final = 128
 _WAIT_SECONDS: Final = 0.05
-"""Seconds that a batch waits for further jobs if no caller waits for it. Every transaction takes the interpreter lock
-from the event loop a few times, for any number of rows."""
+"""Seconds that a batch waits for further jobs if no caller waits for it. Each transaction takes the interpreter lock
+from the event loop a few times, regardless of the number of rows, so fewer transactions are better."""
 _URGENT_WAIT_SECONDS: Final = 0.003
 """Seconds that a batch waits for further jobs if a caller waits for it."""
 
 
 Job: TypeAlias = Callable[[sqlite3.Connection], Any]
-"""Writes, and returns a result for the caller. It runs in a transaction, and again in another one if that fails."""
+"""A function that writes, and returns a result for the caller. If its transaction fails, it runs again in another."""
 
 
 class MovedFileError(OSError):
@@ -40,39 +40,40 @@ class DatabaseWriter:
     """Runs jobs on one connection, in the order of their submission.
 
     Args:
-        path: the file.
-        connect: opens the file. It is called in the thread of the writer.
+        path: the path of the file.
+        connect: opens the file. It is called in the writer's thread.
     """
 
     def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection]) -> None:
         self._path, self._connect = path, connect
         self.after_fork()
-        renew_in_children(self)
+        register_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget earlier entries in a forked process, because the thread of the parent process writes them."""
+        """Forget the pending jobs in a forked process, because the parent process writes them."""
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._ending: threading.Thread | None = None
-        """The thread that `close` waits for. The next thread begins after its end."""
+        self._ending_thread: threading.Thread | None = None
+        """The thread that `close` waits for. The next thread starts work after its end."""
         self._lock = threading.Lock()
-        self._urgent = threading.Event()
+        self._is_flush_requested = threading.Event()
 
     def submit(self, job: Job, *, may_wait: bool = False) -> Future[Any]:
-        """Submit a job. Its future is done when it is committed or has failed. Futures are done in order.
+        """Submit a job and return its future, which is done when the job is committed or has failed.
 
-        The exception of the future is the error of the job, or `sqlite3.Error` if the file could not be written.
+        Futures are done in order. A future's exception is the error of its job, or `sqlite3.Error` if the file could
+        not be written.
 
         Args:
             job: the job.
-            may_wait: whether it may wait for other jobs in the same transaction, until `flush_soon` is called.
+            may_wait: whether the job may wait for other jobs in the same transaction, until `flush_soon` is called.
         """
         entry = _Entry(job, Future(), may_wait)
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._work,
-                    args=(self._entries, self._ending),
+                    target=self._run_thread,
+                    args=(self._entries, self._ending_thread),
                     name="memagent-writer",
                     daemon=True,
                 )
@@ -82,35 +83,35 @@ class DatabaseWriter:
         return entry.future
 
     def flush_soon(self) -> None:
-        """Write the submitted entries within milliseconds, because a caller waits for them."""
-        self._urgent.set()
+        """Write the submitted jobs within milliseconds, because a caller waits for them."""
+        self._is_flush_requested.set()
 
     def close(self) -> None:
-        """Write the submitted entries and end the thread. A later job starts another thread."""
+        """Write the submitted jobs and end the thread. A later job starts another thread."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._entries.put(None)
-                self._entries, self._ending = queue.SimpleQueue(), thread
-                self._urgent.set()
+                self._entries, self._ending_thread = queue.SimpleQueue(), thread
+                self._is_flush_requested.set()
         if thread is not None:
             atexit.unregister(self.close)
             thread.join()
 
-    def _work(self, entries: queue.SimpleQueue[_Entry | None], before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
+    def _run_thread(self, entries: queue.SimpleQueue[_Entry | None], previous: threading.Thread | None) -> None:
+        if previous is not None:
+            previous.join()
         file: _OpenFile | None = None
         is_last = False
         while not is_last:
             batch, is_last = self._take_batch(entries)
             file = self._write(file, batch)
-            del batch  # what its jobs refer to must not live until the next one
+            del batch  # the objects of its jobs must not stay in memory until the next batch
         if file is not None:
             file.connection.close()
 
     def _write(self, file: _OpenFile | None, batch: Sequence[_Entry]) -> _OpenFile | None:
-        """Run and settle a batch, and return the open file; None if the next batch must open it again."""
+        """Run a batch and set its futures. Return the open file; None if the next batch must open it again."""
         if not batch:
             return file
         try:
@@ -119,23 +120,23 @@ class DatabaseWriter:
                 file = None  # later entries go to a new file, or to a file that replaced it
                 raise MovedFileError("it was moved, deleted or replaced while it was written")
             file = file or _OpenFile(self._connect(), _read_identity(self._path))
-            outcomes = _run(file.connection, batch)
-        except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
+            outcomes = _run_jobs(file.connection, batch)
+        except Exception as error:  # noqa: BLE001  any error is raised in the callers
             outcomes = [error] * len(batch)
         for entry, outcome in zip(batch, outcomes, strict=True):
             entry.settle(outcome)
         return file
 
     def _take_batch(self, entries: queue.SimpleQueue[_Entry | None]) -> tuple[list[_Entry], bool]:
-        """Return the waiting entries (at least one, except at the end), and whether this is the end."""
+        """Return the waiting entries (at least one, except at the end), and whether the thread must end."""
         batch: list[_Entry] = []
         entry = entries.get()
-        if entry is not None and entry.may_wait and self._urgent.wait(_WAIT_SECONDS):
+        if entry is not None and entry.may_wait and self._is_flush_requested.wait(_WAIT_SECONDS):
             time.sleep(_URGENT_WAIT_SECONDS)
-        self._urgent.clear()
+        self._is_flush_requested.clear()
         while entry is not None:
             batch.append(entry)
-            if len(batch) == _MAX_BATCH:
+            if len(batch) == _MAX_BATCH_JOBS:
                 return batch, False
             try:
                 entry = entries.get_nowait()
@@ -145,7 +146,7 @@ class DatabaseWriter:
 
 
 def _read_identity(path: Path) -> tuple[int, int] | None:
-    """Return the identity of the file with this name; None if there is none."""
+    """Return the device and inode of a file; None if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -175,16 +176,16 @@ class _Entry:
             self.future.set_result(outcome)
 
 
-def _run(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
+def _run_jobs(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
     """Return the results or errors of jobs. They run in one transaction, or in separate ones if a job fails."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         results = [entry.job(connection) for entry in batch]
         connection.execute("COMMIT")
-    except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
+    except Exception as error:  # noqa: BLE001  any error is raised in the callers
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         if len(batch) == 1:
             return [error]
-        return [outcome for entry in batch for outcome in _run(connection, [entry])]
+        return [outcome for entry in batch for outcome in _run_jobs(connection, [entry])]
     return results

@@ -1,7 +1,7 @@
 """Locks on open files. The operating system holds them until the file is closed or the process ends.
 
-A lease is a lock for a run, which only one reader on a machine may read at a time. On a network file system without
-locks, other machines do not see it.
+A lease is the lock of a run, which only one reader at a time may hold. On a network file system without locks, readers
+on other machines do not see it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ try:
 except ImportError:  # Windows
     import msvcrt
 
-    _FAR_BYTE = 1 << 30
-    """The position of the lock. Others cannot read locked bytes, but must be able to read the file's contents."""
+    _LOCK_POSITION = 1 << 30
+    """The position of the locked byte: behind the contents, because other processes cannot read locked bytes."""
 
     def try_to_lock(file: IO[bytes]) -> bool:
         """Lock a file without waiting. Return False if another owner holds the lock."""
         try:
-            file.seek(_FAR_BYTE)
+            file.seek(_LOCK_POSITION)
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
         except OSError:
             return False
@@ -55,14 +55,14 @@ except ImportError:  # Windows
 
 @contextlib.contextmanager
 def lease(folder: Path, run_id: str) -> Iterator[None]:
-    """Hold a run, so that no other reader in any process reads it at the same time.
+    """Hold the lease of a run, so that no other reader in any process reads it at the same time.
 
     Args:
-        folder: the folder of the locks, which all readers of the run use.
+        folder: the folder of the locks, the same for all readers of the run.
         run_id: the run.
 
     Raises:
-        RunHeldError: another reader holds it. The message names its process.
+        RunHeldError: another reader holds the lease. The message names its process.
         CheckpointError: the folder cannot be written to.
     """
     path = folder / hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
@@ -73,14 +73,14 @@ def lease(folder: Path, run_id: str) -> Iterator[None]:
                 raise _make_held_error(file, run_id)
             if _is_linked(path, file):
                 break
-            file.close()  # its owner removed the file after we opened it
-        with contextlib.suppress(OSError):  # on a full disk the lease is held, too
+            file.close()  # the previous owner removed the file after we opened it
+        with contextlib.suppress(OSError):  # without the process id, on a full disk, the lease is still held
             file.truncate(0)
             file.write(str(os.getpid()).encode())
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # where an open file cannot be removed, an empty lock stays
+            with contextlib.suppress(OSError):  # if the system cannot remove open files, the lock file stays
                 path.unlink()
 
 
@@ -102,11 +102,11 @@ def _make_held_error(file: IO[bytes], run_id: str) -> RunHeldError:
     except OSError:
         pid = ""
     is_own = pid == str(os.getpid())
-    who = "this process" if is_own else f"process {pid}" if pid else "another process"
-    stream = " (a stream that is left early: `async with aclosing(agent.astream(...))`)" if is_own else ""
+    holder = "this process" if is_own else f"process {pid}" if pid else "another process"
+    stream_hint = " (a stream that is left early: `async with aclosing(agent.astream(...))`)" if is_own else ""
     return RunHeldError(
-        f"the run is being read by {who} already",
-        hint=f"Wait for it, or end it{stream}; then resume again, and nothing that it has read is read twice.",
+        f"the run is being read by {holder} already",
+        hint=f"Wait for it, or end it{stream_hint}; then resume again, and nothing that it has read is read twice.",
         run_id=run_id,
     )
 

@@ -1,6 +1,6 @@
-"""A journal: durable rows as JSON lines in a file that one process at a time writes and that survives any crash.
+"""A journal: rows as JSON lines in a file that survives crashes. Only one process at a time may write to it.
 
-A row is in the file when `append` returns. A killed process can leave an incomplete last line, which is cut off when
+A row is in the file when `append` returns. A killed process can leave an incomplete last line, which is removed when
 the journal is opened again.
 """
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from memagent_graph.errors import MemAgentError
-from memagent_graph.storage.bounded_files import open_regular, parse_json
+from memagent_graph.storage.bounded_files import open_regular_file, parse_json
 from memagent_graph.storage.file_locks import try_to_lock
 from memagent_graph.storage.private_files import create_private_file
 
-_FIRST_BYTES: Final = b'{"'
-"""The beginning of every row."""
+_ROW_START: Final = b'{"'
+"""The first bytes of every row."""
 _MAX_BYTES: Final = 4 << 30
 
 
 class Journal(AbstractContextManager["Journal"]):
-    """A file of rows, open for writing; see `open_journal`. Close it."""
+    """A file of rows, open for writing; see `open_journal`. It has to be closed."""
 
     def __init__(self, path: Path, file: IO[bytes], rows: list[dict[str, Any]]) -> None:
         self.path = path
@@ -33,11 +33,11 @@ class Journal(AbstractContextManager["Journal"]):
         self._file = file
 
     def append(self, *rows: Mapping[str, Any], sync: bool = True) -> None:
-        """Add rows. After a crash, the file may have only the first of them.
+        """Add rows. After a crash in between, the file may have only some of them.
 
         Args:
-            rows: values that JSON can hold.
-            sync: whether to wait for the disk. Without it, a killed process loses nothing, but a power failure may.
+            rows: objects with values that JSON can represent.
+            sync: whether to wait for the disk. If not, rows survive the end of the process, but not a power failure.
 
         Raises:
             OSError: the rows cannot be written.
@@ -50,7 +50,7 @@ class Journal(AbstractContextManager["Journal"]):
         self.rows += map(json.loads, lines)
 
     def close(self) -> None:
-        """Wait for the disk, and let other processes write. A second call does nothing."""
+        """Wait for the disk, and release the lock for other processes. A second call does nothing."""
         if not self._file.closed:
             with self._file:
                 self._file.flush()
@@ -65,10 +65,10 @@ def open_journal(path: Path, *, error: type[MemAgentError]) -> Journal:
 
     Args:
         path: the file.
-        error: the class of errors.
+        error: the class of errors to raise.
 
     Raises:
-        MemAgentError: another process has the file open, or it is not a journal. The class is `error`.
+        error: another process has the file open, or it is not a journal.
         OSError: the file cannot be opened.
     """
     create_private_file(path)
@@ -76,9 +76,9 @@ def open_journal(path: Path, *, error: type[MemAgentError]) -> Journal:
         file = stack.enter_context(path.open("r+b"))
         if not try_to_lock(file):
             raise error(f"another process writes to {path}", hint="Wait until it has ended, or name another folder.")
-        rows, length = _parse(file, path, error)
-        file.truncate(length)
-        file.seek(length)
+        rows, size = _parse_rows(file, path, error)
+        file.truncate(size)
+        file.seek(size)
         stack.pop_all()
     return Journal(path, file, rows)
 
@@ -87,34 +87,34 @@ def read_journal(path: Path, *, error: type[MemAgentError]) -> list[dict[str, An
     """Return the rows of a journal, which may be in use.
 
     Raises:
-        MemAgentError: the file is not a journal, or cannot be read. The class is `error`.
+        error: the file is not a journal, or cannot be read.
     """
     try:
-        with open_regular(path) as file:
-            return _parse(file, path, error)[0]
+        with open_regular_file(path) as file:
+            return _parse_rows(file, path, error)[0]
     except OSError as cause:
         raise error(f"{path} cannot be read: {cause.strerror}", hint="Name another folder.") from cause
 
 
-def _parse(file: IO[bytes], path: Path, error: type[MemAgentError]) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows, and the bytes of the complete lines."""
+def _parse_rows(file: IO[bytes], path: Path, error: type[MemAgentError]) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows, and the size of the complete lines in bytes."""
     if os.fstat(file.fileno()).st_size > _MAX_BYTES:
         raise error(f"{path} has more than {_MAX_BYTES:,} bytes", hint="Name another folder.")
     content = file.read()
-    length = content.rfind(b"\n") + 1
-    rest = content[length : length + len(_FIRST_BYTES)]
-    if rest != _FIRST_BYTES[: len(rest)]:
+    size = content.rfind(b"\n") + 1
+    incomplete_row = content[size : size + len(_ROW_START)]
+    if incomplete_row != _ROW_START[: len(incomplete_row)]:
         raise error(f"{path} is not a journal of this program", hint="Name another folder.")
     rows = []
-    for number, line in enumerate(content[:length].splitlines(), start=1):
+    for line_number, line in enumerate(content[:size].splitlines(), start=1):
         try:
             row = parse_json(line)
             if not isinstance(row, dict):
                 raise TypeError("it is not an object")
         except (ValueError, TypeError) as cause:
             raise error(
-                f"line {number} of {path} cannot be parsed: {cause}",
+                f"line {line_number} of {path} cannot be parsed: {cause}",
                 hint="Delete that line and continue, or name another folder.",
             ) from cause
         rows.append(row)
-    return rows, length
+    return rows, size

@@ -1,7 +1,7 @@
 """Reads rows of untrusted Parquet files. A text that many rows share is in memory only once.
 
-In a file of a few kilobytes, millions of rows can share a text of several megabytes. So texts are read as dictionaries
-and unpacked a few rows at a time.
+In a file of a few kilobytes, millions of rows can share a text of several megabytes. So texts are read with dictionary
+encoding, and unpacked a few rows at a time.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Final
 from memagent_graph.errors import load_extra
 
 _BATCH_ROWS: Final = 64
-_SMALL_BYTES: Final = 64 << 20
+_MAX_SLICE_BYTES: Final = 64 << 20
 _MAX_GROUP_BYTES: Final = 4 << 30
 _MAX_GROUP_VALUES: Final = 1 << 26
-"""Maximum values in a row group, over all columns. An empty value takes no space in the file, but 8 bytes in memory."""
+"""Maximum values in a row group, over all columns. An empty value needs no space in the file, but 8 bytes in memory."""
 
 
 def load_pyarrow(extra: str, needed_for: str) -> Any:
@@ -29,27 +29,27 @@ def load_pyarrow(extra: str, needed_for: str) -> Any:
 
 
 def open_parquet(file: Any, extra: str, needed_for: str) -> Any:
-    """Return a `pyarrow.parquet.ParquetFile` whose texts are dictionaries; `file` is a path or an open file.
+    """Return a `pyarrow.parquet.ParquetFile` that reads texts as dictionaries; `file` is a path or an open file.
 
     It raises `MissingExtraError` as `load_pyarrow` does, and Arrow's errors if the file cannot be read.
     """
     parquet = load_pyarrow(extra, needed_for).parquet
     metadata = parquet.read_metadata(file)
-    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     return parquet.ParquetFile(file, metadata=metadata, read_dictionary=paths)
 
 
-def check_row_group_sizes(file: Any) -> None:
+def require_readable_row_groups(file: Any) -> None:
     """Raise `ValueError` if a row group of a file is too large to be read."""
     for group in map(file.metadata.row_group, range(file.num_row_groups)):
-        values = sum(group.column(number).num_values for number in range(group.num_columns))
-        if group.total_byte_size > _MAX_GROUP_BYTES or values > _MAX_GROUP_VALUES:
+        value_count = sum(group.column(index).num_values for index in range(group.num_columns))
+        if group.total_byte_size > _MAX_GROUP_BYTES or value_count > _MAX_GROUP_VALUES:
             raise ValueError("it has a row group that is too large to read")
 
 
 def iterate_rows(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yield the rows of a file in batches that are small after unpacking, or have one row."""
+    """Yield the rows of a file in slices that are small after unpacking, or have one row."""
     for group in range(file.num_row_groups):  # one at a time, because Arrow does not join dictionaries in lists
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
-            rows = max(1, _SMALL_BYTES // max(1, batch.nbytes))
-            yield from (batch.slice(first, rows) for first in range(0, len(batch), rows))
+            row_count = max(1, _MAX_SLICE_BYTES // max(1, batch.nbytes))
+            yield from (batch.slice(start, row_count) for start in range(0, len(batch), row_count))

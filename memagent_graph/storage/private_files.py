@@ -1,8 +1,7 @@
 """Private files: only their owner can read documents, questions and answers.
 
-New files have mode 0600 in folders of mode 0700. Existing files and folders keep their mode. A whole file replaces the
-old one only when it is complete, so an error or a crash changes nothing. They are in the user's data folder if no other
-place is named.
+New files have mode 0600 in folders of mode 0700. Existing files and folders keep their mode. A new version replaces a
+file only when it is complete, so an error or a crash changes nothing. The default folder is the user's data folder.
 """
 
 from __future__ import annotations
@@ -17,40 +16,40 @@ from pathlib import Path
 import platformdirs
 
 
-def data_folder() -> Path:
+def get_data_folder() -> Path:
     """Return the data folder: `MEMAGENT_HOME`, or the user's data folder of the operating system."""
     return Path(os.environ.get("MEMAGENT_HOME") or platformdirs.user_data_dir("memagent"))
 
 
-def default_store() -> Path:
+def get_default_store() -> Path:
     """Return the default folder for texts of documents."""
-    return data_folder() / "documents"
+    return get_data_folder() / "documents"
 
 
-def default_checkpoints() -> Path:
+def get_default_checkpoints() -> Path:
     """Return the default file for checkpoints."""
-    return data_folder() / "checkpoints.sqlite"
+    return get_data_folder() / "checkpoints.sqlite"
 
 
-def default_run_log() -> Path:
+def get_default_run_log() -> Path:
     """Return the default file for the run log."""
-    return data_folder() / "runs.sqlite"
+    return get_data_folder() / "runs.sqlite"
 
 
 def create_private_folder(folder: Path) -> None:
-    """Create a folder, and missing folders above it, for their owner only.
+    """Create a folder and its missing parents, readable by their owner only.
 
     Raises:
         OSError: the folder cannot be created.
     """
-    for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
-        missing.mkdir(mode=0o700, exist_ok=True)
+    for missing_folder in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
+        missing_folder.mkdir(mode=0o700, exist_ok=True)
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
 
 
 def create_private_file(path: Path) -> None:
-    """Create a file for its owner only, if it does not exist. SQLite would create a file that everyone can read.
+    """Create a file that only its owner can read, if it does not exist. SQLite would let everyone read it.
 
     Raises:
         OSError: the file or its folder cannot be created.
@@ -60,15 +59,15 @@ def create_private_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))
 
 
-_MAX_PREFIX = 40
-"""Maximum characters of a name. File systems limit a name to 255 bytes."""
+_MAX_PREFIX_CHARACTERS = 40
+"""Maximum characters of the prefix of a temporary name. File systems limit a name to 255 bytes."""
 
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BufferedRandom]:
-    """Open a new file that replaces `path` at the end of the block, on disk and readable by its owner only.
+    """Open a new file that replaces `path` at the end of the block. It is synced to disk and private.
 
-    If the block raises, `path` stays as it is. A symbolic link at `path` is replaced, not followed.
+    If the block raises, `path` is unchanged. A symbolic link at `path` is replaced, not followed.
 
     Args:
         path: the file. Its folder must exist.
@@ -79,16 +78,16 @@ def open_atomically(path: Path) -> Iterator[BufferedRandom]:
     Raises:
         OSError: the file cannot be written.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:_MAX_PREFIX]}-", dir=path.parent)
-    unfinished = Path(name)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:_MAX_PREFIX_CHARACTERS]}-", dir=path.parent)
+    temporary_path = Path(name)
     try:
         with os.fdopen(descriptor, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(path)
+        temporary_path.replace(path)
     except BaseException:
-        unfinished.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
         raise
 
 

@@ -1,7 +1,7 @@
 """A SQLite checkpointer for many reads at once. Its errors name the file, the run and a remedy.
 
-A read waits for its checkpoints, and a commit takes much longer than a row. So LangGraph's saver works in the thread of
-a `DatabaseWriter`, and all changes that arrive during a commit are in the next transaction together.
+A read waits for its checkpoints, and a commit takes much longer than writing a row. So LangGraph's saver runs in the
+thread of a `DatabaseWriter`, and all changes that arrive during a commit are committed together in the next one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from memagent_graph.storage.database_writer import DatabaseWriter
 from memagent_graph.storage.state_serializer import (
     CompressedSerializer,
     UndecodableStateError,
-    bound_next_state,
     require_state,
+    reset_size_limits,
 )
 
 _T = TypeVar("_T")
@@ -46,8 +46,8 @@ _SCHEMA: Final = (
     "NOT NULL, task_id TEXT NOT NULL, task_path TEXT NOT NULL DEFAULT '', idx INTEGER NOT NULL, channel TEXT NOT NULL, "
     "type TEXT, value BLOB, PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id, task_id, idx) )",
 )
-"""The tables of LangGraph, so that files of its saver can be used."""
-_FORGET_WRITES: Final = (
+"""The tables of LangGraph's own saver, whose files can be used."""
+_DELETE_WRITES: Final = (
     "DELETE FROM writes WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? AND idx >= 0"
 )
 
@@ -65,15 +65,15 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
     """
 
     def __init__(self, path: Path) -> None:
-        connection = open_database(path, _SCHEMA)  # which refuses a file that cannot be used
+        connection = open_database(path, _SCHEMA)  # raises for a file that cannot be used
         connection.close()
         super().__init__(connection, serde=CompressedSerializer())
         self.is_setup = True
         self.path = path
         self._writer = DatabaseWriter(path, partial(open_database, path, _SCHEMA))
-        # The thread of a saver that nobody closes ends with it. A process need not wait for that at its end.
-        stop = threading.Thread(target=self._writer.close, daemon=True).start
-        weakref.finalize(self, stop).atexit = False
+        # If nobody closes a saver, its thread ends when it is collected. The process does not wait for this at its end.
+        start_closing = threading.Thread(target=self._writer.close, daemon=True).start
+        weakref.finalize(self, start_closing).atexit = False
 
     @contextmanager
     def cursor(self, transaction: bool = True) -> Iterator[sqlite3.Cursor]:
@@ -83,7 +83,7 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
 
     async def aclose(self) -> None:
         """Close the file. The saver can be used again."""
-        self._writer.close()  # not in a thread, which cannot be started at the end of the process
+        self._writer.close()  # in this thread, because none can be started at the end of the process
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest state of a run, or the state that the config names."""
@@ -92,15 +92,15 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """Yield states, newest first."""
 
-        def read() -> list[CheckpointTuple]:
+        def read_states() -> list[CheckpointTuple]:
             states = []
             for state in self.list(config, **options):
                 require_state(state)
                 states.append(state)
-                bound_next_state()
+                reset_size_limits()
             return states
 
-        for state in await self._execute(config, read):
+        for state in await self._execute(config, read_states):
             yield state
 
     async def aput(
@@ -112,18 +112,18 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
     ) -> RunnableConfig:
         """Save a state. It is in the file when this returns.
 
-        The writes of earlier steps are a part of the state and are deleted, which saves 40 % of the file. LangGraph
-        needs writes only for the newest state of a run, or if a state has a `DeltaChannel`.
+        The writes of earlier steps are in the state too, and are deleted, which saves 40 % of the file. LangGraph needs
+        writes only for the newest state of a run, or if a state has a `DeltaChannel`.
         """
-        place = config["configurable"]
+        ids = config["configurable"]
 
-        def save() -> RunnableConfig:
-            saved = self.put(config, checkpoint, metadata, new_versions)
-            if (parent := place.get("checkpoint_id")) is not None and not _has_delta_channels(checkpoint, metadata):
-                self.conn.execute(_FORGET_WRITES, (str(place["thread_id"]), place["checkpoint_ns"], parent))
-            return saved
+        def save_state() -> RunnableConfig:
+            new_config = self.put(config, checkpoint, metadata, new_versions)
+            if (parent_id := ids.get("checkpoint_id")) is not None and not _has_delta_channels(checkpoint, metadata):
+                self.conn.execute(_DELETE_WRITES, (str(ids["thread_id"]), ids["checkpoint_ns"], parent_id))
+            return new_config
 
-        return await self._execute(config, save)
+        return await self._execute(config, save_state)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -136,11 +136,11 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
         await self._execute({"configurable": {"thread_id": thread_id}}, lambda: self.delete_thread(thread_id))
 
     async def _execute(self, config: RunnableConfig | None, action: Callable[[], _T]) -> _T:
-        """Run an action in the writer's thread, on its connection, in a transaction with those of other reads."""
+        """Run an action in the writer's thread, in one transaction with the actions of other reads."""
 
         def job(connection: sqlite3.Connection) -> _T:
             self.conn = connection
-            bound_next_state()
+            reset_size_limits()
             return action()
 
         try:

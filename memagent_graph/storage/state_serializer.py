@@ -1,4 +1,4 @@
-"""Serializes states: compressed, and decoded as data that cannot call code."""
+"""Serializes states of graphs: compresses them, and decodes them without running code from the file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from memagent_graph.errors import CheckpointError
 
-_WORTHWHILE_BYTES: Final = 400
-_SUFFIX: Final = "+zlib"
-_TEXT: Final = "text"
+_MIN_COMPRESSED_BYTES: Final = 400
+_COMPRESSED_SUFFIX: Final = "+zlib"
+_TEXT_TYPE: Final = "text"
 _MAX_BYTES: Final = 12 << 20
 """Maximum size of a decompressed value. The state of a report has the cells of all documents."""
 _MAX_TOTAL_BYTES: Final = 2 * _MAX_BYTES
 """Maximum size of a state with the writes after it, which are in memory at the same time."""
-_room: Final = ContextVar[list[int]]("_room")
+_remaining_bytes: Final = ContextVar[list[int]]("_remaining_bytes")
 
 
 class _GraphState(TypedDict):
@@ -44,14 +44,14 @@ class SeparateText:
 
 
 class UndecodableStateError(ValueError):
-    """A stored state that this program did not write. Savers raise `CheckpointError` with the file."""
+    """A stored state that this program did not write. Savers turn it into a `CheckpointError` with the file's name."""
 
 
 class CompressedSerializer(SerializerProtocol):
-    """LangGraph's serializer, with compression of large values. A memory takes less than half of its bytes.
+    """LangGraph's serializer, with compression of large values. A memory takes less than half of its size.
 
     A file of checkpoints may come from somebody else. So decoding creates only the types that LangGraph lists as safe,
-    calls no other code, and bounds the decompressed size. Values without compression can be read, too.
+    calls no other code, and bounds the decompressed size. Uncompressed values can be read, too.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,9 @@ class CompressedSerializer(SerializerProtocol):
             CheckpointError: the value is too large to be decoded again.
         """
         is_text = isinstance(obj, SeparateText)
-        kind, data = (_TEXT, obj.text.encode("utf-8", "surrogatepass")) if is_text else self._plain.dumps_typed(obj)
+        type_name, data = (
+            (_TEXT_TYPE, obj.text.encode("utf-8", "surrogatepass")) if is_text else self._plain.dumps_typed(obj)
+        )
         if len(data) > _MAX_BYTES:
             raise CheckpointError(
                 f"a checkpoint would have {len(data):,} bytes, and only {_MAX_BYTES:,} can be read again",
@@ -72,55 +74,57 @@ class CompressedSerializer(SerializerProtocol):
                 "Earlier checkpoints are not lost.",
             )
         if is_text:
-            return kind, zlib.compress(data, 1)
-        return (kind, data) if len(data) < _WORTHWHILE_BYTES else (kind + _SUFFIX, zlib.compress(data, 1))
+            return type_name, zlib.compress(data, 1)
+        if len(data) < _MIN_COMPRESSED_BYTES:
+            return type_name, data
+        return type_name + _COMPRESSED_SUFFIX, zlib.compress(data, 1)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         """Return the value from its type and bytes.
 
         Raises:
-            UndecodableStateError: the value is damaged, too large, or not one that a reader stores.
+            UndecodableStateError: the value is damaged, too large, or of a type that a reader does not store.
         """
-        kind, content = data
+        type_name, content = data
         try:
-            if kind == _TEXT:
+            if type_name == _TEXT_TYPE:
                 return decompress(content).decode("utf-8", "surrogatepass")
-            content = decompress(content) if kind.endswith(_SUFFIX) else _account_for(content)
-            return self._plain.loads_typed((kind.removesuffix(_SUFFIX), content))
+            content = decompress(content) if type_name.endswith(_COMPRESSED_SUFFIX) else _apply_size_limits(content)
+            return self._plain.loads_typed((type_name.removesuffix(_COMPRESSED_SUFFIX), content))
         except Exception as error:  # decoders can raise anything for damaged bytes
-            raise UndecodableStateError(f"a state of type {kind!r} cannot be decoded: {error}") from error
+            raise UndecodableStateError(f"a state of type {type_name!r} cannot be decoded: {error}") from error
 
 
-def bound_next_state() -> None:
-    """Start counting the bytes of another state in this task."""
-    _room.set([_MAX_TOTAL_BYTES])
+def reset_size_limits() -> None:
+    """Start counting the bytes of the next state in this task."""
+    _remaining_bytes.set([_MAX_TOTAL_BYTES])
 
 
 def decompress(content: bytes) -> bytes:
     """Return decompressed bytes. Raises UndecodableStateError if they are damaged or too many."""
     decompressor = zlib.decompressobj()
     try:
-        whole = decompressor.decompress(content, _MAX_BYTES)
+        data = decompressor.decompress(content, _MAX_BYTES)
     except zlib.error as error:
         raise UndecodableStateError(f"a state cannot be decompressed: {error}") from error
     if not decompressor.eof:
         raise UndecodableStateError(f"a state has more than {_MAX_BYTES:,} bytes, or is cut off")
-    return _account_for(whole)
+    return _apply_size_limits(data)
 
 
-def _account_for(content: bytes) -> bytes:
-    """Count bytes against the bounds and return them. Raises UndecodableStateError if there are too many."""
-    room = _room.get([_MAX_TOTAL_BYTES])
-    room[0] -= len(content)
-    if len(content) > _MAX_BYTES or room[0] < 0:
+def _apply_size_limits(content: bytes) -> bytes:
+    """Count bytes against the limits and return them. Raises UndecodableStateError if there are too many."""
+    remaining_bytes = _remaining_bytes.get([_MAX_TOTAL_BYTES])
+    remaining_bytes[0] -= len(content)
+    if len(content) > _MAX_BYTES or remaining_bytes[0] < 0:
         raise UndecodableStateError(
-            f"a value has more than {_MAX_BYTES:,} bytes, or all of a state {_MAX_TOTAL_BYTES:,}"
+            f"a value has more than {_MAX_BYTES:,} bytes, or its state more than {_MAX_TOTAL_BYTES:,}"
         )
     return content
 
 
 def require_state(state: CheckpointTuple | None) -> CheckpointTuple | None:
-    """Return a stored state. Raises UndecodableStateError if it is not a state of a graph."""
+    """Return a stored state unchanged. Raises UndecodableStateError if it is not a state of a graph."""
     if state is not None:
         try:
             msgspec.convert((state.checkpoint, state.metadata), tuple[_GraphState, dict[str, Any]])

@@ -19,7 +19,7 @@ import pytest
 import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
-from support.scripts import SMALL, SMALL_OPTIONS, add_ids, make_document
+from support.scripts import SMALL_BUDGET, SMALL_OPTIONS, make_completion, make_document
 from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 
 from memagent_graph import (
@@ -35,7 +35,7 @@ from memagent_graph import (
     load_tokenizer,
 )
 from memagent_graph.errors import PolicyError, PolicyUnreachableError
-from memagent_graph.storage.private_files import default_run_log
+from memagent_graph.storage.private_files import get_default_run_log
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
@@ -49,7 +49,7 @@ QUESTION = "What is the key of harbor?"
 
 
 def answer_with_ids(prompt: str) -> Completion:
-    return add_ids(prompt, answer_perfectly(prompt))
+    return make_completion(prompt, answer_perfectly(prompt))
 
 
 KILLED_STRATEGIES = ("overwrite", "parallel", "segments:count=3", "reread", "recall")
@@ -74,7 +74,7 @@ def finished_run(strategy, tmp_path_factory) -> Iterator[tuple[MemAgent, RunLog,
     with (
         closing(RunLog(folder / "runs.sqlite")) as log,
         MemAgent(
-            ScriptedPolicy(answer_with_ids), strategy=strategy, tokenizer="embedded", budget=SMALL,
+            ScriptedPolicy(answer_with_ids), strategy=strategy, tokenizer="embedded", budget=SMALL_BUDGET,
             prompts=load_prompts(), store=folder / "documents", run_log=log,
         ) as agent,
     ):  # fmt: skip
@@ -252,7 +252,7 @@ def test_after_kills_at_most_the_open_chunks_are_read_again(
         prompts = [body["messages"][0]["content"] for body in server.requests]
     assert kill_count >= 1
     assert result["answer"] == "4711"
-    log = RunLog(default_run_log())
+    log = RunLog(get_default_run_log())
     read_count = sum(bool(conversation.reads) for conversation in log.conversations("r"))
     repetitions = sum("<section>" in prompt for prompt in prompts) - read_count
     # A chunk is open until its reply is in the file. While some wait to be written, as many others may be requested.

@@ -62,13 +62,13 @@ def test_a_full_disk_is_reported_as_json_with_the_exit_code_of_checkpoints(tmp_p
 async def test_states_are_saved_in_batches_and_an_invalid_one_fails_alone(tmp_path, monkeypatch) -> None:
     saver = await checkpoints.open_checkpointer(tmp_path / "checkpoints.sqlite")
     batch_sizes: list[int] = []
-    original_run = database_writer._run
+    original_run = database_writer._run_jobs
 
     def record_batch(connection, jobs):
         batch_sizes.append(len(jobs))
         return original_run(connection, jobs)
 
-    monkeypatch.setattr(database_writer, "_run", record_batch)
+    monkeypatch.setattr(database_writer, "_run_jobs", record_batch)
 
     async def save_state(number: int) -> None:
         config = {"configurable": {"thread_id": f"t{number}", "checkpoint_ns": "", "checkpoint_id": "0"}}

@@ -30,7 +30,7 @@ from support.command_line import memagent
 from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
-from support.scripts import SMALL_OPTIONS, make_document, part, read_perfectly
+from support.scripts import SMALL_OPTIONS, extract, make_document, read_perfectly
 from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
@@ -270,7 +270,7 @@ async def test_questions_of_a_call_share_one_pass_and_equal_questions_one_run(fo
     assert (first_answer["answer"], second_answer["answer"]) == ("4711", "1234")
     assert first_answer == third_answer
     assert first_answer["run_id"] != second_answer["run_id"]
-    sections = [part(prompt, "section") for prompt in prompts if "<section>" in prompt]
+    sections = [extract(prompt, "section") for prompt in prompts if "<section>" in prompt]
     assert sections == [section for section in dict.fromkeys(sections) for _ in range(2)]
 
 
@@ -372,10 +372,10 @@ async def test_an_unexpected_error_is_raised_after_the_other_reads_have_ended(fo
     answered_questions: list[str] = []
 
     def script(prompt: str) -> Any:
-        if "castle" in part(prompt, "problem"):
+        if "castle" in extract(prompt, "problem"):
             raise KeyError("a defect somewhere")
         if "<section>" not in prompt:
-            answered_questions.append(part(prompt, "problem"))
+            answered_questions.append(extract(prompt, "problem"))
         return read_perfectly(prompt)
 
     async with connect_in_process(folder, script=script) as session:
@@ -386,7 +386,7 @@ async def test_an_unexpected_error_is_raised_after_the_other_reads_have_ended(fo
 
 async def test_a_disk_error_of_one_read_does_not_stop_the_others(folder) -> None:
     def script(prompt: str) -> Any:
-        if "castle" in part(prompt, "problem"):
+        if "castle" in extract(prompt, "problem"):
             raise sqlite3.OperationalError("database or disk is full")
         return read_perfectly(prompt)
 

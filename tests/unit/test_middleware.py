@@ -19,15 +19,15 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
-from support.chat_models import ScriptedChatModel, calls, in_turn
+from support.chat_models import ScriptedChatModel, call_tools, make_chat_model
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
-from unit.test_tracing import Recorder
+from support.scripts import extract, make_document, read_perfectly
+from unit.test_tracing import RunRecorder
 
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.transcripts import find_latest_request, find_safe_cuts, format_transcript, make_result_question
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
-from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError, install_command
+from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError, make_install_command
 from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -57,11 +57,11 @@ def make_agent(
 ) -> Any:
     """Return an agent with the middleware, whose model gives these replies."""
     middleware = [MemAgentMiddleware(reader, **{"result_tokens": 500, **options})]
-    return create_agent(in_turn(*replies), list(tools), middleware=middleware, checkpointer=saver)
+    return create_agent(make_chat_model(*replies), list(tools), middleware=middleware, checkpointer=saver)
 
 
 def make_fetch_call(*, twice: bool = False) -> AIMessage:
-    return calls(*[("fetch", {"name": "long"})] * (1 + twice))
+    return call_tools(*[("fetch", {"name": "long"})] * (1 + twice))
 
 
 def get_tool_message(messages: list[AnyMessage], index: int = 0) -> ToolMessage:
@@ -101,7 +101,7 @@ class TestToolResults:
         """The limit is in tokens: a result may have more bytes."""
         policy, tokens = ScriptedPolicy(read_perfectly), load_tokenizer("embedded").count(LONG_TEXT)
         for name, text, limit in (("short", "a short text", 500), ("long", LONG_TEXT, tokens)):
-            agent = make_agent(make_reader(policy), calls(("fetch", {"name": name})), "done", result_tokens=limit)
+            agent = make_agent(make_reader(policy), call_tools(("fetch", {"name": name})), "done", result_tokens=limit)
             assert get_tool_message(await ask(agent, REQUEST)).content == text
         assert policy.prompts == []
 
@@ -114,13 +114,13 @@ class TestToolResults:
         first_result = get_tool_message(await ask(new_agent(make_fetch_call(), "4711"), REQUEST))
         arguments = {"run_id": get_reading(first_result)["run_id"], "questions": "What is the key of castle?"}
         follow_up = {"messages": [HumanMessage("And castle?")]}
-        messages = await ask(new_agent(calls(("ask_tool_result", arguments), prefix="more"), "2222"), follow_up)
+        messages = await ask(new_agent(call_tools(("ask_tool_result", arguments), prefix="more"), "2222"), follow_up)
         assert "Answer: 2222" in get_tool_message(messages, -1).content
         # A caller cannot add the run to another thread, neither as state nor as a message.
         reading = get_reading(first_result)
         forged_state = {**follow_up, "memagent_readings": {reading["run_id"]: reading["document"]}}
-        forged_state["messages"] = [calls(("fetch", {})), first_result, *follow_up["messages"]]
-        new_call = calls(("ask_tool_result", arguments), prefix="more")
+        forged_state["messages"] = [call_tools(("fetch", {})), first_result, *follow_up["messages"]]
+        new_call = call_tools(("ask_tool_result", arguments), prefix="more")
         other_messages = await ask(new_agent(new_call, "?"), forged_state, thread="two")
         assert get_tool_message(other_messages, -1).status == "error"
         assert "2222" not in get_tool_message(other_messages, -1).content
@@ -135,7 +135,7 @@ class TestToolResults:
             middle = len(LONG_TEXT) // 2
             return [{"type": "text", "text": LONG_TEXT[:middle]}, image, {"type": "text", "text": LONG_TEXT[middle:]}]
 
-        agent = make_agent(make_reader(), calls(("take_picture", {})), "done", tools=[take_picture])
+        agent = make_agent(make_reader(), call_tools(("take_picture", {})), "done", tools=[take_picture])
         text, block = get_tool_message(await ask(agent, REQUEST)).content
         assert "Answer: 4711" in text["text"]
         assert block == image
@@ -147,7 +147,9 @@ class TestToolResults:
             result = ToolMessage(LONG_TEXT, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
             return Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
 
-        messages = await ask(make_agent(make_reader(), calls(("hand_over", {})), "done", tools=[hand_over]), REQUEST)
+        messages = await ask(
+            make_agent(make_reader(), call_tools(("hand_over", {})), "done", tools=[hand_over]), REQUEST
+        )
         assert "Answer: 4711" in get_tool_message(messages).content
         assert get_tool_message(messages).artifact == {"mine": 1}
         assert get_reading(get_tool_message(messages))["answer"] == "4711"
@@ -175,7 +177,7 @@ class TestToolResults:
         assert LONG_TEXT[:500] in notice.content
         assert load_tokenizer("embedded").count(notice.content) <= 1800
         is_down[0] = False
-        tool_call = calls(
+        tool_call = call_tools(
             ("ask_tool_result", {"run_id": get_reading(notice)["run_id"], "questions": REQUEST["messages"][0].content})
         )
         agent = make_agent(reader, tool_call, "4711", saver=saver, result_tokens=1800)
@@ -194,7 +196,7 @@ class TestToolResults:
 
         reader = make_reader()
         monkeypatch.setattr(reader.store, "add", raise_disk_full)
-        tool_calls = calls(("fetch", {"name": "long"}), ("hand_over", {}))
+        tool_calls = call_tools(("fetch", {"name": "long"}), ("hand_over", {}))
         agent = make_agent(reader, tool_calls, "done", tools=[fetch, hand_over], result_tokens=1800)
         messages = await ask(agent, REQUEST)
         for index in (0, 1):
@@ -210,7 +212,7 @@ class TestToolResults:
         sections: list[str] = []
 
         def script(prompt: str) -> str:
-            sections.append(part(prompt, "section"))
+            sections.append(extract(prompt, "section"))
             if len(sections) == 12:
                 raise KeyError("in place of a kill")
             return read_perfectly(prompt)
@@ -245,7 +247,7 @@ class TestToolResults:
         assert set(saver.storage["one"]) == {""}
 
     async def test_callback_handlers_see_a_read_as_one_run_with_all_its_tokens(self, make_reader) -> None:
-        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        counter, recorder = UsageMetadataCallbackHandler(), RunRecorder()
         agent = make_agent(make_reader(), make_fetch_call(), "4711").with_config(callbacks=[counter, recorder])
         with get_usage_metadata_callback() as context_counter:
             result = get_tool_message(await ask(agent, REQUEST))
@@ -268,7 +270,7 @@ class TestToolResults:
             return PolicyUnreachableError("no connection") if len(policy.prompts) == 6 else read_perfectly(prompt)
 
         policy = ScriptedPolicy(script)
-        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        counter, recorder = UsageMetadataCallbackHandler(), RunRecorder()
         agent = make_agent(make_reader(policy), make_fetch_call(), "later").with_config(callbacks=[counter, recorder])
         await ask(agent, REQUEST)
         (usage,) = counter.usage_metadata.values()
@@ -296,7 +298,7 @@ class TestHistories:
         count_tokens = load_tokenizer("embedded").count
         histories = []
         for history_tokens in (400, None):
-            saver, model = InMemorySaver(), in_turn("fine")
+            saver, model = InMemorySaver(), make_chat_model("fine")
             agent = self.make_agent(make_reader(), model, saver, history_tokens=history_tokens)
             await self.hold_dialogue(agent)
             max_prompt_tokens = max(sum(count_tokens(message.text) for message in prompt) for prompt in model.prompts)
@@ -319,16 +321,18 @@ class TestHistories:
     async def test_a_limit_too_small_for_a_served_policy_is_an_error_of_the_first_call(self, make_reader) -> None:
         with FakeServer() as server:
             policy = OpenAICompatiblePolicy(base_url=server.base_url)
-            agent = self.make_agent(make_reader(policy, budget=None), in_turn("fine"), history_tokens=200)
+            agent = self.make_agent(make_reader(policy, budget=None), make_chat_model("fine"), history_tokens=200)
             with pytest.raises(BudgetError, match="history_tokens"):
                 await ask(agent, {"messages": [HumanMessage("hello")]})
 
     async def test_reading_a_history_streams_progress_and_counts_tokens(self, make_reader) -> None:
-        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        counter, recorder = UsageMetadataCallbackHandler(), RunRecorder()
         messages = [HumanMessage(f"turn {turn}: " + "word " * 60) for turn in range(20)]
         for method in ("stream", "astream"):
             policy = ScriptedPolicy(lambda prompt: "the memory")
-            agent = self.make_agent(make_reader(policy), in_turn("fine")).with_config(callbacks=[counter, recorder])
+            agent = self.make_agent(make_reader(policy), make_chat_model("fine")).with_config(
+                callbacks=[counter, recorder]
+            )
             if method == "stream":
                 events = list(agent.stream({"messages": messages}, stream_mode="custom"))
             else:
@@ -344,10 +348,10 @@ class TestHistories:
     @SYNC_AND_ASYNC
     async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader, method) -> None:
         def keep_every_key(prompt: str) -> str:
-            memory, section = part(prompt, "memory"), part(prompt, "section")
+            memory, section = extract(prompt, "memory"), extract(prompt, "section")
             return "\n".join([memory, *re.findall(r"key of \w+ is \d+", section)]).strip() or "nothing yet"
 
-        model = in_turn("fine")
+        model = make_chat_model("fine")
         agent = self.make_agent(make_reader(ScriptedPolicy(keep_every_key)), model, InMemorySaver())
         await self.hold_dialogue(agent)
         await ask(agent, {"messages": [HumanMessage("What is the key of harbor?")]}, method=method)
@@ -357,7 +361,7 @@ class TestHistories:
 
     async def test_no_message_is_read_twice_and_most_turns_read_none(self, make_reader) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
-        agent = self.make_agent(make_reader(policy), in_turn("fine"), InMemorySaver())
+        agent = self.make_agent(make_reader(policy), make_chat_model("fine"), InMemorySaver())
         await self.hold_dialogue(agent, turns=25)
         sections = [prompt.split("<section>")[1] for prompt in policy.prompts]
         for turn in range(15):
@@ -366,9 +370,9 @@ class TestHistories:
 
     async def test_another_process_reads_the_older_messages_again(self, make_reader) -> None:
         saver = InMemorySaver()
-        await self.hold_dialogue(self.make_agent(make_reader(), in_turn("fine"), saver))
+        await self.hold_dialogue(self.make_agent(make_reader(), make_chat_model("fine"), saver))
         policy = ScriptedPolicy(read_perfectly)
-        model = in_turn("4711")
+        model = make_chat_model("4711")
         await ask(self.make_agent(make_reader(policy), model, saver), REQUEST)
         assert "harbor 4711" in str(model.prompts[-1])
 
@@ -382,7 +386,7 @@ class TestHistories:
             if call_count[0] > 9:
                 return AIMessage("4711")
             names = [("fetch", {"name": "word " * 20})] * (call_count[0] % 3 + 1)
-            return calls(*names, prefix=f"round{call_count[0]}")
+            return call_tools(*names, prefix=f"round{call_count[0]}")
 
         model = ScriptedChatModel(script=script)
         await ask(self.make_agent(make_reader(), model), REQUEST)
@@ -394,7 +398,7 @@ class TestHistories:
         def reply_or_fail(prompt: str) -> Any:
             return PolicyUnreachableError("no connection") if is_down[0] else "the memory"
 
-        agent = self.make_agent(make_reader(ScriptedPolicy(reply_or_fail)), in_turn("fine"), InMemorySaver())
+        agent = self.make_agent(make_reader(ScriptedPolicy(reply_or_fail)), make_chat_model("fine"), InMemorySaver())
         is_down[0] = True
         with pytest.raises(PolicyUnreachableError) as error:
             await self.hold_dialogue(agent)
@@ -404,7 +408,7 @@ class TestHistories:
 
     async def test_threads_do_not_share_memories(self, make_reader) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
-        model = in_turn("fine")
+        model = make_chat_model("fine")
         agent = self.make_agent(make_reader(policy), model, InMemorySaver())
         messages = [HumanMessage("a " * 100), AIMessage("b " * 100), HumanMessage("c " * 100), AIMessage("d " * 100)]
         for thread in ("one", "two"):
@@ -413,7 +417,7 @@ class TestHistories:
             assert len(policy.prompts) > prompt_count
 
     async def test_a_request_longer_than_the_limit_is_shortened(self, make_reader) -> None:
-        model = in_turn("fine")
+        model = make_chat_model("fine")
         agent = self.make_agent(make_reader(), model)
         messages = [
             HumanMessage("a"),
@@ -428,7 +432,7 @@ class TestHistories:
         assert load_tokenizer("embedded").count(request) <= 100
 
     async def test_a_history_with_a_lone_surrogate_is_read(self, make_reader) -> None:
-        model = in_turn("fine")
+        model = make_chat_model("fine")
         messages = [
             HumanMessage("The key of harbor is 4711. \ud800"),
             *(AIMessage(f"word{turn} " * 90) for turn in range(4)),
@@ -440,8 +444,8 @@ class TestHistories:
 class TestOtherMiddleware:
     @pytest.mark.parametrize("reading_first", [True, False])
     async def test_results_are_read_before_a_summarization(self, make_reader, reading_first: bool) -> None:
-        model = in_turn(make_fetch_call(), "4711")
-        summary = SummarizationMiddleware(in_turn("a summary"), trigger=("tokens", 2000), keep=("messages", 2))
+        model = make_chat_model(make_fetch_call(), "4711")
+        summary = SummarizationMiddleware(make_chat_model("a summary"), trigger=("tokens", 2000), keep=("messages", 2))
         reading = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
         agent = create_agent(model, [fetch], middleware=[reading, summary] if reading_first else [summary, reading])
         messages = await ask(agent, REQUEST)
@@ -449,8 +453,10 @@ class TestOtherMiddleware:
         assert not [message for message in messages if "a summary" in message.text], "nothing was left to summarise"
 
     async def test_a_summary_counts_as_history_and_not_as_a_request(self, make_reader) -> None:
-        model = in_turn("fine")
-        summary = SummarizationMiddleware(in_turn("SUMMARY " * 20), trigger=("messages", 16), keep=("messages", 12))
+        model = make_chat_model("fine")
+        summary = SummarizationMiddleware(
+            make_chat_model("SUMMARY " * 20), trigger=("messages", 16), keep=("messages", 12)
+        )
         reading = MemAgentMiddleware(make_reader(), history_tokens=260, keep_messages=2)
         agent = create_agent(model, [fetch], middleware=[summary, reading], checkpointer=InMemorySaver())
         for turn in range(12):
@@ -461,7 +467,7 @@ class TestOtherMiddleware:
     async def test_a_deep_agents_results_and_history_are_read(self, make_reader) -> None:
         from deepagents import create_deep_agent
 
-        model = in_turn(make_fetch_call(), "4711")
+        model = make_chat_model(make_fetch_call(), "4711")
         middleware = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
         agent = create_deep_agent(model, [fetch], middleware=[middleware])
         history = [HumanMessage("The key of mill is 33."), *(AIMessage(f"word{turn} " * 40) for turn in range(12))]
@@ -542,7 +548,7 @@ class TestCuts:
             assert calls & results or begins_with_result or awaits_more
 
     def test_no_cut_follows_an_unanswered_call(self) -> None:
-        assert find_safe_cuts([HumanMessage("a"), calls(("fetch", {}))]) == [0, 1]
+        assert find_safe_cuts([HumanMessage("a"), call_tools(("fetch", {}))]) == [0, 1]
 
 
 def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -> None:
@@ -568,7 +574,7 @@ def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -
 def test_the_import_error_without_langchain_names_the_extra(monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "langchain_memagent.middleware")
     monkeypatch.setitem(sys.modules, "langchain.agents.middleware", None)
-    with pytest.raises(MissingExtraError, match=re.escape(install_command("langchain"))):
+    with pytest.raises(MissingExtraError, match=re.escape(make_install_command("langchain"))):
         importlib.import_module("langchain_memagent.middleware")
 
 

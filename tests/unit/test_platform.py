@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from langgraph_cli.cli import cli as langgraph_command
 from langgraph_sdk import get_client
 from support.fake_server import FakeServer
-from support.scripts import make_document, part
+from support.scripts import extract, make_document
 
 from langchain_memagent import platform
 from langchain_memagent.platform import InputError, make_graph
@@ -162,7 +162,7 @@ async def test_a_long_read_is_served_and_its_memory_can_be_edited(server_url, po
     state: Any = await client.threads.get_state(thread)
     assert state["values"]["chunks_read"] == CHUNK_COUNT
     assert state["next"] == []
-    sections = [part(body["messages"][0]["content"], "section") for body in policy_server.requests]
+    sections = [extract(body["messages"][0]["content"], "section") for body in policy_server.requests]
     assert len({section for section in sections if section}) == CHUNK_COUNT
 
     history: Any = await client.threads.get_history(thread, limit=60)
@@ -219,7 +219,7 @@ async def test_a_text_is_never_opened_as_a_file_of_the_server(server_url, policy
     request = {"question": QUESTION, "document": "/etc/hosts"}
     output: Any = await get_client(url=server_url).runs.wait(None, "memagent", input=request)
     assert output["chunks_read"] == 1
-    assert part(policy_server.requests[-2]["messages"][0]["content"], "section") == "/etc/hosts"
+    assert extract(policy_server.requests[-2]["messages"][0]["content"], "section") == "/etc/hosts"
 
 
 async def test_a_run_without_a_policy_is_an_error_and_an_added_policy_is_used(

@@ -25,7 +25,7 @@ async def ask(policy: Policy, **sampling) -> Completion:
 
 
 async def test_a_completion_has_text_usage_and_finish_reason() -> None:
-    with FakeServer(make_script("one two three"), count=lambda text: 2) as server:
+    with FakeServer(make_script("one two three"), count_tokens=lambda text: 2) as server:
         completion = await server.ask(SamplingParams(max_tokens=7, temperature=0.5, seed=3, stop=("END",)))
     assert completion.text == "one two three"
     assert completion.finish_reason is FinishReason.STOP
@@ -38,7 +38,7 @@ async def test_a_completion_has_text_usage_and_finish_reason() -> None:
 
 async def test_token_ids_are_requested_only_from_vllm() -> None:
     for is_vllm in (True, False):
-        with FakeServer(make_script("a b"), vllm=is_vllm, count=lambda text: 2) as server:
+        with FakeServer(make_script("a b"), vllm=is_vllm, count_tokens=lambda text: 2) as server:
             completion = await server.ask(SamplingParams(logprobs=True))
         assert list(completion.logprobs) == [-0.5, -0.5]
         ids = completion.token_ids, completion.prompt_token_ids
@@ -116,7 +116,7 @@ async def test_concurrent_requests_are_limited() -> None:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_concurrency=3)
         await asyncio.gather(*(ask(policy) for _ in range(12)))
         await policy.aclose()
-    assert server.most_at_once == 3
+    assert server.peak_concurrency == 3
 
 
 async def test_a_scripted_policy_replies_in_order_and_fails_after_its_last_reply() -> None:

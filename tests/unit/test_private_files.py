@@ -9,18 +9,19 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.other_user import as_other_user
+from support.other_user import call_as_other_user
 
 from memagent_evaluation.result_journal import JOURNAL, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, write_table
-from memagent_graph import Document, DocumentStore, MemAgent
+from memagent_graph import Document, MemAgent
 from memagent_graph.cli.run_choice import open_log
+from memagent_graph.documents import open_store
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.exchange.logged_run import load_run
 from memagent_graph.storage.file_locks import lease
-from memagent_graph.storage.private_files import data_folder, default_checkpoints, default_run_log, default_store
+from memagent_graph.storage.private_files import get_data_folder, get_default_checkpoints, get_default_run_log
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="this system has no file modes")
 
@@ -38,10 +39,10 @@ def usual_umask():
 
 def test_files_of_a_read_are_private_to_their_owner() -> None:
     read_once()
-    files = [path for path in data_folder().rglob("*") if path.is_file()]
-    assert {default_run_log(), default_checkpoints()} < set(files)
+    files = [path for path in get_data_folder().rglob("*") if path.is_file()]
+    assert {get_default_run_log(), get_default_checkpoints()} < set(files)
     assert [path for path in files if get_mode(path) & 0o077] == []
-    assert get_mode(data_folder()) == get_mode(default_store()) == 0o700
+    assert get_mode(get_data_folder()) == get_mode(get_data_folder() / "documents") == 0o700
 
 
 def test_existing_modes_of_a_folder_and_a_file_are_kept(tmp_path) -> None:
@@ -57,7 +58,7 @@ def test_existing_modes_of_a_folder_and_a_file_are_kept(tmp_path) -> None:
 
 def read_once() -> None:
     policy = ScriptedPolicy(lambda prompt: r"\boxed{1904}")
-    with MemAgent(policy, tokenizer="embedded", checkpoints=default_checkpoints()) as reader:
+    with MemAgent(policy, tokenizer="embedded", checkpoints=get_default_checkpoints()) as reader:
         reader.read("The tower was built in 1904.", "When?", run_id="r")
 
 
@@ -91,24 +92,21 @@ def read_texts(path: Path) -> list[str | None]:
 
 
 def test_a_read_only_log_can_be_shown_and_exported_but_not_written(home) -> None:
-    expected = read_texts(default_run_log())
-    with closing(sqlite3.connect(default_run_log())) as connection:
+    expected = read_texts(get_default_run_log())
+    with closing(sqlite3.connect(get_default_run_log())) as connection:
         connection.execute("SELECT * FROM runs")  # SQLite keeps its other files until the last connection is closed
         set_modes(home, 0o555, 0o444)
-        assert as_other_user(lambda: read_texts(default_run_log())) == expected
-    assert not default_run_log().with_name("runs.sqlite-wal").exists()
-    assert as_other_user(lambda: read_texts(open_log(None).path)) == expected
-    assert as_other_user(lambda: len(list(load_run(open_log(None), "r").conversations))) == len(expected) - 1
+        assert call_as_other_user(lambda: read_texts(get_default_run_log())) == expected
+    assert not get_default_run_log().with_name("runs.sqlite-wal").exists()
+    assert call_as_other_user(lambda: read_texts(open_log(None).path)) == expected
+    assert call_as_other_user(lambda: len(list(load_run(open_log(None), "r").conversations))) == len(expected) - 1
     with pytest.raises(RuntimeError, match=r"RunLogError.*runs\.sqlite cannot be used.*run_log"):
-        as_other_user(lambda: RunLog(default_run_log()).reward("r", 1.0))
+        call_as_other_user(lambda: RunLog(get_default_run_log()).reward("r", 1.0))
 
 
 WRITING_CALLS = [
-    (lambda: DocumentStore(default_store()).add(Document.from_text("x")), "DocumentStoreError.*MEMAGENT_HOME"),
-    (
-        lambda: lease(default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
-        "CheckpointError.*keep checkpoints elsewhere",
-    ),
+    (lambda: open_store(None).add(Document.from_text("x")), "DocumentStoreError.*MEMAGENT_HOME"),
+    (lambda: lease(get_data_folder() / "checkpoints.sqlite-reading", "r").__enter__(), "CheckpointError.*elsewhere"),
 ]
 OPENING_THE_LOG = (lambda: open_log(None), r"RunLogError.*runs\.sqlite cannot be used.*run_log")
 
@@ -120,7 +118,7 @@ OPENING_THE_LOG = (lambda: open_log(None), r"RunLogError.*runs\.sqlite cannot be
 def test_a_home_of_another_user_or_without_write_access_is_an_error(home, call, error, folder_mode) -> None:
     set_modes(home, folder_mode, 0o600 & folder_mode)
     with pytest.raises(RuntimeError, match=error):
-        as_other_user(call)
+        call_as_other_user(call)
 
 
 def test_exports_and_results_are_private_to_their_owner(tmp_path) -> None:

@@ -20,7 +20,7 @@ from memagent_graph import (
 )
 from memagent_graph.errors import PromptError
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.prompts import last_boxed
+from memagent_graph.prompts import extract_last_boxed
 from memagent_graph.reader import MemAgent
 from memagent_graph.roles import require_room
 from memagent_graph.settings import ReadSettings
@@ -54,7 +54,7 @@ def test_the_answer_prompt_asks_for_the_format_that_is_parsed() -> None:
     ],
 )
 def test_the_last_complete_box_is_the_answer(text: str, answer: str | None) -> None:
-    assert last_boxed(text) == answer
+    assert extract_last_boxed(text) == answer
 
 
 INJECTIONS = [

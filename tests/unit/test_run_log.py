@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.checkpoint.memory import InMemorySaver
 from support.conversations import DOCUMENT, make_conversation
-from support.scripts import add_ids, make_document, read_perfectly
+from support.scripts import make_completion, make_document, read_perfectly
 
 from memagent_graph import (
     Completion,
@@ -42,7 +42,7 @@ QUESTION = "What is the key of harbor?"
 
 
 def exactly(prompt: str) -> Completion:
-    return add_ids(prompt, read_perfectly(prompt))
+    return make_completion(prompt, read_perfectly(prompt))
 
 
 def make_attempt(position: int, call_id: str = "s", **changes) -> Conversation:
@@ -236,8 +236,8 @@ def test_a_row_that_fails_takes_no_other_with_it_and_one_counts_at_each_position
 
 def test_calls_are_logged_before_their_checkpoint(make_reader, log, monkeypatch) -> None:
     """So a reader that is killed at any moment leaves no gap in the log."""
-    write, other = database_writer._run, RunLog(log.path)  # a log waits for its own entries
-    monkeypatch.setattr(database_writer, "_run", lambda *batch: time.sleep(0.05) or write(*batch))
+    write, other = database_writer._run_jobs, RunLog(log.path)  # a log waits for its own entries
+    monkeypatch.setattr(database_writer, "_run_jobs", lambda *batch: time.sleep(0.05) or write(*batch))
     counts: list[tuple[int, int]] = []
     in_checkpoints: list[int] = []
 

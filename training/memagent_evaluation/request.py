@@ -41,13 +41,13 @@ from memagent_graph.errors import EvaluationError, MemAgentError, PolicyError
 from memagent_graph.policies.scripted import is_scripted
 from memagent_graph.policy import Message, Policy, SamplingParams
 from memagent_graph.policy_registry import make_policy
-from memagent_graph.prompts import last_boxed
+from memagent_graph.prompts import extract_last_boxed
 from memagent_graph.reader import MemAgent
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import open_checkpointer
-from memagent_graph.storage.private_files import default_store
+from memagent_graph.storage.private_files import get_default_store
 from memagent_graph.strategies.excerpts import count_prompt_overhead
 
 
@@ -88,7 +88,7 @@ def _choose_store(options: EvalOptions, log_path: Path) -> Path:
     """
     if not options.keep_documents:
         return options.out / OPEN_DOCUMENTS
-    return options.out / KEPT_DOCUMENTS if log_path.parent == options.out else default_store()
+    return options.out / KEPT_DOCUMENTS if log_path.parent == options.out else get_default_store()
 
 
 def _make_judge_settings(options: EvalOptions) -> ReadSettings | None:
@@ -216,7 +216,7 @@ async def grade(policy: Policy, question: str, answer: str, expected: Sequence[s
     content = _PROMPT_FIELD.sub(lambda field: _PROMPT_TAG.sub(r"<\\", fields[field[1]]), _JUDGE_PROMPT)
     completion = await policy.complete([Message(role="user", content=content)], SamplingParams())
     reply = extract_reply(completion.text)
-    boxed_text = (last_boxed(reply) or "").strip().rstrip(".")
+    boxed_text = (extract_last_boxed(reply) or "").strip().rstrip(".")
     if re.fullmatch(r"\d+(?:\.\d+)?", boxed_text) and float(boxed_text) <= _MAX_GRADE:
         return float(boxed_text) / _MAX_GRADE
     raise EvaluationError(

@@ -21,7 +21,7 @@ from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.exchange.logged_run import have_same_content, load_run, merge_parts
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import LoggedRun, RunFilter
-from memagent_graph.storage.bounded_files import open_regular
+from memagent_graph.storage.bounded_files import open_regular_file
 from memagent_graph.storage.private_files import open_atomically
 
 _MAX_NAMES: Final = 3
@@ -145,7 +145,7 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
     source = Path(source)
     counts: Counter[str] = Counter()
     try:
-        with open_regular(source) as file:
+        with open_regular_file(source) as file:
             for run in parquet.read(source, file):
                 run_id = run.record.run_id
                 existing = load_run(log, run_id)
@@ -170,7 +170,7 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
 def is_sqlite_file(path: Path) -> bool:
     """Return whether a file is an SQLite database, as logs are, and not an export."""
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
     except OSError:
         return False

@@ -32,7 +32,7 @@ from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.columns import MAX_RUN_SIZE, RECORD_COLUMNS, Column, bound_records
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
-from memagent_graph.storage.parquet_rows import check_row_group_sizes, iterate_rows, load_pyarrow, open_parquet
+from memagent_graph.storage.parquet_rows import iterate_rows, load_pyarrow, open_parquet, require_readable_row_groups
 
 _CONVERSATION_COLUMNS: Final = {
     "conversation" if name == "id" else name: column for name, column in RECORD_COLUMNS[Conversation].items()
@@ -161,7 +161,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         )
     if missing := COLUMNS.keys() - set(parquet_file.schema_arrow.names):
         raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export the runs again.")
-    check_row_group_sizes(parquet_file)
+    require_readable_row_groups(parquet_file)
     _require_grouped_rows(parquet_file, source)
     templates = msgspec.convert(
         json.loads(metadata.get(_METADATA_PREFIX + "templates", b"{}")), dict[str, dict[str, str]]

@@ -15,24 +15,24 @@ from typing import Any
 import pytest
 from support.command_line import memagent
 from support.document_files import make_pdf
-from support.programs import Program, answers, kill_after, records
-from support.scripts import part, read_perfectly
+from support.programs import Program, kill_after, parse_answers, parse_records
+from support.scripts import extract, read_perfectly
 from support.server_faults import make_error
 
 from memagent_graph.cli.console import Console
-from memagent_graph.errors import install_command
+from memagent_graph.errors import make_install_command
 
 QUESTION = "What is the key of harbor?"
 
 
 def test_retrieval_reports_how_much_of_the_document_it_showed(read_book, server) -> None:
     def respond(body: dict[str, Any], number: int) -> str:
-        return f"\\boxed{{{'4711' if 'harbor is 4711' in part(body['messages'][-1]['content'], 'text') else '?'}}}"
+        return f"\\boxed{{{'4711' if 'harbor is 4711' in extract(body['messages'][-1]['content'], 'text') else '?'}}}"
 
     server.respond, server.window = respond, 900
     result = read_book("--strategy", "retrieval:chunks=2:chunk_tokens=60", "--run-id", "r")
     too_long = read_book("--strategy", "full_context", code=7)
-    assert answers(result.stdout) == ["4711"]
+    assert parse_answers(result.stdout) == ["4711"]
     assert re.search(r"\b\d{2,3} of \d,\d{3} tokens shown by fake \(retrieval\), ", result.stderr), result.stderr
     run = json.loads(memagent("show", "r", "--json").stdout)
     assert (run["strategy"], run["answer"]) == ("retrieval", "4711")
@@ -50,7 +50,7 @@ def test_a_run_is_resumed_on_another_machine_from_a_shared_folder(book, read_boo
     book.unlink()
     resumed_result = memagent("resume", "r", *shared)
     run = json.loads(memagent("show", "r", "--json", *shared[:2], *files[2:]).stdout)
-    assert answers(resumed_result.stdout) == ["4711"]
+    assert parse_answers(resumed_result.stdout) == ["4711"]
     assert any("harbor is 4711" in quote["quote"] for quote in run["evidence"])
 
 
@@ -62,14 +62,14 @@ def test_several_questions_are_answered_in_one_pass(book, options, tmp_path) -> 
     stopped_result = memagent(*arguments, "--max-chunks", 2, code=5)
     latest_result = memagent("resume", "latest")
     resumed_result = memagent("resume", "r-1")
-    assert sorted(answers(latest_result.stdout)) == ["4711", "4711", "yet"], "all questions of the read"
-    assert answers(result.stdout) == ["4711", "4711", "yet"]
-    assert [record["question"] for record in records(result.stdout)][2] == ["What is the key of tower?"]
-    assert all(record["stopped"] == ["max_chunks after 2 chunks"] for record in records(stopped_result.stdout))
+    assert sorted(parse_answers(latest_result.stdout)) == ["4711", "4711", "yet"], "all questions of the read"
+    assert parse_answers(result.stdout) == ["4711", "4711", "yet"]
+    assert [record["question"] for record in parse_records(result.stdout)][2] == ["What is the key of tower?"]
+    assert all(record["stopped"] == ["max_chunks after 2 chunks"] for record in parse_records(stopped_result.stdout))
     results = json.loads(json_result.stdout)["results"]
     assert [result["run_id"] for result in results] == ["r-0", "r-1", "r-2"]
     assert [result["question"] for result in results][2] == "What is the key of tower?"
-    assert answers(resumed_result.stdout) == ["4711"]
+    assert parse_answers(resumed_result.stdout) == ["4711"]
     assert stopped_result.stderr.count("continue with: memagent resume") == 3
 
 
@@ -86,7 +86,7 @@ def test_the_printed_resume_command_works(read_book, tmp_path) -> None:
     options = ("--max-chunks", 2, "--log", tmp_path / "my runs.sqlite", "--checkpoints", tmp_path / "c.sqlite")
     stopped_result = read_book(*options, code=5)
     command = shlex.split(stopped_result.stderr.rpartition("continue with: memagent ")[2])
-    assert answers(memagent(*command).stdout) == ["4711"]
+    assert parse_answers(memagent(*command).stdout) == ["4711"]
     result_without_log = read_book("--max-chunks", 2, "--no-log", code=5)
     assert "continue with" not in result_without_log.stderr, "a run without a log cannot be resumed"
 
@@ -102,7 +102,7 @@ def test_an_interrupted_read_prints_the_resume_command(book, options, server, si
     assert process.returncode == 130
     assert "memagent resume mine" in errors
     assert "Traceback" not in errors
-    assert answers(memagent("resume", "mine").stdout) == ["4711"]
+    assert parse_answers(memagent("resume", "mine").stdout) == ["4711"]
 
 
 def test_an_interrupted_resume_of_several_questions_can_be_repeated(read_book, monkeypatch) -> None:
@@ -119,7 +119,7 @@ def test_an_interrupted_resume_of_several_questions_can_be_repeated(read_book, m
     repeated_result = memagent("resume", "r", code=6)
     assert "2 more questions of the same read without an answer; for all: memagent resume r" in single_result.stderr
     assert interrupted_result.stderr.strip().endswith("continue with: memagent resume r")
-    assert answers(resumed_result.stdout) == ["4711", "yet"], "the unanswered questions in their order"
+    assert parse_answers(resumed_result.stdout) == ["4711", "yet"], "the unanswered questions in their order"
     assert "several runs" in repeated_result.stderr
 
 
@@ -193,7 +193,7 @@ def test_the_resume_command_after_a_wrong_model_names_the_served_one(read_book) 
     failed_result = read_book("--model", "wrong", code=4)
     assert "it serves fake" in failed_result.stderr
     result = memagent(*shlex.split(failed_result.stderr.rpartition("continue with: memagent ")[2]))
-    assert answers(result.stdout) == ["4711"]
+    assert parse_answers(result.stdout) == ["4711"]
 
 
 def test_a_document_passed_to_resume_is_read_in_its_charset(book, read_book) -> None:
@@ -207,12 +207,12 @@ def test_a_document_passed_to_resume_is_read_in_its_charset(book, read_book) -> 
 def test_doctor_reports_what_a_server_lacks(server) -> None:
     def get_statuses() -> dict[str, str]:
         result = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
-        return {get_statuses["subject"]: get_statuses["status"] for get_statuses in json.loads(result.stdout)["checks"]}
+        return {check["subject"]: check["status"] for check in json.loads(result.stdout)["checks"]}
 
     server.respond, server.vllm = lambda body, number: "fine", True
     subjects = ("server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt")
     assert get_statuses() == dict.fromkeys(subjects, "ok")
-    server.vllm, server.window, server.count = False, None, lambda text: len(text.split())
+    server.vllm, server.window, server.count_tokens = False, None, lambda text: len(text.split())
     status = get_statuses()
     assert (status["window"], status["token ids"], status["tokenizer"]) == ("note", "note", "note")
     unreachable_result = memagent("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded", code=4)
@@ -223,7 +223,7 @@ def test_the_error_without_the_extra_local_names_it(book, monkeypatch) -> None:
     for name in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, name, None)
     result = memagent("read", book, "-q", QUESTION, "--model", "embedded", code=7)
-    assert install_command("local") in result.stderr
+    assert make_install_command("local") in result.stderr
 
 
 def test_the_exit_code_says_whether_the_answer_matches_the_schema(read_book, server, tmp_path) -> None:
@@ -238,12 +238,12 @@ def test_the_exit_code_says_whether_the_answer_matches_the_schema(read_book, ser
     (tmp_path / "castles.json").write_text(json.dumps({**schema, "required": ["castle"]}))
     options = ("--context-window", 1500, "--question-tokens", 100, "--schema")
     result = read_book(*options, tmp_path / "keys.py:Key")
-    assert json.loads(*answers(result.stdout))["key"] == 4711
+    assert json.loads(*parse_answers(result.stdout))["key"] == 4711
     json_result = json.loads(read_book(*options, tmp_path / "keys.json", "--json").stdout)
     assert json_result["value"] == {"place": "harbor", "key": 4711}
     assert "key" in json_result["response_format"]["properties"]
     invalid_result = read_book(*options, tmp_path / "castles.json", code=8)
-    assert json.loads(*answers(invalid_result.stdout))["key"] == 4711
+    assert json.loads(*parse_answers(invalid_result.stdout))["key"] == 4711
     assert "the answer does not fit the schema: the answer does not have the required form" in invalid_result.stderr
     assert "'castle' is a required property" in invalid_result.stderr
 
@@ -261,4 +261,4 @@ def test_pages_of_a_pdf_can_be_chosen_and_are_in_the_evidence(options, tmp_path)
 def test_without_a_writable_home_only_reads_without_a_log_work(book, read_book, monkeypatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(book / "home"))  # below a file
     assert "what to do:" in read_book(code=10).stderr
-    assert answers(read_book("--no-log").stdout) == ["4711"]
+    assert parse_answers(read_book("--no-log").stdout) == ["4711"]

@@ -24,7 +24,7 @@ def test_a_page_replaces_another_file_only_with_force(read_book, tmp_path) -> No
     memagent("show", "first", "--html", page)
     assert page.read_text().startswith("<!doctype html>")
     result = memagent("show", "first", "--html", notes, code=6)
-    assert "not a page of this command's" in result.stderr
+    assert "this command did not write it" in result.stderr
     assert "--force" in result.stderr
     memagent("show", "first", "--html", notes, "--force")
     assert notes.read_text() == page.read_text()

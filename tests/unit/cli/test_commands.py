@@ -14,7 +14,7 @@ import pytest
 import typer
 from support.added_package import add_package
 from support.command_line import memagent
-from support.programs import answers
+from support.programs import parse_answers
 from typer.testing import CliRunner
 
 from memagent_graph.cli import app
@@ -22,11 +22,11 @@ from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import OPTION_GROUPS
 from memagent_graph.entry_points import COMMANDS, POLICIES
-from memagent_graph.errors import PolicyError, install_command
+from memagent_graph.errors import PolicyError, make_install_command
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.private_files import default_run_log
+from memagent_graph.storage.private_files import get_default_run_log
 
 ROOT = Path(__file__).parents[3]
 BUILT_IN = ["read", "resume", "corpus", "doctor", "demo", "show", "runs", "reward", "export", "import", "eval",
@@ -160,7 +160,7 @@ def test_the_error_of_a_command_without_its_extra_says_how_to_install_it(command
     for name in [name for name in sys.modules if name.startswith((f"memagent_{command}", f"{package}."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    assert install_command(command) in memagent(command, code=ExitCode.SETTINGS).stderr
+    assert make_install_command(command) in memagent(command, code=ExitCode.SETTINGS).stderr
 
 
 def test_the_error_names_the_extra_of_another_package(package) -> None:
@@ -286,7 +286,7 @@ def test_reader_options_are_passed_to_the_settings(all_settings, tmp_path, comma
     ],
 )
 def test_a_run_is_resumed_with_the_logged_policy_and_strategy_by_default(all_settings, options, expected) -> None:
-    log = RunLog(default_run_log())
+    log = RunLog(get_default_run_log())
     document = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
     settings = ReadSettings(policy="mine", strategy="gated", seed=5)
     log.wait(log.begin("r", "?", document, settings.for_log()))
@@ -315,6 +315,6 @@ def test_a_run_with_a_policy_of_another_package_is_resumed_from_its_log(
     monkeypatch.syspath_prepend(site_folder)
     read_arguments = ("read", book, "-q", "What is the key of harbor?", *options[2:])
     memagent(*read_arguments, "--policy", "perfect", "--run-id", "r", "--max-chunks", 2, code=ExitCode.STOPPED)
-    assert answers(memagent("resume", "r").stdout) == ["4711"]
+    assert parse_answers(memagent("resume", "r").stdout) == ["4711"]
     error_text = memagent(*read_arguments, "--policy", "perfekt", code=ExitCode.POLICY).stderr
     assert "there is no policy 'perfekt'" in error_text and "Did you mean perfect?" in error_text

@@ -9,7 +9,7 @@ from memagent_graph.cli import progress
 from memagent_graph.cli.console import Console
 from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import MemAgentError, PolicyError
-from memagent_graph.plain_text import in_one_line, plain
+from memagent_graph.plain_text import make_one_line, make_printable
 from memagent_graph.policies.scripted import ScriptedPolicy
 
 CONTROLS = "\x1b[2J\x1b]0;title\x07\u202ecba\x9b31m"
@@ -37,8 +37,8 @@ def test_control_characters_of_errors_and_hints_are_not_printed(capsys) -> None:
 
 
 def test_line_breaks_and_tabs_are_kept_in_texts_but_not_in_lines() -> None:
-    assert plain("a\r\nb\tc\x1b") == "a\nb\tc\ufffd"
-    assert in_one_line("a\nb\tc\x1b", 4) == "a b…"
+    assert make_printable("a\r\nb\tc\x1b") == "a\nb\tc\ufffd"
+    assert make_one_line("a\nb\tc\x1b", 4) == "a b…"
 
 
 def test_a_status_is_shown_only_on_a_terminal(monkeypatch, capsys) -> None:

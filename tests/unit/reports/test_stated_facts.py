@@ -1,4 +1,4 @@
-"""What a text states: numbers, dates and names."""
+"""Extraction of the numbers, dates and names that a text states."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from memagent_report.stated_facts import extract_facts, normalize_text
         ("the third time", "3"),
     ],
 )
-def test_a_number_is_known_however_it_is_written(text: str, value: str) -> None:
+def test_numbers_in_any_notation_have_the_same_value(text: str, value: str) -> None:
     (number,) = extract_facts(text).numbers
     assert number.value == Decimal(value)
 
 
-def test_a_number_may_share_the_magnitude_of_the_next() -> None:
+def test_number_may_share_the_magnitude_of_the_next_one() -> None:
     three, five = extract_facts("from 3 to 5 million euros").numbers
     assert (three.possible_values, five.possible_values) == ({Decimal(3), Decimal(3_000_000)}, {Decimal(5_000_000)})
 
@@ -44,27 +44,27 @@ def test_a_number_may_share_the_magnitude_of_the_next() -> None:
 @pytest.mark.parametrize(
     "text", ["2021-03-03", "3 March 2021", "March 3, 2021", "3rd of March 2021", "Mar 3, 2021", "on 3 march 2021"]
 )
-def test_a_date_is_the_same_in_every_form(text: str) -> None:
+def test_dates_in_any_format_are_equal(text: str) -> None:
     (date,) = extract_facts(text).dates
     assert (date.year, date.month, date.day) == (2021, 3, 3)
     assert extract_facts(text).numbers == ()
 
 
-def test_a_part_of_a_date_is_within_the_date_and_no_other() -> None:
-    (whole,) = extract_facts("3 March 2021").dates
+def test_month_is_within_a_date_of_that_month_only() -> None:
+    (full_date,) = extract_facts("3 March 2021").dates
     (month,) = extract_facts("in March 2021").dates
-    (other,) = extract_facts("in April 2021").dates
-    assert month.is_stated_by(whole)
-    assert not whole.is_stated_by(month)
-    assert not other.is_stated_by(whole)
+    (other_month,) = extract_facts("in April 2021").dates
+    assert month.is_stated_by(full_date)
+    assert not full_date.is_stated_by(month)
+    assert not other_month.is_stated_by(full_date)
 
 
-def test_may_is_a_verb_and_a_month() -> None:
+def test_may_is_a_month_only_in_a_date() -> None:
     assert extract_facts("Members may 3 times a year ask").dates == ()
     assert [date.month for date in extract_facts("It was on 3 May 2020").dates] == [5]
 
 
-def test_names_have_a_capital_inside_a_sentence_or_digits() -> None:
+def test_names_have_a_capital_letter_within_a_sentence_or_digits() -> None:
     facts = extract_facts("Yesterday Anna Keller met the NASA team. Rain fell in Zurich.")
     assert [word.text for word in facts.names] == ["anna", "keller", "nasa", "zurich"]
     assert [word.text for word in facts.words if word.opens_sentence] == ["yesterday", "rain"]
@@ -74,13 +74,13 @@ def test_names_have_a_capital_inside_a_sentence_or_digits() -> None:
     assert extract_facts("THIS SOFTWARE IS PROVIDED AS IS WITHOUT WARRANTY").names == ()
 
 
-def test_quotation_marks_dashes_and_spaces_have_one_form() -> None:
+def test_quotation_marks_dashes_and_spaces_are_normalized() -> None:
     assert normalize_text("\u201cA\u00a0 b\u201d \u2013\n it\u2019s") == '"A b" - it\'s'
     assert normalize_text("\ufb01ne\u200b") == "fine"
 
 
 @given(st.text())
-def test_any_text_has_facts_and_one_form(text: str) -> None:
+def test_facts_of_any_text_have_valid_positions(text: str) -> None:
     facts = extract_facts(text)
     assert normalize_text(facts.text) == facts.text
     for fact in (*facts.numbers, *facts.dates, *facts.words):

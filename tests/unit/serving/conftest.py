@@ -13,7 +13,7 @@ def upstream() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def slow(upstream: FakeServer) -> FakeServer:
-    """A read takes so long that a test can do something in between."""
+def slow_upstream(upstream: FakeServer) -> FakeServer:
+    """A policy server so slow_upstream that a test can act during a read."""
     upstream.delay = 0.04
     return upstream

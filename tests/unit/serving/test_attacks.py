@@ -1,4 +1,4 @@
-"""An attacker's hour: other keys' things, forged hosts and pages, bodies that are too much, names that lead astray."""
+"""Attacks: other keys' data, forged hosts and origins, oversized requests, malicious names, and endless replies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from aiohttp import web
 from starlette.routing import Route
 from support.fake_server import FakeServer
 from support.scripts import make_document, read_perfectly
-from support.server_faults import TOO_LONG
-from support.serving import ALICE, BOB, KEYS, Served, served
+from support.server_faults import OVERSIZED
+from support.serving import ALICE, BOB, KEYS, Server, serve
 
 from memagent_graph import bounded_http
 from memagent_graph.documents import DocumentStore
@@ -32,49 +32,49 @@ from memagent_serve import completions, short_requests
 from memagent_serve.api_errors import ApiError
 from memagent_serve.app import make_app
 from memagent_serve.chat_replies import RUN_ID_HEADER
-from memagent_serve.chat_requests import parse, parse_fields
+from memagent_serve.chat_requests import parse_chat, parse_fields
 from memagent_serve.live import LivePage
-from memagent_serve.page_sessions import SIGN_IN
+from memagent_serve.page_sessions import SIGN_IN_PATH
 
-LONG = make_document({0.3: "The key of harbor is 4711."}, words=1000)
-KEY = {"Authorization": f"Bearer {ALICE}"}
-OTHER = {"Authorization": f"Bearer {BOB}"}
+LONG_TEXT = make_document({0.3: "The key of harbor is 4711."}, words=1000)
+ALICE_HEADERS = {"Authorization": f"Bearer {ALICE}"}
+BOB_HEADERS = {"Authorization": f"Bearer {BOB}"}
 MEGABYTE = 2**20
-PRIVATE = "private-4711"
-AS_ALICE, OF_JSON = f"Authorization: Bearer {ALICE}", "Content-Type: application/json"
-POST_CHAT = ("POST /v1/chat/completions HTTP/1.1", AS_ALICE, OF_JSON)
+PRIVATE_TEXT = "private-4711"
+ALICE_HEADER, JSON_HEADER = f"Authorization: Bearer {ALICE}", "Content-Type: application/json"
+POST_CHAT = ("POST /v1/chat/completions HTTP/1.1", ALICE_HEADER, JSON_HEADER)
 
 
-def chat(content: Any, **options: Any) -> dict[str, Any]:
+def make_chat(content: Any, **options: Any) -> dict[str, Any]:
     return {"model": "fake", "messages": [{"role": "user", "content": content}], **options}
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Served]]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Server]]:
     folder = tmp_path_factory.mktemp("served")
     bounds = {"max_body": 3 * MEGABYTE, "request_memory": 4 * MEGABYTE, "storage": MEGABYTE, "idle_seconds": 0.5}
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, folder, keys=KEYS, **bounds) as server:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, folder, keys=KEYS, **bounds) as server:
         yield upstream, server
 
 
 @pytest.fixture
-def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
-    """The policy server of all tests; some let it reply otherwise."""
+def upstream(running: tuple[FakeServer, Server]) -> FakeServer:
+    """The policy server of all tests, with its default reply."""
     upstream, _ = running
     upstream.respond = lambda body, number: "said"
     return upstream
 
 
 @pytest.fixture
-def server(running: tuple[FakeServer, Served], upstream: FakeServer) -> Served:
+def server(running: tuple[FakeServer, Server], upstream: FakeServer) -> Server:
     return running[1]
 
 
-def post(server: Served, body: dict[str, Any], headers: dict[str, str] = KEY) -> httpx2.Response:
+def post(server: Server, body: dict[str, Any], headers: dict[str, str] = ALICE_HEADERS) -> httpx2.Response:
     return httpx2.post(f"{server.api}/chat/completions", json=body, headers=headers, timeout=60)
 
 
-def upload(server: Served, name: str, data: bytes, headers: dict[str, str] = KEY) -> httpx2.Response:
+def upload(server: Server, name: str, data: bytes, headers: dict[str, str] = ALICE_HEADERS) -> httpx2.Response:
     form = {"file": (name, data)}
     return httpx2.post(f"{server.api}/files", files=form, data={"purpose": "user_data"}, headers=headers, timeout=30)
 
@@ -86,7 +86,7 @@ def upload(server: Served, name: str, data: bytes, headers: dict[str, str] = KEY
     "authorization",
     [None, "Bearer", f"Basic {ALICE}", ALICE, f"Bearer {ALICE}x", f"Bearer {ALICE[:-1]}", "Bearer \xff\xfe"],
 )
-def test_nothing_is_had_without_a_key(server: Served, authorization: str | None) -> None:
+def test_requests_without_a_valid_key_are_refused(server: Server, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization.encode("latin-1")}
     for path in ("/v1/models", "/v1/reads", "/metrics", "/nothing"):
         reply = httpx2.get(f"{server.url}{path}", headers=headers)
@@ -94,16 +94,14 @@ def test_nothing_is_had_without_a_key(server: Served, authorization: str | None)
         assert reply.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_a_clients_key_model_or_address_never_reaches_or_redirects_the_policys_calls(
-    server: Served, upstream: FakeServer
-) -> None:
-    before = len(upstream.requests)
-    for content in ("hello", LONG):
-        body = chat(content, base_url="http://evil.example/v1", api_key="stolen", extra_headers={"Host": "evil"})
-        headers = {**KEY, "X-Forwarded-Host": "evil.example", "OpenAI-Organization": "evil"}
+def test_client_fields_cannot_redirect_calls_of_the_policy(server: Server, upstream: FakeServer) -> None:
+    requests_before = len(upstream.requests)
+    for content in ("hello", LONG_TEXT):
+        body = make_chat(content, base_url="http://evil.example/v1", api_key="stolen", extra_headers={"Host": "evil"})
+        headers = {**ALICE_HEADERS, "X-Forwarded-Host": "evil.example", "OpenAI-Organization": "evil"}
         assert post(server, body, headers).status_code == 200
-    assert len(upstream.requests) > before + 1
-    assert {request["model"] for request in upstream.requests[before:]} == {"fake"}
+    assert len(upstream.requests) > requests_before + 1
+    assert {request["model"] for request in upstream.requests[requests_before:]} == {"fake"}
 
 
 # Hosts, pages, headers
@@ -112,61 +110,62 @@ def test_a_clients_key_model_or_address_never_reaches_or_redirects_the_policys_c
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil", "", "a/b"]
 )
-def test_a_host_of_another_name_is_refused(server: Served, host: str) -> None:
+def test_unknown_host_name_is_refused(server: Server, host: str) -> None:
     forwarded = {"X-Forwarded-Host": "localhost", "Forwarded": "host=localhost"}
     for path in ("/", "/v1/models", "/health"):
-        reply = httpx2.get(f"{server.url}{path}", headers={**KEY, **forwarded, "Host": host})
+        reply = httpx2.get(f"{server.url}{path}", headers={**ALICE_HEADERS, **forwarded, "Host": host})
         assert reply.status_code in {400, 421}
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example", "file://"])
-def test_a_page_of_another_origin_is_refused_and_told_nothing(server: Served, origin: str) -> None:
+def test_foreign_origin_is_refused_without_cors_headers(server: Server, origin: str) -> None:
     for method in ("GET", "OPTIONS"):
-        headers = {**KEY, "Origin": origin, "Access-Control-Request-Method": "GET"}
+        headers = {**ALICE_HEADERS, "Origin": origin, "Access-Control-Request-Method": "GET"}
         reply = httpx2.request(method, f"{server.api}/models", headers=headers)
         assert reply.status_code == 403
         assert not [name for name in reply.headers if name.lower().startswith("access-control")]
 
 
-def test_a_page_of_this_host_may_ask_and_others_where_they_are_named(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, origins=("https://chat.example",)) as server:
-        own = httpx2.get(f"{server.api}/models", headers={"Origin": f"http://localhost:{server.port}"})
-        assert own.status_code == 200
-        assert "access-control-allow-origin" not in own.headers
-        named = httpx2.get(f"{server.api}/models", headers={"Origin": "https://chat.example"})
-        assert named.headers["access-control-allow-origin"] == "https://chat.example"
+def test_local_and_configured_origins_are_allowed(upstream: FakeServer, tmp_path: Path) -> None:
+    with serve(upstream.base_url, tmp_path, origins=("https://chat.example",)) as server:
+        local_reply = httpx2.get(f"{server.api}/models", headers={"Origin": f"http://localhost:{server.port}"})
+        assert local_reply.status_code == 200
+        assert "access-control-allow-origin" not in local_reply.headers
+        configured_reply = httpx2.get(f"{server.api}/models", headers={"Origin": "https://chat.example"})
+        assert configured_reply.headers["access-control-allow-origin"] == "https://chat.example"
         assert httpx2.get(f"{server.api}/models", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
-def test_a_form_of_a_page_is_no_request(server: Served) -> None:
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+def test_form_content_types_are_refused(server: Server) -> None:
+    body = json.dumps(make_chat("hello"))
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         reply = httpx2.post(
-            f"{server.api}/chat/completions", content=json.dumps(chat("hello")), headers={**KEY, "Content-Type": kind}
+            f"{server.api}/chat/completions", content=body, headers={**ALICE_HEADERS, "Content-Type": content_type}
         )
         assert reply.status_code == 415
 
 
 @pytest.mark.parametrize("path", ["/v1/models/../files", "/v1/../../etc/passwd", "/v1/chat/completions/../../x",
                                   "//v1/models", "/v1/%2e%2e/%2e%2e/etc/passwd"])  # fmt: skip
-def test_no_path_leads_to_a_file_or_to_another_path_of_the_policy_server(server: Served, path: str) -> None:
-    assert raw(server, f"GET {path} HTTP/1.1", AS_ALICE).startswith(b"HTTP/1.1 404")
+def test_path_traversal_is_not_found(server: Server, path: str) -> None:
+    assert send_raw(server, f"GET {path} HTTP/1.1", ALICE_HEADER).startswith(b"HTTP/1.1 404")
 
 
-def head(*lines: str) -> bytes:
-    """The head of a request, whose body a test sends as it likes."""
+def make_request_head(*lines: str) -> bytes:
+    """Return the head of a request; a test sends the body itself."""
     host = [] if any(line.startswith("Host:") for line in lines) else ["Host: localhost"]
     return "\r\n".join([*lines, *host, "", ""]).encode("latin-1")
 
 
-def raw(server: Served, *lines: str, body: bytes = b"") -> bytes:
-    """What the server answers to bytes."""
+def send_raw(server: Server, *lines: str, body: bytes = b"") -> bytes:
+    """Send raw bytes; return the response."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        connection.sendall(head(*lines, "Connection: close") + body)
+        connection.sendall(make_request_head(*lines, "Connection: close") + body)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    body = chat(LONG, model="fake\r\nX-Evil: 1")
+def test_line_breaks_in_names_reach_no_header_or_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    body = make_chat(LONG_TEXT, model="fake\r\nX-Evil: 1")
     reply = post(server, body)
     assert reply.status_code == 404
     assert "x-evil" not in reply.headers
@@ -174,7 +173,7 @@ def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog:
     assert "\r" not in file["filename"]
     assert "\x1b" not in file["filename"]
     assert "\n" not in file["filename"]
-    content = httpx2.get(f"{server.api}/files/{file['id']}/content", headers=KEY)
+    content = httpx2.get(f"{server.api}/files/{file['id']}/content", headers=ALICE_HEADERS)
     assert content.content == b"text"
     assert content.headers["content-type"] == "application/octet-stream", "a browser must not run what was uploaded"
     assert content.headers["x-content-type-options"] == "nosniff"
@@ -182,14 +181,14 @@ def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog:
     assert not [record for record in caplog.records if "\x1b" in record.getMessage() or "\n" in record.getMessage()]
 
 
-def test_error_texts_of_a_policy_server_are_one_line_in_the_log(
-    server: Served, upstream: FakeServer, caplog: pytest.LogCaptureFixture
+def test_policy_server_errors_are_logged_on_one_line(
+    server: Server, upstream: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(body: dict[str, Any], number: int) -> web.Response:
         return web.json_response({"error": {"message": "no\r\nWARNING: forged\x1b[31m"}}, status=400)
 
     upstream.respond = refuse
-    reply = post(server, chat(f"{LONG} It was not read before."))
+    reply = post(server, make_chat(f"{LONG_TEXT} It was not read before."))
     assert reply.status_code == 502
     assert [record for record in caplog.records if "forged" in record.getMessage()]
     assert not [record for record in caplog.records if set("\r\n\x1b") & set(record.getMessage())]
@@ -199,47 +198,48 @@ def test_error_texts_of_a_policy_server_are_one_line_in_the_log(
 
 
 @pytest.mark.parametrize("run_id", ["' OR '1'='1", "%", "_", "..%2f..%2freads.sqlite", "x\x00", "a" * 4000])
-def test_no_id_of_a_read_is_a_query_or_a_path(server: Served, run_id: str) -> None:
-    assert post(server, chat(LONG)).status_code == 200
+def test_malicious_read_ids_are_not_found(server: Server, run_id: str) -> None:
+    assert post(server, make_chat(LONG_TEXT)).status_code == 200
     for method, path in (("GET", ""), ("POST", "/cancel")):
         url = f"{server.api}/reads/{run_id if '%2f' in run_id else quote(run_id)}{path}"
-        assert httpx2.request(method, url, headers=OTHER).status_code == 404
+        assert httpx2.request(method, url, headers=BOB_HEADERS).status_code == 404
 
 
-def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, tmp_path: Path) -> None:
-    text = f"{LONG} The key of castle is {PRIVATE}."
-    with served(upstream.base_url, tmp_path, keys=KEYS, page=True) as server:
-        file = upload(server, f"{PRIVATE}.txt", text.encode()).json()
-        run_id = post(server, chat(text)).headers[RUN_ID_HEADER]
-        before = [httpx2.get(f"{server.api}/{path}", headers=KEY).content for path in ("files", f"reads/{run_id}")]
-        own = {"X-Memagent-Page": "1", "Origin": server.url}
-        signed_in = httpx2.post(f"{server.url}{SIGN_IN}", json={"token": BOB}, headers=own)
-        cookie = signed_in.headers["Set-Cookie"].partition(";")[0]
-        others = [OTHER, {**own, "Cookie": cookie}, {**OTHER, "X-Api-Key": ALICE}, {"Authorization": f"Basic {ALICE}"}]
-        routes = make_app(server.serving, LivePage(server.serving, server.sessions).routes()).routes
-        query = f"a={run_id}&b={run_id}&run={run_id}&q={PRIVATE}&chunk=0&file={file['id']}&id={file['id']}"
-        tries = 0
+def test_no_route_returns_data_of_another_key(upstream: FakeServer, tmp_path: Path) -> None:
+    text = f"{LONG_TEXT} The key of castle is {PRIVATE_TEXT}."
+    with serve(upstream.base_url, tmp_path, keys=KEYS, page=True) as server:
+        file = upload(server, f"{PRIVATE_TEXT}.txt", text.encode()).json()
+        run_id = post(server, make_chat(text)).headers[RUN_ID_HEADER]
+        own_urls = [f"{server.api}/files", f"{server.api}/reads/{run_id}"]
+        contents_before = [httpx2.get(url, headers=ALICE_HEADERS).content for url in own_urls]
+        page_headers = {"X-Memagent-Page": "1", "Origin": server.url}
+        sign_in_reply = httpx2.post(f"{server.url}{SIGN_IN_PATH}", json={"token": BOB}, headers=page_headers)
+        cookie = sign_in_reply.headers["Set-Cookie"].partition(";")[0]
+        foreign_headers = [BOB_HEADERS, {**page_headers, "Cookie": cookie}, {**BOB_HEADERS, "X-Api-Key": ALICE}]
+        foreign_headers.append({"Authorization": f"Basic {ALICE}"})
+        routes = make_app(server.resources, LivePage(server.resources, server.sessions).make_routes()).routes
+        query = f"a={run_id}&b={run_id}&run={run_id}&q={PRIVATE_TEXT}&chunk=0&file={file['id']}&id={file['id']}"
+        request_count = 0
         for route in routes:
             assert isinstance(route, Route) and route.methods
             ids = (run_id, file["id"]) if "{" in route.path else (run_id,)
-            for key, method in itertools.product(ids, sorted(route.methods - {"HEAD"})):
-                if route.path == SIGN_IN:
+            for resource_id, method in itertools.product(ids, sorted(route.methods - {"HEAD"})):
+                if route.path == SIGN_IN_PATH:
                     continue
-                url = f"{server.url}{re.sub('{.*}', key, route.path)}?{query}"
-                body = chat([{"type": "file", "file": {"file_id": key}}])
-                body |= {"file": key, "document": key, "question": "Which key?", "memory": "changed", "up": True}
-                for headers in others:
+                url = f"{server.url}{re.sub('{.*}', resource_id, route.path)}?{query}"
+                body = make_chat([{"type": "file", "file": {"file_id": resource_id}}])
+                body |= dict.fromkeys(("file", "document"), resource_id)
+                body |= {"question": "Which key?", "memory": "changed", "up": True}
+                for headers in foreign_headers:
                     with httpx2.stream(method, url, headers=headers, timeout=20, json=body) as reply:
                         assert reply.status_code < 500
                         is_endless = reply.headers.get("Content-Type", "").startswith("text/event-stream")
                         for content in itertools.islice(reply.iter_bytes(), 1 if is_endless else None):
-                            assert PRIVATE.encode() not in content
-                    tries += 1
-        assert tries >= 69
-        assert before == [
-            httpx2.get(f"{server.api}/{path}", headers=KEY).content for path in ("files", f"reads/{run_id}")
-        ]
-        assert PRIVATE in httpx2.get(f"{server.api}/files/{file['id']}/content", headers=KEY).text
+                            assert PRIVATE_TEXT.encode() not in content
+                    request_count += 1
+        assert request_count >= 69
+        assert contents_before == [httpx2.get(url, headers=ALICE_HEADERS).content for url in own_urls]
+        assert PRIVATE_TEXT in httpx2.get(f"{server.api}/files/{file['id']}/content", headers=ALICE_HEADERS).text
 
 
 # Files
@@ -248,28 +248,28 @@ def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, t
 @pytest.mark.parametrize(
     "file_id", ["../reads.sqlite", "file-" + "0" * 31 + "/", "file-" + "0" * 32, "..%2f..%2fx", "x"]
 )
-def test_no_file_id_names_a_path(server: Served, file_id: str) -> None:
-    assert httpx2.get(f"{server.api}/files/{file_id}", headers=KEY).status_code == 404
-    part = [{"type": "file", "file": {"file_id": file_id}}]
-    assert post(server, chat(part)).status_code == 404
+def test_malicious_file_ids_are_not_found(server: Server, file_id: str) -> None:
+    assert httpx2.get(f"{server.api}/files/{file_id}", headers=ALICE_HEADERS).status_code == 404
+    content = [{"type": "file", "file": {"file_id": file_id}}]
+    assert post(server, make_chat(content)).status_code == 404
 
 
-def test_a_file_that_is_too_large_or_empty_is_refused(server: Served) -> None:
+def test_too_large_and_empty_files_are_refused(server: Server) -> None:
     assert upload(server, "large.txt", b"x" * (2 * MEGABYTE)).status_code == 413
     assert upload(server, "empty.txt", b"").status_code == 400
 
 
-def test_a_form_of_countless_parts_is_refused(server: Served) -> None:
+def test_form_with_too_many_parts_is_refused(server: Server) -> None:
     fields = {f"field{number}": "x" for number in range(100)}
     form = {"file": ("a.txt", b"text")}
-    reply = httpx2.post(f"{server.api}/files", files=form, data=fields, headers=KEY)
+    reply = httpx2.post(f"{server.api}/files", files=form, data=fields, headers=ALICE_HEADERS)
     assert reply.status_code == 400
     files = [("file", (f"{number}.txt", b"text")) for number in range(100)]
-    assert httpx2.post(f"{server.api}/files", files=files, headers=KEY).status_code == 400
+    assert httpx2.post(f"{server.api}/files", files=files, headers=ALICE_HEADERS).status_code == 400
 
 
-def test_compressed_bodies_are_refused(server: Served) -> None:
-    headers = {**KEY, "Content-Type": "application/json", "Content-Encoding": "gzip"}
+def test_compressed_bodies_are_refused(server: Server) -> None:
+    headers = {**ALICE_HEADERS, "Content-Type": "application/json", "Content-Encoding": "gzip"}
     assert httpx2.post(f"{server.api}/chat/completions", content=b"\x1f\x8b", headers=headers).status_code == 415
 
 
@@ -277,93 +277,90 @@ def test_compressed_bodies_are_refused(server: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(200, "application/json"), (200, "text/event-stream"), (500, "application/json")]
+    ("status", "content_type"), [(200, "application/json"), (200, "text/event-stream"), (500, "application/json")]
 )
-def test_a_policy_server_that_repeats_its_key_tells_no_client(
-    server: Served, upstream: FakeServer, status: int, kind: str
+def test_policy_key_in_a_reply_is_hidden_from_clients(
+    server: Server, upstream: FakeServer, status: int, content_type: str
 ) -> None:
     body = b'data: {"x": "the-server\'s-own-key"}\n\n'
-    upstream.respond = lambda *_: web.Response(body=body, status=status, content_type=kind)
-    reply = post(server, chat("hello"))
+    upstream.respond = lambda *_: web.Response(body=body, status=status, content_type=content_type)
+    reply = post(server, make_chat("hello"))
     assert reply.status_code == status
     assert reply.content == b'data: {"x": "[hidden]"}\n\n'
 
 
-@pytest.mark.parametrize("kind", ["application/octet-stream", "text/html"])
-def test_a_reply_of_the_policy_server_in_another_form_reaches_no_client(
-    server: Served, upstream: FakeServer, kind: str
+@pytest.mark.parametrize("content_type", ["application/octet-stream", "text/html"])
+def test_policy_reply_of_another_content_type_is_not_relayed(
+    server: Server, upstream: FakeServer, content_type: str
 ) -> None:
-    upstream.respond = lambda *_: web.Response(body=b"<p>the-server's-own-key", content_type=kind)
-    reply = post(server, chat("hello"))
+    upstream.respond = lambda *_: web.Response(body=b"<p>the-server's-own-key", content_type=content_type)
+    reply = post(server, make_chat("hello"))
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "bad_gateway")
     assert "the-server's-own-key" not in reply.text
 
 
-@pytest.mark.parametrize(("content", "stream"), [(LONG, True), ("hello", False)])
-@pytest.mark.parametrize("name", TOO_LONG)
-def test_a_policy_server_that_sends_without_end_fills_no_memory(
-    name: str, stream: bool, content: str, server: Served, upstream: FakeServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("content", "stream"), [(LONG_TEXT, True), ("hello", False)])
+@pytest.mark.parametrize("name", OVERSIZED)
+def test_endless_policy_reply_is_cut_off_with_an_error(
+    name: str, stream: bool, content: str, server: Server, upstream: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def flood(body: dict[str, Any], number: int) -> Any:
+    def reply_endlessly(body: dict[str, Any], number: int) -> Any:
         text = body["messages"][-1]["content"]
         if "<problem>" in text:
             return read_perfectly(text)
-        reply = TOO_LONG[name]()
+        reply = OVERSIZED[name]()
         if body.get("stream"):
             reply.content_type = "text/event-stream"
         return reply
 
     monkeypatch.setattr(short_requests, "_MAX_REPLY_BYTES", MEGABYTE)
-    upstream.respond = flood
-    reply = post(server, chat(content, stream=stream, tools=[{"type": "function", "function": {"name": "f"}}]))
+    upstream.respond = reply_endlessly
+    reply = post(server, make_chat(content, stream=stream, tools=[{"type": "function", "function": {"name": "f"}}]))
     assert len(reply.content) < MEGABYTE
     event = reply.text.strip().rpartition("\n\n")[2].removeprefix("data: ")
     assert json.loads(event)["error"]["code"] in {"bad_gateway", "policy_server_failed"}
 
 
-def test_a_connection_on_which_no_request_begins_is_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_without_a_complete_head_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "HEADER_SECONDS", 0.2)
-    for beginning in (b"", b"GET /health HTTP/1.1\r\nHost: loc"):
+    for partial_head in (b"", b"GET /health HTTP/1.1\r\nHost: loc"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(beginning)
+            connection.sendall(partial_head)
             assert connection.recv(100) == b""
 
 
 @pytest.mark.parametrize("host", ["localhost", "evil.example"])
-def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_is_a_request(server: Served, host: str) -> None:
+def test_request_smuggling_with_two_body_lengths_is_refused(server: Server, host: str) -> None:
     lines = ("POST /v1/files HTTP/1.1", f"Host: {host}", "Content-Length: 4", "Transfer-Encoding: chunked")
-    reply = raw(server, *lines, body=b"0\r\n\r\n" + head("GET /v1/files HTTP/1.1"))
+    reply = send_raw(server, *lines, body=b"0\r\n\r\n" + make_request_head("GET /v1/files HTTP/1.1"))
     assert reply.startswith(b"HTTP/1.1 400")
     assert reply.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ThreadPoolExecutor(2) as pool, FakeServer(window=1000, delay=3) as slow:
-        with served(slow.base_url, tmp_path) as server:
-            waiting, streaming = (
-                pool.submit(httpx2.post, f"{server.api}/chat/completions", json=chat(LONG, stream=stream), timeout=60)
-                for stream in (False, True)
+def test_stopping_server_and_full_disk_are_retryable_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(2) as pool, FakeServer(window=1000, delay=3) as slow_upstream:
+        with serve(slow_upstream.base_url, tmp_path) as server:
+            plain_request, stream_request = (
+                pool.submit(post, server, make_chat(LONG_TEXT, stream=stream)) for stream in (False, True)
             )
-            reads = server.serving.manager._reads
-            until(lambda: [read.followers for read in list(reads.values())] == [2])  # both requests wait for one read
-            monkeypatch.setattr(DocumentStore, "_make_folders", _full_disk)
-            refusal = post(server, chat(f"{LONG} more"))
-        stopped, events = waiting.result(), streaming.result().text.split("\n\n")
+            reads = server.resources.manager._reads
+            wait_until(lambda: [read.followers for read in list(reads.values())] == [2])  # of one read
+            monkeypatch.setattr(DocumentStore, "_make_folders", raise_disk_full)
+            refusal = post(server, make_chat(f"{LONG_TEXT} more"))
+        stopped_reply, events = plain_request.result(), stream_request.result().text.split("\n\n")
     assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "server_stopping"
-    assert (stopped.status_code, stopped.json()["error"]["code"]) == (503, "server_stopping")
+    assert (stopped_reply.status_code, stopped_reply.json()["error"]["code"]) == (503, "server_stopping")
     assert (refusal.status_code, refusal.json()["error"]["code"]) == (507, "insufficient_storage")
     assert str(tmp_path) not in refusal.text
-    assert {"Retry-After"} <= set(map(str.title, refusal.headers)) & set(map(str.title, stopped.headers))
+    assert {"Retry-After"} <= set(map(str.title, refusal.headers)) & set(map(str.title, stopped_reply.headers))
 
 
-def _full_disk(store: DocumentStore) -> None:
+def raise_disk_full(store: DocumentStore) -> None:
     raise OSError(errno.ENOSPC, "no space left on device")
 
 
-def test_headers_without_an_end_are_refused_before_they_take_memory(server: Served) -> None:
-    """Whoever has no key can send them, too."""
+def test_endless_headers_are_refused_early(server: Server) -> None:
+    """Clients without a key can send them too."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Endless: ")
         with pytest.raises(OSError, match=r"reset|pipe"):
@@ -372,13 +369,13 @@ def test_headers_without_an_end_are_refused_before_they_take_memory(server: Serv
     assert httpx2.get(f"{server.url}/health").status_code == 200
 
 
-def test_a_body_that_is_too_large_is_refused_before_it_came(server: Served) -> None:
-    assert raw(server, *POST_CHAT, "Content-Length: 999999999999").startswith(b"HTTP/1.1 413")
+def test_too_large_body_is_refused_before_it_is_received(server: Server) -> None:
+    assert send_raw(server, *POST_CHAT, "Content-Length: 999999999999").startswith(b"HTTP/1.1 413")
     chunked = b"".join(b"10000\r\n" + b"x" * 65536 + b"\r\n" for _ in range(49))
-    refusal = raw(server, *POST_CHAT, "Transfer-Encoding: chunked", body=chunked)
+    refusal = send_raw(server, *POST_CHAT, "Transfer-Encoding: chunked", body=chunked)
     assert b"413" in refusal[:20]
-    assert b"POST /v1/files" in refusal, "it says how a longer document can be sent"
-    assert server.serving.request_quota.used == 0
+    assert b"POST /v1/files" in refusal, "the error names the upload endpoint for longer documents"
+    assert server.resources.request_quota.used_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -389,154 +386,151 @@ def test_a_body_that_is_too_large_is_refused_before_it_came(server: Served) -> N
         b'{"model": "fake", "messages": []' + b', "a": "b"' * 600_000 + b"}",
     ],
 )
-def test_countless_small_values_are_refused_before_they_take_memory(body: bytes) -> None:
+def test_json_with_too_many_values_is_refused_before_parsing(body: bytes) -> None:
     with pytest.raises(ApiError, match="too many values") as caught:
         parse_fields(body)
     assert caught.value.status == 413
 
 
-def test_bytes_that_are_no_text_are_refused_wherever_they_are() -> None:
+def test_invalid_utf8_is_refused_in_any_field() -> None:
     for body in (b'{"model": "\x80ake", "messages": []}', b'{"messages": [{"role": "user", "content": "\xff"}]}'):
         with pytest.raises(ApiError, match="not a JSON object") as caught:
             parse_fields(body)
         assert caught.value.status == 400
 
 
-def test_a_long_text_of_escapes_and_quotes_is_no_such_thing() -> None:
+def test_long_text_of_escapes_and_quotes_is_accepted() -> None:
     text = '{"a": [1, "\\"]}, ' * 500_000
-    parsed = parse(parse_fields(json.dumps(chat(text)).encode()))
+    parsed = parse_chat(parse_fields(json.dumps(make_chat(text)).encode()))
     assert parsed.messages[0].parts[0].text is not None
     assert parsed.messages[0].parts[0].text.decode() == text
 
 
-def test_slow_bodies_are_given_up(server: Served) -> None:
-    assert raw(server, *POST_CHAT, "Content-Length: 100", body=b"{").startswith(b"HTTP/1.1 408")
-    form = ("POST /v1/files HTTP/1.1", AS_ALICE, "Content-Type: multipart/form-data; boundary=x", "Content-Length: 100")
-    assert raw(server, *form, body=b"--x\r\n").startswith(b"HTTP/1.1 408")
+def test_slow_bodies_time_out(server: Server) -> None:
+    assert send_raw(server, *POST_CHAT, "Content-Length: 100", body=b"{").startswith(b"HTTP/1.1 408")
+    form_type = "Content-Type: multipart/form-data; boundary=x"
+    head_lines = ("POST /v1/files HTTP/1.1", ALICE_HEADER, form_type, "Content-Length: 100")
+    assert send_raw(server, *head_lines, body=b"--x\r\n").startswith(b"HTTP/1.1 408")
 
 
-def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
-        memory = server.serving.request_quota
+def test_large_requests_share_a_memory_quota_that_is_released(upstream: FakeServer, tmp_path: Path) -> None:
+    with serve(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
+        memory = server.resources.request_quota
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
-            connection.sendall(head(*POST_CHAT, f"Content-Length: {3 * MEGABYTE}") + b"x" * (2 * MEGABYTE))
-            until(lambda: memory.used == 3 * MEGABYTE)
-            reply = post(server, chat("word " * 300_000))
+            connection.sendall(make_request_head(*POST_CHAT, f"Content-Length: {3 * MEGABYTE}") + b"x" * (2 * MEGABYTE))
+            wait_until(lambda: memory.used_bytes == 3 * MEGABYTE)
+            reply = post(server, make_chat("word " * 300_000))
             assert reply.status_code == 429
             assert int(reply.headers["Retry-After"]) >= 1
-        until(lambda: memory.used == 0)
+        wait_until(lambda: memory.used_bytes == 0)
 
 
-def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_path: Path) -> None:
-    form = ("POST /v1/files HTTP/1.1", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 2000000")
-    part = b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
+def test_uploads_in_progress_share_a_quota_and_have_a_deadline(upstream: FakeServer, tmp_path: Path) -> None:
+    head_lines = ("POST /v1/files HTTP/1.1", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 2000000")
+    part_head = b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
     bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
-    with served(upstream.base_url, tmp_path, **bounds) as server:
-        arriving = server.serving.upload_quota
+    with serve(upstream.base_url, tmp_path, **bounds) as server:
+        upload_quota = server.resources.upload_quota
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(head(*form) + part + b"x" * (MEGABYTE * 3 // 2))
-            until(lambda: arriving.used > MEGABYTE)
+            connection.sendall(make_request_head(*head_lines) + part_head + b"x" * (MEGABYTE * 3 // 2))
+            wait_until(lambda: upload_quota.used_bytes > MEGABYTE)
             assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 429
             for _ in range(20):  # a client that is never idle
                 connection.sendall(b"x")
                 time.sleep(0.1)
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
-        until(lambda: arriving.used == 0)
+        wait_until(lambda: upload_quota.used_bytes == 0)
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200
 
 
-def test_conversions_of_one_key_hold_up_no_large_request_of_another_and_end_with_their_clients(
+def test_conversions_block_no_other_key_and_end_with_their_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conversions = endless_conversions(monkeypatch)
-    part = {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8="}}
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, keys=KEYS) as server:
-        with large_requests(server, 2, [part]):
-            until(lambda: conversions == ["begun"] * 2)
-            large = chat("hello", padding="x" * MEGABYTE)
-            assert post(server, large, OTHER).status_code == 200
-        until(lambda: conversions == ["begun"] * 2 + ["ended"] * 2)
+    conversions = block_conversions(monkeypatch)
+    file_part = {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8="}}
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path, keys=KEYS) as server:
+        with send_large_requests(server, 2, [file_part]):
+            wait_until(lambda: conversions == ["begun"] * 2)
+            large_request = make_chat("hello", padding="x" * MEGABYTE)
+            assert post(server, large_request, BOB_HEADERS).status_code == 200
+        wait_until(lambda: conversions == ["begun"] * 2 + ["ended"] * 2)
 
 
-def endless_conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """From now on no document is converted; the list says which conversions begin, and which are broken off."""
+def block_conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let no conversion end; return a list to which each conversion adds "begun", and "ended" if it is cancelled."""
     conversions: list[str] = []
 
-    async def last(store: DocumentStore, document: Any) -> None:
+    async def convert_forever(store: DocumentStore, document: Any) -> None:
         conversions.append("begun")
         try:
             await asyncio.Event().wait()
         finally:
             conversions.append("ended")
 
-    monkeypatch.setattr(DocumentStore, "add_async", last)
+    monkeypatch.setattr(DocumentStore, "add_async", convert_forever)
     return conversions
 
 
-def test_many_large_requests_of_one_key_are_parsed_one_after_another(
-    server: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths: list[int] = []
-    ended = Event()
+def test_large_requests_of_one_key_are_parsed_one_at_a_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed_lengths: list[int] = []
+    may_finish = Event()
 
     def parse_slowly(body: bytes) -> Any:
         if b"of alice" in body:
-            lengths.append(len(body))
-            assert ended.wait(30)
+            parsed_lengths.append(len(body))
+            assert may_finish.wait(30)
         return parse_fields(body)
 
     monkeypatch.setattr(completions, "parse_fields", parse_slowly)
-    with large_requests(server, 4, "of alice"):
-        until(lambda: lengths)
-        large = chat("hello", padding="x" * MEGABYTE)
-        assert post(server, large, OTHER).status_code == 200
-        assert len(lengths) == 1
-        ended.set()
+    with send_large_requests(server, 4, "of alice"):
+        wait_until(lambda: parsed_lengths)
+        large_request = make_chat("hello", padding="x" * MEGABYTE)
+        assert post(server, large_request, BOB_HEADERS).status_code == 200
+        assert len(parsed_lengths) == 1
+        may_finish.set()
 
 
 @contextmanager
-def large_requests(server: Served, number: int, content: Any) -> Iterator[None]:
-    """Alice sends some requests, whose replies she does not read."""
-    body = json.dumps(chat(content, padding="x" * MEGABYTE)).encode()
+def send_large_requests(server: Server, count: int, content: Any) -> Iterator[None]:
+    """Send large requests of Alice without reading the replies."""
+    body = json.dumps(make_chat(content, padding="x" * MEGABYTE)).encode()
     with ExitStack() as stack:
-        for _ in range(number):
+        for _ in range(count):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-            connection.sendall(head(*POST_CHAT, f"Content-Length: {len(body)}") + body)
+            connection.sendall(make_request_head(*POST_CHAT, f"Content-Length: {len(body)}") + body)
         yield
 
 
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for something, and give what it is."""
+def wait_until(condition: Callable[[], Any]) -> Any:
+    """Wait until a condition is true; return its value."""
     for _ in range(600):
         if value := condition():
             return value
         time.sleep(0.02)
-    raise AssertionError("it did not come to that")
+    raise AssertionError("the condition did not become true")
 
 
 # Streams
 
 
-def test_a_stream_that_nobody_reads_holds_up_no_read(tmp_path: Path) -> None:
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path) as server, ExitStack() as stack:
-        body = json.dumps(chat(LONG, stream=True)).encode()
+def test_unread_streams_do_not_block_other_requests(tmp_path: Path) -> None:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path) as server, ExitStack() as stack:
+        body = json.dumps(make_chat(LONG_TEXT, stream=True)).encode()
         for _ in range(50):
             connection = stack.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             connection.connect(("127.0.0.1", server.port))
-            connection.sendall(head(*POST_CHAT, f"Content-Length: {len(body)}") + body)
-        reply = post(server, chat(LONG))
+            connection.sendall(make_request_head(*POST_CHAT, f"Content-Length: {len(body)}") + body)
+        reply = post(server, make_chat(LONG_TEXT))
         assert reply.status_code == 200
         assert reply.headers["X-Memagent-Read"] in {"started", "joined", "repeated"}
         assert len(httpx2.get(f"{server.api}/reads").json()["data"]) == 1, "fifty streams of one request are one read"
 
 
-def test_more_connections_than_there_may_be_are_refused_and_leave_the_server_well(
-    upstream: FakeServer, tmp_path: Path
-) -> None:
-    with served(upstream.base_url, tmp_path, max_connections=8) as server, ExitStack() as stack:
+def test_connections_above_the_limit_are_refused_until_others_close(upstream: FakeServer, tmp_path: Path) -> None:
+    with serve(upstream.base_url, tmp_path, max_connections=8) as server, ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-        until(lambda: httpx2.get(f"{server.api}/models").status_code == 503)
+        wait_until(lambda: httpx2.get(f"{server.api}/models").status_code == 503)
         stack.close()
-        until(lambda: httpx2.get(f"{server.api}/models").status_code == 200)
+        wait_until(lambda: httpx2.get(f"{server.api}/models").status_code == 200)

@@ -1,4 +1,4 @@
-"""Files and texts of keys on disk: bounded together, and what was not written whole is not there."""
+"""Files and texts of keys on disk: common quotas, and no traces of uploads that were not completed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
-from memagent_serve import uploads as module
+from memagent_serve import uploads
 from memagent_serve.api_errors import ApiError
 from memagent_serve.keys import LOCAL, Owner
 from memagent_serve.ledger import Ledger
@@ -22,103 +22,103 @@ from memagent_serve.uploads import Uploads
 ALICE, BOB = Owner("alice"), Owner("bob")
 
 
-def uploads(folder: Path, *, quota: int = 10_000, total_quota: int = 100_000, **options: Any) -> Uploads:
+def make_uploads(folder: Path, *, quota: int = 10_000, total_quota: int = 100_000, **options: Any) -> Uploads:
     store = DocumentStore(folder / "documents")
     ledger = Ledger(folder / "reads.sqlite")
     return Uploads(folder / "files", ledger, store, quota=quota, total_quota=total_quota, **options)
 
 
-def text_keys(files: Uploads, owner: Owner) -> set[str]:
-    return {row["key"] for row in files.ledger.run("SELECT key FROM texts WHERE owner = ?", (owner.name,))}
+def list_text_keys(files: Uploads, owner: Owner) -> set[str]:
+    return {row["key"] for row in files.ledger.execute("SELECT key FROM texts WHERE owner = ?", (owner.name,))}
 
 
-def files_in(folder: Path) -> int:
+def count_files(folder: Path) -> int:
     return len([path for path in folder.rglob("*") if path.is_file()])
 
 
-def test_an_upload_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
-    files = uploads(tmp_path)
-    first = files.add(LOCAL, "kept.txt", "user_data", io.BytesIO(b"a text"))
+def test_failed_upload_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
+    files = make_uploads(tmp_path)
+    kept_file = files.add(LOCAL, "kept.txt", "user_data", io.BytesIO(b"a text"))
 
-    def full(*_: object, **__: object) -> int:
+    def raise_disk_full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "copyfileobj", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", raise_disk_full)
         with pytest.raises(OSError, match="no space"):
             files.add(LOCAL, "lost.txt", "user_data", io.BytesIO(b"another"))
-    assert files.list_files(LOCAL) == [first]
-    assert files_in(tmp_path / "files") == 1
+    assert files.list_files(LOCAL) == [kept_file]
+    assert count_files(tmp_path / "files") == 1
 
 
-def test_remains_of_a_killed_upload_are_removed_at_the_next_start(tmp_path: Path) -> None:
-    first = uploads(tmp_path).add(ALICE, "kept.txt", "user_data", io.BytesIO(b"a text"))
+def test_partial_files_are_removed_at_the_next_start(tmp_path: Path) -> None:
+    kept_file = make_uploads(tmp_path).add(ALICE, "kept.txt", "user_data", io.BytesIO(b"a text"))
     (tmp_path / "files" / "alice" / f"file-{'0' * 32}.bin").write_bytes(b"half")
-    assert uploads(tmp_path).list_files(ALICE) == [first]
-    assert files_in(tmp_path / "files") == 1
+    assert make_uploads(tmp_path).list_files(ALICE) == [kept_file]
+    assert count_files(tmp_path / "files") == 1
 
 
-def test_uploads_at_once_stay_within_the_limits_of_the_key_and_of_all(tmp_path: Path) -> None:
-    files = uploads(tmp_path, quota=50, total_quota=70)
+def test_concurrent_uploads_stay_within_both_quotas(tmp_path: Path) -> None:
+    files = make_uploads(tmp_path, quota=50, total_quota=70)
 
-    def status(owner: Owner) -> int:
+    def upload_status(owner: Owner) -> int:
         try:
             return len(files.add(owner, "a.txt", "user_data", io.BytesIO(b"x" * 20)).id) and 200
         except ApiError as error:
             return error.status
 
     with ThreadPoolExecutor(10) as pool:
-        assert sorted(pool.map(status, [ALICE] * 10)) == [200] * 2 + [413] * 8
-        assert sorted(pool.map(status, [BOB] * 3)) == [200, 507, 507]
-    assert files_in(tmp_path / "files") == 3
+        assert sorted(pool.map(upload_status, [ALICE] * 10)) == [200] * 2 + [413] * 8
+        assert sorted(pool.map(upload_status, [BOB] * 3)) == [200, 507, 507]
+    assert count_files(tmp_path / "files") == 3
 
 
-async def test_texts_count_for_their_key_and_the_oldest_that_no_read_uses_go(tmp_path: Path) -> None:
+async def test_texts_count_for_their_key_and_the_oldest_unused_are_removed(tmp_path: Path) -> None:
     in_use: list[str] = []
-    files = uploads(tmp_path, quota=50, total_quota=70, texts_in_use=lambda: in_use)
-    one, two, three = [await files.add_text(ALICE, Document.from_text(letter * 20, letter)) for letter in "abc"]
-    assert text_keys(files, ALICE) == {two["key"], three["key"]} != {one["key"]}
-    in_use += [two["key"], three["key"]]
+    files = make_uploads(tmp_path, quota=50, total_quota=70, texts_in_use=lambda: in_use)
+    first, second, third = [await files.add_text(ALICE, Document.from_text(letter * 20, letter)) for letter in "abc"]
+    assert list_text_keys(files, ALICE) == {second["key"], third["key"]} != {first["key"]}
+    in_use += [second["key"], third["key"]]
     with pytest.raises(ApiError, match="exceed their limit") as refusal:
         await files.add_text(ALICE, Document.from_text("d" * 20, "d"))
-    assert (refusal.value.status, refusal.value.headers) == (413, None), "it is no use to try again"
-    assert files_in(tmp_path / "documents" / "texts") == 2
+    assert (refusal.value.status, refusal.value.headers) == (413, None), "a retry would not help"
+    assert count_files(tmp_path / "documents" / "texts") == 2
     with pytest.raises(ApiError, match="delete some"):
         files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x" * 20))
-    shared = await files.add_text(BOB, Document.from_text("b" * 20, "the same text"))
+    shared_text = await files.add_text(BOB, Document.from_text("b" * 20, "the same text"))
     in_use.clear()
     await files.add_text(BOB, Document.from_text("e" * 40, "e"))
-    assert shared["key"] not in text_keys(files, BOB)
-    assert files_in(tmp_path / "documents" / "texts") == 2, "alice's, of which one was bob's too, was removed"
+    assert shared_text["key"] not in list_text_keys(files, BOB)
+    assert count_files(tmp_path / "documents" / "texts") == 2, "alice's; one of them is no longer bob's too"
 
 
-async def test_nothing_is_converted_for_a_key_without_room_nor_many_files_at_once(tmp_path: Path, monkeypatch) -> None:
-    files, running, highest = uploads(tmp_path, quota=50), 0, 0
-    add, second = files.store.add_async, asyncio.Event()
+async def test_conversions_are_limited_to_two_and_need_room_in_the_quota(tmp_path: Path, monkeypatch) -> None:
+    files, running_count, highest_count = make_uploads(tmp_path, quota=50), 0, 0
+    add, both_running = files.store.add_async, asyncio.Event()
 
     async def add_and_count(document: Document) -> DocumentRef:
-        nonlocal running, highest
-        running += 1
-        highest = max(highest, running)
-        if running == 2:
-            second.set()
-        await asyncio.wait_for(second.wait(), 60)
-        ref = await add(document)
-        running -= 1
-        return ref
+        nonlocal running_count, highest_count
+        running_count += 1
+        highest_count = max(highest_count, running_count)
+        if running_count == 2:
+            both_running.set()
+        await asyncio.wait_for(both_running.wait(), 60)
+        reference = await add(document)
+        running_count -= 1
+        return reference
 
     monkeypatch.setattr(files.store, "add_async", add_and_count)
     await asyncio.gather(*(files.add_text(ALICE, Document.from_text(letter, letter)) for letter in "abcdef"))
-    assert highest == 2
+    assert highest_count == 2
     files.add(BOB, "a.txt", "user_data", io.BytesIO(b"x" * 50))
     monkeypatch.setattr(files.store, "add_async", None)
     with pytest.raises(ApiError, match="delete some"):
         await files.add_text(BOB, Document.from_bytes(b"PK not converted", name="a.docx"))
 
 
-def test_the_files_and_texts_of_a_key_have_a_number(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "_MAX_FILES", 2)
-    files = uploads(tmp_path)
+def test_number_of_files_of_a_key_is_limited(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(uploads, "_MAX_FILES", 2)
+    files = make_uploads(tmp_path)
     for _ in range(2):
         files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x"))
     with pytest.raises(ApiError, match="delete some"):

@@ -26,7 +26,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_search_for_garbage() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """accelerate begins each training with one over all imported modules: half the time of a small training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
@@ -51,22 +51,22 @@ class World(NamedTuple):
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    from support.training_log import comparable, write_log
+    from support.training_log import select_comparable, write_log
     from support.training_world import make_world
 
     folder = tmp_path_factory.mktemp("world")
     shared = World(folder, make_world(folder))
-    write_log(shared.runs, comparable(shared.groups), shared.model)
+    write_log(shared.runs, select_comparable(shared.groups), shared.model)
     return shared
 
 
 @pytest.fixture(scope="session")
 def small_settings() -> Callable[..., Any]:
-    from support.training_world import SMALL
+    from support.training_world import SMALL_SETTINGS
 
     from memagent_training.job.job_settings import load_preset
 
-    usual = SMALL | {"groups_per_step": 2, "save_strategy": "no"}
+    usual = SMALL_SETTINGS | {"groups_per_step": 2, "save_strategy": "no"}
 
     def load(output: Path, preset: str = "memagent-paper", **changes: Any) -> Any:
         return load_preset(preset, output_dir=str(output), **(usual | changes))

@@ -93,7 +93,7 @@ def test_each_preset_equals_the_example_on_its_runs(
     training_world.make_model(tmp_path)
     changes = {**CASE["changes"], "drop_zero_variance": False}
     case = {"preset": preset, "changes": changes}
-    terms = training_world.config_of(case, tmp_path).advantage_settings.terms
+    terms = training_world.make_config(case, tmp_path).advantage_settings.terms
     functions = choose_term_rewards(terms, has_gold=True, has_logged=False)
     groups = load_groups(log, term_rewards=functions, find_gold=lambda run: GOLD[run.question]).require_groups()
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]

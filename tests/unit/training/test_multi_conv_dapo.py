@@ -27,7 +27,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from made_rollouts import example_settings  # noqa: E402
 from support.small_models import make_model  # noqa: E402
-from support.training_log import comparable, write_log  # noqa: E402
+from support.training_log import select_comparable, write_log  # noqa: E402
 
 from memagent_training.algorithm.advantages import (  # noqa: E402
     AdvantageBatch,
@@ -237,9 +237,9 @@ def test_training_takes_adamw_steps_from_the_policy_and_towards_the_reference_of
 @pytest.fixture
 def workplace(world, tmp_path: Path) -> tuple[Path, RolloutGroup]:
     """A log of four rollouts of a question, of which one ends in the right answer, a model and gold answers."""
-    four = next(group for group in comparable(world.groups) if len(group.rollouts_G) == 4)
+    four = next(group for group in select_comparable(world.groups) if len(group.rollouts_G) == 4)
     right = {four.rollouts_G[0].run_id: {"text": r"\boxed{4711}"}}
-    write_log(tmp_path / "runs.sqlite", [four], world.model, of_run=right)
+    write_log(tmp_path / "runs.sqlite", [four], world.model, changes_by_run=right)
     shutil.copytree(world.model, tmp_path / "model")
     gold = {"question": f"What is in {four.group_id}?", "answers": ["4711"]}
     (tmp_path / "gold.jsonl").write_text(json.dumps(gold))

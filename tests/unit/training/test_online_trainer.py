@@ -60,7 +60,7 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
     folder, iterations = world
     settings = replace(dapo.DAPO, importance_cap=2.0)
     model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    rate = online_world.SMALL["learning_rate"]
+    rate = online_world.SMALL_SETTINGS["learning_rate"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     weights = []
     for number, groups in enumerate(iterations):
@@ -113,14 +113,14 @@ def test_every_group_is_in_exactly_one_step_of_its_iteration(steps: int, world, 
 def test_the_source_is_asked_once_an_iteration_after_its_policy_was_saved(steps: int, trainings) -> None:
     training, _ = trainings[steps]
     assert training.source.iterations == list(range(ITERATIONS))
-    assert training.source.seen == [list(range(number + 1)) for number in range(ITERATIONS)]
+    assert training.source.saved_before == [list(range(number + 1)) for number in range(ITERATIONS)]
     initial = training.policies[0]
     assert all(largest_difference(initial, training.policies[number]) > 0 for number in range(1, ITERATIONS))
 
 
 def test_ratios_compare_with_the_weights_that_an_iteration_began_with(world, trainings) -> None:
     training, _ = trainings[3]
-    for step, old in enumerate(training.steps.old):
+    for step, old in enumerate(training.steps.old_logprobs):
         groups = world[1][step // 3]
         runs = {rollout.run_id: rollout for group in groups for rollout in group.rollouts_G}
         assert {run_id for run_id, _ in old} == set(runs)  # nothing of the iteration before
@@ -220,10 +220,10 @@ def test_two_ranks_train_as_one_and_end_together(world, trainings, tmp_path) -> 
         assert main[case]["saved"] == other[case]["saved"]  # on every process, as sharded weights need it
         assert (main[case]["iterations"], other[case]["iterations"]) == (main[case]["saved"], [])
     for rank in (main, other):
-        assert rank["whole"]["ended"] is None
-        assert isinstance(rank["end"]["ended"], EndOfLoop)
-        assert str(rank["end"]["ended"]) == "all is learnt"
-        error = rank["error"]["ended"]
+        assert rank["whole"]["error"] is None
+        assert isinstance(rank["end"]["error"], EndOfLoop)
+        assert str(rank["end"]["error"]) == "all is learnt"
+        error = rank["error"]["error"]
         assert (error.message, error.hint, error.run_id) == ("the server is gone", "Start it.", "run-7")
-    assert isinstance(main["defect"]["ended"], KeyError)
-    assert 'the main process failed with KeyError("of the source\'s own")' in other["defect"]["ended"].message
+    assert isinstance(main["defect"]["error"], KeyError)
+    assert 'the main process failed with KeyError("of the source\'s own")' in other["defect"]["error"].message

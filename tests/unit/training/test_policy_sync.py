@@ -25,8 +25,8 @@ from memagent_training.serving.policy_sync.probe import (
     PreviousLogProbs,
     Probe,
     ProbeLogProbs,
-    find_fault,
     find_largest_gap,
+    find_mismatch,
     score_with_folder,
 )
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
@@ -43,7 +43,7 @@ def logprob(weights: float, token: int) -> float:
 
 def weights_of(policy: Path) -> float:
     """The number in a policy's folder; adapters add theirs to their base model's."""
-    folder = PolicyFolder.find(policy)
+    folder = PolicyFolder.inspect(policy)
     if folder.has_weights:
         return float(load_file(folder.path / "model.safetensors")["model.norm.weight"][0])
     return amount_of(folder.adapter) + weights_of(Path(folder.adapter_base))  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ class FakeVLLM(FakeServer):
     @web.middleware
     async def _record_call(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.calls.append(request.path)
-        if request.path.startswith("/v1") and (refusal := self._refusal(request)):
+        if request.path.startswith("/v1") and (refusal := self._refuse_wrong_key(request)):
             return refusal
         try:
             return await handler(request)  # type: ignore[no-any-return]
@@ -494,11 +494,11 @@ def test_differences_within_the_tolerance_are_no_fault_and_one_beyond_it_is(numb
     expected = ProbeLogProbs(tuple(numbers[:half]), tuple(numbers[half:]))
     answers = [number + data.draw(noise) for number in numbers]
     near = ProbeLogProbs(tuple(answers[:half]), tuple(answers[half:]))
-    assert find_fault(near, expected, tolerance=1e-3) is None
+    assert find_mismatch(near, expected, tolerance=1e-3) is None
     assert find_largest_gap(near, expected) <= 1e-3
     answers[data.draw(st.integers(0, len(answers) - 1))] += data.draw(st.sampled_from([0.01, -3.0, float("nan")]))
     far = ProbeLogProbs(tuple(answers[:half]), tuple(answers[half:]))
-    assert find_fault(far, expected, tolerance=1e-3) is not None
+    assert find_mismatch(far, expected, tolerance=1e-3) is not None
     assert not find_largest_gap(far, expected) <= 1e-3
 
 
@@ -507,7 +507,7 @@ def test_small_moves_are_a_fault_exactly_where_the_server_missed_too_much_of_the
     old = tuple(numbers)
     new = ProbeLogProbs(tuple(number + step for number in numbers), (0.0,))
     answers = ProbeLogProbs(tuple(number + share * step for number in numbers), (0.0,))
-    fault = find_fault(answers, new, tolerance=1e-3, before=PreviousLogProbs(old, old))
+    fault = find_mismatch(answers, new, tolerance=1e-3, before=PreviousLogProbs(old, old))
     if abs(share - 0.6) > 0.01:
         assert (fault is not None) == (share < 0.6)
 
@@ -515,15 +515,15 @@ def test_small_moves_are_a_fault_exactly_where_the_server_missed_too_much_of_the
 def test_a_server_in_another_precision_is_not_blamed_for_moves_that_it_cannot_show() -> None:
     old, new = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
     rounded = PreviousLogProbs((-1.02, -1.97), old)
-    assert find_fault(ProbeLogProbs((-1.02, -1.97), (0.0,)), new, tolerance=0.1, before=rounded) is None
+    assert find_mismatch(ProbeLogProbs((-1.02, -1.97), (0.0,)), new, tolerance=0.1, before=rounded) is None
 
 
 @given(st.integers(64, 200_000), st.none() | st.integers(16, 2048))
 def test_a_probe_fits_vocabulary_and_window(vocabulary, window) -> None:
-    probe = Probe.of_size(vocabulary, window)
+    probe = Probe.make(vocabulary, window)
     assert max(map(len, probe.prompts)) + 8 <= (window or 1024)
     assert all(0 < token < vocabulary for prompt in probe.prompts for token in prompt)
-    assert probe == Probe.of_size(vocabulary, window)
+    assert probe == Probe.make(vocabulary, window)
 
 
 # The trainer's side

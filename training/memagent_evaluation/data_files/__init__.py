@@ -40,7 +40,7 @@ from memagent_evaluation.data_files.qa_records import RECORD_NAMES, load_record_
 from memagent_evaluation.data_files.table_rows import TableRow, open_rows
 from memagent_evaluation.samples import LengthUnit, TaskSettings
 from memagent_graph.errors import EvaluationError
-from memagent_graph.storage.private_files import data_folder
+from memagent_graph.storage.private_files import get_data_folder
 
 __all__ = ["FileTask", "detect_data_task", "find_data_paths", "list_data_tasks", "load_data_task"]
 
@@ -144,7 +144,7 @@ def find_data_paths(name: str, path: Path | None, task: str | None = None) -> li
         EvaluationError: there are no files; the message says where the file is published and how to pass it.
     """
     data_set, given_path = DATA_SETS[name], path
-    path = path or data_folder() / "evaluation"
+    path = path or get_data_folder() / "evaluation"
     if path.is_file() or any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return [path]
     hint = f"{name} reads {data_set.source}. Pass where it is (--data PATH), or put it into {path}."

@@ -21,8 +21,8 @@ from typing import Any, Final, TypeAlias
 
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError, EvaluationError
-from memagent_graph.storage.bounded_files import open_regular, parse_json, read_json_file
-from memagent_graph.storage.parquet_rows import check_row_group_sizes, load_pyarrow, open_parquet
+from memagent_graph.storage.bounded_files import open_regular_file, parse_json, read_json_file
+from memagent_graph.storage.parquet_rows import load_pyarrow, open_parquet, require_readable_row_groups
 
 TableRow: TypeAlias = dict[str, Any]
 
@@ -163,7 +163,7 @@ class ParquetRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._open() as file:
-            check_row_group_sizes(file)
+            require_readable_row_groups(file)
             groups = map(file.metadata.row_group, range(file.num_row_groups))
             self._group_ends = list(accumulate(group.num_rows for group in groups))
         self._group = functools.lru_cache(maxsize=2)(self._read_group)
@@ -270,7 +270,7 @@ def _open_source(path: Path) -> RowSource:
             )
         return DatasetRows(path)
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             first_bytes = file.read(len(_PARQUET_MAGIC))
     except OSError as error:
         raise _make_unreadable_error(path, error) from error

@@ -17,7 +17,7 @@ from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, R
 from memagent_graph.run_log.exchange import is_sqlite_file, parquet
 from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import RunRecord
-from memagent_graph.storage.bounded_files import open_regular
+from memagent_graph.storage.bounded_files import open_regular_file
 from memagent_graph.trace import Trace
 from memagent_training.training_errors import ReplayError
 
@@ -156,7 +156,7 @@ def read_runs(source: RunLog | Path | str, run_filter: RunFilter | None = None) 
             yield from _read_log(log, run_filter)
         return
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             yield from _read_export(path, file, run_filter)
     except OSError as error:
         raise ReplayError(
