@@ -136,7 +136,7 @@ def test_deleting_runs_reports_the_bytes_freed(log) -> None:
         write_run(log, run_id, text=os.urandom(50_000).hex())
     result = memagent("runs", "a", "b", "--delete", "--yes")
     assert "2 runs deleted" in result.stderr
-    assert "kB given back" in result.stderr
+    assert "kB freed" in result.stderr
     assert [run.run_id for run in log.runs()] == ["c"]
     values = json.loads(memagent("runs", "--question", "who is c", "--delete", "--yes", "--json").stdout)
     assert values["deleted"] == 1
