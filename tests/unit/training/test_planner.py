@@ -96,6 +96,8 @@ def test_the_order_of_rows_changes_nothing(rows, ranks, layout, rng):
 
     assert content(rows) == content(rng.sample(rows, len(rows)))
 
+
+class TestLayouts:
     def test_padding_puts_rows_of_like_length_together(self):
         rows = make_rows(4, 40, 4, 40, 4, 40)
         plan = plan_step(rows, ranks=1, token_budget=120, layout=Layout.PADDED)
