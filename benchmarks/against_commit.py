@@ -2,8 +2,8 @@
 
 `git worktree add WORKTREE COMMIT` makes the folder. Rounds of the two commits alternate, each round in its own process.
 A figure is the ratio of the shortest processor times; above 1, this commit is slower. Both commits tokenise with the
-same library, so the time of tokenising is measured once and counted for both. The label of a figure also has the
-microseconds that each commit needs to cut a chunk without tokenising, and how many of the chunks end with a sentence.
+same library, so the time of tokenising is measured once and counted for both. The label of a figure also shows the
+microseconds per chunk without tokenising, and how many chunks end at the end of a sentence, for each commit.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from memagent_graph.policy import SamplingParams
 from memagent_graph.tokenizers.loading import load_tokenizer
 
 ROUNDS = 7
-PASSES = 5
-CHARACTERS = 40_000
+PASSES_PER_ROUND = 5
+MIN_CHARACTERS = 40_000
 CHUNKINGS: dict[str, tuple[Boundary, int]] = {
     "token": ("token", 512),
     "sentence": ("sentence", 512),
@@ -39,8 +39,8 @@ SCRIPTS = ("ASCII", "Latin", "Cyrillic", "Arabic", "Devanagari", "Thai", "Han")
 LOGPROB_COUNTS = {"plain reply": 0, "reply with 800 log-probs": 800}
 DECODED_REPLIES = 5_000
 MAX_RATIO = 1.05
-THAI = ("หอคอย", "นี้", "เก่า", "มาก", "อยู่", "ใกล้", "ทะเล", " ")
-"""Thai does not mark the ends of sentences, so these are words."""
+THAI_WORDS = ("หอคอย", "นี้", "เก่า", "มาก", "อยู่", "ใกล้", "ทะเล", " ")
+"""Words, because Thai does not mark the ends of sentences."""
 
 
 def shuffle_sentences(script: str) -> list[str]:
@@ -50,22 +50,26 @@ def shuffle_sentences(script: str) -> list[str]:
     """
     lines = SENTENCES.read_text("utf-8").partition("[" + script.replace("ASCII", "Latin") + "]")[2].partition("\n[")[0]
     vocabulary = (
-        [sentence for line in lines.splitlines() for sentence in line.split("|")[:-1]] if script != "Thai" else [*THAI]
+        [*THAI_WORDS]
+        if script == "Thai"
+        else [sentence for line in lines.splitlines() for sentence in line.split("|")[:-1]]
     )
     vocabulary = [sentence for sentence in vocabulary if sentence.isascii() or script != "ASCII"]
     rng = random.Random(0)
     sentences: list[str] = []
-    while vocabulary and len("".join(sentences)) < CHARACTERS:
+    while vocabulary and len("".join(sentences)) < MIN_CHARACTERS:
         sentences += rng.sample(vocabulary, len(vocabulary))
     return sentences
 
 
-def make_vllm_reply(logprobs: int) -> bytes:
+def make_vllm_reply(logprob_count: int) -> bytes:
     """Return the body of a chat completion in vLLM's format."""
-    entries = [{"token": "word", "logprob": -0.25, "bytes": [119, 111], "top_logprobs": []}] * logprobs
-    ids = {"logprobs": {"content": entries}, "token_ids": [7] * logprobs} if logprobs else {"logprobs": None}
+    entries = [{"token": "word", "logprob": -0.25, "bytes": [119, 111], "top_logprobs": []}] * logprob_count
+    token_fields = (
+        {"logprobs": {"content": entries}, "token_ids": [7] * logprob_count} if logprob_count else {"logprobs": None}
+    )
     message: dict[str, Any] = {"role": "assistant", "content": "word " * 200, "refusal": None, "tool_calls": []}
-    choice = {"index": 0, "message": message, "finish_reason": "stop", "stop_reason": None, **ids}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "stop_reason": None, **token_fields}
     usage = {"prompt_tokens": 5000, "total_tokens": 5800, "completion_tokens": 800, "prompt_tokens_details": None}
     return json.dumps({"id": "chat-1", "model": "m", "choices": [choice], "usage": usage}).encode()
 
@@ -82,30 +86,31 @@ def measure_this_code() -> dict[str, tuple[float, str]]:
         for script in SCRIPTS:
             sentences = shuffle_sentences(script)
             text = "".join(sentences)
-            ref = store.add(Document.from_text(text))
+            reference = store.add(Document.from_text(text))
             sentence_ends = set(accumulate(map(len, sentences)))
-            sentence_ends |= {end - 1 for end in sentence_ends if text[end - 1] == " "}  # tokens have the space before
+            # A token includes the space before its word.
+            sentence_ends |= {end - 1 for end in sentence_ends if text[end - 1] == " "}
             tokenizer = load_tokenizer("embedded")
-            for name, (boundary, chunk_tokens) in CHUNKINGS.items():
+            for chunking, (boundary, chunk_tokens) in CHUNKINGS.items():
                 seconds = []
-                for _ in range(PASSES):  # the first one tokenises
+                for _ in range(PASSES_PER_ROUND):  # only the first pass tokenises
                     start_time = time.process_time()
-                    chunks = Chunker(store, ref, tokenizer, chunk_tokens, boundary).chunks()
+                    chunks = Chunker(store, reference, tokenizer, chunk_tokens, boundary).chunks()
                     ends = [chunk.end_char for chunk in chunks]
                     seconds.append(time.process_time() - start_time)
-                if name == "token":
+                if chunking == "token":
                     figures[f"tokenising {script}"] = seconds[0], ""
                 sentence_share = f"{len(sentence_ends & {*ends})}/{len(ends)}"
-                figures[f"{name}, {script}"] = min(seconds), sentence_share
-    options: dict[str, Any] = {"model": "m"}
+                figures[f"{chunking}, {script}"] = min(seconds), sentence_share
+    decoding_options: dict[str, Any] = {"model": "m"}
     if "sampling" in inspect.signature(decode_completion).parameters:
-        options["sampling"] = SamplingParams(max_tokens=1000)
-    for name, logprobs in LOGPROB_COUNTS.items():
+        decoding_options["sampling"] = SamplingParams(max_tokens=1000)
+    for metric, logprobs in LOGPROB_COUNTS.items():
         body = make_vllm_reply(logprobs)
         start_time = time.process_time()
         for _ in range(DECODED_REPLIES // (1 + logprobs // 10)):
-            decode_completion(body, **options)
-        figures[name] = time.process_time() - start_time, ""
+            decode_completion(body, **decoding_options)
+        figures[metric] = time.process_time() - start_time, ""
     return figures
 
 
@@ -123,17 +128,19 @@ def main(worktree: Path) -> None:
     """Print the ratios of this commit to the one in `worktree`."""
     from benchmarks.figures import Figure, print_table
 
-    trees = {"before": worktree, "now": Path(__file__).parent.parent}
-    rounds = [{name: measure_worktree(tree) for name, tree in trees.items()} for _ in range(ROUNDS)]
+    tree_by_name = {"before": worktree, "now": Path(__file__).parent.parent}
+    rounds = [{name: measure_worktree(tree) for name, tree in tree_by_name.items()} for _ in range(ROUNDS)]
     figures = []
     for metric, (_, sentence_share) in rounds[0]["now"].items():
         if metric.startswith("tokenising"):
             continue
-        old_seconds, new_seconds = (min(results[name][metric][0] for results in rounds) for name in trees)
+        old_seconds, new_seconds = (min(results[name][metric][0] for results in rounds) for name in tree_by_name)
         tokenising_seconds, details = 0.0, ""
         if sentence_share:
             script = metric.rpartition(" ")[2]
-            tokenising_seconds = min(results[name][f"tokenising {script}"][0] for results in rounds for name in trees)
+            tokenising_seconds = min(
+                results[name][f"tokenising {script}"][0] for results in rounds for name in tree_by_name
+            )
             million_chunks = int(sentence_share.partition("/")[2]) / 1e6
             counts = f"{rounds[0]['before'][metric][1]} -> {sentence_share}"
             details = f", {old_seconds / million_chunks:.0f} -> {new_seconds / million_chunks:.0f} us, {counts}"

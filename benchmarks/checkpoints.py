@@ -16,8 +16,8 @@ from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
 CHUNK_TOKENS = 64
 
 
-def _measure_kilobytes_per_chunk(chunks: int) -> float:
-    """Return the kB of checkpoints per chunk of a read with this many chunks."""
+def _measure_kilobytes_per_chunk(chunk_count: int) -> float:
+    """Return the kB of checkpoints per chunk, for a read of `chunk_count` chunks."""
     words = make_prose(1500).split()
     rng = random.Random(1)
 
@@ -36,15 +36,15 @@ def _measure_kilobytes_per_chunk(chunks: int) -> float:
             run_log=False,
         )
         with reader:
-            result = reader.read(make_prose(CHUNK_TOKENS * chunks), "What is said?")
-        size = sum(file.stat().st_size for file in Path(folder).glob("checkpoints.sqlite*"))
-        return size / 1024 / result.chunks_read
+            result = reader.read(make_prose(CHUNK_TOKENS * chunk_count), "What is said?")
+        total_bytes = sum(file.stat().st_size for file in Path(folder).glob("checkpoints.sqlite*"))
+        return total_bytes / 1024 / result.chunks_read
 
 
 def measure() -> list[Figure]:
     """Return the kB per chunk at 700 chunks, and its ratio to the kB at 100 chunks, which is 1 for linear growth."""
-    short, long = _measure_kilobytes_per_chunk(100), _measure_kilobytes_per_chunk(700)
+    short_read_kb, long_read_kb = _measure_kilobytes_per_chunk(100), _measure_kilobytes_per_chunk(700)
     return [
-        Figure.at_most("checkpoints per chunk, 700 chunks", long, "kB", 20),
-        Figure.at_most("checkpoints per chunk, 700 : 100 chunks", long / short, "x", 1.1),
+        Figure.at_most("checkpoints per chunk, 700 chunks", long_read_kb, "kB", 20),
+        Figure.at_most("checkpoints per chunk, 700 : 100 chunks", long_read_kb / short_read_kb, "x", 1.1),
     ]

@@ -2,7 +2,7 @@
 
 There are two tokenizers: that of the embedded policy, which has a small vocabulary, and a byte-level BPE of about
 50,000 tokens, which is trained once and stored in the folder for temporary files. Times are processor seconds of one
-process. The two alternate, and the best of three rounds counts.
+process. Chunking and the library alternate, and the best of three rounds counts.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def load_large_tokenizer() -> HFTokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        library = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))[:1500]
-        backend.train_from_iterator((path.read_text("utf-8", "replace") for path in library), trainer)
+        source_files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))[:1500]
+        backend.train_from_iterator((path.read_text("utf-8", "replace") for path in source_files), trainer)
         backend.save(str(path))
     return load_hf_tokenizer(path)
 
@@ -100,16 +100,16 @@ def load_hf_tokenizer(spec: str | Path) -> HFTokenizer:
     return tokenizer
 
 
-def _time_call(work: Callable[[], object]) -> float:
+def _time_call(function: Callable[[], object]) -> float:
     start_time = time.process_time()
-    work()
+    function()
     return time.process_time() - start_time
 
 
-def _count_chunked_tokens(store: DocumentStore, ref: DocumentRef, tokenizer: HFTokenizer) -> int:
+def _count_chunked_tokens(store: DocumentStore, reference: DocumentRef, tokenizer: HFTokenizer) -> int:
     # Clear the cache of the previous round, to measure a document that was not read before.
     chunking._PIECE_CACHE = chunking._PieceCache(chunking._CACHED_BYTES)
-    return sum(chunk.tokens for chunk in Chunker(store, ref, tokenizer, CHUNK_TOKENS).chunks())
+    return sum(chunk.tokens for chunk in Chunker(store, reference, tokenizer, CHUNK_TOKENS).chunks())
 
 
 def _compare_with_library(tokenizer: HFTokenizer, store: DocumentStore, text: str) -> Iterator[Figure]:
@@ -117,52 +117,58 @@ def _compare_with_library(tokenizer: HFTokenizer, store: DocumentStore, text: st
         ids: list[int] = tokenizer._backend.encode(text, add_special_tokens=False).ids
         return ids
 
-    parts = [text[start : start + PART_CHARACTERS] for start in range(0, len(text), PART_CHARACTERS)]
-    ref = store.add(Document.from_text(text, name="english"))
+    text_parts = [text[start : start + PART_CHARACTERS] for start in range(0, len(text), PART_CHARACTERS)]
+    reference = store.add(Document.from_text(text, name="english"))
     library_seconds, chunking_seconds = [], []
     tokens = 0
     for _ in range(ROUNDS):
-        library_seconds.append(_time_call(lambda: [encode(part) for part in parts]))
+        library_seconds.append(_time_call(lambda: [encode(part) for part in text_parts]))
         start_time = time.process_time()
-        tokens = _count_chunked_tokens(store, ref, tokenizer)
+        tokens = _count_chunked_tokens(store, reference, tokenizer)
         chunking_seconds.append(time.process_time() - start_time)
-    name = f"{tokenizer._backend.get_vocab_size():,} tokens' vocabulary"
-    yield Figure(f"the library alone, 15 MB, {name}", min(library_seconds), "s")
-    yield Figure(f"chunked, {name}, {tokens:,} tokens", min(chunking_seconds), "s")
-    yield Figure.at_most(f"chunked / the library alone, {name}", min(chunking_seconds) / min(library_seconds), "", 1.3)
+    vocabulary = f"{tokenizer._backend.get_vocab_size():,} tokens' vocabulary"
+    yield Figure(f"the library alone, 15 MB, {vocabulary}", min(library_seconds), "s")
+    yield Figure(f"chunked, {vocabulary}, {tokens:,} tokens", min(chunking_seconds), "s")
+    yield Figure.at_most(
+        f"chunked / the library alone, {vocabulary}", min(chunking_seconds) / min(library_seconds), "", 1.3
+    )
 
 
 def _measure_cached_chunk(store: DocumentStore, text: str) -> float:
     """Return the milliseconds for a chunk whose text is tokenised already, as for a second question on a document."""
-    reader = Chunker(store, store.add(Document.from_text(text[:60_000])), load_tokenizer("embedded"), CHUNK_TOKENS)
-    for _ in reader.chunks():
+    chunker = Chunker(store, store.add(Document.from_text(text[:60_000])), load_tokenizer("embedded"), CHUNK_TOKENS)
+    for _ in chunker.chunks():
         pass
     rounds = 50
-    count = sum(1 for _ in reader.chunks())
-    return _time_call(lambda: [list(reader.chunks()) for _ in range(rounds)]) / (rounds * count) * 1000
+    chunk_count = sum(1 for _ in chunker.chunks())
+    return _time_call(lambda: [list(chunker.chunks()) for _ in range(rounds)]) / (rounds * chunk_count) * 1000
 
 
 def _measure_boundaries(store: DocumentStore, tokenizer: HFTokenizer) -> Iterator[Figure]:
-    """Yield, for each kind of boundary, how many one-sentence facts are cut in two, and the time of chunking."""
+    """Yield, for each kind of boundary, the number of one-sentence facts that chunks cut in two, and the time."""
     rng = random.Random(1)
-    sentences = [line for line in build_english_text()[:BOUNDARY_CHARACTERS].split("\n") if line]
-    parts: list[str] = []
-    for number, line in enumerate(sentences):
-        parts.append(line if line.endswith(".") else line + ".")
-        if number % 10 == 0:
-            parts.append(f"The special magic number of station {number} is {rng.randrange(10**6, 10**7)}.")
-    text = " ".join(parts)
+    sentences = [sentence for sentence in build_english_text()[:BOUNDARY_CHARACTERS].split("\n") if sentence]
+    text_sentences: list[str] = []
+    for sentence_index, sentence in enumerate(sentences):
+        text_sentences.append(sentence if sentence.endswith(".") else sentence + ".")
+        if sentence_index % 10 == 0:
+            text_sentences.append(
+                f"The special magic number of station {sentence_index} is {rng.randrange(10**6, 10**7)}."
+            )
+    text = " ".join(text_sentences)
     facts = [match.span() for match in re.finditer(r"The special magic number of station \d+ is \d+\.", text)]
-    ref = store.add(Document.from_text(text, name="facts"))
+    reference = store.add(Document.from_text(text, name="facts"))
     seconds: dict[str, float] = {}
     for boundary in get_args(Boundary):
         start_time = time.process_time()
-        ends = [c.end_char for c in Chunker(store, ref, tokenizer, BOUNDARY_CHUNK_TOKENS, boundary).chunks()]
+        ends = [
+            chunk.end_char for chunk in Chunker(store, reference, tokenizer, BOUNDARY_CHUNK_TOKENS, boundary).chunks()
+        ]
         seconds[boundary] = time.process_time() - start_time
-        cut = 0
+        cut_facts = 0
         for start, end in facts:
-            cut += bisect.bisect_right(ends, start) != bisect.bisect_left(ends, end)
-        yield Figure(f"facts cut in two of {len(facts):,} at {len(ends):,} chunks ({boundary})", cut, "facts")
+            cut_facts += bisect.bisect_right(ends, start) != bisect.bisect_left(ends, end)
+        yield Figure(f"facts cut in two of {len(facts):,} at {len(ends):,} chunks ({boundary})", cut_facts, "facts")
         yield Figure(f"time of chunking against the first ({boundary})", seconds[boundary] / seconds["token"], "times")
 
 
@@ -174,9 +180,9 @@ def _read_and_print_memory(path: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = DocumentStore(folder)
         start_time = time.perf_counter()
-        ref = store.add(Document.from_path(path))
+        reference = store.add(Document.from_path(path))
         store_seconds = time.perf_counter() - start_time
-        for _ in Chunker(store, ref, load_tokenizer("embedded"), CHUNK_TOKENS).chunks():
+        for _ in Chunker(store, reference, load_tokenizer("embedded"), CHUNK_TOKENS).chunks():
             pass
     print(json.dumps({"peak": _read_peak_kilobytes(), "stored": store_seconds}))
 

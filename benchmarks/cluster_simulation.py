@@ -59,8 +59,8 @@ class Workload:
     answer_tokens: int = 100
     frame_tokens: int = 300
     """Tokens of the template and the question."""
-    rewrites: float = 0.3
-    """For `gated`: the share of chunks for which the memory is rewritten."""
+    rewrite_share: float = 0.3
+    """For `gated`: the share of chunks at which the memory is rewritten."""
     gate_tokens: int = 4
     """For `gated`: tokens written for a chunk without a rewrite."""
     segments: int = 8
@@ -118,8 +118,8 @@ class Outcome:
     """Tokens that the replicas wrote."""
     busy_share: float = 0.0
     """The share of time in which the replicas were busy, from 0 to 1."""
-    rate: float = 0.0
-    """Documents per second in the steady state: between the starts of the first quarter and of the last document."""
+    documents_per_second: float = 0.0
+    """The rate in the steady state, between the starts of the first quarter and of the last document."""
     latencies: list[float] = field(default_factory=list)
     """The latency of each answered request in seconds."""
 
@@ -130,7 +130,7 @@ class _Request:
     prompt_tokens: int
     cached_tokens: int
     reply_tokens: int
-    start: float = 0.0
+    send_time: float = 0.0
     """The time when the request was sent."""
     end_step: float = 0.0
     """The replica's step count at which the request is answered."""
@@ -149,17 +149,17 @@ class _Document:
 class _ReplicaState:
     """The requests and the clock of one replica."""
 
-    def __init__(self, replica: Replica, number: int, rate: float) -> None:
-        self.number, self._replica, self._rate = number, replica, rate
+    def __init__(self, replica: Replica, index: int, relative_speed: float) -> None:
+        self.index, self._replica, self._relative_speed = index, replica, relative_speed
         self.documents = 0
         self.is_up = True
         self.version = 0
-        self.busy = 0.0
-        self._time = self._steps = 0.0
+        self.busy_seconds = 0.0
+        self._time = self._finished_steps = 0.0
         self._decoding: list[tuple[float, int, _Request]] = []
         self._prefilling: deque[_Request] = deque()
         self._queue: deque[_Request] = deque()
-        self._count = 0
+        self._started_count = 0
 
     def submit(self, request: _Request) -> None:
         """Add a request to the queue, and start it if the batch has room."""
@@ -168,37 +168,37 @@ class _ReplicaState:
 
     def advance(self, time: float) -> list[_Request]:
         """Advance to `time`, which must not be after the next event, and return the requests answered until then."""
-        span, self._time = time - self._time, time
-        step = self._step()
-        if step:
-            self.busy += span
-            self._steps += span / step if self._decoding else 0.0
+        elapsed_s, self._time = time - self._time, time
+        step_seconds = self._compute_step_seconds()
+        if step_seconds:
+            self.busy_seconds += elapsed_s
+            self._finished_steps += elapsed_s / step_seconds if self._decoding else 0.0
             if self._prefilling:
-                self._prefilling[0].tokens_left -= span / step * PREFILL_STEP
-        answers = []
+                self._prefilling[0].tokens_left -= elapsed_s / step_seconds * PREFILL_STEP
+        answered_requests = []
         if self._prefilling and self._prefilling[0].tokens_left <= 1e-3:
             request = self._prefilling.popleft()
-            request.end_step = self._steps + request.reply_tokens
-            self._count += 1
-            heapq.heappush(self._decoding, (request.end_step, self._count, request))
-        while self._decoding and self._decoding[0][0] <= self._steps + 1e-6:
-            answers.append(heapq.heappop(self._decoding)[2])
+            request.end_step = self._finished_steps + request.reply_tokens
+            self._started_count += 1
+            heapq.heappush(self._decoding, (request.end_step, self._started_count, request))
+        while self._decoding and self._decoding[0][0] <= self._finished_steps + 1e-6:
+            answered_requests.append(heapq.heappop(self._decoding)[2])
         self._admit()
-        return answers
+        return answered_requests
 
-    def next_event(self) -> float:
+    def compute_next_event_time(self) -> float:
         """Return the time of the next event, or infinity if the replica is idle."""
-        step = self._step()
-        if not step:
+        step_seconds = self._compute_step_seconds()
+        if not step_seconds:
             return math.inf
-        steps = math.inf
+        steps_left = math.inf
         if self._decoding:
-            steps = self._decoding[0][0] - self._steps
+            steps_left = self._decoding[0][0] - self._finished_steps
         if self._prefilling:
-            steps = min(steps, self._prefilling[0].tokens_left / PREFILL_STEP)
-        return self._time + max(steps, 0.0) * step
+            steps_left = min(steps_left, self._prefilling[0].tokens_left / PREFILL_STEP)
+        return self._time + max(steps_left, 0.0) * step_seconds
 
-    def drop(self) -> None:
+    def drop_requests(self) -> None:
         """Drop all requests."""
         self._decoding.clear()
         self._prefilling.clear()
@@ -210,24 +210,24 @@ class _ReplicaState:
             request.tokens_left = max(1, request.prompt_tokens - request.cached_tokens)
             self._prefilling.append(request)
 
-    def _step(self) -> float:
+    def _compute_step_seconds(self) -> float:
         """Return the duration of a step in seconds, or 0 if the replica is idle."""
         if not (self._decoding or self._prefilling):
             return 0.0
-        sequences = len(self._decoding)
-        memory = self._replica.weights_seconds + sequences * self._replica.sequence_seconds
-        tokens = sequences + (PREFILL_STEP if self._prefilling else 0)
-        return max(memory, tokens / self._replica.tokens_per_second) / self._rate
+        sequence_count = len(self._decoding)
+        memory_seconds = self._replica.weights_seconds + sequence_count * self._replica.sequence_seconds
+        token_count = sequence_count + (PREFILL_STEP if self._prefilling else 0)
+        return max(memory_seconds, token_count / self._replica.tokens_per_second) / self._relative_speed
 
 
 class _Simulation:
     def __init__(self, replica: Replica, workload: Workload, operation: Operation) -> None:
         self._workload, self._operation = workload, operation
         self._random = random.Random(operation.seed)
-        slow = round(operation.slow_share * operation.replicas)
-        self._machines = [
-            _ReplicaState(replica, number, operation.slow_rate if number < slow else 1.0)
-            for number in range(operation.replicas)
+        slow_count = round(operation.slow_share * operation.replicas)
+        self._replicas = [
+            _ReplicaState(replica, index, operation.slow_rate if index < slow_count else 1.0)
+            for index in range(operation.replicas)
         ]
         self._events: list[tuple[float, int, str, int, int]] = []
         self._event_count = 0
@@ -235,29 +235,29 @@ class _Simulation:
         self._documents: dict[int, _Document] = {}
         self._time = self._last_start = 0.0
         self._is_killed = False
-        self._quarter = (0.0, 0)
-        """The time when a quarter of the documents had started, and the number of requests served by then."""
+        self._first_quarter = (0.0, 0)
+        """The time when a quarter of the documents had started, and the number of requests answered by then."""
         self._requests_at_last_start = 0
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
         documents_in_flight = max(1, self._operation.requests_in_flight // self._workload.requests_at_once)
-        for machine in self._machines:
-            self._plan_failure(machine)
+        for replica in self._replicas:
+            self._plan_failure(replica)
         self._plan_kill()
         for _ in range(min(documents_in_flight, self._documents_left)):
             self._start_document()
         while self._documents:
-            self._time, _, kind, number, version = heapq.heappop(self._events)
+            self._time, _, kind, replica_index, version = heapq.heappop(self._events)
             if kind == "work":
-                machine = self._machines[number]
-                if version == machine.version:
-                    self._advance_and_schedule(machine)
+                replica = self._replicas[replica_index]
+                if version == replica.version:
+                    self._advance_and_schedule(replica)
             elif kind == "failure":
-                self._fail_replica(self._machines[number])
+                self._fail_replica(self._replicas[replica_index])
             elif kind == "repair":
-                self._machines[number].is_up = True
-                self._plan_failure(self._machines[number])
+                self._replicas[replica_index].is_up = True
+                self._plan_failure(self._replicas[replica_index])
             elif kind == "kill":
                 self._kill_client()
             else:
@@ -265,15 +265,19 @@ class _Simulation:
         return self._compute_outcome()
 
     def _compute_outcome(self) -> Outcome:
-        outcome, documents = self.outcome, self._workload.documents
+        outcome, document_count = self.outcome, self._workload.documents
         outcome.seconds, outcome.tail_seconds = self._time, self._time - self._last_start
-        quarter_start, early_requests = self._quarter
-        span = self._last_start - quarter_start
-        requests = outcome.requests / documents
-        outcome.rate = (
-            (self._requests_at_last_start - early_requests) / span / requests if span > 0 else documents / self._time
+        quarter_start, early_requests = self._first_quarter
+        elapsed_s = self._last_start - quarter_start
+        requests_per_document = outcome.requests / document_count
+        outcome.documents_per_second = (
+            (self._requests_at_last_start - early_requests) / elapsed_s / requests_per_document
+            if elapsed_s > 0
+            else document_count / self._time
         )
-        outcome.busy_share = sum(machine.busy for machine in self._machines) / (len(self._machines) * self._time)
+        outcome.busy_share = sum(replica.busy_seconds for replica in self._replicas) / (
+            len(self._replicas) * self._time
+        )
         return outcome
 
     # Documents
@@ -286,13 +290,13 @@ class _Simulation:
         )
         self._last_start, self._requests_at_last_start = self._time, self.outcome.requests
         if self._documents_left == self._workload.documents * 3 // 4:
-            self._quarter = (self._time, self.outcome.requests)
+            self._first_quarter = (self._time, self.outcome.requests)
         self._assign_replica(document)
         self._send_next_stage(document)
 
     def _assign_replica(self, document: _Document) -> None:
-        up = [machine for machine in self._machines if machine.is_up] or self._machines
-        document.replica = min(up, key=lambda machine: machine.documents)
+        running_replicas = [replica for replica in self._replicas if replica.is_up] or self._replicas
+        document.replica = min(running_replicas, key=lambda replica: replica.documents)
         document.replica.documents += 1
 
     def _send_next_stage(self, document: _Document) -> None:
@@ -310,70 +314,70 @@ class _Simulation:
             self._send(request)
 
     def _send(self, request: _Request) -> None:
-        machine = request.document.replica
-        assert machine is not None
-        self._advance(machine)
-        request.start = self._time
-        machine.submit(request)
-        self._schedule(machine)
+        replica = request.document.replica
+        assert replica is not None
+        self._advance(replica)
+        request.send_time = self._time
+        replica.submit(request)
+        self._schedule(replica)
 
     # Replicas
 
-    def _advance_and_schedule(self, machine: _ReplicaState) -> None:
-        self._advance(machine)
-        self._schedule(machine)
+    def _advance_and_schedule(self, replica: _ReplicaState) -> None:
+        self._advance(replica)
+        self._schedule(replica)
 
-    def _advance(self, machine: _ReplicaState) -> None:
-        ready = []
-        for request in machine.advance(self._time):
+    def _advance(self, replica: _ReplicaState) -> None:
+        documents_with_finished_stage = []
+        for request in replica.advance(self._time):
             outcome, document = self.outcome, request.document
             outcome.requests += 1
             outcome.prompt_tokens += request.prompt_tokens
             outcome.computed_tokens += request.prompt_tokens - request.cached_tokens
             outcome.reply_tokens += request.reply_tokens
-            outcome.latencies.append(self._time - request.start)
+            outcome.latencies.append(self._time - request.send_time)
             del document.open_requests[id(request)]
             if not document.open_requests:
-                ready.append(document)
-        for document in ready:
+                documents_with_finished_stage.append(document)
+        for document in documents_with_finished_stage:
             self._send_next_stage(document)
 
-    def _schedule(self, machine: _ReplicaState) -> None:
-        machine.version += 1
-        when = machine.next_event()
-        if when < math.inf:
-            self._add_event(when, "work", machine.number, machine.version)
+    def _schedule(self, replica: _ReplicaState) -> None:
+        replica.version += 1
+        event_time = replica.compute_next_event_time()
+        if event_time < math.inf:
+            self._add_event(event_time, "work", replica.index, replica.version)
 
     # Failures
 
-    def _plan_failure(self, machine: _ReplicaState) -> None:
+    def _plan_failure(self, replica: _ReplicaState) -> None:
         if self._operation.hours_between_failures < math.inf:
             seconds = self._random.expovariate(1 / (3600 * self._operation.hours_between_failures))
-            self._add_event(self._time + seconds, "failure", machine.number)
+            self._add_event(self._time + seconds, "failure", replica.index)
 
     def _plan_kill(self) -> None:
         if self._operation.hours_between_kills < math.inf:
             seconds = self._random.expovariate(1 / (3600 * self._operation.hours_between_kills))
             self._add_event(self._time + seconds, "kill", 0)
 
-    def _fail_replica(self, machine: _ReplicaState) -> None:
-        self._advance(machine)
-        machine.drop()
-        machine.is_up = False
-        machine.version += 1
-        self._add_event(self._time + self._operation.repair_seconds, "repair", machine.number)
-        for document in [document for document in self._documents.values() if document.replica is machine]:
-            machine.documents -= 1
+    def _fail_replica(self, replica: _ReplicaState) -> None:
+        self._advance(replica)
+        replica.drop_requests()
+        replica.is_up = False
+        replica.version += 1
+        self._add_event(self._time + self._operation.repair_seconds, "repair", replica.index)
+        for document in [document for document in self._documents.values() if document.replica is replica]:
+            replica.documents -= 1
             self._assign_replica(document)
             if not self._is_killed:
                 self._repeat_requests(document)
 
     def _kill_client(self) -> None:
         self._is_killed = True
-        for machine in self._machines:
-            self._advance(machine)
-            machine.drop()
-            machine.version += 1
+        for replica in self._replicas:
+            self._advance(replica)
+            replica.drop_requests()
+            replica.version += 1
         self._add_event(self._time + self._operation.restart_seconds, "resume", 0)
 
     def _resume_client(self) -> None:
@@ -387,9 +391,9 @@ class _Simulation:
             self.outcome.repeats += 1
             self._send(request)
 
-    def _add_event(self, when: float, kind: str, number: int, version: int = 0) -> None:
+    def _add_event(self, event_time: float, kind: str, replica_index: int, version: int = 0) -> None:
         self._event_count += 1
-        heapq.heappush(self._events, (when, self._event_count, kind, number, version))
+        heapq.heappush(self._events, (event_time, self._event_count, kind, replica_index, version))
 
 
 def make_document_rng(seed: int, number: int) -> random.Random:
@@ -406,43 +410,47 @@ def plan_stages(workload: Workload, rng: random.Random) -> Iterator[Sequence[tup
     if workload.spread:
         mu = math.log(workload.mean_tokens) - workload.spread**2 / 2
         tokens = min(workload.longest, rng.lognormvariate(mu, workload.spread))
-    chunks = max(1, math.ceil(tokens / workload.chunk_tokens))
-    length = math.ceil(tokens / chunks)
-    memory, frame, questions = workload.memory_tokens, workload.frame_tokens, workload.questions
-    update_prompt = length + memory + frame
+    chunk_count = max(1, math.ceil(tokens / workload.chunk_tokens))
+    section_tokens = math.ceil(tokens / chunk_count)
+    memory_tokens, frame_tokens, questions = workload.memory_tokens, workload.frame_tokens, workload.questions
+    update_prompt = section_tokens + memory_tokens + frame_tokens
 
     def repeat_for_questions(prompt: int, reply_tokens: int, cached_tokens: int = 0) -> list[tuple[int, int, int]]:
         cached_tokens = cached_tokens if workload.shares_sections else 0
         return [(prompt, cached_tokens if number else 0, reply_tokens) for number in range(questions)]
 
     if workload.strategy == "parallel":
-        yield repeat_for_questions(update_prompt, memory, length) * chunks
-        yield from _plan_merges(chunks, workload)
+        yield repeat_for_questions(update_prompt, memory_tokens, section_tokens) * chunk_count
+        yield from _plan_merges(chunk_count, workload)
     elif workload.strategy == "segments":
-        segments = min(workload.segments, chunks)
-        for start in range(0, chunks, segments):
-            count = min(segments, chunks - start)
-            yield repeat_for_questions(update_prompt, memory, length) * count
+        segments = min(workload.segments, chunk_count)
+        for start in range(0, chunk_count, segments):
+            chunks_of_stage = min(segments, chunk_count - start)
+            yield repeat_for_questions(update_prompt, memory_tokens, section_tokens) * chunks_of_stage
         yield from _plan_merges(segments, workload)
     else:
-        for _ in range(chunks):
-            requests = repeat_for_questions(update_prompt, memory, length)
+        for _ in range(chunk_count):
+            requests = repeat_for_questions(update_prompt, memory_tokens, section_tokens)
             if workload.strategy == "gated":
                 requests = [
-                    (prompt, cached_tokens, reply_tokens if rng.random() < workload.rewrites else workload.gate_tokens)
+                    (
+                        prompt,
+                        cached_tokens,
+                        reply_tokens if rng.random() < workload.rewrite_share else workload.gate_tokens,
+                    )
                     for prompt, cached_tokens, reply_tokens in requests
                 ]
             yield requests
-    yield repeat_for_questions(memory + frame, workload.answer_tokens)
+    yield repeat_for_questions(memory_tokens + frame_tokens, workload.answer_tokens)
 
 
-def _plan_merges(memories: int, workload: Workload) -> Iterator[Sequence[tuple[int, int, int]]]:
+def _plan_merges(memory_count: int, workload: Workload) -> Iterator[Sequence[tuple[int, int, int]]]:
     """Yield the stages that merge memories until one is left."""
-    while memories > 1:
-        groups = math.ceil(memories / workload.merge_size)
-        prompt = math.ceil(memories / groups) * workload.memory_tokens + workload.frame_tokens
-        yield [(prompt, 0, workload.memory_tokens)] * (groups * workload.questions)
-        memories = groups
+    while memory_count > 1:
+        group_count = math.ceil(memory_count / workload.merge_size)
+        prompt_tokens = math.ceil(memory_count / group_count) * workload.memory_tokens + workload.frame_tokens
+        yield [(prompt_tokens, 0, workload.memory_tokens)] * (group_count * workload.questions)
+        memory_count = group_count
 
 
 def simulate(replica: Replica, workload: Workload, operation: Operation) -> Outcome:

@@ -45,21 +45,21 @@ DOCUMENTS: Final = 1536
 CHUNKS: Final = 2
 CHUNK_TOKENS: Final = 1000
 DELAY_MS: Final = 2000
-FEW, MANY = 350, int(os.environ.get("MEMAGENT_BENCHMARK_DOCUMENTS", "10000"))
+FEW_DOCUMENTS, MANY_DOCUMENTS = 350, int(os.environ.get("MEMAGENT_BENCHMARK_DOCUMENTS", "10000"))
 QUESTION: Final = "What does it say?"
 
 
 async def read_table(table: Path, out: Path, policy: Any, *, chunk_tokens: int) -> int:
     """Read a table as `memagent corpus` does, and return the number of calls."""
     inputs, folder = open_inputs(str(table)), TableFolder(str(out))
-    with lock_table(folder) as work:
+    with lock_table(folder) as work_folder:
         agent = MemAgent(
             policy,
             tokenizer="embedded",
             budget=Budget(chunk_tokens=chunk_tokens),
             prompts=load_prompts(),
-            store=work / "documents",
-            checkpoints=work / "checkpoints.sqlite",
+            store=work_folder / "documents",
+            checkpoints=work_folder / "checkpoints.sqlite",
             run_log=False,
         )
         reader = CorpusReader(agent, [QUESTION], inputs.access)
@@ -73,16 +73,16 @@ async def _compare(url: str, folder: Path) -> tuple[float, float]:
     table = folder / "table.jsonl"
     texts = list(generate_documents(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
     table.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    runs = 0
+    run_count = 0
 
     async def run_table() -> int:
-        nonlocal runs
-        runs += 1
+        nonlocal run_count
+        run_count += 1
         policy = OpenAICompatiblePolicy("slow", base_url=url, max_concurrency=IN_FLIGHT)
-        return await read_table(table, folder / f"out-{runs}", policy, chunk_tokens=CHUNK_TOKENS)
+        return await read_table(table, folder / f"out-{run_count}", policy, chunk_tokens=CHUNK_TOKENS)
 
     await run_table()
-    calls = [row["usage"]["calls"] for row in TableFolder(str(folder / "out-1")).rows(["usage"])]
+    calls_per_document = [row["usage"]["calls"] for row in TableFolder(str(folder / "out-1")).rows(["usage"])]
     prompts = load_prompts()
     messages = prompts.messages(
         "update", QUESTION, memory="what was kept " * 30, chunk=texts[0][: len(texts[0]) // CHUNKS]
@@ -99,11 +99,11 @@ async def _compare(url: str, folder: Path) -> tuple[float, float]:
                         async with client.post(f"{url}/chat/completions", data=msgspec.json.encode(body)) as reply:
                             msgspec.json.decode(await reply.read())
 
-            await asyncio.gather(*map(send_requests, calls))
-        return sum(calls)
+            await asyncio.gather(*map(send_requests, calls_per_document))
+        return sum(calls_per_document)
 
-    ratio, _, cost = await take_turns(run_bare_loop, run_table, rounds=1)
-    return ratio, cost
+    ratio, _, cpu_ms = await take_turns(run_bare_loop, run_table, rounds=1)
+    return ratio, cpu_ms
 
 
 _MEMORY_PROGRAM: Final = """
@@ -128,13 +128,13 @@ class InstantPolicy:
         return Completion(text, FinishReason.STOP, self.name, TokenUsage(100, 10))
 
 
-def measure_peak_megabytes(documents: int) -> float:
+def measure_peak_megabytes(document_count: int) -> float:
     """Return the peak memory, in MB, of a process that reads a table of tiny documents."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table.jsonl"
         with table.open("w") as file:
-            for number in range(documents):
-                file.write(json.dumps({"text": f"Document {number} says nothing much about anything."}) + "\n")
+            for index in range(document_count):
+                file.write(json.dumps({"text": f"Document {index} says nothing much about anything."}) + "\n")
         command = [sys.executable, "-c", _MEMORY_PROGRAM, str(table), str(Path(folder) / "out")]
         process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         return float(process.stdout.split()[-1])
@@ -143,14 +143,14 @@ def measure_peak_megabytes(documents: int) -> float:
 def measure() -> list[Figure]:
     """Return the figures on throughput, CPU time and peak memory."""
     with run_slow_server(DELAY_MS) as url, tempfile.TemporaryDirectory() as folder:
-        ratio, cost = asyncio.run(_compare(url, Path(folder)))
-    small_peak, large_peak = measure_peak_megabytes(FEW), measure_peak_megabytes(MANY)
+        ratio, cpu_ms = asyncio.run(_compare(url, Path(folder)))
+    small_peak, large_peak = measure_peak_megabytes(FEW_DOCUMENTS), measure_peak_megabytes(MANY_DOCUMENTS)
     return [
         Figure.at_least(f"requests/s, corpus : bare loop, {IN_FLIGHT} in flight", ratio, "x", 0.9),
-        Figure("corpus, CPU time per request", cost, "ms"),
-        Figure(f"corpus of {FEW:,} documents: peak memory", small_peak, "MB"),
+        Figure("corpus, CPU time per request", cpu_ms, "ms"),
+        Figure(f"corpus of {FEW_DOCUMENTS:,} documents: peak memory", small_peak, "MB"),
         Figure(
-            f"corpus of {MANY:,} documents: peak memory",
+            f"corpus of {MANY_DOCUMENTS:,} documents: peak memory",
             large_peak,
             "MB",
             "at most 60 more",

@@ -25,7 +25,7 @@ from memagent_corpus.corpus_rows import CorpusRow, RowUsage
 from memagent_graph.storage.checkpoints import open_checkpointer
 
 TURNOVER: Final = 4
-"""The number of simulated documents, as a multiple of the documents in flight."""
+"""The ratio of simulated documents to documents in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +88,21 @@ class Cost:
 
 def collect_settings(workload: Workload, operation: Operation) -> list[Setting]:
     """Return the settings of the table's rows."""
-    eight = replace(workload, questions=8)
-    quarter = replace(operation, requests_in_flight=operation.requests_in_flight // 4)
-    faulty = replace(
+    eight_questions = replace(workload, questions=8)
+    fewer_in_flight = replace(operation, requests_in_flight=operation.requests_in_flight // 4)
+    with_failures = replace(
         operation, hours_between_failures=2.0, hours_between_kills=1.0, slow_share=1 / 8, slow_rate=0.5
-    )  # much more often than in a real cluster, so that they occur in a short simulation
+    )  # much more often than in a real cluster, so that a short simulation has some
     return [
         Setting("overwrite, 1 question", workload, operation),
-        Setting("overwrite, 1 question, a quarter of the requests in flight", workload, quarter),
+        Setting("overwrite, 1 question, a quarter of the requests in flight", workload, fewer_in_flight),
         Setting("gated, 1 question", replace(workload, strategy="gated"), operation),
         Setting("segments of 8, 1 question", replace(workload, strategy="segments"), operation),
         Setting("parallel, 1 question", replace(workload, strategy="parallel"), operation),
-        Setting("overwrite, 8 questions", eight, operation),
-        Setting("overwrite, 8 questions, no prefix cache", replace(eight, shares_sections=False), operation),
-        Setting("gated, 8 questions", replace(eight, strategy="gated"), operation),
-        Setting("overwrite, 1 question, with failures", workload, faulty),
+        Setting("overwrite, 8 questions", eight_questions, operation),
+        Setting("overwrite, 8 questions, no prefix cache", replace(eight_questions, shares_sections=False), operation),
+        Setting("gated, 8 questions", replace(eight_questions, strategy="gated"), operation),
+        Setting("overwrite, 1 question, with failures", workload, with_failures),
     ]
 
 
@@ -115,7 +115,7 @@ def estimate_cost(setting: Setting, hardware: Hardware, documents: int, gpus: in
 
 
 def scale_outcome(
-    name: str, outcome: Outcome, simulated_documents: int, documents: int, scale: float, gpus: int
+    name: str, outcome: Outcome, simulated_documents: int, documents: int, cluster_factor: float, gpus: int
 ) -> Cost:
     """Scale the outcome of a simulation to all documents and GPUs.
 
@@ -124,20 +124,20 @@ def scale_outcome(
         outcome: the outcome of the simulation.
         simulated_documents: the number of simulated documents.
         documents: the number of all documents.
-        scale: the number of all GPUs, divided by the number of simulated ones.
+        cluster_factor: the number of all GPUs, divided by the number of simulated ones.
         gpus: the number of all GPUs.
     """
-    seconds = documents / (outcome.rate * scale)
-    share = documents / simulated_documents
+    seconds = documents / (outcome.documents_per_second * cluster_factor)
+    document_factor = documents / simulated_documents
     percentiles = statistics.quantiles(outcome.latencies, n=100)
     return Cost(
         name=name,
         hours=seconds / 3600,
         gpu_hours=seconds / 3600 * gpus,
-        requests=outcome.requests * share,
-        requests_per_second=outcome.requests * share / seconds,
-        computed_tokens=outcome.computed_tokens * share,
-        reply_tokens=outcome.reply_tokens * share,
+        requests=outcome.requests * document_factor,
+        requests_per_second=outcome.requests * document_factor / seconds,
+        computed_tokens=outcome.computed_tokens * document_factor,
+        reply_tokens=outcome.reply_tokens * document_factor,
         median_seconds=percentiles[49],
         p99_seconds=percentiles[98],
         repeat_share=outcome.repeats / outcome.requests,
@@ -147,74 +147,76 @@ def scale_outcome(
 def estimate_longest_document_hours(workload: Workload, hardware: Hardware) -> float:
     """Return the hours that the longest document needs alone on a GPU; no run can be shorter."""
     replica = hardware.make_replica(workload)
-    single = replace(workload, documents=1, mean_tokens=workload.longest, spread=0.0, questions=1)
-    return simulate(replica, single, Operation(1, 1)).seconds / 3600
+    one_document = replace(workload, documents=1, mean_tokens=workload.longest, spread=0.0, questions=1)
+    return simulate(replica, one_document, Operation(1, 1)).seconds / 3600
 
 
 def format_table(costs: Sequence[Cost], client_ms: float, price: float | None) -> str:
     """Format the costs as a Markdown table."""
-    head = ["setting", "days", "GPU hours", "requests, millions", "requests/s", "prompt tokens computed, billions",
-            "tokens written, billions", "request, median and p99 s", "client cores", "sent again"]  # fmt: skip
-    head += ["price"] if price else []
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
+    column_titles = [
+        "setting", "days", "GPU hours", "requests, millions", "requests/s", "prompt tokens computed, billions",
+        "tokens written, billions", "request, median and p99 s", "client cores", "sent again",
+    ]  # fmt: skip
+    column_titles += ["price"] if price else []
+    rows = [column_titles, ["---"] + ["---:"] * (len(column_titles) - 1)]
     for cost in costs:
-        line = [cost.name, f"{cost.hours / 24:.1f}", f"{cost.gpu_hours:,.0f}", f"{cost.requests / 1e6:,.0f}",
+        cells = [cost.name, f"{cost.hours / 24:.1f}", f"{cost.gpu_hours:,.0f}", f"{cost.requests / 1e6:,.0f}",
                 f"{cost.requests_per_second:,.0f}", f"{cost.computed_tokens / 1e9:,.0f}",
                 f"{cost.reply_tokens / 1e9:,.1f}", f"{cost.median_seconds:.0f}, {cost.p99_seconds:.0f}",
                 f"{cost.requests_per_second * client_ms / 1000:.1f}", f"{cost.repeat_share:.2%}"]  # fmt: skip
-        lines.append(line + ([f"{cost.gpu_hours * price:,.0f}"] if price else []))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        rows.append(cells + ([f"{cost.gpu_hours * price:,.0f}"] if price else []))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 
 # Measurements on this machine
 
 
-async def _measure_checkpoints(seconds: float, reads: int = 256) -> tuple[float, float]:
-    """Return the checkpoints per second that `reads` concurrent reads write, and the bytes per checkpoint."""
+async def _measure_checkpoints(seconds: float, read_count: int = 256) -> tuple[float, float]:
+    """Return the checkpoints per second that `read_count` concurrent reads write, and the bytes per checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoints.sqlite"
         saver = await open_checkpointer(path)
         assert saver is not None
-        count, end = 0, time.monotonic() + seconds
+        checkpoint_count, end_time = 0, time.monotonic() + seconds
         memory = "what was kept of the document so far, some hundreds of words of it. " * 40
 
-        async def read(number: int) -> None:
-            nonlocal count
-            while time.monotonic() < end:
-                count += 1
-                values = {"memory": f"{count} {memory}", "question": "What does it say?"}
-                identity = f"{count:036d}"
-                checkpoint = {"v": 4, "id": identity, "ts": "", "channel_values": values, "channel_versions": {},
+        async def write_checkpoints(read_index: int) -> None:
+            nonlocal checkpoint_count
+            while time.monotonic() < end_time:
+                checkpoint_count += 1
+                values = {"memory": f"{checkpoint_count} {memory}", "question": "What does it say?"}
+                checkpoint_id = f"{checkpoint_count:036d}"
+                checkpoint = {"v": 4, "id": checkpoint_id, "ts": "", "channel_values": values, "channel_versions": {},
                               "versions_seen": {}, "updated_channels": None}  # fmt: skip
-                config = {"configurable": {"thread_id": str(number), "checkpoint_ns": ""}}
+                config = {"configurable": {"thread_id": str(read_index), "checkpoint_ns": ""}}
                 await saver.aput(config, checkpoint, {}, {})  # type: ignore[arg-type]
 
         start_time = time.monotonic()
-        await asyncio.gather(*(read(number) for number in range(reads)))
-        rate = count / (time.monotonic() - start_time)
+        await asyncio.gather(*(write_checkpoints(read_index) for read_index in range(read_count)))
+        rate = checkpoint_count / (time.monotonic() - start_time)
         await saver.aclose()  # type: ignore[attr-defined]
-        return rate, sum(file.stat().st_size for file in path.parent.iterdir()) / count
+        return rate, sum(file.stat().st_size for file in path.parent.iterdir()) / checkpoint_count
 
 
 def _measure_ledger(seconds: float, questions: int) -> float:
     """Return the documents per second that the ledger stores, each with one row per question."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = CorpusLedger(Path(folder) / "ledger.sqlite")
-        documents, start_time = 0, time.monotonic()
+        document_count, start_time = 0, time.monotonic()
         while time.monotonic() - start_time < seconds:
-            name = f"folder/document-{documents}.txt"
+            name = f"folder/document-{document_count}.txt"
             rows = [
                 CorpusRow(
-                    id=f"{documents}-{number}", document=name, digest="0" * 64,
-                    question=f"What does it say, {number}?", answer="The answer.", memory="kept " * 300,
+                    id=f"{document_count}-{question_index}", document=name, digest="0" * 64,
+                    question=f"What does it say, {question_index}?", answer="The answer.", memory="kept " * 300,
                     usage=RowUsage(1, 1, 0, 1, 1.0),
                 )
-                for number in range(questions)
+                for question_index in range(questions)
             ]  # fmt: skip
             ledger.mark_begun(name)
             ledger.store_rows(name, "1", rows)
-            documents += 1
-        rate = documents / (time.monotonic() - start_time)
+            document_count += 1
+        rate = document_count / (time.monotonic() - start_time)
         ledger.close()
         return rate
 
@@ -237,10 +239,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--simulated", type=int, default=8, help="number of simulated replicas (default: %(default)s)")
     parser.add_argument("--in-flight", type=int, default=160, help="requests in flight per GPU (default: %(default)s)")
     workload_options = ("mean_tokens", "spread", "longest", "chunk_tokens", "memory_tokens")
-    for part, names in ((workload, workload_options), (hardware, asdict(hardware))):
+    for defaults, names in ((workload, workload_options), (hardware, asdict(hardware))):
         for name in names:
-            text = f"{type(part).__name__.lower()}: {name.replace('_', ' ')} (default: %(default)s)"
-            parser.add_argument("--" + name.replace("_", "-"), type=float, default=getattr(part, name), help=text)
+            help_text = f"{type(defaults).__name__.lower()}: {name.replace('_', ' ')} (default: %(default)s)"
+            parser.add_argument(
+                "--" + name.replace("_", "-"), type=float, default=getattr(defaults, name), help=help_text
+            )
     parser.add_argument("--client-ms", type=float, default=3.5, help="the client's CPU time per request in ms")
     parser.add_argument("--price", type=float, help="price of a GPU hour; adds a column")
     parser.add_argument("--measure", action="store_true", help="only measure ledger and checkpoints on this machine")

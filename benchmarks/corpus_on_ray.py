@@ -31,18 +31,18 @@ from memagent_corpus.source_access import CorpusSize
 from memagent_graph.reader import MemAgent
 from memagent_graph.settings import ReadSettings
 
-PER_ACTOR: Final = int(os.environ.get("MEMAGENT_BENCHMARK_IN_FLIGHT", "128"))
+IN_FLIGHT_PER_ACTOR: Final = int(os.environ.get("MEMAGENT_BENCHMARK_IN_FLIGHT", "128"))
 DOCUMENTS_PER_SLOT: Final = 4
-"""The number of documents, as a multiple of the documents in flight."""
+"""The ratio of documents to documents in flight."""
 CHUNKS: Final = 2
 CHUNK_TOKENS: Final = 1000
 DELAY_MS: Final = 5000
 QUESTION: Final = "What does it say?"
-_ACTOR: Final = b"ray::DocumentActor"
+_ACTOR_PROCESS: Final = b"ray::DocumentActor"
 
 
 @dataclass
-class Clock:
+class RunClock:
     """Follows a run and measures it. Times are in seconds of the monotonic clock."""
 
     run_start: float = 0.0
@@ -83,7 +83,7 @@ class ActorLoad(threading.Thread):
         while not self._end.wait(0.5):
             for folder in Path("/proc").iterdir():
                 try:
-                    if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(_ACTOR):
+                    if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(_ACTOR_PROCESS):
                         values = (folder / "stat").read_text().rpartition(")")[2].split()
                         self.seconds[int(folder.name)] = (int(values[11]) + int(values[12])) / ticks
                 except (OSError, IndexError):
@@ -96,16 +96,16 @@ class ActorLoad(threading.Thread):
         return sum(self.seconds.values())
 
 
-async def read_with_actors(table: Path, out: Path, settings: ReadSettings, actors: int) -> Clock:
+async def read_with_actors(table: Path, out: Path, settings: ReadSettings, actors: int) -> RunClock:
     """Read a table with this many actors on the connected cluster, or in this process if there are 0."""
-    inputs, folder, clock = open_inputs(str(table)), TableFolder(str(out)), Clock()
+    inputs, folder, clock = open_inputs(str(table)), TableFolder(str(out)), RunClock()
     with ExitStack() as stack:
         work = stack.enter_context(lock_table(folder))
         checkpoints = str(work / CHECKPOINTS_FILE)
         engine: Any = None
         if actors:
             plan = ActorPlan(settings=settings, questions=(QUESTION,), access=inputs.access, checkpoints=checkpoints)
-            engine = RayEngine(plan, actors, PER_ACTOR)
+            engine = RayEngine(plan, actors, IN_FLIGHT_PER_ACTOR)
         agent = MemAgent(settings=settings, store=work / "documents", checkpoints=checkpoints, run_log=False)
         reader = CorpusReader(agent, [QUESTION], inputs.access)
         in_flight = settings.concurrency
@@ -124,36 +124,42 @@ def measure() -> list[Figure]:
 
 
 def _measure_on_cluster(url: str, folder: Path) -> list[Figure]:
-    texts = list(generate_documents(CHUNK_TOKENS * CHUNKS, 2 * PER_ACTOR * DOCUMENTS_PER_SLOT))
+    texts = list(generate_documents(CHUNK_TOKENS * CHUNKS, 2 * IN_FLIGHT_PER_ACTOR * DOCUMENTS_PER_SLOT))
     for name, count in (("half", len(texts) // 2), ("all", len(texts))):
         lines = (json.dumps({"text": text}) for text in texts[:count])
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
 
-    def settings(concurrency: int) -> ReadSettings:
+    def make_settings(concurrency: int) -> ReadSettings:
         return ReadSettings(
             model="slow", base_url=url, tokenizer="embedded", chunk_tokens=CHUNK_TOKENS, concurrency=concurrency
         )
 
     start_time = time.process_time()
-    local = asyncio.run(read_with_actors(folder / "all.jsonl", folder / "local", settings(2 * PER_ACTOR), 0))
-    local_cost = 1000 * (time.process_time() - start_time) / local.calls
-    one_actor = asyncio.run(read_with_actors(folder / "half.jsonl", folder / "ray-1", settings(PER_ACTOR), 1))
-    load, start_time = ActorLoad(), time.process_time()
-    load.start()
-    two_actors = asyncio.run(read_with_actors(folder / "all.jsonl", folder / "ray-2", settings(PER_ACTOR), 2))
-    driver_seconds, actor_seconds = time.process_time() - start_time, load.stop()
-    wall_seconds = two_actors.last_end - two_actors.first_start
-    ratio, growth = two_actors.rate / local.rate, two_actors.rate / one_actor.rate
-    share = actor_seconds / 2 / wall_seconds
+    local_clock = asyncio.run(
+        read_with_actors(folder / "all.jsonl", folder / "local", make_settings(2 * IN_FLIGHT_PER_ACTOR), 0)
+    )
+    local_ms = 1000 * (time.process_time() - start_time) / local_clock.calls
+    one_actor_clock = asyncio.run(
+        read_with_actors(folder / "half.jsonl", folder / "ray-1", make_settings(IN_FLIGHT_PER_ACTOR), 1)
+    )
+    actor_load, start_time = ActorLoad(), time.process_time()
+    actor_load.start()
+    two_actor_clock = asyncio.run(
+        read_with_actors(folder / "all.jsonl", folder / "ray-2", make_settings(IN_FLIGHT_PER_ACTOR), 2)
+    )
+    driver_seconds, actor_seconds = time.process_time() - start_time, actor_load.stop()
+    wall_seconds = two_actor_clock.last_end - two_actor_clock.first_start
+    ray_ratio, speedup = two_actor_clock.rate / local_clock.rate, two_actor_clock.rate / one_actor_clock.rate
+    cores_per_actor = actor_seconds / 2 / wall_seconds
     return [
-        Figure(f"core, {2 * PER_ACTOR} in flight", local.rate, "requests/s"),
-        Figure(f"Ray, 2 actors with {PER_ACTOR} in flight each", two_actors.rate, "requests/s"),
-        Figure.at_least("Ray : core", ratio, "x", 0.8),
-        Figure.at_least("2 actors : 1 actor", growth, "x", 1.8),
-        Figure.below("CPU cores used by one actor", share, "", 0.3),
-        Figure("core, CPU time per request", local_cost, "ms"),
-        Figure("actors, CPU time per request", 1000 * actor_seconds / two_actors.calls, "ms"),
-        Figure("driver, CPU time per request", 1000 * driver_seconds / two_actors.calls, "ms"),
-        Figure("Ray, time until the first request", two_actors.first_start - two_actors.run_start, "s"),
+        Figure(f"core, {2 * IN_FLIGHT_PER_ACTOR} in flight", local_clock.rate, "requests/s"),
+        Figure(f"Ray, 2 actors with {IN_FLIGHT_PER_ACTOR} in flight each", two_actor_clock.rate, "requests/s"),
+        Figure.at_least("Ray : core", ray_ratio, "x", 0.8),
+        Figure.at_least("2 actors : 1 actor", speedup, "x", 1.8),
+        Figure.below("CPU cores used by one actor", cores_per_actor, "", 0.3),
+        Figure("core, CPU time per request", local_ms, "ms"),
+        Figure("actors, CPU time per request", 1000 * actor_seconds / two_actor_clock.calls, "ms"),
+        Figure("driver, CPU time per request", 1000 * driver_seconds / two_actor_clock.calls, "ms"),
+        Figure("Ray, time until the first request", two_actor_clock.first_start - two_actor_clock.run_start, "s"),
         Figure("load average of the machine at the end", os.getloadavg()[0]),
     ]

@@ -39,11 +39,11 @@ from memagent_graph.policies.profile import require_profile
 from memagent_graph.tokenizers import load_tokenizer
 
 Policy: TypeAlias = LocalPolicy | OpenAICompatiblePolicy
-NAME: Final = "english"
+POLICY_NAME: Final = "english"
 PREFILL_TOKENS, DECODED_TOKENS, SHORT_PROMPT_TOKENS = 1024, 64, 16
 _ROUNDS: Final = 3
 _CHECKOUT: Final = Path(__file__).parents[1]
-_LLAMA: Final = Path(os.environ.get("MEMAGENT_LLAMA_PYTHON", _CHECKOUT / ".venv-llama/bin/python"))
+_LLAMA_PYTHON: Final = Path(os.environ.get("MEMAGENT_LLAMA_PYTHON", _CHECKOUT / ".venv-llama/bin/python"))
 _LLAMA_SERVER: Final = _CHECKOUT / "tests/integration/llama_cpp_server.py"
 
 
@@ -54,7 +54,7 @@ class EngineNotInstalledError(Exception):
 @contextmanager
 def open_transformers(dtype: str) -> Iterator[Policy]:
     """Yield a policy that runs in this process, with transformers."""
-    yield LocalPolicy(NAME, dtype=dtype)
+    yield LocalPolicy(POLICY_NAME, dtype=dtype)
 
 
 @contextmanager
@@ -73,28 +73,32 @@ def open_vllm(dtype: str) -> Iterator[Policy]:
 
 
 @contextmanager
-def open_llama_cpp(kind: str) -> Iterator[Policy]:
-    """Start a llama.cpp server of the policy's GGUF file, quantised to `kind`, and yield a policy that uses it."""
-    f16_file = _find_policy_folder() / f"{NAME}.F16.gguf"
-    if not _LLAMA.is_file():
+def open_llama_cpp(quantisation: str) -> Iterator[Policy]:
+    """Start a llama.cpp server of the policy's GGUF file, quantised as requested, and yield its policy."""
+    f16_file = _find_policy_folder() / f"{POLICY_NAME}.F16.gguf"
+    if not _LLAMA_PYTHON.is_file():
         raise EngineNotInstalledError("make .venv-llama/.installed")
     if not f16_file.is_file():
-        raise EngineNotInstalledError(f"memagent policy add {NAME} --gguf")
+        raise EngineNotInstalledError(f"memagent policy add {POLICY_NAME} --gguf")
     with tempfile.TemporaryDirectory() as folder:
-        file = f16_file if kind == "F16" else quantise_gguf(f16_file, kind, Path(folder) / f"{kind}.gguf")
-        command = [str(_LLAMA), str(_LLAMA_SERVER), str(file)]
+        gguf_file = (
+            f16_file
+            if quantisation == "F16"
+            else quantise_gguf(f16_file, quantisation, Path(folder) / f"{quantisation}.gguf")
+        )
+        command = [str(_LLAMA_PYTHON), str(_LLAMA_SERVER), str(gguf_file)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
             yield OpenAICompatiblePolicy(base_url=f"{process.stdout.readline().strip()}/v1")
-            process.kill()  # a stop would wait for clients that keep their connections
+            process.kill()  # terminating would wait for clients with open connections
 
 
-def quantise_gguf(source: Path, kind: str, target: Path) -> Path:
+def quantise_gguf(source: Path, quantisation: str, target: Path) -> Path:
     """Write a GGUF file with the matrices of `source` in another format, and return its path."""
     import gguf
     import numpy
 
-    matrix_type = gguf.GGMLQuantizationType[kind]
+    matrix_type = gguf.GGMLQuantizationType[quantisation]
     reader: Any = gguf.GGUFReader(source)
     writer: Any = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
@@ -102,13 +106,13 @@ def quantise_gguf(source: Path, kind: str, target: Path) -> Path:
             continue
         is_array = field.types[0] == gguf.GGUFValueType.ARRAY
         writer.add_key_value(name, field.contents(), field.types[0], sub_type=field.types[-1] if is_array else None)
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{quantisation}"])
     for tensor in reader.tensors:
         if tensor.data.ndim == 1:
             writer.add_tensor(tensor.name, tensor.data)
         else:
-            packed = gguf.quants.quantize(tensor.data.astype(numpy.float32), matrix_type)
-            writer.add_tensor(tensor.name, packed, raw_dtype=matrix_type)
+            quantised_data = gguf.quants.quantize(tensor.data.astype(numpy.float32), matrix_type)
+            writer.add_tensor(tensor.name, quantised_data, raw_dtype=matrix_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -158,9 +162,9 @@ def measure_engine(engine: str, documents: Sequence[DemoDocument]) -> Measuremen
         with MemAgent(policy, profile=profile, store=Path(folder), run_log=False, strategy=strategy) as reader:
             seconds = 0.0
             for document in documents:
-                text = Document.from_text(document.text)
+                stored_document = Document.from_text(document.text)
                 start_time = time.monotonic()
-                results = reader.read(text, questions=[question.question for question in document.questions])
+                results = reader.read(stored_document, questions=[question.question for question in document.questions])
                 seconds += time.monotonic() - start_time
                 is_right += [
                     question.is_right(result.answer)
@@ -183,14 +187,14 @@ async def _measure_speeds(policy: Policy) -> tuple[float, float]:
         completion = await policy.complete(short_prompt, SamplingParams(max_tokens=DECODED_TOKENS))
         assert completion.usage
         decoding_rate = max(decoding_rate, completion.usage.completion_tokens / (time.monotonic() - start_time))
-    await policy.aclose()  # the connections belong to this event loop
+    await policy.aclose()  # its connections belong to this event loop
     return prefill_rate, decoding_rate
 
 
 def _find_policy_folder() -> Path:
-    folder = find_added_policy_folder(NAME)
+    folder = find_added_policy_folder(POLICY_NAME)
     if folder is None:
-        raise SystemExit(f"The policy {NAME} is not installed. Run: memagent policy add {NAME} --gguf")
+        raise SystemExit(f"The policy {POLICY_NAME} is not installed. Run: memagent policy add {POLICY_NAME} --gguf")
     return folder
 
 
@@ -226,9 +230,13 @@ def print_table(measurements: Sequence[Measurement]) -> None:
     console = Console(width=140)
     console.print(table)
     for measurement in measurements[1:]:
-        for number, (reference, answer) in enumerate(zip(measurements[0].answers, measurement.answers, strict=True)):
+        for question_index, (reference, answer) in enumerate(
+            zip(measurements[0].answers, measurement.answers, strict=True)
+        ):
             if reference != answer:
-                console.print(f"{measurement.engine}, question {number}: {answer!r}, not {reference!r}", markup=False)
+                console.print(
+                    f"{measurement.engine}, question {question_index}: {answer!r}, not {reference!r}", markup=False
+                )
 
 
 def main() -> None:

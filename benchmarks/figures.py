@@ -23,6 +23,7 @@ class Figure:
     goal: str = ""
     """The goal as text, such as "<= 0.5"; empty if there is none."""
     met: bool = True
+    """Whether the value meets the goal; True if there is no goal."""
 
     @classmethod
     def at_most(cls, metric: str, value: float, unit: str, bound: float) -> Self:
@@ -36,7 +37,7 @@ class Figure:
 
     @classmethod
     def exactly(cls, metric: str, value: float, goal: float) -> Self:
-        """Return a figure, which is a number of things, whose goal is exactly `goal`."""
+        """Return a figure for a count, whose goal is exactly `goal`."""
         return cls(metric, value, "", f"{goal:g}", value == goal)
 
     @classmethod

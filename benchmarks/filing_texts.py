@@ -63,7 +63,7 @@ class Filing(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFiling:
-    """The text of a filing, its true fields, and what makes it hard."""
+    """The text of a filing, its true fields, and the properties that may make it hard to read."""
 
     name: str
     """The name of its file."""
@@ -71,9 +71,9 @@ class GeneratedFiling:
     truth: Filing
     scale: Scale
     has_former_auditor: bool
-    """Whether the text names a former auditor before the present one."""
+    """Whether the text names a former auditor before the current one."""
     wording: int
-    """Which of the three wordings its sentences have, from 0 to 2."""
+    """The index of the wording of its sentences, from 0 to 2."""
 
 
 def generate_filings(count: int, *, seed: int = 23, words: int = 1500) -> Iterator[GeneratedFiling]:
@@ -82,10 +82,10 @@ def generate_filings(count: int, *, seed: int = 23, words: int = 1500) -> Iterat
     Args:
         count: the number of filings.
         seed: the seed of all random choices.
-        words: about how many words a filing has, from half to one and a half times that.
+        words: the mean number of words; filings have from half to one and a half times as many.
     """
-    for number in range(count):
-        yield _generate_filing(number, random.Random(f"{seed}/{number}"), words)
+    for index in range(count):
+        yield _generate_filing(index, random.Random(f"{seed}/{index}"), words)
 
 
 def write_filings(folder: Path, count: int, *, seed: int = 23, words: int = 1500) -> dict[str, GeneratedFiling]:
@@ -98,7 +98,7 @@ def write_filings(folder: Path, count: int, *, seed: int = 23, words: int = 1500
     return filings_by_name
 
 
-def _generate_filing(number: int, rng: random.Random, words: int) -> GeneratedFiling:
+def _generate_filing(index: int, rng: random.Random, words: int) -> GeneratedFiling:
     form: Literal["annual", "quarterly"] = "annual" if rng.random() < 0.6 else "quarterly"
     year, month = rng.randint(2004, 2024), rng.choice((3, 6, 9, 12))
     currency = rng.choice(list(_CURRENCY_SIGNS))
@@ -121,7 +121,7 @@ def _generate_filing(number: int, rng: random.Random, words: int) -> GeneratedFi
     text = _FilingWriter(
         truth, scale, has_former_auditor, wording, rng, words // 2 + rng.randrange(max(1, words))
     ).write()
-    return GeneratedFiling(f"filing-{number:05d}.txt", text, truth, scale, has_former_auditor, wording)
+    return GeneratedFiling(f"filing-{index:05d}.txt", text, truth, scale, has_former_auditor, wording)
 
 
 class _FilingWriter:
@@ -136,7 +136,7 @@ class _FilingWriter:
         self._period = "fiscal year" if truth.form == "annual" else "quarter"
 
     def write(self) -> str:
-        """Return the whole text."""
+        """Return the text of the filing."""
         sections = (
             self._write_cover(),
             ["Item 1. Business", *self._write_business()],
@@ -164,14 +164,14 @@ class _FilingWriter:
 
     def _write_business(self) -> Iterator[str]:
         yield f"{self._truth.company} makes and sells products for industry and households in {self._choose_place()}."
-        rival = f"{self._rng.choice(_FAMILY_NAMES)} Rivals Ltd"
-        yield f"Our largest competitor, {rival}, is said to have {self._rng.randint(40, 60_000):,} workers."
+        competitor = f"{self._rng.choice(_FAMILY_NAMES)} Rivals Ltd"
+        yield f"Our largest competitor, {competitor}, is said to have {self._rng.randint(40, 60_000):,} workers."
         if self._truth.employees is not None:
-            staff = f"{self._truth.employees:,}"
+            employee_count = f"{self._truth.employees:,}"
             yield (
-                f"At the end of the {self._period} we had {staff} employees.",
-                f"We employed {staff} people as of {self._period_end}.",
-                f"Our workforce numbered {staff} on the last day of the period.",
+                f"At the end of the {self._period} we had {employee_count} employees.",
+                f"We employed {employee_count} people as of {self._period_end}.",
+                f"Our workforce numbered {employee_count} on the last day of the period.",
             )[self._wording]
 
     def _write_risks(self) -> Iterator[str]:
@@ -180,29 +180,30 @@ class _FilingWriter:
             yield f"This could harm our results in {self._choose_place()}, and we may be unable to prevent it."
 
     def _write_results(self) -> Iterator[str]:
-        truth, previous = self._truth, self._truth.revenue * self._rng.uniform(0.6, 0.95)
+        truth, revenue = self._truth, self._format_amount(self._truth.revenue)
+        previous_revenue = self._format_amount(truth.revenue * self._rng.uniform(0.6, 0.95))
         yield f"Revenue of the segment {self._rng.choice(_INDUSTRIES)} was {self._format_amount(truth.revenue * 0.3)}."
-        yield f"In the same period of the year before, total revenue had been {self._format_amount(previous)}."
-        current, period = self._format_amount(truth.revenue), self._period
+        yield f"In the same period of the year before, total revenue had been {previous_revenue}."
         yield (
-            f"Total revenue for the {period} ended {self._period_end} was {current}, owing to {self._choose_reason()}.",
-            f"We achieved total revenue of {current} in the {period}, after {self._format_amount(previous)} before.",
-            f"Owing to {self._choose_reason()}, total revenue rose to {current}.",
+            f"Total revenue for the {self._period} ended {self._period_end} was {revenue}, owing to "
+            f"{self._choose_reason()}.",
+            f"We achieved total revenue of {revenue} in the {self._period}, after {previous_revenue} before.",
+            f"Owing to {self._choose_reason()}, total revenue rose to {revenue}.",
         )[self._wording]
         if truth.net_income is not None:
             sign = _CURRENCY_SIGNS[truth.currency]
             amount = f"{sign}{abs(truth.net_income):,.1f} million"
-            loss = truth.net_income < 0
+            is_loss = truth.net_income < 0
             yield (
-                f"Net {'loss' if loss else 'income'} was {amount}.",
-                f"The {self._period} ended with a net {'loss' if loss else 'income'} of {amount}.",
-                f"Net income (loss): {f'({amount})' if loss else amount}.",
+                f"Net {'loss' if is_loss else 'income'} was {amount}.",
+                f"The {self._period} ended with a net {'loss' if is_loss else 'income'} of {amount}.",
+                f"Net income (loss): {f'({amount})' if is_loss else amount}.",
             )[self._wording]
 
     def _write_audit(self) -> Iterator[str]:
         if self._has_former_auditor:
-            former = self._rng.choice([auditor for auditor in _AUDITORS if auditor != self._truth.auditor])
-            yield f"{former} audited our statements of earlier years and was dismissed during the period."
+            former_auditor = self._rng.choice([auditor for auditor in _AUDITORS if auditor != self._truth.auditor])
+            yield f"{former_auditor} audited our statements of earlier years and was dismissed during the period."
         auditor = self._truth.auditor
         yield (
             f"{auditor} audited the statements for the {self._period} ended {self._period_end}.",

@@ -34,7 +34,7 @@ _TOLERANCE: Final = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class FieldAccuracy:
-    """How often a column has the true value."""
+    """The accuracy of a column, as counts of rows."""
 
     field: str
     right: int
@@ -82,26 +82,26 @@ def compute_accuracies(rows: Iterable[Mapping[str, Any]], truths: Mapping[str, G
     rows_by_document = {row["document"]: row for row in table_rows}
     if len(rows_by_document) != len(table_rows) or rows_by_document.keys() != truths.keys():
         raise ValueError(f"{len(table_rows)} rows of {len(rows_by_document)} documents for {len(truths)} filings")
-    fields = []
+    accuracies = []
     for field in FIELDS:
         counts = dict.fromkeys(("right", "wrong", "missing", "invented"), 0)
         for name, filing in truths.items():
             row = rows_by_document[name]
             counts[judge_value(row[field], getattr(filing.truth, field), has_answer=row["error"] is None)] += 1
-        fields.append(FieldAccuracy(field, **counts))
-    return fields
+        accuracies.append(FieldAccuracy(field, **counts))
+    return accuracies
 
 
-def format_table(fields: Iterable[FieldAccuracy], *, errors: int) -> Table:
+def format_table(accuracies: Iterable[FieldAccuracy], *, errors: int) -> Table:
     """Return the accuracies as a table to print."""
     table = Table("field", "accuracy", "95 % interval", "wrong", "missing", "invented", box=rich.box.SIMPLE)
-    for field in fields:
-        share = compute_wilson_interval(field.right, field.rows)
+    for column in accuracies:
+        estimate = compute_wilson_interval(column.right, column.rows)
         table.add_row(
-            field.field,
-            f"{share.mean:.1%}",
-            f"{share.low:.1%} to {share.high:.1%}",
-            *(f"{count:,}" for count in (field.wrong, field.missing, field.invented)),
+            column.field,
+            f"{estimate.mean:.1%}",
+            f"{estimate.low:.1%} to {estimate.high:.1%}",
+            *(f"{count:,}" for count in (column.wrong, column.missing, column.invented)),
         )
     table.caption = f"{errors:,} rows with errors, whose fields are missing"
     return table
@@ -135,8 +135,8 @@ def main(arguments: list[str]) -> int:
             *("--schema", f"{Path(filing_texts.__file__)}:Filing", *options),
             *(() if "--out" in options else ("--out", out)),
         ]
-        if code := subprocess.run(command, check=False).returncode:
-            return code
+        if exit_status := subprocess.run(command, check=False).returncode:
+            return exit_status
         rows = list(TableFolder(out).rows(["document", "error", *FIELDS]))
     Console().print(
         format_table(compute_accuracies(rows, truths), errors=sum(row["error"] is not None for row in rows))

@@ -3,8 +3,8 @@
     python -m benchmarks.gate_learning work/gate --policy before=weak-gate --policy after=gate-loop --n 200
 
 Policies read the documents of a generated task with the strategy `gated`, at temperature 1 and greedily. A decision is
-right if the memory is rewritten at a chunk that has a part of the fact asked for, or kept at any other chunk, which the
-preset `gru-mem` rewards as `gate_right`. Shares are means over documents, with one question each, and have bootstrap
+right if the memory is rewritten at a chunk with a part of the requested fact, or kept at any other chunk; the preset
+`gru-mem` rewards this as `gate_right`. Shares are means over documents, with one question each, and have bootstrap
 intervals. With two policies or more, the last is compared with the first on the same questions. Measurements are stored
 in the folder by the policy and the options, and are not repeated.
 """
@@ -36,7 +36,7 @@ from memagent_graph.run_log import Outcome, RunLog
 from memagent_training.data.training_runs import Gold, TrainingRun, read_run
 from memagent_training.rewards.evidence_rewards import GateRight
 
-SHARES = ("right", "at_evidence", "elsewhere")
+DECISION_KINDS = ("right", "at_evidence", "elsewhere")
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Decisions:
 
 
 def collect_decisions(run: TrainingRun, sample: Sample, store: DocumentStore) -> Decisions:
-    """Return the decisions of one read. A chunk whose reply was refused in all attempts counts as a wrong one."""
+    """Return the decisions of one read. A chunk whose replies were all refused counts as a wrong decision."""
     decisions, text = Decisions(), "".join(sample.text())
     facts = [match for needle in sample.needles for match in re.finditer(re.escape(needle.text), text)]
     gold = Gold(tuple(sample.gold), evidence=tuple(needle.text for needle in sample.needles))
@@ -83,14 +83,14 @@ class Measurement:
     answers: dict[str, float]
     decisions: dict[str, Decisions]
 
-    def compute_shares(self, name: str) -> dict[str, float]:
-        """Return the share of right decisions by question, for the questions that have such chunks.
+    def compute_shares(self, kind: str) -> dict[str, float]:
+        """Return the share of right decisions by question, for the questions with such decisions.
 
         Args:
-            name: a field of `Decisions`.
+            kind: a field of `Decisions`.
         """
-        lists = {key: getattr(decisions, name) for key, decisions in self.decisions.items()}
-        return {key: fmean(values) for key, values in lists.items() if values}
+        decisions_by_question = {key: getattr(decisions, kind) for key, decisions in self.decisions.items()}
+        return {key: fmean(values) for key, values in decisions_by_question.items() if values}
 
 
 async def measure_policy(folder: Path, samples: Sequence[Sample], temperature: float, strategy: str) -> Measurement:
@@ -105,15 +105,15 @@ async def measure_policy(folder: Path, samples: Sequence[Sample], temperature: f
             store=Path(store),
             run_log=log,
         )
-        limit = asyncio.Semaphore(32)
+        slots = asyncio.Semaphore(32)
 
-        async def read(sample: Sample) -> tuple[float, Decisions]:
-            async with limit:
+        async def read_sample(sample: Sample) -> tuple[float, Decisions]:
+            async with slots:
                 result = await agent.aread("".join(sample.text()), sample.question)
             decisions = collect_decisions(read_run(log, result.run_id), sample, agent.store)
             return score(sample, result.answer, result.raw_answer).strict, decisions
 
-        scores, decisions = zip(*await asyncio.gather(*map(read, samples)), strict=True)
+        scores, decisions = zip(*await asyncio.gather(*map(read_sample, samples)), strict=True)
         await policy.aclose()
     questions = [sample.question for sample in samples]
     return Measurement(dict(zip(questions, scores, strict=True)), dict(zip(questions, decisions, strict=True)))
@@ -126,15 +126,16 @@ def load_or_measure(
     if not path.exists():
         measurement = asyncio.run(measure_policy(folder, samples, temperature, strategy))
         path.write_text(json.dumps(asdict(measurement)), encoding="utf-8")
-    record = json.loads(path.read_text("utf-8"))
-    decisions = {question: Decisions(**lists) for question, lists in record["decisions"].items()}
-    return Measurement(record["answers"], decisions)
+    stored = json.loads(path.read_text("utf-8"))
+    decisions = {question: Decisions(**lists) for question, lists in stored["decisions"].items()}
+    return Measurement(stored["answers"], decisions)
 
 
 def format_row(name: str, temperature: float, measurement: Measurement) -> str:
     """Return a row of the Markdown table."""
     shares = [
-        estimate(list(values.values())) for values in (measurement.answers, *map(measurement.compute_shares, SHARES))
+        estimate(list(values.values()))
+        for values in (measurement.answers, *map(measurement.compute_shares, DECISION_KINDS))
     ]
     tokens_per_chunk = fmean(tokens for decisions in measurement.decisions.values() for tokens in decisions.idle_tokens)
     return f"| {name} | {temperature:g} | {' | '.join(map(str, shares))} | {tokens_per_chunk:.1f} |"
@@ -153,11 +154,12 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    policies = dict(pair.split("=", maxsplit=1) for pair in arguments.policy)
+    policies = dict(name_and_folder.split("=", maxsplit=1) for name_and_folder in arguments.policy)
     settings = TaskSettings(tokenizer=load_tokenizer("embedded"), seed=arguments.seed, small=True)
     task = load_task(arguments.task, settings)
-    generated = (task.sample(arguments.length, index) for index in range(arguments.n))
-    samples = list({sample.question: sample for sample in generated}.values())  # the question identifies the read
+    generated_samples = (task.sample(arguments.length, index) for index in range(arguments.n))
+    # Questions are the keys of a measurement, so there must not be two equal ones.
+    samples = list({sample.question: sample for sample in generated_samples}.values())
     print(f"{arguments.task}, {arguments.length} tokens, {len(samples)} questions, {arguments.strategy}\n")
     print("| policy | T | answers right | decisions right | at the fact | elsewhere | tokens a chunk without news |")
     print("|---|---:|---|---|---|---|---:|")

@@ -20,8 +20,8 @@ from memagent_training.forward.layouts import IdRow, lay_out
 from memagent_training.job.base_model import make_lora_config
 from memagent_training.job.dry_run import ModelSizes, estimate_memory
 
-RANKS = (1, 2, 6, 8)
-SHAPES = {  # hidden size, MLP size, layers, heads, key-value heads, whether embeddings are tied
+GPU_COUNTS = (1, 2, 6, 8)
+MODEL_SHAPES = {  # hidden size, MLP size, layers, heads, key-value heads, whether embeddings are tied
     "1.5B (as Qwen2.5)": (1536, 8960, 28, 12, 2, True),
     "4B (as Qwen3)": (2560, 9728, 36, 32, 8, True),
     "7B (as Qwen2.5)": (3584, 18944, 28, 28, 4, False),
@@ -34,10 +34,10 @@ def build_sizes(shape: tuple[int, int, int, int, int, bool], *, with_adapters: b
     from peft import get_peft_model
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    hidden, mlp, layers, heads, keys, is_tied = shape
+    hidden_size, mlp_size, layers, heads, key_value_heads, is_tied = shape
     config = Qwen3Config(
-        hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads, head_dim=128,
-        num_key_value_heads=keys, vocab_size=151_936, tie_word_embeddings=is_tied,
+        hidden_size=hidden_size, intermediate_size=mlp_size, num_hidden_layers=layers, num_attention_heads=heads,
+        head_dim=128, num_key_value_heads=key_value_heads, vocab_size=151_936, tie_word_embeddings=is_tied,
     )  # fmt: skip
     with torch.device("meta"):
         model: Any = Qwen3ForCausalLM(config)
@@ -48,17 +48,17 @@ def main() -> None:
     """Print the estimates as a Markdown table."""
     micro_batch = lay_out([IdRow((1,) * 7168, (1,) * 1024)] * 2, "packed", pad_id=0)
     table = Table(
-        "model", "weights", "activations", *(f"GPUs: {number}" for number in RANKS), "adapters, 1 GPU", box=MARKDOWN
+        "model", "weights", "activations", *(f"GPUs: {count}" for count in GPU_COUNTS), "adapters, 1 GPU", box=MARKDOWN
     )
-    for name, shape in SHAPES.items():
-        full, with_adapters = (
+    for name, shape in MODEL_SHAPES.items():
+        full_training, adapter_training = (
             estimate_memory(
-                build_sizes(shape, with_adapters=adapters), micro_batch, mixed_precision=True, checkpointing=True
+                build_sizes(shape, with_adapters=has_adapters), micro_batch, mixed_precision=True, checkpointing=True
             )
-            for adapters in (False, True)
+            for has_adapters in (False, True)
         )
-        totals = [decimal(memory) for memory in (*map(full.compute_total, RANKS), with_adapters.total)]
-        table.add_row(name, f"{full.sizes.parameters / 1e9:.2f}B", decimal(full.activations), *totals)
+        totals = [decimal(memory) for memory in (*map(full_training.compute_total, GPU_COUNTS), adapter_training.total)]
+        table.add_row(name, f"{full_training.sizes.parameters / 1e9:.2f}B", decimal(full_training.activations), *totals)
     Console(width=140).print(table)
 
 

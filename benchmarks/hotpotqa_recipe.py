@@ -25,8 +25,8 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.tokenizers import load_tokenizer
 
 PASSAGES = 8
-TRAINING, HELD_OUT = "hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json"
-SETTINGS = ("learning_rate=3e-4", "muon_learning_rate=1e-3", "warmup_steps=0", "gradient_checkpointing=false")
+TRAINING_FILE, HELD_OUT_FILE = "hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json"
+LOOP_SETTINGS = ("learning_rate=3e-4", "muon_learning_rate=1e-3", "warmup_steps=0", "gradient_checkpointing=false")
 
 
 def format_record(name: str, question: Question) -> dict[str, Any]:
@@ -47,11 +47,11 @@ def format_record(name: str, question: Question) -> dict[str, Any]:
 
 def write_data(folder: Path, training: int, held_out: int) -> None:
     """Write training and held-out questions as HotpotQA's files, and the training file in MemAgent's form."""
-    for name, number in ((TRAINING, training), (HELD_OUT, held_out)):
-        questions = generate_questions(number, held_out=name == HELD_OUT)
+    for name, count in ((TRAINING_FILE, training), (HELD_OUT_FILE, held_out)):
+        questions = generate_questions(count, held_out=name == HELD_OUT_FILE)
         records = [format_record(f"{name}/{index}", question) for index, question in enumerate(questions)]
         (folder / name).write_text(json.dumps(records), "utf-8")
-    task = load_task("ruler_hqa", TaskSettings(load_tokenizer(EMBEDDED_FOLDER), data=folder / TRAINING))
+    task = load_task("ruler_hqa", TaskSettings(load_tokenizer(EMBEDDED_FOLDER), data=folder / TRAINING_FILE))
     samples = [task.sample(PASSAGES, index) for index in range(training)]
     rows = [
         {
@@ -74,17 +74,17 @@ def build_commands(
     data = ["--data", str(folder / "hotpotqa_train.parquet")]
     no_document = ["eval", "memagent_files", *data, "--systems", "no_document", "--model", "embedded"]
     no_document += ["--out", str(folder / "no_document")]
-    train = ["rl", *data, "--drop-answered-without", no_document[-1], "--engine", "local", "--model", "embedded"]
-    train += ["--preset", "memagent-paper", "--out", str(folder / "policy"), "--iterations", str(iterations)]
-    train += ["--groups", str(groups), "--max-questions", str(groups), "--rollouts", str(rollouts)]
-    train += ["--measure-every", "0", *(word for setting in SETTINGS for word in ("--set", setting))]
-    measure = ["eval", "ruler_hqa", "--data", str(folder / HELD_OUT), "--lengths", str(PASSAGES), "--n", str(count)]
-    measure += ["--systems", "memagent"]
+    training = ["rl", *data, "--drop-answered-without", no_document[-1], "--engine", "local", "--model", "embedded"]
+    training += ["--preset", "memagent-paper", "--out", str(folder / "policy"), "--iterations", str(iterations)]
+    training += ["--groups", str(groups), "--max-questions", str(groups), "--rollouts", str(rollouts)]
+    training += ["--measure-every", "0", *(argument for setting in LOOP_SETTINGS for argument in ("--set", setting))]
+    evaluation = ["eval", "ruler_hqa", "--data", str(folder / HELD_OUT_FILE), "--lengths", str(PASSAGES)]
+    evaluation += ["--n", str(count), "--systems", "memagent"]
     return {
         "no_document": no_document,
-        "rl": train,
-        "before": [*measure, "--model", "embedded", "--out", str(folder / "before")],
-        "after": [*measure, "--model", str(folder / "policy"), "--out", str(folder / "after")],
+        "rl": training,
+        "before": [*evaluation, "--model", "embedded", "--out", str(folder / "before")],
+        "after": [*evaluation, "--model", str(folder / "policy"), "--out", str(folder / "after")],
         "comparison": ["eval-report", str(folder / "after"), str(folder / "before")],
     }
 

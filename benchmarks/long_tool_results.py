@@ -61,11 +61,11 @@ from memagent_evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph import Budget, LocalPolicy, MemAgent, ScriptedPolicy, load_prompts
 from memagent_graph.tokenizers import load_tokenizer
 
-TOKENS = 500_000
+RESULT_TOKENS = 500_000
 TRIALS = 10
-WINDOW = 8192
-OUTPUT = 512
-THRESHOLD = 4000
+WINDOW_TOKENS = 8192
+OUTPUT_TOKENS = 512
+THRESHOLD_TOKENS = 4000
 """The threshold of every middleware, in tokens."""
 
 _TOKENIZER = load_tokenizer("embedded")
@@ -83,25 +83,25 @@ class Trial:
     fact: Fact
     text: str
 
-    def result(self, form: str) -> str:
+    def format_result(self, result_format: str) -> str:
         """Return the result as text, or as one line of JSON."""
-        return self.text if form == "text" else json.dumps({"entries": self.text.split("\n\n")})
+        return self.text if result_format == "text" else json.dumps({"entries": self.text.split("\n\n")})
 
 
-def generate_trials(number: int = TRIALS, tokens: int = TOKENS) -> Iterator[Trial]:
+def generate_trials(trial_count: int = TRIALS, tokens: int = RESULT_TOKENS) -> Iterator[Trial]:
     """Yield seeded trials, each with its fact at another random depth."""
-    generator = random.Random(4)
-    facts = PlantedFacts(generator, held_out=True, number_share=1.0)
+    rng = random.Random(4)
+    facts = PlantedFacts(rng, held_out=True, number_share=1.0)
     prose = make_prose(tokens)
-    for _ in range(number):
-        paragraphs, depth = prose.split("\n\n"), generator.random()
+    for _ in range(trial_count):
+        paragraphs, depth = prose.split("\n\n"), rng.random()
         fact = facts.draw_fact()
         distractors = [
             facts.draw_near_miss(fact),
             *(facts.draw_fact(exclude=frozenset({fact.entity.lower()})) for _ in range(3)),
         ]
         for position, fact_at_depth in sorted(
-            [(depth, fact), *((generator.random(), distractor) for distractor in distractors)], key=lambda p: -p[0]
+            [(depth, fact), *((rng.random(), distractor) for distractor in distractors)], key=lambda item: -item[0]
         ):
             paragraphs.insert(int(position * len(paragraphs)), fact_at_depth.statement)
         yield Trial(fact, "\n\n".join(paragraphs))
@@ -119,13 +119,13 @@ def find_stated_value(question: str, text: str) -> str | None:
 
 @dataclass
 class PromptUsage:
-    """The size of the prompts in one trial."""
+    """The tokens of the prompts in one trial."""
 
-    largest: int = 0
+    largest_prompt: int = 0
     """Tokens of the longest prompt."""
     tokens: int = 0
     """Tokens of all prompts and replies."""
-    refused: bool = False
+    is_refused: bool = False
     """Whether a prompt did not fit the window."""
 
 
@@ -145,14 +145,16 @@ class WindowedModel(BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
         tools: list[dict[str, Any]] = options.get("tools") or []
-        size = sum(_TOKENIZER.count(format_transcript([message])) + 4 for message in messages)
-        size += _TOKENIZER.count(json.dumps(tools)) if tools else 0
-        self.usage.largest = max(self.usage.largest, size)
-        if size > WINDOW - OUTPUT:
-            self.usage.refused = True
-            raise ContextOverflowError(f"{size} tokens and {OUTPUT} of output do not fit the window of {WINDOW}")
+        prompt_tokens = sum(_TOKENIZER.count(format_transcript([message])) + 4 for message in messages)
+        prompt_tokens += _TOKENIZER.count(json.dumps(tools)) if tools else 0
+        self.usage.largest_prompt = max(self.usage.largest_prompt, prompt_tokens)
+        if prompt_tokens > WINDOW_TOKENS - OUTPUT_TOKENS:
+            self.usage.is_refused = True
+            raise ContextOverflowError(
+                f"{prompt_tokens} tokens and {OUTPUT_TOKENS} of output do not fit the window of {WINDOW_TOKENS}"
+            )
         reply = write_reply(messages, frozenset(schema["function"]["name"] for schema in tools))
-        self.usage.tokens += size + _TOKENIZER.count(format_transcript([reply]))
+        self.usage.tokens += prompt_tokens + _TOKENIZER.count(format_transcript([reply]))
         return ChatResult(generations=[ChatGeneration(message=reply)])
 
 
@@ -221,50 +223,53 @@ def make_contender(name: str, middleware: Callable[[WindowedModel], list[Any]], 
 class Score:
     """The score of a contender with one form of results."""
 
-    right: int = 0
-    trials: int = 0
-    largest: int = 0
+    right_count: int = 0
+    trial_count: int = 0
+    largest_prompt: int = 0
     tokens: int = 0
-    refused: int = 0
+    refused_count: int = 0
 
 
-def make_contenders(reader: MemAgent, embedded: MemAgent | None, embedded_trials: int) -> list[Contender]:
-    """Return all contenders; the one with the embedded policy only if `embedded` is given."""
-    evict: dict[str, Any] = {"backend": StateBackend(), "tool_token_limit_before_evict": THRESHOLD}
-    entries = [
+def make_contenders(reader: MemAgent, embedded_reader: MemAgent | None, embedded_trials: int) -> list[Contender]:
+    """Return all contenders; the one with the embedded policy only if `embedded_reader` is given."""
+    eviction_options: dict[str, Any] = {"backend": StateBackend(), "tool_token_limit_before_evict": THRESHOLD_TOKENS}
+    contenders = [
         make_contender("no middleware", lambda model: []),
         make_contender(
             "SummarizationMiddleware",
-            lambda model: [SummarizationMiddleware(model, trigger=("tokens", THRESHOLD), keep=("messages", 1))],
+            lambda model: [SummarizationMiddleware(model, trigger=("tokens", THRESHOLD_TOKENS), keep=("messages", 1))],
         ),
         make_contender(
             "ContextEditingMiddleware",
-            lambda model: [ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=THRESHOLD, keep=0)])],
+            lambda model: [ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=THRESHOLD_TOKENS, keep=0)])],
         ),
         make_contender(
-            "deepagents' eviction, read_file", lambda model: [FilesystemMiddleware(**evict, tools=["read_file"])]
+            "deepagents' eviction, read_file",
+            lambda model: [FilesystemMiddleware(**eviction_options, tools=["read_file"])],
         ),
         Contender("create_deep_agent: eviction, grep", lambda model, fetch: create_deep_agent(model, [fetch])),
-        make_contender("MemAgentMiddleware", lambda model: [MemAgentMiddleware(reader, result_tokens=THRESHOLD)]),
+        make_contender(
+            "MemAgentMiddleware", lambda model: [MemAgentMiddleware(reader, result_tokens=THRESHOLD_TOKENS)]
+        ),
     ]
-    if embedded is not None:
-        entries.append(
+    if embedded_reader is not None:
+        contenders.append(
             make_contender(
                 "MemAgentMiddleware, embedded policy",
-                lambda model: [MemAgentMiddleware(embedded, result_tokens=THRESHOLD)],
+                lambda model: [MemAgentMiddleware(embedded_reader, result_tokens=THRESHOLD_TOKENS)],
                 embedded_trials,
             )
         )
-    return entries
+    return contenders
 
 
-async def run_trial(contender: Contender, trial: Trial, form: str) -> tuple[bool, PromptUsage]:
+async def run_trial(contender: Contender, trial: Trial, result_format: str) -> tuple[bool, PromptUsage]:
     """Run an agent on one result; return whether it was right, and its cost."""
 
     @tool
     def fetch_archive(name: str) -> str:
         """Fetch an archive as a whole."""
-        return trial.result(form)
+        return trial.format_result(result_format)
 
     model = WindowedModel(usage=PromptUsage())
     agent = contender.make_agent(model, fetch_archive)
@@ -278,31 +283,31 @@ async def run_trial(contender: Contender, trial: Trial, form: str) -> tuple[bool
     return state["messages"][-1].text.strip() == trial.fact.value, model.usage
 
 
-async def compare(embedded_trials: int = 0, number: int = TRIALS) -> dict[str, dict[str, Score]]:
+async def compare(embedded_trials: int = 0, trial_count: int = TRIALS) -> dict[str, dict[str, Score]]:
     """Run all trials, and return the scores by name of the contender and form of the result."""
-    trials = list(generate_trials(number))
+    trials = list(generate_trials(trial_count))
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"store": Path(folder), "run_log": False}
         reader = MemAgent(
             ScriptedPolicy(write_perfect_reply),
             tokenizer=_TOKENIZER,
-            budget=Budget(context_window=WINDOW),
+            budget=Budget(context_window=WINDOW_TOKENS),
             prompts=load_prompts(),
             boundary="sentence",
             **options,
         )
-        embedded = MemAgent(LocalPolicy.embedded(), **options) if embedded_trials else None
+        embedded_reader = MemAgent(LocalPolicy.embedded(), **options) if embedded_trials else None
         scores: dict[str, dict[str, Score]] = {}
-        for contender in make_contenders(reader, embedded, embedded_trials):
-            for form in ("text", "JSON"):
+        for contender in make_contenders(reader, embedded_reader, embedded_trials):
+            for result_format in ("text", "JSON"):
                 selection = trials[: contender.trials]
-                outcomes = await asyncio.gather(*(run_trial(contender, trial, form) for trial in selection))
-                score = scores.setdefault(contender.name, {})[form] = Score(trials=len(outcomes))
-                for right, usage in outcomes:
-                    score.right += right
-                    score.largest = max(score.largest, usage.largest)
+                outcomes = await asyncio.gather(*(run_trial(contender, trial, result_format) for trial in selection))
+                score = scores.setdefault(contender.name, {})[result_format] = Score(trial_count=len(outcomes))
+                for is_right, usage in outcomes:
+                    score.right_count += is_right
+                    score.largest_prompt = max(score.largest_prompt, usage.largest_prompt)
                     score.tokens += usage.tokens
-                    score.refused += usage.refused
+                    score.refused_count += usage.is_refused
     return scores
 
 
@@ -311,16 +316,16 @@ def print_table(scores: dict[str, dict[str, Score]]) -> None:
     table = Table(box=MARKDOWN)
     for column in ("between tool and model", "right, text", "right, JSON", "largest prompt", "tokens spent a trial"):
         table.add_column(column, justify="left" if column.startswith("between") else "right", no_wrap=True)
-    for name, by_form in scores.items():
-        text, one_line = by_form["text"], by_form["JSON"]
-        number = text.trials + one_line.trials
-        largest = max(text.largest, one_line.largest)
+    for name, score_by_format in scores.items():
+        text_score, json_score = score_by_format["text"], score_by_format["JSON"]
+        trial_count = text_score.trial_count + json_score.trial_count
+        largest_prompt = max(text_score.largest_prompt, json_score.largest_prompt)
         table.add_row(
             name,
-            f"{text.right} of {text.trials}",
-            f"{one_line.right} of {one_line.trials}",
-            f"{largest:,}" + (" (refused)" if text.refused or one_line.refused else ""),
-            f"{(text.tokens + one_line.tokens) // number:,}",
+            f"{text_score.right_count} of {text_score.trial_count}",
+            f"{json_score.right_count} of {json_score.trial_count}",
+            f"{largest_prompt:,}{' (refused)' if text_score.refused_count or json_score.refused_count else ''}",
+            f"{(text_score.tokens + json_score.tokens) // trial_count:,}",
         )
     Console(width=140).print(table)
 
@@ -328,12 +333,14 @@ def print_table(scores: dict[str, dict[str, Score]]) -> None:
 def measure() -> list[Figure]:
     """Return the right answers out of ten, for every contender and both forms."""
     figures = []
-    for name, by_form in asyncio.run(compare()).items():
-        for form, score in by_form.items():
-            metric = f"right of {score.trials}, result of {TOKENS:,} tokens as {form}, {name}"
+    for name, score_by_format in asyncio.run(compare()).items():
+        for result_format, score in score_by_format.items():
+            metric = f"right of {score.trial_count}, result of {RESULT_TOKENS:,} tokens as {result_format}, {name}"
             has_goal = name == "MemAgentMiddleware"
             figures.append(
-                Figure.exactly(metric, score.right, score.trials) if has_goal else Figure(metric, score.right)
+                Figure.exactly(metric, score.right_count, score.trial_count)
+                if has_goal
+                else Figure(metric, score.right_count)
             )
     return figures
 

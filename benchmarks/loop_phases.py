@@ -3,8 +3,8 @@
     python -m benchmarks.loop_phases rl-policy
 
 The phase "train" includes forwards and backwards, log-probs recomputed before an iteration's first step, the optimizer
-and checkpoints. Two kinds of iterations are left out: those that began with a start of the server, and those whose
-reads existed before a resume or were collected during the previous training.
+and checkpoints. Iterations are left out if they began with a start of the server, or if their reads were collected
+before a resume or during the previous training.
 """
 
 from __future__ import annotations
@@ -29,51 +29,55 @@ def load_iterations(folder: Path) -> list[dict[str, float]]:
     from memagent_training.rl.loop_journal import LoopJournal
     from memagent_training.rl.rl_job import JOURNAL
 
-    newest = find_checkpoints(folder).newest
-    if newest is None:
+    newest_checkpoint = find_checkpoints(folder).newest
+    if newest_checkpoint is None:
         raise SystemExit(f"{folder} has no checkpoint; name the folder of memagent rl --out")
-    history: Sequence[Mapping[str, Any]] = json.loads((newest / "trainer_state.json").read_text())["log_history"]
+    history: Sequence[Mapping[str, Any]] = json.loads((newest_checkpoint / "trainer_state.json").read_text())[
+        "log_history"
+    ]
     settings = json.loads((folder / RECORD).read_text())
-    steps = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
+    steps_per_iteration = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
     records = {record.iteration: record for record in LoopJournal(folder / JOURNAL).records if record.is_enough}
     iterations: dict[int, dict[str, float]] = {}
     for entry in history:
         if "step_time" not in entry:
             continue
-        iteration = (entry["step"] - 1) // steps
-        entry_sums = iterations.setdefault(iteration, dict.fromkeys((*PHASES, "forwarded"), 0.0))
+        iteration = (entry["step"] - 1) // steps_per_iteration
+        iteration_sums = iterations.setdefault(iteration, dict.fromkeys((*PHASES, "forwarded"), 0.0))
         for name in PHASES:
-            entry_sums[name] += entry.get(f"{name}/seconds", 0.0)
-        entry_sums["train"] += entry["step_time"]
-        entry_sums["forwarded"] += entry["tokens/forwarded"]
+            iteration_sums[name] += entry.get(f"{name}/seconds", 0.0)
+        iteration_sums["train"] += entry["step_time"]
+        iteration_sums["forwarded"] += entry["tokens/forwarded"]
         if "collect/reward" in entry:  # the first step of an iteration
             record = records[iteration]
-            entry_sums |= {"turns": record.turns, "computed": record.prompt_tokens - record.cached_tokens}
-            entry_sums |= {
+            iteration_sums |= {"turns": record.turns, "computed": record.prompt_tokens - record.cached_tokens}
+            iteration_sums |= {
                 "prompt": record.prompt_tokens,
                 "sampled": record.completion_tokens,
                 "reading": record.seconds,
             }
-    longest_sync = (
+    max_sync_seconds = (
         max(SERVER_START_SECONDS, 2 * median(sums["sync"] for sums in iterations.values())) if iterations else 0.0
     )
     return [
-        sums for sums in iterations.values() if sums["sync"] < longest_sync and sums["collect"] > sums["reading"] / 2
+        sums
+        for sums in iterations.values()
+        if sums["sync"] < max_sync_seconds and sums["collect"] > sums["reading"] / 2
     ]
 
 
 def make_figures(iterations: Sequence[Mapping[str, float]]) -> list[Figure]:
     """Return the means over the iterations as figures."""
-    mean = {name: fmean(iteration[name] for iteration in iterations) for name in iterations[0]}
-    total = sum(mean[name] for name in PHASES)
-    figures = [Figure(f"{name}: seconds an iteration", mean[name], "s") for name in PHASES if mean[name]]
-    figures += [Figure(f"{name}: share", mean[name] / total) for name in PHASES if mean[name]]
+    means = {name: fmean(iteration[name] for iteration in iterations) for name in iterations[0]}
+    total_seconds = sum(means[name] for name in PHASES)
+    figures = [Figure(f"{name}: seconds an iteration", means[name], "s") for name in PHASES if means[name]]
+    figures += [Figure(f"{name}: share", means[name] / total_seconds) for name in PHASES if means[name]]
     figures += [
-        Figure("collect: conversations a second", mean["turns"] / mean["reading"]),
-        Figure("collect: prompt tokens a second", mean["prompt"] / mean["reading"]),
-        Figure("collect: of them computed", mean["computed"] / mean["prompt"]),
-        Figure("collect: sampled tokens a second", mean["sampled"] / mean["reading"]),
-        Figure("train: forwarded tokens a second", mean["forwarded"] / mean["train"]),
+        Figure("collect: conversations a second", means["turns"] / means["reading"]),
+        Figure("collect: prompt tokens a second", means["prompt"] / means["reading"]),
+        Figure("collect: of them computed", means["computed"] / means["prompt"]),
+        Figure("collect: sampled tokens a second", means["sampled"] / means["reading"]),
+        Figure("train: forwarded tokens a second", means["forwarded"] / means["train"]),
     ]
     return figures
 

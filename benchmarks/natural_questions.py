@@ -25,7 +25,7 @@ REFERENCE_TOPICS = ("assert", "del", "global", "identifiers", "integers", "lambd
 STATEMENT_TOPICS = ("break", "continue", "raise", "return", "try", "while")
 
 
-def texts() -> dict[str, str]:
+def load_texts() -> dict[str, str]:
     """Return the texts by name."""
     manual = importlib.metadata.metadata("openai").get_payload()  # type: ignore[attr-defined]
     topics = pydoc_data.topics.topics
@@ -37,14 +37,14 @@ def texts() -> dict[str, str]:
     }
 
 
-def is_right(answer: str | None, right: list[list[str]]) -> bool:
-    """Return whether an answer has all strings of one of the lists, in any case."""
+def is_right(answer: str | None, accepted_answers: list[list[str]]) -> bool:
+    """Return whether an answer contains all strings of one of the lists, in upper or lower case."""
     text = " ".join((answer or "").casefold().split())
-    return any(all(part in text for part in parts) for parts in right)
+    return any(all(string in text for string in strings) for strings in accepted_answers)
 
 
 def parse_settings(description: str | None) -> ReadSettings:
-    """Parse the command line, and return the settings of the reader that it asks for."""
+    """Parse the command line, and return the reader's settings."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model")
     parser.add_argument("--base-url")
@@ -57,7 +57,7 @@ def main() -> None:
     """Print every answer, and how many are right."""
     settings = parse_settings(__doc__)
     entries: list[dict[str, Any]] = tomllib.loads((FOLDER / "natural_questions.toml").read_text("utf-8"))["texts"]
-    texts_by_name, total, correct = texts(), 0, 0
+    texts_by_name, question_count, right_count = load_texts(), 0, 0
     with (
         tempfile.TemporaryDirectory() as folder,
         MemAgent(settings=settings, store=Path(folder), run_log=False) as reader,
@@ -67,10 +67,10 @@ def main() -> None:
             results = reader.read(Document.from_text(texts_by_name[entry["name"]]), questions=questions)
             print(f"\n{entry['name']}")
             for question, result in zip(entry["questions"], results, strict=True):
-                right = is_right(result.answer, question["right"])
-                total, correct = total + 1, correct + right
-                print(f"  {'right' if right else 'WRONG'}  {question['ask']}  ->  {result.answer}")
-    print(f"\n{correct} of {total} right")
+                is_answer_right = is_right(result.answer, question["right"])
+                question_count, right_count = question_count + 1, right_count + is_answer_right
+                print(f"  {'right' if is_answer_right else 'WRONG'}  {question['ask']}  ->  {result.answer}")
+    print(f"\n{right_count} of {question_count} right")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compare the cost of the openai package's client with that of our sender: `python -m benchmarks openai_sender`.
 
-The client has its aiohttp transport and returns raw replies, which is its cheapest way. Both senders read the same
+The client uses its aiohttp transport and returns raw replies, which costs it least. Both senders read the same
 documents and alternate as in `benchmarks.throughput`. benchmarks/RESULTS.md has the decision.
 """
 
@@ -29,11 +29,11 @@ from benchmarks.throughput import (
 )
 from memagent_graph import Document, DocumentStore, MemAgent, OpenAICompatiblePolicy
 
-T = TypeVar("T")
+_Result = TypeVar("_Result")
 
 
 class _OpenAISender:
-    """Replaces `sending.Sender`, as far as a read without faults needs it."""
+    """Replaces `sending.Sender`, with the methods that a read without faults needs."""
 
     def __init__(self, base_url: str) -> None:
         self.slots = asyncio.Semaphore(DOCUMENTS)
@@ -42,8 +42,8 @@ class _OpenAISender:
         )
 
     async def send(
-        self, url: str, body: bytes | None, decode: Callable[[bytes], T], **_: Mapping[str, Any]
-    ) -> tuple[T, int]:
+        self, url: str, body: bytes | None, decode: Callable[[bytes], _Result], **_: Mapping[str, Any]
+    ) -> tuple[_Result, int]:
         headers = {"Content-Type": "application/json"}
         if body is None:
             reply = await self._client.get(url, cast_to=httpx2.Response)
@@ -73,10 +73,10 @@ async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float
     our_pass, openai_pass = (make_pass(reader, references) for reader in readers)
     await our_pass()
     await openai_pass()
-    outcome = await take_turns(our_pass, openai_pass)
+    comparison = await take_turns(our_pass, openai_pass)
     for reader in readers:
         await reader.aclose()
-    return outcome
+    return comparison
 
 
 def measure() -> list[Figure]:

@@ -5,12 +5,12 @@
 One order has the section first, the other is the paper's (problem, memory, section). For each order:
 
 1. supervise: train the weights of $FIRST, a release of the embedded policy, for some more steps with prompts in that
-order, because $FIRST knows only one;
+order, because $FIRST knows only one order;
 2. loop: run `memagent rl` for some iterations, with a real vLLM server and the same tasks, seeds and numbers of reads;
 3. measure: run `memagent eval` on held-out prose, before the loop and after it, greedily and at temperature 1.
 
-At the end the costs of the loops are printed: seconds, and the prompt tokens that the server computed. The same command
-continues where it was stopped.
+At the end it prints the costs of the loops: seconds, and the prompt tokens that the server computed. The same command
+continues an interrupted measurement.
 """
 
 from __future__ import annotations
@@ -59,31 +59,31 @@ def run_module(module: str, *arguments: str | Path) -> None:
 
 
 def make_start(folder: Path, order: PromptLayout, arguments: argparse.Namespace) -> Path:
-    """Return the folder of a policy that knows the order, which is trained if it does not exist."""
-    start, supervised = folder / "start", folder / "supervised"
-    partial = folder / "start.partial"
-    if start.is_dir():
-        return start
-    shutil.copytree(arguments.first, partial, dirs_exist_ok=True)
-    update = arguments.first / "templates" / "update.txt"
-    (partial / "templates" / "update.txt").write_text(
-        reorder_template(update.read_text("utf-8"), order), encoding="utf-8"
+    """Return the folder of a policy that knows the order; train it if it does not exist."""
+    start_folder, supervised_folder = folder / "start", folder / "supervised"
+    partial_folder = folder / "start.partial"
+    if start_folder.is_dir():
+        return start_folder
+    shutil.copytree(arguments.first, partial_folder, dirs_exist_ok=True)
+    update_template = arguments.first / "templates" / "update.txt"
+    (partial_folder / "templates" / "update.txt").write_text(
+        reorder_template(update_template.read_text("utf-8"), order), encoding="utf-8"
     )
-    steps = ("--steps", str(arguments.steps), "--decay-steps", str(arguments.steps * 2 // 3), "--ramp-steps", "1")
-    rates = ("--tokens", "6144", "--muon-lr", "0.003", "--adamw-lr", "0.0015", "--threads", str(arguments.threads))
-    sources = ("--shipped", partial, "--weights-from", arguments.first, "--corpus", arguments.corpus)
-    run_module("recipes.embedded.train", *sources, "--out", supervised, *steps, *rates, "--resume")
-    checkpoint = ("--checkpoint", supervised / "last.pt")
-    run_module("recipes.embedded.release", "--edition", f"1, {order.value}", *checkpoint, "--out", partial)
-    partial.replace(start)
-    return start
+    schedule = ("--steps", str(arguments.steps), "--decay-steps", str(arguments.steps * 2 // 3), "--ramp-steps", "1")
+    optimizer = ("--tokens", "6144", "--muon-lr", "0.003", "--adamw-lr", "0.0015", "--threads", str(arguments.threads))
+    sources = ("--shipped", partial_folder, "--weights-from", arguments.first, "--corpus", arguments.corpus)
+    run_module("recipes.embedded.train", *sources, "--out", supervised_folder, *schedule, *optimizer, "--resume")
+    release = ("--checkpoint", supervised_folder / "last.pt", "--out", partial_folder)
+    run_module("recipes.embedded.release", "--edition", f"1, {order.value}", *release)
+    partial_folder.replace(start_folder)
+    return start_folder
 
 
 def train_in_loop(folder: Path, start: Path, arguments: argparse.Namespace) -> Path:
-    """Return the folder of the policy after a loop, which is run or continued if it has not ended."""
+    """Return the folder of the policy after a loop; run or continue the loop if it has not ended."""
     out = folder / "loop"
     if not (out / "model.safetensors").is_file():
-        policy = (
+        loop_options = (
             "--model",
             start,
             "--out",
@@ -93,20 +93,20 @@ def train_in_loop(folder: Path, start: Path, arguments: argparse.Namespace) -> P
             "--seed",
             str(arguments.seed),
         )
-        text = ("--haystack", arguments.corpus / "train.txt")
+        prose_option = ("--haystack", arguments.corpus / "train.txt")
         resume = ["--resume"] if out.exists() else []
-        run_module("memagent_graph", "rl", *LOOP_OPTIONS.split(), *policy, *text, *resume)
+        run_module("memagent_graph", "rl", *LOOP_OPTIONS.split(), *loop_options, *prose_option, *resume)
     return out
 
 
 def format_cost(folder: Path) -> str:
     """Return the cost of a loop's iteration as a row of a Markdown table."""
     iterations = load_iterations(folder / "loop")
-    seconds = fmean(sum(iteration[name] for name in PHASES) for iteration in iterations)
-    collecting, computed_tokens, prompt_tokens = (
+    total_seconds = fmean(sum(iteration[name] for name in PHASES) for iteration in iterations)
+    collect_seconds, computed_tokens, prompt_tokens = (
         fmean(iteration[name] for iteration in iterations) for name in ("reading", "computed", "prompt")
     )
-    cells = (folder.name, len(iterations), f"{seconds:.1f}", f"{collecting:.1f}", f"{computed_tokens:,.0f}")
+    cells = (folder.name, len(iterations), f"{total_seconds:.1f}", f"{collect_seconds:.1f}", f"{computed_tokens:,.0f}")
     return f"| {' | '.join(map(str, cells))} | {computed_tokens / prompt_tokens:.2f} |"
 
 

@@ -26,10 +26,9 @@ from typing import Any
 from memagent_evaluation.planted_facts import MAGIC, Fact, PlantedFacts
 from memagent_evaluation.tasks.haystacks import iter_python_prose
 
-PARAGRAPHS = 4
-SHORTEST, LONGEST = 80, 600
-"""The limits of a paragraph's length, in characters."""
-SETTINGS = (
+FILLER_PARAGRAPHS = 4
+MIN_PARAGRAPH_CHARACTERS, MAX_PARAGRAPH_CHARACTERS = 80, 600
+LOOP_SETTINGS = (
     "learning_rate=3e-4", "muon_learning_rate=1e-3", "lr_scheduler_type=linear", "warmup_steps=2", "groups_per_step=8",
     "old_logprobs=logged", "skip_certain=0.02", "loss_weights=conversation_mean", "gradient_checkpointing=false",
 )  # fmt: skip
@@ -46,42 +45,46 @@ class Question:
     """Paragraphs of prose, with the statements of the two facts among them."""
 
 
-def generate_questions(number: int, *, held_out: bool, seed: int = 0) -> Iterator[Question]:
+def generate_questions(count: int, *, held_out: bool, seed: int = 0) -> Iterator[Question]:
     """Yield questions, each about its own fact."""
     rng = random.Random(f"{seed}/{held_out}")
     facts = PlantedFacts(rng, held_out=held_out, number_share=1.0)
-    prose = [part for part in islice(iter_python_prose(), 3000) if SHORTEST < len(part) < LONGEST]
-    while number:
+    prose = [
+        paragraph
+        for paragraph in islice(iter_python_prose(), 3000)
+        if MIN_PARAGRAPH_CHARACTERS < len(paragraph) < MAX_PARAGRAPH_CHARACTERS
+    ]
+    while count:
         fact = facts.draw_fact()
         if fact.attribute.startswith(MAGIC):
             continue
-        filler = rng.sample(prose, PARAGRAPHS)
+        filler = rng.sample(prose, FILLER_PARAGRAPHS)
         near_miss = facts.draw_near_miss(fact)
         paragraphs = [*filler, fact.statement, near_miss.statement]
         rng.shuffle(paragraphs)
         yield Question(f"Name the {fact.attribute} of {fact.entity}.", fact, near_miss, paragraphs)
-        number -= 1
+        count -= 1
 
 
-def generate_rows(number: int, *, held_out: bool, seed: int = 0) -> Iterator[dict[str, Any]]:
+def generate_rows(count: int, *, held_out: bool, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Yield rows with question, document and answers, as in a file of questions."""
-    for question in generate_questions(number, held_out=held_out, seed=seed):
+    for question in generate_questions(count, held_out=held_out, seed=seed):
         document = "\n\n".join(question.paragraphs)
         yield {"question": question.text, "document": document, "answers": [question.fact.value]}
 
 
 def build_commands(folder: Path, iterations: int, held_out: int) -> dict[str, list[str]]:
     """Return the arguments of the commands by name; training is the first."""
-    train = ["rl", "--data", str(folder / "questions.jsonl"), "--model", "embedded", "--engine", "local"]
-    train += ["--out", str(folder / "policy"), "--iterations", str(iterations), "--rollouts", "8", "--groups", "16"]
-    train += ["--max-questions", "32", "--advance-at", "0", "--measure-every", "0"]
-    train += [word for setting in SETTINGS for word in ("--set", setting)]
-    measure = ["eval", "qa_files", "--data", str(folder / "held_out.jsonl"), "--n", str(held_out)]
-    measure += ["--systems", "memagent"]
+    training = ["rl", "--data", str(folder / "questions.jsonl"), "--model", "embedded", "--engine", "local"]
+    training += ["--out", str(folder / "policy"), "--iterations", str(iterations), "--rollouts", "8", "--groups", "16"]
+    training += ["--max-questions", "32", "--advance-at", "0", "--measure-every", "0"]
+    training += [argument for setting in LOOP_SETTINGS for argument in ("--set", setting)]
+    evaluation = ["eval", "qa_files", "--data", str(folder / "held_out.jsonl"), "--n", str(held_out)]
+    evaluation += ["--systems", "memagent"]
     return {
-        "rl": train,
-        "before": [*measure, "--model", "embedded", "--out", str(folder / "before")],
-        "after": [*measure, "--model", str(folder / "policy"), "--out", str(folder / "after")],
+        "rl": training,
+        "before": [*evaluation, "--model", "embedded", "--out", str(folder / "before")],
+        "after": [*evaluation, "--model", str(folder / "policy"), "--out", str(folder / "after")],
         "comparison": ["eval-report", str(folder / "after"), str(folder / "before")],
     }
 
@@ -114,8 +117,8 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=6)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for name, number in (("questions", arguments.train), ("held_out", arguments.held_out)):
-        rows = generate_rows(number, held_out=name == "held_out")
+    for name, count in (("questions", arguments.train), ("held_out", arguments.held_out)):
+        rows = generate_rows(count, held_out=name == "held_out")
         (arguments.out / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     run_commands(build_commands(arguments.out, arguments.iterations, arguments.held_out), arguments.out)
 

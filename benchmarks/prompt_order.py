@@ -21,20 +21,20 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_graph.prompts import PromptLayout, load_prompts
 from memagent_graph.tokenizers import load_tokenizer
 
-GOAL = 1 / 3
+MAX_RATIO = 1 / 3
 
 
 def collect_in_order(order: PromptLayout, folder: Path, arguments: argparse.Namespace) -> tuple[float, float, float]:
-    """Collect all questions in one order; return the prompt tokens, those computed, and the number of turns."""
+    """Collect all questions in one order; return prompt tokens, computed prompt tokens, and turns."""
     from memagent_training.job.collect import CollectSettings, collect
     from memagent_training.serving.vllm_server import VLLMServer
 
     task = load_task(arguments.task, TaskSettings(load_tokenizer(EMBEDDED_FOLDER), small=True))
-    samples = [task.sample(arguments.length, number) for number in range(arguments.questions)]
+    samples = [task.sample(arguments.length, index) for index in range(arguments.questions)]
     profile = load_profile(EMBEDDED_FOLDER)
     assert profile is not None
-    own_prompts = profile.prompts
-    prompts = load_prompts(order, own_prompts.answer_format, empty_memory=own_prompts.empty_memory)
+    policy_prompts = profile.prompts
+    prompts = load_prompts(order, policy_prompts.answer_format, empty_memory=policy_prompts.empty_memory)
     settings = CollectSettings(
         rollouts=arguments.rollouts,
         groups=arguments.questions,
@@ -46,15 +46,15 @@ def collect_in_order(order: PromptLayout, folder: Path, arguments: argparse.Name
             OpenAICompatiblePolicy(base_url=server.base_url, model=server.model_name),
             tokenizer=EMBEDDED_FOLDER,
             budget=profile.budget,
-            prompts=own_prompts if order is PromptLayout.SECTION_FIRST else prompts,
+            prompts=policy_prompts if order is PromptLayout.SECTION_FIRST else prompts,
             boundary=profile.boundary,
             sampling=SamplingParams(temperature=1.0),
             run_log=folder / f"{order.value}.sqlite",
             store=folder / "documents",
         )
-        metrics_before = server.metrics()
+        metrics_before = server.read_metrics()
         collection = asyncio.run(collect(agent, samples, settings, name="collected"))
-        metrics_after = server.metrics()
+        metrics_after = server.read_metrics()
     prompt_tokens, cached_tokens = (
         metrics_after[name] - metrics_before.get(name, 0.0)
         for name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
@@ -81,7 +81,7 @@ def main() -> None:
         figures.append(Figure(f"{order.value}: prompt tokens a turn", prompt_tokens / turns))
         figures.append(Figure(f"{order.value}: of them computed", computed_tokens / turns))
     ratio = computed_per_turn[PromptLayout.SECTION_FIRST] / computed_per_turn[PromptLayout.PAPER]
-    figures.append(Figure("computed a turn, section_first : paper", ratio, "x", "<= 1/3", ratio <= GOAL))
+    figures.append(Figure("computed a turn, section_first : paper", ratio, "x", "<= 1/3", ratio <= MAX_RATIO))
     print_table(figures)
 
 

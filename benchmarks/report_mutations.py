@@ -4,9 +4,9 @@
 
 There are three kinds of sentences. Sentences of real documents (the language reference and, on Linux, licences) have
 themselves and their two neighbours as quotes. Invented facts in plain English have sentences of their paragraph as
-quotes. Paraphrases, written by hand, say in other words what their quotes say (`report_mutations.toml`; the rules were
-adjusted on those in `known`, not on those that are held out). Each sentence that the check does not mark is falsified
-in every way that it allows, by code that shares no word list with the check.
+quotes. Paraphrases, written by hand, say in other words what their quotes say (`report_mutations.toml`; the rules of
+the check were adjusted on those in `known`, not on the held-out ones). Each sentence that the check does not mark is
+falsified in all ways that apply to it, by code that shares no word list with the check.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from memagent_report.sentence_checks import check_sentence
 from memagent_report.source_text import SourceText
 
 SEED: Final = 20
-SENTENCES: Final = 400
-LICENCES: Final = Path("/usr/share/common-licenses")
-PAIRS: Final = Path(__file__).with_suffix(".toml")
+MAX_SENTENCES: Final = 400
+LICENCE_FOLDER: Final = Path("/usr/share/common-licenses")
+PARAPHRASES_FILE: Final = Path(__file__).with_suffix(".toml")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Claim:
 
 
 Mutation = Callable[[Claim, random.Random, Sequence[Claim]], Claim | None]
-"""Falsifies a claim with the help of other claims of its kind; returns None if it cannot."""
+"""Returns a falsified claim, perhaps with words of other claims of its kind; None if it does not apply to the claim."""
 
 
 # The sentences
@@ -57,7 +57,7 @@ Mutation = Callable[[Claim, random.Random, Sequence[Claim]], Claim | None]
 
 def collect_real_sentences() -> list[Claim]:
     """Return sentences of licences and of the language reference, those with numbers and names first."""
-    texts = [path.read_text("utf-8", "replace") for path in sorted(LICENCES.glob("*")) if path.is_file()][:8]
+    texts = [path.read_text("utf-8", "replace") for path in sorted(LICENCE_FOLDER.glob("*")) if path.is_file()][:8]
     texts += [topics[name] for name in sorted(topics)]
     claims: list[Claim] = []
     for text in texts:
@@ -70,7 +70,7 @@ def collect_real_sentences() -> list[Claim]:
                 claims.append(Claim(sentence, quotes, source))
     shuffled = random.Random(SEED).sample(claims, len(claims))
     return sorted(shuffled, key=lambda claim: -min(3, len(re.findall(r"\d+|(?<=[a-z] )[A-Z]", claim.sentence))))[
-        :SENTENCES
+        :MAX_SENTENCES
     ]
 
 
@@ -91,29 +91,31 @@ def _make_quote(source: SourceText, start: int, end: int) -> SourceQuote:
 def generate_facts() -> list[Claim]:
     """Return invented facts about people, places and machines, from paragraphs of five facts each."""
     claims = []
-    for number in range(SENTENCES // 5):
-        facts = EnglishFacts(SEED + number)
-        lines = []
+    for paragraph_index in range(MAX_SENTENCES // 5):
+        facts = EnglishFacts(SEED + paragraph_index)
+        statements = []
         for _ in range(5):
             fact = facts.draw_fact()
-            lines.append(facts.draw_statement(fact.relation, fact.subject, fact.value))
-        text = " ".join(lines)
+            statements.append(facts.draw_statement(fact.relation, fact.subject, fact.value))
+        text = " ".join(statements)
         source = SourceText(text)
-        spans = [(text.index(line), text.index(line) + len(line)) for line in lines]
-        for index, line in enumerate(lines):
-            others = [span for other_index, span in enumerate(spans) if other_index != index][:2]
-            claims.append(Claim(line, tuple(_make_quote(source, *span) for span in (spans[index], *others)), source))
+        spans = [(text.index(statement), text.index(statement) + len(statement)) for statement in statements]
+        for index, statement in enumerate(statements):
+            other_spans = [span for other_index, span in enumerate(spans) if other_index != index][:2]
+            claims.append(
+                Claim(statement, tuple(_make_quote(source, *span) for span in (spans[index], *other_spans)), source)
+            )
     return claims
 
 
-def load_paraphrases(part: str) -> list[Claim]:
+def load_paraphrases(split: str) -> list[Claim]:
     """Return the sentences that were written by hand.
 
     Args:
-        part: "known" or "held_out".
+        split: "known" or "held_out".
     """
     claims = []
-    for pair in tomllib.loads(PAIRS.read_text("utf-8"))[part]:
+    for pair in tomllib.loads(PARAPHRASES_FILE.read_text("utf-8"))[split]:
         text = " ".join(pair["quotes"])
         source = SourceText(text)
         starts = [text.index(quote) for quote in pair["quotes"]]
@@ -132,7 +134,7 @@ def _find_spans(pattern: str, text: str) -> list[tuple[int, int]]:
 
 
 def _replace_span(claim: Claim, span: tuple[int, int], text: str) -> Claim | None:
-    return _with_sentence(claim, claim.sentence[: span[0]] + text + claim.sentence[span[1] :])
+    return _replace_sentence(claim, claim.sentence[: span[0]] + text + claim.sentence[span[1] :])
 
 
 def _replace_random_match(claim: Claim, rng: random.Random, pattern: str, change: Callable[[str], str]) -> Claim | None:
@@ -144,7 +146,7 @@ def _replace_random_match(claim: Claim, rng: random.Random, pattern: str, change
     return _replace_span(claim, span, change(claim.sentence[slice(*span)]))
 
 
-def _with_sentence(claim: Claim, sentence: str) -> Claim | None:
+def _replace_sentence(claim: Claim, sentence: str) -> Claim | None:
     """Return the claim with another sentence, or None if that is the same."""
     return None if sentence == claim.sentence else replace(claim, sentence=sentence)
 
@@ -171,9 +173,26 @@ def change_number(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> 
 
 def change_number_word(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
     """Replace a number word, such as "three", with another."""
-    words = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty"]
-    pattern = rf"\b(?:{'|'.join(words)})\b"
-    return _replace_random_match(claim, rng, pattern, lambda old: rng.choice([word for word in words if word != old]))
+    number_words = [
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+        "twenty",
+    ]
+    pattern = rf"\b(?:{'|'.join(number_words)})\b"
+
+    def change(old: str) -> str:
+        return rng.choice([word for word in number_words if word != old])
+
+    return _replace_random_match(claim, rng, pattern, change)
 
 
 def change_unit(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
@@ -206,23 +225,27 @@ def shift_date(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Cla
 def replace_name(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
     """Replace a name with one from another sentence that none of the quotes has."""
     spans = _find_spans(_NAME, claim.sentence)
-    pool = sorted({name for other in claims for name in re.findall(_NAME, other.sentence)} - set(_MONTHS))
-    quoted = " ".join(quote.text for quote in claim.quotes)
-    pool = [name for name in pool if name not in quoted]
-    if not spans or not pool:
+    candidates = sorted({name for other in claims for name in re.findall(_NAME, other.sentence)} - set(_MONTHS))
+    quoted_text = " ".join(quote.text for quote in claim.quotes)
+    candidates = [name for name in candidates if name not in quoted_text]
+    if not spans or not candidates:
         return None
-    return _replace_span(claim, rng.choice(spans), rng.choice(pool))
+    return _replace_span(claim, rng.choice(spans), rng.choice(candidates))
 
 
 def swap_names(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
     """Exchange the first two full names of a sentence."""
-    full = r"(?<![\w.])(?:[A-Z][a-z]{2,})(?: [A-Z][a-z]{2,})*\b"
-    spans = [span for span in _find_spans(full, claim.sentence) if claim.sentence[slice(*span)] not in _COMMON_FIRST]
+    full_name = r"(?<![\w.])(?:[A-Z][a-z]{2,})(?: [A-Z][a-z]{2,})*\b"
+    spans = [
+        span
+        for span in _find_spans(full_name, claim.sentence)
+        if claim.sentence[slice(*span)] not in _COMMON_FIRST_WORDS
+    ]
     spans = [span for span in spans if not set(claim.sentence[slice(*span)].split()) & set(_MONTHS)]
     return _swap_spans(claim, spans)
 
 
-_COMMON_FIRST: Final = frozenset(
+_COMMON_FIRST_WORDS: Final = frozenset(
     re.findall(
         r"\w+",
         """
@@ -246,7 +269,7 @@ def _swap_spans(claim: Claim, spans: Sequence[tuple[int, int]]) -> Claim | None:
         return None
     (a, b), (c, d) = spans[:2]
     text = claim.sentence
-    return _with_sentence(claim, text[:a] + text[c:d] + text[b:c] + text[a:b] + text[d:])
+    return _replace_sentence(claim, text[:a] + text[c:d] + text[b:c] + text[a:b] + text[d:])
 
 
 _VERBS: Final = "is|are|was|were|may|must|can|will|shall|has|have|had|should|could|would|does|do|did"
@@ -269,8 +292,8 @@ def remove_negation(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -
 def cut_after_denial(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
     """Return what follows a negation as a sentence of its own."""
     match = re.search(r"\b(?:not|no|never|nobody|neither|unless|except)\b ", claim.sentence)
-    rest = claim.sentence[match.end() :] if match else ""
-    return _with_sentence(claim, rest[0].upper() + rest[1:]) if len(rest.split()) >= 5 else None
+    clause = claim.sentence[match.end() :] if match else ""
+    return _replace_sentence(claim, clause[0].upper() + clause[1:]) if len(clause.split()) >= 5 else None
 
 
 _ANTONYMS: Final = (
@@ -297,46 +320,48 @@ def replace_by_opposite(claim: Claim, rng: random.Random, claims: Sequence[Claim
 
 
 def replace_word(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
-    """Replace an ordinary word with one from another sentence, which the check does not look for."""
-    word = r"(?<=[a-z] )[a-z]{5,}\b"
+    """Replace an ordinary word with one from another sentence; the check does not look for such changes."""
+    pattern = r"(?<=[a-z] )[a-z]{5,}\b"
 
     def change(old: str) -> str:
-        words = re.findall(word, rng.choice(claims).sentence)
+        words = re.findall(pattern, rng.choice(claims).sentence)
         return rng.choice(words) if words else old
 
-    return _replace_random_match(claim, rng, word, change)
+    return _replace_random_match(claim, rng, pattern, change)
 
 
 def take_foreign_quotes(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
     """Replace the quotes with those of a sentence from another document."""
-    other = rng.choice([other for other in claims if other.source is not claim.source])
-    return replace(claim, quotes=other.quotes, source=other.source)
+    other_claim = rng.choice([other_claim for other_claim in claims if other_claim.source is not claim.source])
+    return replace(claim, quotes=other_claim.quotes, source=other_claim.source)
 
 
 def cut_quote_at_end(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
     """Cut the last words of the first quote."""
     words = claim.quotes[0].text.split(" ")
-    return None if len(words) < 6 else _with_quote(claim, " ".join(words[: rng.randrange(3, len(words) - 1)]))
+    return None if len(words) < 6 else _replace_first_quote(claim, " ".join(words[: rng.randrange(3, len(words) - 1)]))
 
 
 def cut_quote_at_beginning(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
     """Cut the first words of the first quote."""
     words = claim.quotes[0].text.split(" ")
-    return None if len(words) < 6 else _with_quote(claim, " ".join(words[rng.randrange(1, len(words) - 3) :]))
+    return None if len(words) < 6 else _replace_first_quote(claim, " ".join(words[rng.randrange(1, len(words) - 3) :]))
 
 
 def reword_quote(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
     """Replace a word of the first quote with one from another sentence."""
     words = claim.quotes[0].text.split(" ")
     index = rng.randrange(len(words))
-    other = rng.choice(rng.choice(claims).sentence.split())
-    return None if words[index] == other else _with_quote(claim, " ".join([*words[:index], other, *words[index + 1 :]]))
+    other_word = rng.choice(rng.choice(claims).sentence.split())
+    if words[index] == other_word:
+        return None
+    return _replace_first_quote(claim, " ".join([*words[:index], other_word, *words[index + 1 :]]))
 
 
-def _with_quote(claim: Claim, text: str) -> Claim:
+def _replace_first_quote(claim: Claim, text: str) -> Claim:
     """Return the claim with another text of its first quote."""
-    first = claim.quotes[0]
-    start = first.start_char + max(0, first.text.find(text))
+    first_quote = claim.quotes[0]
+    start = first_quote.start_char + max(0, first_quote.text.find(text))
     return replace(claim, quotes=(SourceQuote(text, start, start + len(text), None), *claim.quotes[1:]))
 
 
@@ -363,14 +388,14 @@ MUTATIONS: Final[dict[str, Mutation]] = {
 # Faithful changes
 
 
-def change_forms(claim: Claim) -> Claim | None:
-    """Write dates the other way round, thousands without commas, and % for percent."""
+def change_formats(claim: Claim) -> Claim | None:
+    """Write dates in the other order, thousands without commas, and % for percent."""
     names = "|".join(_MONTHS)
     text = re.sub(rf"\b(\d{{1,2}}) ({names}) (\d{{4}})\b", r"\2 \1, \3", claim.sentence)
     text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
     text = re.sub(r"(?<=\d) per ?cent\b", "%", text)
     text = re.sub(r"(?<=\d)%", " percent", text) if text == claim.sentence else text
-    return _with_sentence(claim, text)
+    return _replace_sentence(claim, text)
 
 
 def keep_first_clause(claim: Claim) -> Claim | None:
@@ -379,13 +404,13 @@ def keep_first_clause(claim: Claim) -> Claim | None:
     if not comma or len(clause.split()) < 6 or re.match(r"\s*(?:unless|except|if|but|provided|only)\b", rest):
         return None
     return (
-        _with_sentence(claim, f"{clause}.")
+        _replace_sentence(claim, f"{clause}.")
         if re.match(r"(?!If|When|While|After|Before|Because|In|For)", clause)
         else None
     )
 
 
-def _make_is_common(claims: Sequence[Claim]) -> Callable[[str], bool]:
+def _make_common_word_check(claims: Sequence[Claim]) -> Callable[[str], bool]:
     """Return a predicate for words that the sources also have in lower case."""
     sources = {id(claim.source): claim.source for claim in claims}
     return frozenset().union(*map(find_lower_case_words, sources.values())).__contains__
@@ -440,7 +465,7 @@ def measure_detection(step: int = 1) -> dict[str, dict[str, DetectionCount]]:
     """
     rows: dict[str, dict[str, DetectionCount]] = defaultdict(dict)
     for name, claims in load_corpora().items():
-        is_common = _make_is_common(claims)
+        is_common = _make_common_word_check(claims)
         passing_claims = [claim for claim in claims if not is_detected(claim, is_common)]
         passing_count = len(passing_claims)
         passing_claims = passing_claims[:: step if passing_count > 100 else 1]
@@ -448,7 +473,7 @@ def measure_detection(step: int = 1) -> dict[str, dict[str, DetectionCount]]:
             mutants = [mutant for _, mutant in generate_mutants(name, kind, passing_claims, claims)]
             rows[kind][name] = DetectionCount(sum(is_detected(mutant, is_common) for mutant in mutants), len(mutants))
         rows["false alarms: as it is"][name] = DetectionCount(len(claims) - passing_count, len(claims))
-        for kind, rewrite in (("other forms", change_forms), ("first clause", keep_first_clause)):
+        for kind, rewrite in (("other forms", change_formats), ("first clause", keep_first_clause)):
             variants = [mutant for claim in claims if (mutant := rewrite(claim)) is not None]
             rows[f"false alarms: {kind}"][name] = DetectionCount(
                 sum(is_detected(variant, is_common) for variant in variants), len(variants)
@@ -471,9 +496,9 @@ def main() -> None:
 
 
 def _print_errors() -> None:
-    """Print the errors by which the rules may be adjusted; the held-out sentences are not among them."""
+    """Print errors for adjusting the rules, without those of held-out sentences."""
     for name, claims in list(load_corpora().items())[:3]:
-        is_common = _make_is_common(claims)
+        is_common = _make_common_word_check(claims)
         for claim in claims:
             for problem in check_sentence(claim.sentence, [q.text for q in claim.quotes], is_common=is_common):
                 print(f"{name}: alarm: {problem.kind}: {problem.detail}\n    {claim.sentence}")

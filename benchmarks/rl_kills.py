@@ -10,7 +10,7 @@
    - collector: the loop's process while it reads questions; it is started again in the same way.
 3. The journal, the run log and the newest checkpoint show which groups were trained on, and how often.
 
-Each loop is a separate process with its own vLLM server, one after the other.
+Loops run one after the other, each as a separate process with its own vLLM server.
 `memagent_training.serving.vllm_server.find_vllm_python` finds vLLM's interpreter.
 """
 
@@ -64,7 +64,7 @@ class Moment:
     """The moment of a kill."""
 
     iteration: int
-    """If the phase of this iteration ends before the moment, the kill is at the beginning of the next such phase."""
+    """The iteration. If its phase ends before the moment, the kill is at the beginning of the next such phase."""
     phase: str
     share: float
     """The share of the phase's minimum duration that passes before the kill."""
@@ -142,12 +142,13 @@ class Loop:
                 time.sleep(POLL_SECONDS)
                 if victim is None or is_killed or (kill_count := len(self.load_kills())) >= len(moments):
                     continue
-                start = self._find_due_start(moments[kill_count], phase_seconds)
-                if start is not None and _kill(victim, start.pid):
+                phase_start = self._find_due_start(moments[kill_count], phase_seconds)
+                if phase_start is not None and _kill(victim, phase_start.pid):
                     _append_record(
-                        self.folder / "kills.jsonl", {**asdict(start), "victim": victim, "time": time.time()}
+                        self.folder / "kills.jsonl", {**asdict(phase_start), "victim": victim, "time": time.time()}
                     )
-                    print(f"{self.folder.name}: killed the {victim} in iteration {start.iteration}, {start.phase}")
+                    moment_text = f"iteration {phase_start.iteration}, {phase_start.phase}"
+                    print(f"{self.folder.name}: killed the {victim} in {moment_text}")
                     is_killed = victim is not Victim.SERVER
             if process.returncode and not is_killed:
                 failures += 1
@@ -164,7 +165,7 @@ class Loop:
         command = [sys.executable, "-m", "benchmarks.rl_kills", str(self._arguments.folder), *options]
         command += [f"--loop={self.folder.name}", f"--seed={self.seed}"]
         with (self.folder / "loop.log").open("ab") as log:
-            return subprocess.Popen(  # it ends with this process, however this one ends
+            return subprocess.Popen(  # the watchdog ends it when this process ends, also after SIGKILL
                 [sys.executable, session_watchdog.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -173,14 +174,14 @@ class Loop:
             )
 
     def _find_due_start(self, moment: Moment, phase_seconds: Mapping[str, float]) -> PhaseStart | None:
-        """Return the newest start if its phase is the one to kill in and the moment has come, otherwise None."""
+        """Return the newest phase start if the moment to kill has come in this phase, otherwise None."""
         starts = self.load_phase_starts()
         if not starts or not Path(f"/proc/{starts[-1].pid}").exists():
             return None
-        newest = starts[-1]
-        is_due = newest.iteration >= moment.iteration and newest.phase == moment.phase
-        wait = moment.share * phase_seconds[moment.phase] if newest.iteration == moment.iteration else 0
-        return newest if is_due and time.time() - newest.time >= wait else None
+        newest_start = starts[-1]
+        is_due = newest_start.iteration >= moment.iteration and newest_start.phase == moment.phase
+        wait_seconds = moment.share * phase_seconds[moment.phase] if newest_start.iteration == moment.iteration else 0
+        return newest_start if is_due and time.time() - newest_start.time >= wait_seconds else None
 
     def compute_outcome(self, rollouts: int) -> Outcome:
         """Compute the outcome from journal, run log and checkpoint.
@@ -201,20 +202,26 @@ class Loop:
             for group in _find_groups_with_variance(RunLog(self.out / RUN_LOG), rollouts)
             if group.rpartition("-")[0] not in skipped_collections
         }
-        newest = find_checkpoints(self.out).newest
-        history = json.loads((newest / "trainer_state.json").read_text())["log_history"] if newest else []
+        newest_checkpoint = find_checkpoints(self.out).newest
+        history = (
+            json.loads((newest_checkpoint / "trainer_state.json").read_text())["log_history"]
+            if newest_checkpoint
+            else []
+        )
         settings = json.loads((self.out / RECORD).read_text())
-        per_iteration = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
+        steps_per_iteration = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
         trained_rollouts: Counter[int] = Counter()
         for step in (entry for entry in history if "loss" in entry):
-            trained_rollouts[(step["step"] - 1) // per_iteration] += step["rollouts"]
+            trained_rollouts[(step["step"] - 1) // steps_per_iteration] += step["rollouts"]
         groups = {record.iteration: record.groups for record in iterations}
-        surplus = [trained_rollouts[iteration] / rollouts - group_count for iteration, group_count in groups.items()]
-        missing = sum(max(-excess, 0) for excess in surplus)
+        excess_groups = [
+            trained_rollouts[iteration] / rollouts - group_count for iteration, group_count in groups.items()
+        ]
+        missing_groups = sum(max(-excess, 0) for excess in excess_groups)
         return Outcome(
             rewards=tuple(record.reward for record in iterations),
-            repeated_groups=math.ceil(sum(max(excess, 0) for excess in surplus)),
-            lost_groups=len(groups_with_variance - collected_groups) + math.ceil(missing),
+            repeated_groups=math.ceil(sum(max(excess, 0) for excess in excess_groups)),
+            lost_groups=len(groups_with_variance - collected_groups) + math.ceil(missing_groups),
             iterations=len(groups),
             trained_iterations=len(trained_rollouts),
             kills=len(self.load_kills()),
@@ -250,7 +257,7 @@ def _kill(victim: Victim, loop_pid: int) -> bool:
         for server in servers:
             os.kill(server, signal.SIGKILL)
         return bool(servers)
-    except OSError:  # it ended by itself
+    except OSError:  # the process has ended
         return False
 
 
@@ -324,14 +331,14 @@ def find_minimum_seconds(loops: Sequence[Loop]) -> dict[str, float]:
     """
     seconds: dict[str, float] = {}
     for loop in loops:
-        for start, following in pairwise(loop.load_phase_starts()):
-            if start.pid == following.pid and start.iteration > 0:
-                seconds[start.phase] = min(following.time - start.time, seconds.get(start.phase, math.inf))
+        for start, next_start in pairwise(loop.load_phase_starts()):
+            if start.pid == next_start.pid and start.iteration > 0:
+                seconds[start.phase] = min(next_start.time - start.time, seconds.get(start.phase, math.inf))
     return seconds
 
 
 def choose_moments(victim: Victim, arguments: argparse.Namespace) -> list[Moment]:
-    """Return the moments of the kills, the same at each call.
+    """Return the moments of the kills; equal arguments give equal moments.
 
     They are spread over all iterations but the first and the last.
     """
@@ -339,8 +346,8 @@ def choose_moments(victim: Victim, arguments: argparse.Namespace) -> list[Moment
     rng = random.Random(f"{victim} {arguments.kills} {arguments.iterations}")
     iterations: list[int] = []
     while len(iterations) < arguments.kills:
-        missing = arguments.kills - len(iterations)
-        iterations += rng.sample(candidates, min(missing, len(candidates)))
+        missing_count = arguments.kills - len(iterations)
+        iterations += rng.sample(candidates, min(missing_count, len(candidates)))
     return [Moment(iteration, rng.choice(PHASES[victim]), rng.uniform(0, 0.9)) for iteration in sorted(iterations)]
 
 
@@ -376,10 +383,10 @@ def make_figures(
     }
     for name, (value, goal) in counts.items():
         yield Figure.exactly(f"{victim}: {name}", value, goal)
-    low, high = predict_range(final_rewards)
-    reward_goal = f"{low:.3f} to {high:.3f}" if len(final_rewards) > 1 else ""
-    met = low <= outcome.final_reward <= high
-    yield Figure(f"{victim}: final reward", outcome.final_reward, "", reward_goal, met)
+    min_reward, max_reward = predict_range(final_rewards)
+    reward_goal = f"{min_reward:.3f} to {max_reward:.3f}" if len(final_rewards) > 1 else ""
+    is_met = min_reward <= outcome.final_reward <= max_reward
+    yield Figure(f"{victim}: final reward", outcome.final_reward, "", reward_goal, is_met)
 
 
 def predict_range(values: Sequence[float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Measure the cost of the run log: chunks per second with and without it, and bytes per token on disk.
+"""Measure the cost of the run log: chunks per second with and without a log, and bytes per token on disk.
 
 With 128 documents in flight, a local server answers every request after 250 ms with 800 token ids and log-probs.
 Readers with and without a log alternate and get the same replies, so that their ratio is the cost of the log alone.
@@ -21,7 +21,7 @@ from memagent_graph import Document, DocumentRef, DocumentStore, RunLog
 from memagent_graph.calls import Span, Writes
 from memagent_graph.run_log import Conversation, Outcome
 
-_CONVERSATIONS = 400
+_CONVERSATION_COUNT = 400
 _PROMPT_TOKENS = 1500
 
 
@@ -34,11 +34,11 @@ async def _compare(url: str, folder: Path) -> tuple[float, float, float]:
     store = DocumentStore(folder / "documents")
     references = [store.add(Document.from_text(text)) for text in generate_documents(CHUNK_TOKENS * CHUNKS, DOCUMENTS)]
     log = RunLog(folder / "runs.sqlite")
-    plain = make_reader(url, store, logprobs=True)
-    logging = make_reader(url, store, logprobs=True, run_log=log)
-    await make_pass(plain, references)()
-    figures = await take_turns(make_pass(plain, references), make_pass(logging, references))
-    for reader in (logging, plain):
+    plain_reader = make_reader(url, store, logprobs=True)
+    logging_reader = make_reader(url, store, logprobs=True, run_log=log)
+    await make_pass(plain_reader, references)()
+    figures = await take_turns(make_pass(plain_reader, references), make_pass(logging_reader, references))
+    for reader in (logging_reader, plain_reader):
         await reader.aclose()
     log.close()
     return figures
@@ -58,12 +58,12 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         log = RunLog(Path(folder) / "runs.sqlite")
         log.begin("run", "What is said of it?", reference, {})
-        pending = []
-        for position in range(_CONVERSATIONS):
+        writes = []
+        for position in range(_CONVERSATION_COUNT):
             start = rng.randrange(len(ids) - _PROMPT_TOKENS - completion_tokens)
             prompt = ids[start : start + _PROMPT_TOKENS]
             completion = ids[start + _PROMPT_TOKENS : start + _PROMPT_TOKENS + completion_tokens]
-            pending.append(
+            writes.append(
                 log.record(
                     Conversation(
                         run_id="run",
@@ -96,21 +96,21 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
                     )
                 )
             )
-        for future in pending:
+        for future in writes:
             log.wait(future)
         log.close()
-        return log.size_bytes / (_CONVERSATIONS * (_PROMPT_TOKENS + completion_tokens))
+        return log.size_bytes / (_CONVERSATION_COUNT * (_PROMPT_TOKENS + completion_tokens))
 
 
 def measure() -> list[Figure]:
     """Return the figures on the log's time and disk space."""
     with run_slow_server(DELAY_MS, 800) as url, tempfile.TemporaryDirectory() as folder:
         ratio, plain_ms, logged_ms = asyncio.run(_compare(url, Path(folder)))
-    short, long = _measure_bytes_per_token(100), _measure_bytes_per_token(800)
+    short_reply_bytes, long_reply_bytes = _measure_bytes_per_token(100), _measure_bytes_per_token(800)
     return [
         Figure.at_least(f"chunks/s, logged : not logged, {DOCUMENTS} documents, 800 log-probs", ratio, "x", 0.9),
         Figure("processor time per chunk, logged", logged_ms, "ms"),
         Figure("processor time per chunk, not logged", plain_ms, "ms"),
-        Figure.at_most("run log, 1500 tokens in and 100 out, per token", short, "bytes", 4),
-        Figure.at_most("run log, 1500 tokens in and 800 out, per token", long, "bytes", 4),
+        Figure.at_most("run log, 1500 tokens in and 100 out, per token", short_reply_bytes, "bytes", 4),
+        Figure.at_most("run log, 1500 tokens in and 800 out, per token", long_reply_bytes, "bytes", 4),
     ]

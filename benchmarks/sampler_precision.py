@@ -31,7 +31,7 @@ from memagent_training.job.collect import CollectSettings, collect
 from memagent_training.job.job_settings import make_config
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 
-CAPS = {"not corrected": None, "cap 2": 2.0, "no cap": 1e9}
+IMPORTANCE_CAPS = {"not corrected": None, "cap 2": 2.0, "no cap": 1e9}
 SETTINGS: dict[str, Any] = {
     "warmup_steps": 0, "max_grad_norm": 0.0, "max_steps": 1, "report_to": "none", "save_strategy": "no",
     "gradient_checkpointing": False, "token_budget": 4096, "disable_tqdm": True, "max_logprob_gap": 1e9,
@@ -56,27 +56,27 @@ async def read_groups(
     """Return groups of reads by a policy in a number format."""
     log = RunLog(folder / f"{dtype}.sqlite")
     policy = LocalPolicy(model, dtype=dtype)
-    questions = load_task(task, TaskSettings(load_tokenizer(base), seed=1, small=small))
+    generated_task = load_task(task, TaskSettings(load_tokenizer(base), seed=1, small=small))
     async with MemAgent(
         policy, run_log=log, logprobs=True, temperature=1.0, on_invented="accept", store=folder / "documents"
     ) as agent:
-        samples = (questions.sample(length, index) for index in range(settings.max_questions))
+        samples = (generated_task.sample(length, index) for index in range(settings.max_questions))
         collection = await collect(agent, samples, settings, name=dtype, reward="lenient_match")
     return list(load_groups(log, reward="lenient_match", groups=collection.group_of).groups)
 
 
 def compute_gradients(groups: Sequence[RolloutGroup], model: Path, folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
     """Return the gradient of one step for each correction, and the gap of the log-probs."""
-    gradients_by_correction, gap = {}, None
-    for name, cap in CAPS.items():
+    gradients_by_correction, logprob_gap = {}, None
+    for name, cap in IMPORTANCE_CAPS.items():
         recorder = GradientRecorder()
         options = {**SETTINGS, "importance_cap": cap, "groups_per_step": len(groups)}
         config = make_config("dapo", options, folder / "training")
         trainer = MultiConvDAPOTrainer(str(model), groups, config, callbacks=[recorder])
         with contextlib.redirect_stdout(sys.stderr):  # where the Trainer prints its log
             trainer.train()
-        gradients_by_correction[name], gap = recorder.gradient, trainer.logprob_gap
-    return gradients_by_correction, gap
+        gradients_by_correction[name], logprob_gap = recorder.gradient, trainer.logprob_gap
+    return gradients_by_correction, logprob_gap
 
 
 def measure_formats(arguments: argparse.Namespace) -> Iterator[str]:
@@ -88,16 +88,23 @@ def measure_formats(arguments: argparse.Namespace) -> Iterator[str]:
             arguments.model, base, dtype, arguments.out, settings,
             task=arguments.task, length=arguments.length, small=arguments.small,
         )  # fmt: skip
-        gradients, gap = compute_gradients(asyncio.run(pending_groups), base, arguments.out)
-        exact = gradients["no cap"]
-        errors = {name: float((gradient - exact).norm() / exact.norm()) for name, gradient in gradients.items()}
-        cosine = float(torch.dot(gradients["not corrected"], exact) / gradients["not corrected"].norm() / exact.norm())
-        names = (
+        gradients, logprob_gap = compute_gradients(asyncio.run(pending_groups), base, arguments.out)
+        exact_gradient = gradients["no cap"]
+        errors = {
+            name: float((gradient - exact_gradient).norm() / exact_gradient.norm())
+            for name, gradient in gradients.items()
+        }
+        cosine = float(
+            torch.dot(gradients["not corrected"], exact_gradient)
+            / gradients["not corrected"].norm()
+            / exact_gradient.norm()
+        )
+        metric_names = (
             "sampling_logp_difference/mean", "sampling_logp_difference/max", "kl_k1", "kl_k3",
             "importance_sampling_ratio/min", "importance_sampling_ratio/max", "effective_sample_size",
         )  # fmt: skip
-        numbers = [gap.metrics[f"sampling/{name}"] for name in names]
-        cells = [dtype, f"{gap.tokens:,}", *(f"{number:.2g}" for number in numbers)]
+        metric_values = [logprob_gap.metrics[f"sampling/{name}"] for name in metric_names]
+        cells = [dtype, f"{logprob_gap.tokens:,}", *(f"{value:.2g}" for value in metric_values)]
         cells += [f"{errors['not corrected']:.2%}", f"{cosine:.4f}", f"{errors['cap 2']:.2%}"]
         yield f"| {' | '.join(cells)} |"
 
@@ -115,9 +122,9 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=2)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    heads = ["sampler", "tokens", "mean gap", "largest", "k1", "k3", "ratio min", "max", "ESS"]
-    heads += ["gradient's error, not corrected", "cosine", "cap 2"]
-    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
+    column_titles = ["sampler", "tokens", "mean gap", "largest", "k1", "k3", "ratio min", "max", "ESS"]
+    column_titles += ["gradient's error, not corrected", "cosine", "cap 2"]
+    print(f"| {' | '.join(column_titles)} |\n|{' --- |' * len(column_titles)}")
     for row in measure_formats(arguments):
         print(row, flush=True)
 

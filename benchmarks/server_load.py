@@ -28,7 +28,7 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER
 if TYPE_CHECKING:
     from memagent_training.serving.vllm_server import VLLMServer
 
-GOAL = 0.9
+MIN_RUNNING_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +54,22 @@ def copy_without_end_token(folder: Path) -> Path:
 def sample_during(server: VLLMServer, command: list[str]) -> list[Sample]:
     """Run a command, and return two samples a second from its first request to its last."""
     samples: list[Sample] = []
-    is_over = threading.Event()
+    has_ended = threading.Event()
 
-    def sample() -> None:
-        while not is_over.wait(0.5):
-            metrics = server.metrics()
+    def collect_samples() -> None:
+        while not has_ended.wait(0.5):
+            metrics = server.read_metrics()
             samples.append(Sample(metrics["vllm:num_requests_running"], metrics["vllm:num_requests_waiting"]))
 
-    thread = threading.Thread(target=sample)
+    thread = threading.Thread(target=collect_samples)
     thread.start()
     try:
         subprocess.run(command, check=True)
     finally:
-        is_over.set()
+        has_ended.set()
         thread.join()
-    busy = [index for index, sample in enumerate(samples) if sample.running or sample.waiting]
-    return samples[busy[0] : busy[-1] + 1]
+    busy_indices = [index for index, sample in enumerate(samples) if sample.running or sample.waiting]
+    return samples[busy_indices[0] : busy_indices[-1] + 1]
 
 
 def measure_evaluation(name: str, model: Path, folder: Path, arguments: argparse.Namespace) -> list[Sample]:
@@ -104,11 +104,19 @@ def main() -> None:
         ("the policy's own replies", EMBEDDED_FOLDER),
     ):
         samples = measure_evaluation(name.replace(" ", "-").replace("'", ""), model, arguments.folder, arguments)
-        share = fmean(sample.running for sample in samples) / arguments.limit
+        running_share = fmean(sample.running for sample in samples) / arguments.limit
         waiting_share = fmean(sample.waiting > 0 for sample in samples)
         has_goal = name.startswith("48")
-        goal = f">= {GOAL}" if has_goal else ""
-        figures.append(Figure(f"running requests : limit, {name}", share, "", goal, not has_goal or share >= GOAL))
+        goal = f">= {MIN_RUNNING_SHARE}" if has_goal else ""
+        figures.append(
+            Figure(
+                f"running requests : limit, {name}",
+                running_share,
+                "",
+                goal,
+                not has_goal or running_share >= MIN_RUNNING_SHARE,
+            )
+        )
         figures.append(Figure(f"share of the time with requests waiting, {name}", waiting_share))
     print_table(figures)
 

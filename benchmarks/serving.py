@@ -72,16 +72,18 @@ def run_serve(upstream: str, *options: str) -> Iterator[Server]:
                 process.terminate()
 
 
-def make_long_request(number: int, size: int, **options: Any) -> dict[str, Any]:
-    """Return a request with its own document of about `size` characters."""
-    text = f"Document {number}. " + "The river rose a little in the night. " * (size // 38)
+def make_long_request(document_index: int, characters: int, **options: Any) -> dict[str, Any]:
+    """Return a request with its own document of about `characters` characters."""
+    text = f"Document {document_index}. " + "The river rose a little in the night. " * (characters // 38)
     question = {"role": "user", "content": "What is the key of harbor?"}
     return {"model": "slow", "messages": [{"role": "user", "content": text}, question], **options}
 
 
-async def time_requests(session: aiohttp.ClientSession, api: str, requests: int, at_once: int) -> tuple[float, float]:
+async def time_requests(
+    session: aiohttp.ClientSession, api: str, request_count: int, in_flight: int
+) -> tuple[float, float]:
     """Return the seconds for a number of short requests, and the median seconds of one."""
-    slots, durations = asyncio.Semaphore(at_once), []
+    slots, durations = asyncio.Semaphore(in_flight), []
 
     async def send_request() -> None:
         async with slots:
@@ -92,11 +94,11 @@ async def time_requests(session: aiohttp.ClientSession, api: str, requests: int,
             durations.append(time.perf_counter() - request_start)
 
     start_time = time.perf_counter()
-    await asyncio.gather(*(send_request() for _ in range(requests)))
+    await asyncio.gather(*(send_request() for _ in range(request_count)))
     return time.perf_counter() - start_time, median(durations)
 
 
-async def measure_overhead(rounds: int, requests: int) -> list[Figure]:
+async def measure_overhead(rounds: int, request_count: int) -> list[Figure]:
     """Return the cost of relaying a short request, alone and with 64 in flight.
 
     A model server that writes 64 replies at once takes a quarter of a second for a short one, or longer.
@@ -110,18 +112,18 @@ async def measure_overhead(rounds: int, requests: int) -> list[Figure]:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
             await time_requests(session, server.api, 64, 64)
             for _ in range(rounds):
-                direct_times = await time_requests(session, upstream, requests, 64)
-                relay_ratios.append(direct_times[0] / (await time_requests(session, relay, requests, 64))[0])
+                direct_times = await time_requests(session, upstream, request_count, 64)
+                relay_ratios.append(direct_times[0] / (await time_requests(session, relay, request_count, 64))[0])
                 cpu_before = server.read_cpu_seconds()
-                server_times = await time_requests(session, server.api, requests, 64)
-                cpu_ms.append((server.read_cpu_seconds() - cpu_before) * 1000 / requests)
+                server_times = await time_requests(session, server.api, request_count, 64)
+                cpu_ms.append((server.read_cpu_seconds() - cpu_before) * 1000 / request_count)
                 server_ratios.append(direct_times[0] / server_times[0])
     with run_slow_server(20) as upstream, run_serve(upstream) as server:
         async with aiohttp.ClientSession() as session:
             await time_requests(session, server.api, 20, 1)
             for _ in range(rounds):
-                direct_times = await time_requests(session, upstream, requests // 8, 1)
-                server_times = await time_requests(session, server.api, requests // 8, 1)
+                direct_times = await time_requests(session, upstream, request_count // 8, 1)
+                server_times = await time_requests(session, server.api, request_count // 8, 1)
                 delays.append((server_times[1] - direct_times[1]) * 1000)
     added_ms, throughput_ratio = median(delays), median(server_ratios)
     return [
@@ -143,9 +145,9 @@ async def stream_lines(
             yield line
 
 
-async def time_first_event(session: aiohttp.ClientSession, api: str, number: int, size: int) -> float:
+async def time_first_event(session: aiohttp.ClientSession, api: str, document_index: int, characters: int) -> float:
     """Return the seconds from the last byte of a long request to the first event of its streamed reply."""
-    body = json.dumps(make_long_request(number, size, stream=True)).encode()
+    body = json.dumps(make_long_request(document_index, characters, stream=True)).encode()
     send_time = time.perf_counter()
 
     async def send_parts() -> AsyncGenerator[bytes, None]:
@@ -161,28 +163,30 @@ async def time_first_event(session: aiohttp.ClientSession, api: str, number: int
     return time.perf_counter() - send_time
 
 
-async def measure_large_requests(count: int, size: int) -> list[Figure]:
+async def measure_large_requests(count: int, characters: int) -> list[Figure]:
     """Return the memory while large requests arrive at once, and the time to the first event of a single one."""
     options = ("--cancel-on-close", "--max-waiting", "1000", "--max-reads-per-key", "1000")
     timeout = aiohttp.ClientTimeout(total=None)
     with run_slow_server(50) as upstream, run_serve(upstream, *options) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-            await time_first_event(session, server.api, -1, size)
+            await time_first_event(session, server.api, -1, characters)
             single_seconds = median(
-                [await time_first_event(session, server.api, -2 - index, size) for index in range(5)]
+                [await time_first_event(session, server.api, -2 - index, characters) for index in range(5)]
             )
             memory_before = server.read_memory()
-            peak = memory_before
-            arrivals = asyncio.gather(*(time_first_event(session, server.api, number, size) for number in range(count)))
+            peak_memory = memory_before
+            arrivals = asyncio.gather(
+                *(time_first_event(session, server.api, document_index, characters) for document_index in range(count))
+            )
             while not arrivals.done():
-                peak = max(peak, server.read_memory())
+                peak_memory = max(peak_memory, server.read_memory())
                 await asyncio.wait([arrivals], timeout=0.05)
             await arrivals
-    megabytes = size / 2**20
+    megabytes = characters / 2**20
     return [
         Figure.at_most(f"first progress after the last byte of {megabytes:.0f} MB", single_seconds, "s", 1),
         Figure(f"memory before {count} such requests", memory_before, "MiB"),
-        Figure.at_most(f"added while {count} arrive at once", peak - memory_before, "MiB", 512),
+        Figure.at_most(f"added while {count} arrive at once", peak_memory - memory_before, "MiB", 512),
     ]
 
 
@@ -195,60 +199,62 @@ async def measure_idle_streams(count: int, seconds: float) -> list[Figure]:
             await time_first_event(session, server.api, -1, 8000)  # after this request the server knows its policy
             memory_before = server.read_memory()
 
-            async def count_heartbeats(number: int) -> int:
-                beats = 0
-                body = json.dumps(make_long_request(number, 8000, stream=True)).encode()
+            async def count_heartbeats(document_index: int) -> int:
+                heartbeats = 0
+                body = json.dumps(make_long_request(document_index, 8000, stream=True)).encode()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
                         async for line in stream_lines(session, server.api, body):
-                            beats += line.startswith(b":")
-                return beats
+                            heartbeats += line.startswith(b":")
+                return heartbeats
 
-            streams = asyncio.gather(*(count_heartbeats(number) for number in range(count)))
+            streams = asyncio.gather(*(count_heartbeats(document_index) for document_index in range(count)))
             await asyncio.sleep(seconds * 0.8)
             kib_per_stream = (server.read_memory() - memory_before) * 1024 / count
-            alive = sum(beats > 0 for beats in await streams)
+            alive_count = sum(heartbeats > 0 for heartbeats in await streams)
     return [
-        Figure.exactly(f"idle streams alive, of {count}", alive, count),
+        Figure.exactly(f"idle streams alive, of {count}", alive_count, count),
         Figure("memory of one", kib_per_stream, "KiB"),
     ]
 
 
 async def measure_many_requests(count: int, seconds: float) -> list[Figure]:
-    """Send reads faster than the limits allow; return how many are answered and done, and how often clients wait."""
-    waits = 0
+    """Send reads faster than the limits allow; count the answers, the reads, and the refusals of requests."""
+    refusals = 0
     with run_slow_server(5) as upstream, run_serve(upstream, "--max-reads", "16") as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-            async def send_until_answered(number: int) -> str:
-                nonlocal waits
-                await asyncio.sleep(number * seconds / count)
+            async def send_until_answered(document_index: int) -> str:
+                nonlocal refusals
+                await asyncio.sleep(document_index * seconds / count)
                 while True:
-                    request = make_long_request(number, 6000)
+                    request = make_long_request(document_index, 6000)
                     async with session.post(f"{server.api}/chat/completions", json=request) as reply:
                         if reply.status == 200:
                             return str((await reply.json())["memagent"]["run_id"])
                         assert reply.status == 429, await reply.text()
-                        waits += 1
+                        refusals += 1
                         await asyncio.sleep(float(reply.headers["Retry-After"]))
 
             start_time = time.perf_counter()
-            runs = await asyncio.gather(*(send_until_answered(number) for number in range(count)))
-            took = time.perf_counter() - start_time
+            run_ids = await asyncio.gather(*(send_until_answered(document_index) for document_index in range(count)))
+            elapsed_s = time.perf_counter() - start_time
             async with session.get(server.api.replace("/v1", "/metrics")) as reply:
-                page = await reply.text()
-    read_count = next(float(line.split()[-1]) for line in page.splitlines() if 'asked_total{kind="started"}' in line)
+                metrics_page = await reply.text()
+    read_count = next(
+        float(line.split()[-1]) for line in metrics_page.splitlines() if 'asked_total{kind="started"}' in line
+    )
     return [
-        Figure.exactly(f"answered, of {count} reads", len(set(runs)), count),
+        Figure.exactly(f"answered, of {count} reads", len(set(run_ids)), count),
         Figure.exactly("reads done for them", read_count, count),
-        Figure("seconds for all", took, "s"),
-        Figure("times a client was told to wait", waits),
+        Figure("seconds for all", elapsed_s, "s"),
+        Figure("times a client was told to wait", refusals),
     ]
 
 
-async def measure_all(small: bool) -> list[Figure]:
-    """Return all figures; with `small`, of a tenth of the requests."""
-    if small:
+async def measure_all(is_small: bool) -> list[Figure]:
+    """Return all figures; with `is_small`, of a tenth of the requests."""
+    if is_small:
         return [
             *await measure_overhead(2, 320),
             *await measure_large_requests(5, 2 * 2**20),

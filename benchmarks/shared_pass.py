@@ -24,7 +24,7 @@ from memagent_graph.prompts import PromptLayout, load_prompts
 from memagent_training.serving.vllm_server import VLLMServer
 
 REPLY_TOKENS = 32
-SHARE_GOAL, TIME_GOAL = 0.9, 2.0
+MIN_CACHED_SHARE, MAX_TIME_RATIO = 0.9, 2.0
 
 
 def copy_with_window(folder: Path, window: int) -> Path:
@@ -65,9 +65,9 @@ def generate_document(arguments: argparse.Namespace, seed: int) -> str:
     return " ".join(f"the {rng.choice(colours)} {rng.randrange(10**4)} is here." for _ in sentences)
 
 
-def generate_questions(number: int) -> list[str]:
+def generate_questions(count: int) -> list[str]:
     """Return different questions."""
-    return [f"Which colour does number {index} have?" for index in range(number)]
+    return [f"Which colour does number {index} have?" for index in range(count)]
 
 
 def compute_cached_share(results: Sequence[ReadResult]) -> float:
@@ -85,30 +85,34 @@ def measure_server(arguments: argparse.Namespace) -> list[Figure]:
         agent = make_reader(server, arguments.folder, "overwrite", arguments)
         # The first requests of a server are slow, so this read is not measured.
         agent.read(generate_document(arguments, 0), generate_questions(1)[0])
-        for number in range(arguments.rounds):
+        for round_index in range(arguments.rounds):
             start_time = time.monotonic()
-            agent.read(generate_document(arguments, 3 * number + 1), generate_questions(1)[0])
-            one_seconds = time.monotonic() - start_time
+            agent.read(generate_document(arguments, 3 * round_index + 1), generate_questions(1)[0])
+            one_question_seconds = time.monotonic() - start_time
             start_time = time.monotonic()
             results = agent.read(
-                generate_document(arguments, 3 * number + 2), questions=generate_questions(arguments.questions)
+                generate_document(arguments, 3 * round_index + 2), questions=generate_questions(arguments.questions)
             )
-            all_seconds = time.monotonic() - start_time
+            all_questions_seconds = time.monotonic() - start_time
             first_result, *other_results = sorted(results, key=lambda result: result.usage.cached_tokens)
-            share = compute_cached_share(other_results)
-            ratio = all_seconds / one_seconds
+            cached_share = compute_cached_share(other_results)
+            time_ratio = all_questions_seconds / one_question_seconds
             metric = f"{arguments.questions} questions : one, wall time"
             figures += [
-                Figure.at_most(metric, ratio, "x", TIME_GOAL),
-                Figure.at_least("question two on: section tokens from the cache", share, "", SHARE_GOAL),
+                Figure.at_most(metric, time_ratio, "x", MAX_TIME_RATIO),
+                Figure.at_least("question two on: section tokens from the cache", cached_share, "", MIN_CACHED_SHARE),
                 Figure("question one: section tokens from the cache", compute_cached_share([first_result])),
             ]  # fmt: skip
-            # Passes are started here: the weights write nothing new, so the reader would not start a second pass.
-            passes = make_reader(server, arguments.folder, "parallel:passes=1", arguments)
-            text = generate_document(arguments, 3 * number + 3)
-            share = compute_cached_share([passes.read(text, question) for question in generate_questions(2)][1:])
-            figures.append(Figure.at_least("pass two: section tokens from the cache", share, "", SHARE_GOAL))
-            passes.close()
+            # Each pass is a read of its own: the reader starts no second pass if the first one wrote nothing new.
+            pass_reader = make_reader(server, arguments.folder, "parallel:passes=1", arguments)
+            text = generate_document(arguments, 3 * round_index + 3)
+            cached_share = compute_cached_share(
+                [pass_reader.read(text, question) for question in generate_questions(2)][1:]
+            )
+            figures.append(
+                Figure.at_least("pass two: section tokens from the cache", cached_share, "", MIN_CACHED_SHARE)
+            )
+            pass_reader.close()
         agent.close()
     return figures
 

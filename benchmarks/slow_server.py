@@ -69,22 +69,22 @@ def make_reply(tokens: int) -> bytes:
 
 async def serve(delay: float, tokens: int) -> None:
     """Answer every request after `delay` seconds, until standard input closes."""
-    answer = make_reply(tokens)
+    reply = make_reply(tokens)
 
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer_requests(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+                header = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(header.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
                 await reader.readexactly(length)
-                if not head.startswith(b"get "):  # a request for the list of models is answered at once
+                if not header.startswith(b"get "):  # a request for the list of models is answered at once
                     await asyncio.sleep(delay)
-                writer.write(answer)
+                writer.write(reply)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=1024, limit=2**22)
+    server = await asyncio.start_server(answer_requests, "127.0.0.1", 0, backlog=1024, limit=2**22)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
     server.close()

@@ -21,10 +21,10 @@ reader = MemAgent(OpenAICompatiblePolicy("slow", base_url=sys.argv[1]), tokenize
                   prompts=load_prompts(), store=pathlib.Path(sys.argv[3]), run_log=False)
 send_times = []
 complete = reader.policy.complete
-async def complete_and_note_time(prompt, sampling):
+async def complete_with_send_time(prompt, sampling):
     send_times.append(time.perf_counter())
     return await complete(prompt, sampling)
-reader.policy.complete = complete_and_note_time
+reader.policy.complete = complete_with_send_time
 start_time = time.perf_counter()
 reader.read(pathlib.Path(sys.argv[2]), "What is said?", limits=Limits(max_chunks=1))
 print(send_times[0] - start_time)
@@ -99,10 +99,10 @@ def measure() -> list[Figure]:
         text = make_prose(100_000)
         path.write_text(text * (15_000_000 // len(text) + 1))
         stores = [str(Path(folder) / f"store-{index}") for index in range(3)]  # a known document is not stored again
-        first_request = median(_run_program(_READ_PROGRAM, url, str(path), store) for store in stores)
+        first_request_seconds = median(_run_program(_READ_PROGRAM, url, str(path), store) for store in stores)
     import_seconds = median(_run_program(_IMPORT_PROGRAM) for _ in range(3))
     return [
-        Figure.at_most("time to the first request for a 15 MB file", first_request, "s", 0.5),
+        Figure.at_most("time to the first request for a 15 MB file", first_request_seconds, "s", 0.5),
         Figure.at_most("import memagent_graph", import_seconds, "s", 0.5),
         *_measure_command_line(),
     ]

@@ -30,31 +30,31 @@ LENGTH = 1_000_000
 MEMORY_LENGTHS = (20_000, 200_000)
 MAX_SECONDS = 10
 MAX_EXTRA_MEGABYTES = 1
-PARAGRAPHS_OF_TEXT = 3000
-RECORDS = 2000
+BOOK_PARAGRAPHS = 3000
+RECORD_COUNT = 2000
 
 
 def generate_records() -> list[QARecord]:
     """Return questions with two gold paragraphs and eight distractors each, of 20 to 160 words."""
     rng = random.Random(0)
 
-    def paragraph(title: str) -> Paragraph:
+    def make_paragraph(title: str) -> Paragraph:
         words = ("".join(rng.choices("etaoinshr", k=rng.randint(2, 9))) for _ in range(rng.randint(20, 160)))
         return Paragraph(title, " ".join(words).capitalize() + ".")
 
     return [
         QARecord(
-            str(number),
-            f"What is said of {number}?",
-            (str(number),),
-            (paragraph(f"{number} a"), paragraph(f"{number} b")),
-            tuple(paragraph(f"{number} {letter}") for letter in "cdefghij"),
+            str(index),
+            f"What is said of {index}?",
+            (str(index),),
+            (make_paragraph(f"{index} a"), make_paragraph(f"{index} b")),
+            tuple(make_paragraph(f"{index} {letter}") for letter in "cdefghij"),
         )
-        for number in range(RECORDS)
+        for index in range(RECORD_COUNT)
     ]
 
 
-def generate(task: Task, length: int, index: int) -> None:
+def generate_sample(task: Task, length: int, index: int) -> None:
     """Plan a sample and read its text."""
     for _ in task.sample(length, index).text():
         pass
@@ -63,7 +63,7 @@ def generate(task: Task, length: int, index: int) -> None:
 def measure_seconds(task: Task) -> float:
     """Return the processor seconds for a sample of `LENGTH` tokens."""
     start_time = time.process_time()
-    generate(task, LENGTH, 0)
+    generate_sample(task, LENGTH, 0)
     return time.process_time() - start_time
 
 
@@ -71,7 +71,7 @@ def measure_peak_megabytes(task: Task, length: int) -> float:
     """Return the peak memory in MB for a sample of this many tokens."""
     tracemalloc.start()
     try:
-        generate(task, length, 1)
+        generate_sample(task, length, 1)
         return tracemalloc.get_traced_memory()[1] / 1e6
     finally:
         tracemalloc.stop()
@@ -82,7 +82,7 @@ def measure() -> list[Figure]:
     settings = TaskSettings(load_tokenizer("embedded"))
     with tempfile.TemporaryDirectory() as folder:
         book = Path(folder) / "book.txt"
-        book.write_text("\n\n".join(islice(iter_python_prose(), PARAGRAPHS_OF_TEXT)), encoding="utf-8")
+        book.write_text("\n\n".join(islice(iter_python_prose(), BOOK_PARAGRAPHS)), encoding="utf-8")
         file_settings = TaskSettings(settings.tokenizer, haystack=book)
         kinds: dict[str, Callable[[], Task]] = {
             "noise (niah_single_1)": lambda: load_task("niah_single_1", settings),
@@ -97,15 +97,19 @@ def measure() -> list[Figure]:
             "passages (qa_2)": lambda: make_passage_task(generate_records(), "qa_2", settings),
         }
         figures = []
-        for kind, load in kinds.items():
-            task = load()
-            short, long = (measure_peak_megabytes(task, length) for length in MEMORY_LENGTHS)
-            is_constant = long <= short + MAX_EXTRA_MEGABYTES
+        for kind, load_kind in kinds.items():
+            task = load_kind()
+            short_peak, long_peak = (measure_peak_megabytes(task, length) for length in MEMORY_LENGTHS)
+            is_constant = long_peak <= short_peak + MAX_EXTRA_MEGABYTES
             figures += [
                 Figure.below(f"{kind}: 1M tokens", measure_seconds(task), "s", MAX_SECONDS),
-                Figure(f"{kind}: memory at 20K tokens", short, "MB"),
+                Figure(f"{kind}: memory at 20K tokens", short_peak, "MB"),
                 Figure(
-                    f"{kind}: memory at 200K tokens", long, "MB", f"at most {MAX_EXTRA_MEGABYTES} more", is_constant
+                    f"{kind}: memory at 200K tokens",
+                    long_peak,
+                    "MB",
+                    f"at most {MAX_EXTRA_MEGABYTES} more",
+                    is_constant,
                 ),
             ]
     return figures

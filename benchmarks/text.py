@@ -15,17 +15,17 @@ def make_prose(tokens: int) -> str:
     return next(generate_documents(tokens, 1))
 
 
-def generate_documents(tokens: int, documents: int) -> Iterator[str]:
-    """Yield `documents` texts of about `tokens` tokens of the embedded tokenizer, with different beginnings."""
-    paragraphs, lengths = _load_paragraphs()
-    position = 0
-    for _ in range(documents):
-        parts, length = [], 0
-        while length < tokens:
-            parts.append(paragraphs[position % len(paragraphs)])
-            length += lengths[position % len(paragraphs)]
-            position += 1
-        yield "\n\n".join(parts)
+def generate_documents(tokens: int, count: int) -> Iterator[str]:
+    """Yield `count` texts of about `tokens` tokens of the embedded tokenizer, with different beginnings."""
+    paragraphs, paragraph_tokens = _load_paragraphs()
+    next_paragraph = 0
+    for _ in range(count):
+        document_paragraphs, token_count = [], 0
+        while token_count < tokens:
+            document_paragraphs.append(paragraphs[next_paragraph % len(paragraphs)])
+            token_count += paragraph_tokens[next_paragraph % len(paragraphs)]
+            next_paragraph += 1
+        yield "\n\n".join(document_paragraphs)
 
 
 @cache

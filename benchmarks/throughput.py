@@ -49,23 +49,23 @@ async def take_turns(first: Pass, second: Pass, rounds: int = 3) -> tuple[float,
     Args:
         first: a pass.
         second: the other pass.
-        rounds: how often each runs twice.
+        rounds: the number of rounds, in each of which both run twice.
 
     Returns:
         the ratio of chunks per second, second to first, and the processor milliseconds per chunk of the first and of
         the second; all are medians.
     """
     ratios: list[float] = []
-    costs: dict[Pass, list[float]] = {first: [], second: []}
+    processor_ms: dict[Pass, list[float]] = {first: [], second: []}
     for _ in range(rounds):
-        wall = {first: 0.0, second: 0.0}
+        seconds_per_chunk = {first: 0.0, second: 0.0}
         for read_pass in (first, second, second, first):
-            start_time, processor = time.perf_counter(), time.process_time()
+            start_time, processor_start = time.perf_counter(), time.process_time()
             chunks = await read_pass()
-            wall[read_pass] += (time.perf_counter() - start_time) / chunks
-            costs[read_pass].append(1000 * (time.process_time() - processor) / chunks)
-        ratios.append(wall[first] / wall[second])
-    return statistics.median(ratios), statistics.median(costs[first]), statistics.median(costs[second])
+            seconds_per_chunk[read_pass] += (time.perf_counter() - start_time) / chunks
+            processor_ms[read_pass].append(1000 * (time.process_time() - processor_start) / chunks)
+        ratios.append(seconds_per_chunk[first] / seconds_per_chunk[second])
+    return statistics.median(ratios), statistics.median(processor_ms[first]), statistics.median(processor_ms[second])
 
 
 def make_reader(url: str, store: DocumentStore, *, logprobs: bool, run_log: RunLog | bool = False) -> MemAgent:
@@ -104,25 +104,27 @@ async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float
     context = await reader.aprepare()
     bodies = [_make_body(context, text[: len(text) // CHUNKS], logprobs) for text in texts]
 
-    async def send_chunks(body: dict[str, Any], turns: int) -> None:
-        for _ in range(turns):
+    async def send_chunks(body: dict[str, Any], turn_count: int) -> None:
+        for _ in range(turn_count):
             async with client.post(f"{url}/chat/completions", data=msgspec.json.encode(body)) as reply:
                 msgspec.json.decode(await reply.read())
 
-    turns = [
+    turn_counts = [
         result.usage.turns
         for result in await asyncio.gather(*(reader.aread(reference, "?") for reference in references))
     ]
 
     async def run_bare_loop() -> int:
-        await asyncio.gather(*(send_chunks(body, n) for body, n in zip(bodies, turns, strict=True)))
-        return sum(turns)
+        await asyncio.gather(
+            *(send_chunks(body, turn_count) for body, turn_count in zip(bodies, turn_counts, strict=True))
+        )
+        return sum(turn_counts)
 
     await run_bare_loop()
-    ratio, _, cost = await take_turns(run_bare_loop, make_pass(reader, references))
+    ratio, _, processor_ms = await take_turns(run_bare_loop, make_pass(reader, references))
     await client.close()
     await reader.aclose()
-    return ratio, cost
+    return ratio, processor_ms
 
 
 def _make_body(context: ReaderContext, chunk: str, logprobs: bool) -> dict[str, Any]:
@@ -135,12 +137,12 @@ def _make_body(context: ReaderContext, chunk: str, logprobs: bool) -> dict[str, 
 def measure() -> list[Figure]:
     """Return the figures of replies without log-probs, and with 800 ids and log-probs."""
     figures = []
-    for tokens, bound in ((0, 2.5), (800, 6.0)):
+    for tokens, max_ms in ((0, 2.5), (800, 6.0)):
         with run_slow_server(DELAY_MS, tokens) as url, tempfile.TemporaryDirectory() as folder:
-            ratio, cost = asyncio.run(_compare(url, tokens > 0, Path(folder)))
+            ratio, processor_ms = asyncio.run(_compare(url, tokens > 0, Path(folder)))
         replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
         figures.append(
             Figure.at_least(f"chunks/s, reader : bare loop, {DOCUMENTS} documents, {replies}", ratio, "x", 0.9)
         )
-        figures.append(Figure.at_most(f"processor time per chunk, {replies}", cost, "ms", bound))
+        figures.append(Figure.at_most(f"processor time per chunk, {replies}", processor_ms, "ms", max_ms))
     return figures

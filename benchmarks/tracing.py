@@ -22,40 +22,44 @@ WORDS = (1000, 4000)
 MAX_MILLISECONDS = 50
 
 
-def make_trace(length: int) -> tuple[Trace, list[str]]:
-    """Return the trace of a read of `length` chunks, and the texts of the chunks."""
+def make_trace(chunk_count: int) -> tuple[Trace, list[str]]:
+    """Return the trace of a read of `chunk_count` chunks, and the texts of the chunks."""
     lines = [f"fact {index} of keeper{index} and place{index} in year {1700 + index}" for index in range(LINES)]
     calls: list[Call] = []
     chunks: list[str] = []
     end = 0
-    for number in range(length):
-        lines[number % LINES] = f"fact {number} of keeper{number} and place{number} in year {1000 + number}"
-        words = " ".join(f"word{(number * 31 + index) % 4000}" for index in range(2500))
-        chunks.append(f"{words} {lines[number % LINES]}")
+    for chunk_index in range(chunk_count):
+        lines[chunk_index % LINES] = (
+            f"fact {chunk_index} of keeper{chunk_index} and place{chunk_index} in year {1000 + chunk_index}"
+        )
+        words = " ".join(f"word{(chunk_index * 31 + index) % 4000}" for index in range(2500))
+        chunks.append(f"{words} {lines[chunk_index % LINES]}")
         start, end = end, end + len(chunks[-1])
-        span, parents = Span(number, start, end, start, end, 1), (str(number - 1),) if number else ()
-        calls.append(Call(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), parents))
+        span, parents = Span(chunk_index, start, end, start, end, 1), (str(chunk_index - 1),) if chunk_index else ()
+        calls.append(
+            Call(str(chunk_index), "", "", "update", chunk_index, Writes.MEMORY, "\n".join(lines), (span,), parents)
+        )
     return Trace(tuple(calls)), chunks
 
 
-def make_memories(length: int) -> tuple[str, str]:
-    """Return two memories of `length` words."""
+def make_memories(word_count: int) -> tuple[str, str]:
+    """Return two memories of `word_count` words."""
     rng = random.Random(0)
-    old, new = ("".join(rng.choice("灯塔是安娜建造的在年点亮") for _ in range(length)) for _ in range(2))
+    old, new = ("".join(rng.choice("灯塔是安娜建造的在年点亮") for _ in range(word_count)) for _ in range(2))
     return old, new
 
 
-def measure_tracing(length: int) -> float:
-    """Return the processor seconds to trace a memory after `length` updates."""
-    trace, chunks = make_trace(length)
+def measure_tracing(update_count: int) -> float:
+    """Return the processor seconds to trace a memory after `update_count` updates."""
+    trace, chunks = make_trace(update_count)
     start_time = time.process_time()
     find_provenance(trace, lambda update: chunks[update.chunk_index or 0])
     return time.process_time() - start_time
 
 
-def measure_comparison(length: int) -> float:
-    """Return the processor seconds to compare two memories of `length` words."""
-    old, new = make_memories(length)
+def measure_comparison(word_count: int) -> float:
+    """Return the processor seconds to compare two memories of `word_count` words."""
+    old, new = make_memories(word_count)
     start_time = time.process_time()
     compare_words(old, new)
     return time.process_time() - start_time
@@ -67,8 +71,8 @@ def measure() -> list[Figure]:
     for length in UPDATES:
         figures.append(Figure.below(f"tracing {length} updates", measure_tracing(length), "s", MAX_SECONDS))
     for length in WORDS:
-        elapsed = 1000 * measure_comparison(length)
-        figures.append(Figure.below(f"comparing memories of {length} words", elapsed, "ms", MAX_MILLISECONDS))
+        milliseconds = 1000 * measure_comparison(length)
+        figures.append(Figure.below(f"comparing memories of {length} words", milliseconds, "ms", MAX_MILLISECONDS))
     return figures
 
 

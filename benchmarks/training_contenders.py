@@ -91,7 +91,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to take the step: one of our layouts, or TRL's own trainer if `layout` is None."""
+    """A way to run the step: with one of our layouts, or with TRL's own trainer if `layout` is None."""
 
     order: PromptOrder
     layout: Layout | None
@@ -130,23 +130,25 @@ def make_group(name: str, order: PromptOrder, workload: Workload, vocabulary: in
     """Return the rollouts of one question; the groups of one name have the same tokens in both orders."""
     rng, lengths = random.Random(name), workload.lengths
 
-    def random_ids(length: int) -> array[int]:
+    def draw_ids(length: int) -> array[int]:
         return array("I", (rng.randrange(vocabulary) for _ in range(length)))
 
-    header = random_ids(lengths.header)
-    sections = [random_ids(lengths.section) for _ in range(workload.conversations)]
+    header = draw_ids(lengths.header)
+    sections = [draw_ids(lengths.section) for _ in range(workload.conversations)]
     rollouts = []
-    for number in range(workload.rollouts):
+    for rollout_index in range(workload.rollouts):
         memory, conversations = array("I"), []
         for index, section in enumerate(sections):
-            body = section + memory if order is PromptOrder.SECTION_FIRST else memory + section
-            completion = random_ids(lengths.completion)
+            prompt_end = section + memory if order is PromptOrder.SECTION_FIRST else memory + section
+            completion = draw_ids(lengths.completion)
             # A model with random weights gives each token about 1 / vocabulary.
             logprobs = array("f", (min(rng.gauss(-math.log(vocabulary), 0.2), 0.0) for _ in completion))
             location = ("answer", "", 0) if index == workload.conversations - 1 else ("update", "", index)
-            conversations.append(TrainingConversation(header + body, completion, logprobs, *location, False, "v0"))
+            conversations.append(
+                TrainingConversation(header + prompt_end, completion, logprobs, *location, False, "v0")
+            )
             memory = completion
-        rollouts.append(Rollout(f"{name}-{number}", tuple(conversations), float(number % 2)))
+        rollouts.append(Rollout(f"{name}-{rollout_index}", tuple(conversations), float(rollout_index % 2)))
     return RolloutGroup(name, tuple(rollouts))
 
 
@@ -169,10 +171,15 @@ def compare(contenders: Sequence[Contender], workload: Workload) -> dict[Contend
         for cost in (step.cost for step in steps):
             cost_text = f"{cost.wall_seconds:.3g} s, {cost.processor_seconds:.3g} of processor time"
             print(f"    {cost.forwarded_tokens:,} tokens, {cost_text}", file=sys.stderr, flush=True)
-        same_order = next(
-            (steps_by_contender[earlier] for earlier in steps_by_contender if earlier.order is contender.order), steps
+        reference_steps = next(
+            (
+                steps_by_contender[other_contender]
+                for other_contender in steps_by_contender
+                if other_contender.order is contender.order
+            ),
+            steps,
         )
-        _check_same_work(contender, steps, same_order[: workload.repeats], TOLERANCES[workload.dtype])
+        _check_same_work(contender, steps, reference_steps[: workload.repeats], TOLERANCES[workload.dtype])
         steps_by_contender[contender] = steps_by_contender.get(contender, []) + steps
     return steps_by_contender
 
@@ -195,7 +202,7 @@ def run_contender(contender: Contender, workload: Workload) -> list[Step]:
     torch.manual_seed(0)
     with torch.device(workload.device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    recorder = _Recorder(model, workload.device)
+    recorder = _StepRecorder(model, workload.device)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         trainer: GRPOTrainer
         if contender.layout is not None:
@@ -243,7 +250,7 @@ def make_model_config(size: str) -> PreTrainedConfig:
 
 
 def _make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer that tokenises nothing; trainers ask it for the padding id."""
+    """Return a tokenizer without a vocabulary, from which trainers get the padding id."""
     words = Tokenizer(models.WordLevel({"pad": 0, "end": 1}, unk_token="pad"))
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="pad", eos_token="end")
 
@@ -289,40 +296,40 @@ def _make_stock_batches(groups: Sequence[RolloutGroup], batch_size: int) -> Iter
     rows: list[TrainingRow] = sorted(
         prepare_batch(groups, AdvantageSettings()).rows, key=lambda row: row.conversation_index
     )
-    tokens = torch.tensor(sum(row.conversation.learned_tokens for row in rows))
+    learned_tokens = torch.tensor(sum(row.conversation.learned_tokens for row in rows))
     for start in range(0, len(rows), batch_size):
         batch_rows = rows[start : start + batch_size]
         prompt_ids, prompt_mask, completion_ids, completion_mask = pad_rows(
             [row.conversation for row in batch_rows], pad_id=0
         )
-        old = torch.zeros(completion_ids.shape)
+        old_logprobs = torch.zeros(completion_ids.shape)
         for index, row in enumerate(batch_rows):
-            old[index, : len(row.conversation.logprobs_T)] = torch.tensor(row.conversation.logprobs_T)
+            old_logprobs[index, : len(row.conversation.logprobs_T)] = torch.tensor(row.conversation.logprobs_T)
         yield {
             "prompt_ids": prompt_ids,
             "prompt_mask": prompt_mask,
             "completion_ids": completion_ids,
             "completion_mask": completion_mask,
             "advantages": torch.tensor([row.advantage for row in batch_rows]),
-            "old_per_token_logps": old,
-            "num_items_in_batch": tokens,
+            "old_per_token_logps": old_logprobs,
+            "num_items_in_batch": learned_tokens,
         }
 
 
-class _Recorder(TrainerCallback):
+class _StepRecorder(TrainerCallback):
     """Measures the time of each optimizer step, from the first micro-batch to the end of AdamW, and its tokens."""
 
     def __init__(self, model: Any, device: str) -> None:
         self.device = device
         self.costs: list[StepCost] = []
         self._tokens = 0
-        self._start = (0.0, 0.0)
-        model.get_input_embeddings().register_forward_hook(self._count)
+        self._start_times = (0.0, 0.0)
+        model.get_input_embeddings().register_forward_hook(self._count_tokens)
 
-    def _count(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def _count_tokens(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._tokens += inputs[0].numel()
 
-    def _now(self) -> tuple[float, float]:
+    def _read_clocks(self) -> tuple[float, float]:
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter(), time.process_time()
@@ -331,22 +338,25 @@ class _Recorder(TrainerCallback):
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self._tokens = 0
-        self._start = self._now()
+        self._start_times = self._read_clocks()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        wall, processor = (end - start for end, start in zip(self._now(), self._start, strict=True))
+        wall, processor = (end - start for end, start in zip(self._read_clocks(), self._start_times, strict=True))
         peak = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
         self.costs.append(StepCost(wall, processor, self._tokens, peak))
 
 
-def _check_same_work(contender: Contender, steps: Sequence[Step], expected: Sequence[Step], tolerance: float) -> None:
-    for number, (step, expected_step) in enumerate(zip(steps, expected, strict=True)):
+def _check_same_work(
+    contender: Contender, steps: Sequence[Step], expected_steps: Sequence[Step], tolerance: float
+) -> None:
+    for step_index, (step, expected_step) in enumerate(zip(steps, expected_steps, strict=True)):
         for metric, value, expected_value in (
             ("loss", step.loss, expected_step.loss),
             ("gradient norm", step.gradient_norm, expected_step.gradient_norm),
         ):
             if not math.isclose(value, expected_value, rel_tol=tolerance):
                 raise ValueError(
-                    f"{contender.name}, {contender.order}: step {number}: {metric} is {value}, but {expected_value} "
-                    "for the first contender with this order. They do different work, so do not compare their times."
+                    f"{contender.name}, {contender.order}: step {step_index}: {metric} is {value}, but "
+                    f"{expected_value} for the first contender with this order. They do different work, so do not "
+                    "compare their times."
                 )

@@ -58,7 +58,7 @@ from memagent_training.algorithm.planner import Layout
 RESULTS = Path(__file__).with_name("RESULTS.md")
 PADDED = Contender(PromptOrder.SECTION_FIRST, Layout.PADDED)
 PREFIX_TREE = Contender(PromptOrder.SECTION_FIRST, Layout.PREFIX_TREE)
-OTHERS = (
+OTHER_CONTENDERS = (
     Contender(PromptOrder.SECTION_FIRST, Layout.PACKED),
     Contender(PromptOrder.SECTION_FIRST, None),
     Contender(PromptOrder.SECTION_FIRST, None, batch_size=ROLLOUTS),
@@ -66,7 +66,7 @@ OTHERS = (
     Contender(PromptOrder.SECTION_FIRST, Layout.PREFIX_TREE, checkpointing=True),
     *(Contender(PromptOrder.PAPER, layout) for layout in Layout),
 )
-GOAL_TOKENS, GOAL_SPEED = 1 / 3, 2.5
+MAX_TOKEN_SHARE, MIN_SPEEDUP = 1 / 3, 2.5
 COLUMNS = (
     "prompts", "trainer or layout", "tokens forwarded", "share of padded", "step, s: best", "median",
     "processor s: best", "speedup over padded", "rows' tokens/s", "peak memory, GiB",
@@ -87,15 +87,21 @@ def measure() -> list[Figure]:
 
 def make_goal_figures(steps: Mapping[Contender, Sequence[Step]], workload: Workload) -> list[Figure]:
     """Return the figures that compare prefix_tree with padded, with sections first."""
-    padded_steps, tree = steps[PADDED], steps[PREFIX_TREE]
-    share = tree[0].cost.forwarded_tokens / padded_steps[0].cost.forwarded_tokens
-    speed = _find_best_seconds(padded_steps, workload) / _find_best_seconds(tree, workload)
-    prefix = "training step, section first, prefix_tree"
+    padded_steps, tree_steps = steps[PADDED], steps[PREFIX_TREE]
+    token_share = tree_steps[0].cost.forwarded_tokens / padded_steps[0].cost.forwarded_tokens
+    speedup = _find_best_seconds(padded_steps, workload) / _find_best_seconds(tree_steps, workload)
+    metric_prefix = "training step, section first, prefix_tree"
     # The goal for speed is for a CPU.
-    goal = f"at least {GOAL_SPEED}" if workload.device == "cpu" else ""
+    goal = f"at least {MIN_SPEEDUP}" if workload.device == "cpu" else ""
     return [
-        Figure(f"{prefix}: tokens forwarded, share of padded", share, "", "at most 1/3", share <= GOAL_TOKENS),
-        Figure(f"{prefix}: speedup over padded", speed, "x", goal, not goal or speed >= GOAL_SPEED),
+        Figure(
+            f"{metric_prefix}: tokens forwarded, share of padded",
+            token_share,
+            "",
+            "at most 1/3",
+            token_share <= MAX_TOKEN_SHARE,
+        ),
+        Figure(f"{metric_prefix}: speedup over padded", speedup, "x", goal, not goal or speedup >= MIN_SPEEDUP),
     ]
 
 
@@ -126,7 +132,7 @@ def format_section(steps: Mapping[Contender, Sequence[Step]], workload: Workload
     lengths = workload.lengths
     threads = torch.get_num_threads()
     device = f"{read_device_name(workload.device)}, {threads} thread{'s' * (threads > 1)}"
-    parts = (
+    lengths_text = (
         f"{lengths.header} tokens of header, {lengths.section} of section, {lengths.completion} of memory and answer"
     )
     figures = [
@@ -135,9 +141,9 @@ def format_section(steps: Mapping[Contender, Sequence[Step]], workload: Workload
         for figure in make_goal_figures(steps, workload)
     ]
     text = (
-        f"`{command}` on {device}, torch {torch.__version__}: model {workload.model_size}, {workload.dtype}, {parts}, "
-        f"{TOKEN_BUDGET:,} tokens forwarded at once. Rows' tokens count what is shared for each row, so that they are "
-        "the same for all."
+        f"`{command}` on {device}, torch {torch.__version__}: model {workload.model_size}, {workload.dtype}, "
+        f"{lengths_text}, {TOKEN_BUDGET:,} tokens forwarded at once. Rows' tokens count what is shared "
+        "for each row, so that they are the same for all."
     )
     return "\n\n".join([text, format_table(steps, workload), "\n".join(figures)])
 
@@ -157,8 +163,8 @@ def read_device_name(device: str) -> str:
     """Return the name of the GPU or of the processor."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    information = Path("/proc/cpuinfo")
-    match = re.search(r"^model name\s*: (.+)$", information.read_text(), re.M) if information.is_file() else None
+    cpu_info = Path("/proc/cpuinfo")
+    match = re.search(r"^model name\s*: (.+)$", cpu_info.read_text(), re.M) if cpu_info.is_file() else None
     return f"{match[1] if match else platform.machine()} ({os.cpu_count()} cores)"
 
 
@@ -180,21 +186,23 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", choices=sorted(_HEADINGS), default="cpu")
     parser.add_argument("--model-size", choices=SIZES, default="embedded", help="random weights of that size")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="dtype of the arithmetic; weights are float32")
-    lengths = "tokens of HEADER, SECTION and COMPLETION; the paper's are 200 5000 1024"
-    parser.add_argument("--lengths", nargs=3, type=int, metavar="TOKENS", default=[40, 500, 60], help=lengths)
+    lengths_help = "tokens of HEADER, SECTION and COMPLETION; the paper's are 200 5000 1024"
+    parser.add_argument("--lengths", nargs=3, type=int, metavar="TOKENS", default=[40, 500, 60], help=lengths_help)
     parser.add_argument("--repeats", type=int, default=1, help="timed steps each time a contender runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file to write to")
     options = parser.parse_args(arguments)
     workload = Workload(options.device, options.model_size, options.dtype, Lengths(*options.lengths), options.repeats)
     if workload.repeats < 1 or min(options.lengths) < 1:
         parser.error("--repeats and --lengths must be 1 or more")
-    longest = workload.lengths.header + workload.lengths.section + 2 * workload.lengths.completion
+    max_row_tokens = workload.lengths.header + workload.lengths.section + 2 * workload.lengths.completion
     window = make_model_config(workload.model_size).max_position_embeddings
-    if longest > min(window, TOKEN_BUDGET):
-        parser.error(f"--lengths: rows of {longest} tokens, and {min(window, TOKEN_BUDGET)} is the most; give less")
+    if max_row_tokens > min(window, TOKEN_BUDGET):
+        parser.error(
+            f"--lengths: rows of {max_row_tokens} tokens, and {min(window, TOKEN_BUDGET)} is the most; give less"
+        )
     if workload.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU here; leave it out to measure on the CPU")
-    steps = compare((PADDED, PREFIX_TREE, *OTHERS, PREFIX_TREE, PADDED), workload)
+    steps = compare((PADDED, PREFIX_TREE, *OTHER_CONTENDERS, PREFIX_TREE, PADDED), workload)
     text = format_section(steps, workload, shlex.join(["python", "-m", "benchmarks.training_step", *arguments]))
     write_section(options.results, workload.device, text)
     print(text)

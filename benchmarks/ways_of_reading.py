@@ -24,23 +24,23 @@ from memagent_graph import Budget, Completion, FinishReason, MemAgent, ReadResul
 from memagent_graph.policy import Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.prompts import load_prompts
 
-WAYS = (
+STRATEGIES = (
     "overwrite", "gated", "gated:stop=yes", "refine", "map_reduce:width=128", "parallel:width=128",
     "segments:count=128", "reread", "recall",
 )  # fmt: skip
 IN_FLIGHT = 128
 FACT, QUESTION = "The code of the lighthouse is 48213.", "What is the code of the lighthouse?"
-NOTES = " ".join(f"detail {number}" for number in range(40))
+FILLER_NOTES = " ".join(f"detail {number}" for number in range(40))
 """The part of every memory that is not the fact."""
 _MEMORY = re.compile(r"<memory>(.*?)</memory>", re.DOTALL)
-WALL_GOAL, TOKENS_GOAL = 1 / 8, 1 / 10
+MAX_TIME_RATIO, MAX_TOKEN_RATIO = 1 / 8, 1 / 10
 
 
 def write_reply(prompt: str) -> str:
     """Return the reply of a policy that follows the instructions of each role."""
     section = "".join(re.findall(r"<section>(.*?)</section>", prompt, re.DOTALL))
     has_fact = "48213" in prompt
-    memory = f"{NOTES}{' code 48213' if has_fact else ''}"
+    memory = f"{FILLER_NOTES}{' code 48213' if has_fact else ''}"
     if prompt.rstrip().endswith(("KEEP or REWRITE:", "KEEP, REWRITE or STOP:")):
         return f"REWRITE\n{memory}" if "48213" in section or "(empty)" in prompt else "KEEP"
     if prompt.rstrip().endswith("ANSWER or ASK:"):
@@ -104,7 +104,7 @@ class Cost:
     """Mean tokens written at a chunk that did not change the memory."""
 
 
-def measure_costs(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
+def measure_costs(strategies: Sequence[str], chunks: int, ms: float) -> list[Cost]:
     """Read the same document with each strategy, and return the costs.
 
     Raises:
@@ -116,7 +116,7 @@ def measure_costs(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
     text = f"{prose[:position]} {FACT}{prose[position:]}"
     costs = []
     with tempfile.TemporaryDirectory() as folder:
-        base = MemAgent(
+        reader = MemAgent(
             TimedPolicy(ms),
             tokenizer="embedded",
             budget=budget,
@@ -125,34 +125,42 @@ def measure_costs(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
             run_log=False,
             branches=IN_FLIGHT,
         )
-        for way in ways:
+        for strategy in strategies:
             start_time = time.monotonic()
-            result = base.copy(strategy=way).read(text, QUESTION)
+            result = reader.copy(strategy=strategy).read(text, QUESTION)
             seconds, usage = time.monotonic() - start_time, result.usage
             if result.answer != "48213":
                 raise SystemExit(
-                    f"{way} answered {result.answer!r}: the scripted policy does not support this strategy"
+                    f"{strategy} answered {result.answer!r}: the scripted policy does not support this strategy"
                 )
-            in_a_row, idle_tokens = count_turns_in_a_row(result.trace), compute_idle_tokens(result)
+            turns_in_a_row, idle_tokens = count_turns_in_a_row(result.trace), compute_idle_tokens(result)
             costs.append(
-                Cost(way, seconds, in_a_row, usage.turns, usage.completion_tokens, usage.prompt_tokens, idle_tokens)
+                Cost(
+                    strategy,
+                    seconds,
+                    turns_in_a_row,
+                    usage.turns,
+                    usage.completion_tokens,
+                    usage.prompt_tokens,
+                    idle_tokens,
+                )
             )
     return costs
 
 
 def make_goal_figures(costs: Sequence[Cost]) -> list[Figure]:
     """Return the figures with a goal, of the strategies that were measured."""
-    by_way = {cost.strategy: cost for cost in costs}
-    if "overwrite" not in by_way:
+    cost_by_strategy = {cost.strategy: cost for cost in costs}
+    if "overwrite" not in cost_by_strategy:
         return []
-    base, figures = by_way["overwrite"], list[Figure]()
-    for way in sorted(by_way.keys() & {"parallel:width=128", "segments:count=128"}):
-        ratio = by_way[way].seconds / base.seconds
-        figures.append(Figure(f"{way} : overwrite, wall time", ratio, "x", "<= 1/8", ratio <= WALL_GOAL))
-    if "gated" in by_way:
-        ratio = by_way["gated"].idle_tokens / base.idle_tokens
+    overwrite_cost, figures = cost_by_strategy["overwrite"], list[Figure]()
+    for strategy in sorted(cost_by_strategy.keys() & {"parallel:width=128", "segments:count=128"}):
+        ratio = cost_by_strategy[strategy].seconds / overwrite_cost.seconds
+        figures.append(Figure(f"{strategy} : overwrite, wall time", ratio, "x", "<= 1/8", ratio <= MAX_TIME_RATIO))
+    if "gated" in cost_by_strategy:
+        ratio = cost_by_strategy["gated"].idle_tokens / overwrite_cost.idle_tokens
         metric = "gated : overwrite, tokens written at a chunk without news"
-        figures.append(Figure(metric, ratio, "x", "<= 1/10", ratio <= TOKENS_GOAL))
+        figures.append(Figure(metric, ratio, "x", "<= 1/10", ratio <= MAX_TOKEN_RATIO))
     return figures
 
 
@@ -161,9 +169,9 @@ def print_costs(costs: Sequence[Cost]) -> None:
     print("| way | seconds | turns in a row | turns | tokens written | without news | tokens shown |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for cost in costs:
-        news = "" if math.isnan(cost.idle_tokens) else f"{cost.idle_tokens:.0f}"
+        idle_text = "" if math.isnan(cost.idle_tokens) else f"{cost.idle_tokens:.0f}"
         counts = f"{cost.turns_in_a_row:,} | {cost.turns:,} | {cost.completion_tokens:,}"
-        print(f"| `{cost.strategy}` | {cost.seconds:.1f} | {counts} | {news} | {cost.prompt_tokens:,} |")
+        print(f"| `{cost.strategy}` | {cost.seconds:.1f} | {counts} | {idle_text} | {cost.prompt_tokens:,} |")
     print()
 
 
@@ -172,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunks", type=int, default=700)
     parser.add_argument("--ms", type=float, default=1.0, help="milliseconds for a token that is written")
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default=",".join(STRATEGIES))
     arguments = parser.parse_args()
     costs = measure_costs(arguments.ways.split(","), arguments.chunks, arguments.ms)
     print_costs(costs)

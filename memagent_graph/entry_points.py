@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from memagent_graph.errors import MemAgentError, install_command
+from memagent_graph.errors import MemAgentError, make_install_command
 
 COMMANDS: Final = "memagent.commands"
 """The group of commands: each is a class as in `memagent_graph.cli.commands.Command`."""
@@ -26,7 +26,7 @@ def list_entry_points(group: str) -> Mapping[str, EntryPoint]:
     return dict(sorted(by_name.items()))
 
 
-def entry_point_error(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
+def make_entry_point_error(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
     """Return the error for an entry point that cannot be loaded or that fails. The message names the package.
 
     Args:
@@ -40,7 +40,7 @@ def entry_point_error(entry: EntryPoint, what: str, error: Exception, kind: type
         extras = ",".join(entry.extras)
         return kind(
             f"{what} {entry.name!r} needs the extra {extras!r}, which is not installed (no module {error.name!r})",
-            hint=f"Install it with: {install_command(extras, entry.dist.name)}.",
+            hint=f"Install it with: {make_install_command(extras, entry.dist.name)}.",
         )
     if isinstance(error, MemAgentError):
         reason, hint = error.message, error.hint

@@ -258,7 +258,7 @@ class MissingExtraError(PermanentError):
     def __init__(self, extra: str, needed_for: str) -> None:
         super().__init__(
             f'{needed_for} needs the extra "{extra}", which is not installed',
-            hint=f"Install it with: {install_command(extra)}.",
+            hint=f"Install it with: {make_install_command(extra)}.",
         )
         self.extra = extra
         self.needed_for = needed_for
@@ -276,7 +276,7 @@ def load_extra(module: str, extra: str, needed_for: str) -> Any:
         raise MissingExtraError(extra, needed_for) from error
 
 
-def install_command(extra: str, package: str = "memagent-graph") -> str:
+def make_install_command(extra: str, package: str = "memagent-graph") -> str:
     """Return the command that installs an extra of a package from an index, or from the package's source (PEP 610)."""
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415  slow to import, and seldom needed
 

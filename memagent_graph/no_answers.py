@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from memagent_graph.words import words
+from memagent_graph.words import fold_words
 
 _SAYS_NONE: Final = re.compile(
     r"""(?:unknown|unclear|n/?a|\(empty\)|nothing\ (?:found|relevant|yet)|no\ answer|unanswerable
@@ -20,7 +20,7 @@ _SAYS_NONE: Final = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _IN_OTHER_LANGUAGES: Final = frozenset(
-    " ".join(words(phrase))
+    " ".join(fold_words(phrase))
     for phrase in """
     nicht angegeben|nicht genannt|nicht bekannt|unbekannt|keine Angabe|keine Antwort|nicht im Text|ich weiß es nicht
     non indiqué|non précisé|non mentionné|inconnu|aucune réponse|aucune information|je ne sais pas
@@ -52,5 +52,5 @@ def gives_no_answer(answer: str | None, *, quoted: bool = False) -> bool:
         quoted: whether the document has a quote for the answer. If so, "none" and "nothing" count as answers.
     """
     text = " ".join((answer or "").split())
-    says_none = bool(_SAYS_NONE.fullmatch(text)) or " ".join(words(text)) in _IN_OTHER_LANGUAGES
+    says_none = bool(_SAYS_NONE.fullmatch(text)) or " ".join(fold_words(text)) in _IN_OTHER_LANGUAGES
     return not text or says_none or (not quoted and bool(_NONE.fullmatch(text)))

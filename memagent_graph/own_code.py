@@ -20,12 +20,12 @@ from memagent_graph.plain_text import did_you_mean
 _NAME: Final = re.compile(r"(?P<source>.+):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
 
 
-def names_own_code(text: str) -> bool:
+def is_own_code_name(text: str) -> bool:
     """Return whether a text has the form of a user's own code, not of a built-in name."""
     return _NAME.fullmatch(text) is not None
 
 
-def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = "") -> Any:
+def load_own_code(text: str, *, what: str, error: type[MemAgentError], hint: str = "") -> Any:
     """Return the object with a name.
 
     Modules are searched in the current folder and on the Python path. A file is run again only if it has changed, so

@@ -14,18 +14,18 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e
 _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)")
 
 
-def plain(text: str) -> str:
+def make_printable(text: str) -> str:
     """Return a text with control characters replaced by U+FFFD. Line ends stay."""
     return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def in_one_line(text: str, longest: int | None = None) -> str:
+def make_one_line(text: str, longest: int | None = None) -> str:
     """Return a text in one line, cut to a maximum number of characters. Unprintable characters become spaces."""
     line = "".join(character if character.isprintable() else " " for character in text)
     return line if longest is None or len(line) <= longest else line[: longest - 1] + "…"
 
 
-def quantity(count: int, what: str) -> str:
+def format_count(count: int, what: str) -> str:
     """Return a count with its noun, as in "1 run" or "1,200 runs"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 

@@ -17,7 +17,7 @@ from dataclasses import fields
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
-from memagent_graph.entry_points import POLICIES, entry_point_error, list_entry_points
+from memagent_graph.entry_points import POLICIES, list_entry_points, make_entry_point_error
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import INSTALLABLE_POLICIES, list_added_policies
@@ -52,11 +52,11 @@ def make_policy(settings: PolicySettings) -> Policy:
         if not isinstance(policy, Policy):
             raise TypeError(f"its factory gives a value of type {type(policy).__name__}, not a Policy")
     except Exception as error:  # another package can raise anything
-        raise entry_point_error(entries[name], "the policy", error, PolicyError) from error
+        raise make_entry_point_error(entries[name], "the policy", error, PolicyError) from error
     return policy
 
 
-def as_policy(value: object, settings: PolicySettings) -> Policy:
+def convert_to_policy(value: object, settings: PolicySettings) -> Policy:
     """Return the policy for an object: a policy, a LangChain chat model, or a client of `openai`.
 
     Raises:
@@ -75,12 +75,12 @@ def as_policy(value: object, settings: PolicySettings) -> Policy:
         arguments = {**_choose_client_options(value, settings.model), "model": settings.model}
         return OpenAICompatiblePolicy(**arguments | options)
     if ("langchain_core", "BaseChatModel") in kinds:
-        require_own_settings(settings, besides={"unsupported"})
+        refuse_settings(settings, besides={"unsupported"})
         from memagent_graph.policies.chat_model import ChatModelPolicy  # noqa: PLC0415  slow to import
 
         return ChatModelPolicy(cast(Any, value), unsupported=_split_names(settings.unsupported))
     if not isinstance(value, type) and isinstance(value, Policy):
-        require_own_settings(settings)
+        refuse_settings(settings)
         return value
     kind = f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
     library = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
@@ -147,7 +147,7 @@ def _choose_client_options(client: Any, model: str | None) -> dict[str, Any]:
     return settings
 
 
-def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()) -> None:
+def refuse_settings(settings: PolicySettings, besides: Collection[str] = ()) -> None:
     """Check that no setting is chosen for a policy that was created already.
 
     Raises:

@@ -193,10 +193,10 @@ class Prompts:
 
     def extract_answer(self, text: str) -> str | None:
         """Return the answer in a completion, or None if it does not have the required format."""
-        return last_boxed(text) if self.answer_format is AnswerFormat.BOXED else text.strip()
+        return extract_last_boxed(text) if self.answer_format is AnswerFormat.BOXED else text.strip()
 
 
-def last_boxed(text: str) -> str | None:
+def extract_last_boxed(text: str) -> str | None:
     r"""Return the stripped content of the last complete \boxed{...} of `text`, braces balanced, or None."""
     end = len(text)
     while (start := text.rfind("\\boxed{", 0, end)) >= 0:
@@ -236,11 +236,11 @@ def load_prompts(
     base = base or Prompts(_load_packaged("update_paper"), _load_packaged("answer_boxed"))
     update, answer, form = base.update, base.answer, AnswerFormat(answer_format or base.answer_format)
     if update_template:
-        update = template_file(update_template)
+        update = load_template(update_template)
     elif layout:
         update = _load_packaged(f"update_{PromptLayout(layout).value}")
     if answer_template:
-        answer = template_file(answer_template, ANSWER_FIELDS)
+        answer = load_template(answer_template, ANSWER_FIELDS)
     elif answer_format:
         answer = _load_packaged(f"answer_{form.value}")
     return replace(
@@ -263,7 +263,7 @@ def _load_packaged(name: str) -> PromptTemplate:
     return PromptTemplate(read_template(name), source=f"{name}.txt")
 
 
-def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> PromptTemplate:
+def load_template(path: Path | str, names: frozenset[str] = frozenset()) -> PromptTemplate:
     """Return the template in a file. `names` are the names of further fields.
 
     Raises:

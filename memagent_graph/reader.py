@@ -31,7 +31,7 @@ from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import find_profile_folder, require_profile
 from memagent_graph.policy import Policy
-from memagent_graph.policy_registry import as_policy, make_policy
+from memagent_graph.policy_registry import convert_to_policy, make_policy
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
@@ -117,7 +117,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             settings = settings.resolve()
             self.policy = make_policy(settings)
         else:
-            self.policy = as_policy(settings.policy, settings)
+            self.policy = convert_to_policy(settings.policy, settings)
         self.run_log = _open_log(run_log)
         self._owns_log = not isinstance(run_log, RunLog)
         self._checkpoints = checkpoints

@@ -26,7 +26,7 @@ from pydantic_core import SchemaError as PydanticSchemaError
 from pydantic_core import from_json
 
 from memagent_graph.errors import ResponseFormatError, load_extra
-from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.own_code import is_own_code_name, load_own_code
 from memagent_graph.storage.bounded_files import parse_json, read_text_file
 
 MAX_SCHEMA_BYTES: Final = 32_768
@@ -136,9 +136,9 @@ class ResponseFormat:
             ResponseFormatError: the file or model does not exist, or cannot be used.
             MissingExtraError: a JSON schema without the extra "schema".
         """
-        if names_own_code(name) and not Path(name).is_file():
+        if is_own_code_name(name) and not Path(name).is_file():
             hint = "Write a subclass of pydantic.BaseModel after the colon."
-            model = load_own(name, what="a Pydantic model", error=ResponseFormatError, hint=hint)
+            model = load_own_code(name, what="a Pydantic model", error=ResponseFormatError, hint=hint)
             if not (isinstance(model, type) and issubclass(model, BaseModel)):
                 raise ResponseFormatError(f"{name} is not a Pydantic model", hint=hint)
             return cls.of(model)

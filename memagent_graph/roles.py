@@ -103,7 +103,7 @@ REPAIR = Role(
 """Rewrites an answer that does not have the required form."""
 
 
-def check_roles(roles: Iterable[Role], strategy: str) -> None:
+def require_valid_roles(roles: Iterable[Role], strategy: str) -> None:
     """Check a strategy's roles.
 
     Raises:
@@ -121,7 +121,7 @@ def check_roles(roles: Iterable[Role], strategy: str) -> None:
         )
 
 
-def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only: bool = False) -> Prompts:
+def complete_prompts(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only: bool = False) -> Prompts:
     """Return prompts with a template for every role.
 
     Args:

@@ -71,7 +71,7 @@ _MAX_CHARACTERS: Final = 1024
 """A character that a position may split begins within this number of characters before it."""
 
 
-def without_surrogates(text: str) -> str:
+def replace_lone_surrogates(text: str) -> str:
     """Replace code points that UTF-8 cannot encode, one for one."""
     if text.isascii():
         return text
@@ -83,7 +83,7 @@ def without_surrogates(text: str) -> str:
 
 
 def _ends(breaker: type[BaseBreaker], text: str) -> Iterator[int]:
-    return accumulate(map(len, breaker(without_surrogates(text), "en")))
+    return accumulate(map(len, breaker(replace_lone_surrogates(text), "en")))
 
 
 # Ends
@@ -168,7 +168,7 @@ def ends_with_particle(word: str, at: int) -> bool:
 
 
 @lru_cache(maxsize=1 << 16)
-def fold(word: str) -> str:
+def fold_word(word: str) -> str:
     """Return the form in which a word is compared (see the module), without the particle of a Korean word."""
     if word.isascii():
         return (word if word.isalnum() else _JOINTS.sub("", word)).lower()
@@ -177,15 +177,15 @@ def fold(word: str) -> str:
     return _PARTICLE.sub("", normalise_text(folded))
 
 
-def words(text: str) -> list[str]:
+def fold_words(text: str) -> list[str]:
     """Return a text's words, folded."""
-    return [fold(text[start:end]) for start, end in find_words(text)]
+    return [fold_word(text[start:end]) for start, end in find_words(text)]
 
 
 def list_terms(text: str) -> Iterator[str]:
     """Yield the search terms of a text: folded words; in scripts without spaces, characters and pairs of characters."""
     for run in _iter_runs(text):
-        folded = [fold(word) for word in run]
+        folded = [fold_word(word) for word in run]
         yield from folded
         yield from _make_pairs(folded)
 
@@ -219,13 +219,13 @@ def find_invented_word(text: str, sources: Iterable[str]) -> str | None:
     vocabulary: set[str] = set()
     for source in sources:
         for run in _iter_runs(source):
-            folded = [fold(word) for word in run]
+            folded = [fold_word(word) for word in run]
             vocabulary.update(folded, _make_pairs(folded), *(_split_parts(word) for word in run if not word.isalpha()))
     for run in _iter_runs(text):
         if is_unspaced(run[0]):
             invented = _find_invented(run, vocabulary)
         else:
-            parts = [] if fold(run[0]) in vocabulary else _split_parts(run[0])
+            parts = [] if fold_word(run[0]) in vocabulary else _split_parts(run[0])
             invented = next((part for part in parts if part not in vocabulary), None)
         if invented is not None:
             return invented
@@ -234,12 +234,12 @@ def find_invented_word(text: str, sources: Iterable[str]) -> str | None:
 
 def _split_parts(word: str) -> list[str]:
     """Return the numbers and words that a word is made of."""
-    return [fold(part) for part in _PARTS.findall(word)]
+    return [fold_word(part) for part in _PARTS.findall(word)]
 
 
 def _find_invented(run: Sequence[str], vocabulary: set[str]) -> str | None:
     """Return the first characters of a run, in a script without spaces, that no source has in this combination."""
-    folded = [fold(word) for word in run]
+    folded = [fold_word(word) for word in run]
     known_pairs = [pair in vocabulary for pair in _make_pairs(folded)]
     unconfirmed = ""
     for character, before, after in zip(folded, [False, *known_pairs], [*known_pairs, False], strict=True):

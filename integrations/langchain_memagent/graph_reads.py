@@ -94,7 +94,7 @@ class GraphReads:
             return await self.reader.aresume_or_read(
                 run_id, document, question, may_resume=task_run_id is not None, past_limit=question in past_limit,
                 on_update=partial(report, run_id, question), response_format=self._response_format, limits=limits,
-                barrier=barrier,
+                barrier=barrier
             )  # fmt: skip
 
         reads = [partial(read, question, task_run_id) for question, task_run_id in run_ids.items()]

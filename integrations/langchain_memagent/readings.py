@@ -16,7 +16,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import StopReason
 from memagent_graph.no_answers import gives_no_answer
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 
@@ -136,4 +136,4 @@ def _format_quote(quote: Evidence) -> str:
     location = f"chunk {quote.chunk_index + 1}, characters {quote.start_char}-{quote.end_char}"
     if quote.place:
         location += f", {quote.place}"
-    return f'"{in_one_line(quote.quote, MAX_QUOTE_LENGTH)}" ({location})'
+    return f'"{make_one_line(quote.quote, MAX_QUOTE_LENGTH)}" ({location})'

@@ -23,7 +23,7 @@ UNDESCRIBED_PICTURES: Final = "pictures without a description"
 _OMITTED_CONTENT: Final = {
     "img": UNDESCRIBED_PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects",
     "embed": "embedded objects", "audio": "sounds and films", "video": "sounds and films",
-    "canvas": "drawings of scripts",
+    "canvas": "drawings of scripts"
 }  # fmt: skip
 """Names in omission reports for elements that show something other than text."""
 _TRACKING_WIDTHS: Final = frozenset(("0", "1", "0px", "1px"))

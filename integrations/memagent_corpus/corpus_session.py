@@ -49,7 +49,7 @@ from memagent_graph.cli.output import print_json
 from memagent_graph.cli.progress import ProgressDisplay, describe_progress
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
-from memagent_graph.plain_text import in_one_line, quantity
+from memagent_graph.plain_text import format_count, make_one_line
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.response_format import ResponseFormat
@@ -374,11 +374,11 @@ class CorpusSession:
             print_json({**asdict(estimate), "tokens": estimate.tokens, "price": price, "seconds": seconds})
             return
         lines = [
-            f"{quantity(estimate.documents, 'document')}, {quantity(estimate.questions, 'row')}",
-            f"{estimate.document_tokens:,} tokens of documents ({quantity(estimate.counted, 'document')} counted"
+            f"{format_count(estimate.documents, 'document')}, {format_count(estimate.questions, 'row')}",
+            f"{estimate.document_tokens:,} tokens of documents ({format_count(estimate.counted, 'document')} counted"
             + ("" if estimate.counted >= estimate.documents else ", the others estimated from their sizes")
             + (f"; {estimate.unreadable:,} cannot be read)" if estimate.unreadable else ")"),
-            f"{estimate.chunks:,} chunks and {quantity(estimate.calls, 'call')}",
+            f"{estimate.chunks:,} chunks and {format_count(estimate.calls, 'call')}",
             f"at most {estimate.prompt_tokens:,} prompt tokens and {estimate.completion_tokens:,} completion tokens, "
             "if all memories and answers have their maximum length",
             f"price: {price:,.2f}" if price is not None else "price: unknown; use --price-in and --price-out",
@@ -393,7 +393,7 @@ class CorpusSession:
         if self._options.as_json:
             print_json({**asdict(summary), "ended": summary.ended.value, "out": out})
             return
-        parts = [f"{quantity(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
+        parts = [f"{format_count(summary.read, 'document')} read in {summary.seconds:,.0f} s"]
         if summary.skipped:
             parts.append(f"{summary.skipped:,} skipped, because they have all their rows")
         if summary.without_question:
@@ -402,12 +402,12 @@ class CorpusSession:
             parts.append(f"{summary.changed:,} checked again, because they may have changed")
         if summary.failed:
             kinds = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(summary.kinds.items()))
-            names = ", ".join(in_one_line(name, 60) for name in summary.failures)
+            names = ", ".join(make_one_line(name, 60) for name in summary.failures)
             ellipsis = ", ..." if summary.failed > len(summary.failures) else ""
             parts.append(f"{summary.failed:,} with errors ({kinds}): {names}{ellipsis}")
         if summary.incomplete:
             parts.append(f"{summary.incomplete:,} not completely converted to text (see the events in the table)")
-        lines = ["; ".join(parts), f"{quantity(summary.rows, 'row')} in {out}, {summary.failed_rows:,} with errors"]
+        lines = ["; ".join(parts), f"{format_count(summary.rows, 'row')} in {out}, {summary.failed_rows:,} with errors"]
         if summary.failed_rows:
             lines.append("the error messages are in the table; use --retry-failed to read these documents again")
         if summary.ended is not StopCause.DONE:

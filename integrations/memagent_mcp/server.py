@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from memagent_graph.addresses import LOCAL_NAMES, format_host
 from memagent_graph.bounded_http import BOUNDED_HTTP
-from memagent_graph.plain_text import in_one_line, plain
+from memagent_graph.plain_text import make_one_line, make_printable
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_mcp.client_roots import Roots
@@ -79,7 +79,7 @@ class MemAgentServer(FastMCP[Any]):
             problems = {str(problem["loc"][0]): problem["msg"] for problem in reversed(error.__cause__.errors())}
         details = "; ".join(f"{argument}: {problem}" for argument, problem in problems.items())
         raise ToolError(
-            plain(f"{name} cannot be called like this: {details}. Its arguments are {', '.join(parameters)}.")
+            make_printable(f"{name} cannot be called like this: {details}. Its arguments are {', '.join(parameters)}.")
         )
 
 
@@ -183,7 +183,7 @@ def _shorten_log_record(record: logging.LogRecord) -> bool:
 
     The SDK logs hundreds of lines for a request of a newer protocol, and it logs names that clients send.
     """
-    record.msg, record.args = in_one_line(record.getMessage().partition("\n")[0]), ()
+    record.msg, record.args = make_one_line(record.getMessage().partition("\n")[0]), ()
     return True
 
 

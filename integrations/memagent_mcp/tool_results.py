@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from rich.console import Console
 
 from memagent_graph.events import StopReason
-from memagent_graph.plain_text import plain, remove_folders
+from memagent_graph.plain_text import make_printable, remove_folders
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
@@ -22,7 +22,7 @@ from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_graph.words import without_surrogates
+from memagent_graph.words import replace_lone_surrogates
 from memagent_mcp.active_reads import ActiveRead
 
 MAX_QUOTES = 20
@@ -95,17 +95,17 @@ def make_answer_data(read: ActiveRead) -> dict[str, Any]:
 def format_answer(read: ActiveRead) -> str:
     """Return the question, the answer, its evidence and the run as text."""
     outcome = read.outcome
-    lines = [f"Question: {plain(read.question)}"]
+    lines = [f"Question: {make_printable(read.question)}"]
     if outcome is None:
         progress = f", {read.update.progress:.0%} so far" if read.update and read.update.progress is not None else ""
         lines.append(f"Answer: not yet, the document is still being read{progress}; call wait with the run id")
-        lines.append(f"Noted so far: {plain(read.update.memory if read.update else '') or '(nothing)'}")
+        lines.append(f"Noted so far: {make_printable(read.update.memory if read.update else '') or '(nothing)'}")
     elif isinstance(outcome, BaseException):
         lines.append(f"Answer: none, the read failed: {format_error(outcome)}")
     else:
         lines += [f"Answer: {_format_answer_line(outcome)}", outcome.extent]
         if outcome.answer is None:
-            lines.append(f"Noted so far: {plain(outcome.memory) or '(nothing)'}")
+            lines.append(f"Noted so far: {make_printable(outcome.memory) or '(nothing)'}")
         if outcome.evidence:
             lines += [
                 "Evidence:",
@@ -120,7 +120,7 @@ def format_answer(read: ActiveRead) -> str:
 def _format_answer_line(result: ReadResult) -> str:
     if result.answer is not None:
         is_invalid = result.stop_reason is StopReason.INVALID_ANSWER
-        return plain(result.answer) + ("\n(The answer does not match response_format.)" if is_invalid else "")
+        return make_printable(result.answer) + ("\n(The answer does not match response_format.)" if is_invalid else "")
     if result.stop_reason.resumable:
         return "none yet; resume_read continues the read, with a higher limit if the server allows it"
     return "none was written"
@@ -130,7 +130,7 @@ def list_quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, A
     """Return the first quotes as JSON values, each with its location and the surrounding text, without file paths."""
     rows = []
     for quote in islice(evidence, MAX_QUOTES):
-        text_before, text_after = view.quote_context(quote, _CONTEXT_LENGTH)
+        text_before, text_after = view.get_quote_context(quote, _CONTEXT_LENGTH)
         context = shorten_line(text_before + quote.quote + text_after, _MAX_QUOTE_LENGTH + 2 * _CONTEXT_LENGTH)
         row = {
             **asdict(quote),
@@ -241,7 +241,7 @@ def format_run(timeline: Timeline) -> str:
 
 def format_error(error: BaseException) -> str:
     """Return an error's message for a client, without folders of this machine."""
-    return plain(remove_folders(str(error)))
+    return make_printable(remove_folders(str(error)))
 
 
 def replace_surrogates(value: Any) -> Any:
@@ -249,12 +249,12 @@ def replace_surrogates(value: Any) -> Any:
 
     File names that are not UTF-8 contain lone surrogates.
     """
-    return json.loads(without_surrogates(json.dumps(value, ensure_ascii=False)))
+    return json.loads(replace_lone_surrogates(json.dumps(value, ensure_ascii=False)))
 
 
 def shorten_line(text: str, max_length: int = _MAX_LINE_LENGTH) -> str:
     """Return a text as one line of at most `max_length` characters, without control characters."""
-    line = " ".join(plain(text).split())
+    line = " ".join(make_printable(text).split())
     return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from memagent_graph.concurrency.shared_pass import Barrier, read_in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
-from memagent_graph.plain_text import plain
+from memagent_graph.plain_text import make_printable
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_questions
 from memagent_graph.reading.state import Limits, new_run_id
@@ -329,7 +329,7 @@ class _Progress:
     """
 
     def __init__(self, context: ToolContext, name: str, read_count: int) -> None:
-        self._context, self._name = context, plain(name)
+        self._context, self._name = context, make_printable(name)
         self._fractions = [0.0] * read_count
 
     async def advance(self, index: int, update: MemoryUpdate) -> None:

@@ -131,11 +131,11 @@ class ReportDocuments(ReaderOptions):
 
     def _print_report(self, report: Report, console: Console) -> None:
         from memagent_graph.cli.output import print_json  # noqa: PLC0415
-        from memagent_graph.plain_text import plain  # noqa: PLC0415
+        from memagent_graph.plain_text import make_printable  # noqa: PLC0415
         from memagent_report.report_files import write_report  # noqa: PLC0415
 
         for event in report.events:
-            console.err.print(f"{event.kind.value}: {plain(event.detail)}", markup=False, style="yellow")
+            console.err.print(f"{event.kind.value}: {make_printable(event.detail)}", markup=False, style="yellow")
         paths: Sequence[Path] = ()
         if self.out is not None:
             formats = self.formats or (Format.MD, Format.HTML, Format.CSV)
@@ -145,5 +145,5 @@ class ReportDocuments(ReaderOptions):
         if self.as_json:
             print_json({**report.to_dict(), "files": [str(path) for path in paths]})
         elif self.out is None:
-            console.out.print(plain(report.to_markdown()), markup=False)
-        console.err.print(plain(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")
+            console.out.print(make_printable(report.to_markdown()), markup=False)
+        console.err.print(make_printable(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from memagent_graph.events import EventKind
-from memagent_graph.plain_text import quantity
+from memagent_graph.plain_text import format_count
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
@@ -118,10 +118,11 @@ class Report:
         """A summary of the report, in a few sentences."""
         totals = self.totals
         counts = (
-            f"{quantity(totals['documents'], 'document')} read with {quantity(totals['questions'], 'question')}: "
+            f"{format_count(totals['documents'], 'document')} read with "
+            f"{format_count(totals['questions'], 'question')}: "
             f"{totals['answered']} of {len(self.matrix.cells)} cells have an answer. "
-            f"{totals['quoted']} of {quantity(totals['sentences'], 'sentence')} quoted; "
-            f"{totals['quotes_found']} of {quantity(totals['quotes_checked'], 'quote')} found in the documents."
+            f"{totals['quoted']} of {format_count(totals['sentences'], 'sentence')} quoted; "
+            f"{totals['quotes_found']} of {format_count(totals['quotes_checked'], 'quote')} found in the documents."
         )
         if self.mode is ReportMode.WRITTEN:
             return counts

@@ -199,7 +199,7 @@ def _make_click_command(commands: Mapping[str, type[Command]]) -> Any:
 
 def _load_added_command(entry: EntryPoint) -> Any:
     """Return a command of another package, or a command that reports why it cannot be loaded."""
-    from memagent_graph.entry_points import entry_point_error
+    from memagent_graph.entry_points import make_entry_point_error
     from memagent_graph.errors import MemAgentError
 
     def fail(error: Exception) -> NoReturn:
@@ -207,7 +207,9 @@ def _load_added_command(entry: EntryPoint) -> Any:
         from memagent_graph.cli.exit_codes import ExitCode
 
         raise typer.Exit(
-            Console().report_error(entry_point_error(entry, "the command", error, MemAgentError), ExitCode.SETTINGS)
+            Console().report_error(
+                make_entry_point_error(entry, "the command", error, MemAgentError), ExitCode.SETTINGS
+            )
         ) from error
 
     try:

@@ -15,7 +15,7 @@ from memagent_graph.cli.output import print_json
 from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
-from memagent_graph.plain_text import in_one_line, plain, quantity
+from memagent_graph.plain_text import format_count, make_one_line, make_printable
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 def escape(text: str) -> str:
     """Return a text without control characters and with escaped markup."""
-    return rich.markup.escape(plain(text))
+    return rich.markup.escape(make_printable(text))
 
 
 class Console:
@@ -103,13 +103,15 @@ class Console:
         """
         self._print_field("question", result.question)
         if result.answer is None:
-            self._print_field("stopped", f"{result.stop_reason.value} after {quantity(result.chunks_read, 'chunk')}")
+            self._print_field(
+                "stopped", f"{result.stop_reason.value} after {format_count(result.chunks_read, 'chunk')}"
+            )
             self._print_field("memory", result.memory or "(empty)")
         else:
             self._print_field("answer", result.answer)
-            for sentence, quote in result.view().sentences():
+            for sentence, quote in result.view().list_sentences():
                 location = quote.place or f"chunk {quote.chunk_index + 1}"
-                self._print_field("evidence", f'"{" ".join(sentence.split())}" ({in_one_line(location)})')
+                self._print_field("evidence", f'"{" ".join(sentence.split())}" ({make_one_line(location)})')
         if not result.is_whole or result.answer is None:
             self._print_field("read", result.extent)
         if result.stop_reason is StopReason.INVALID_ANSWER:
@@ -124,7 +126,7 @@ class Console:
         if result.chunks_read > 1 and usage.flops and (usage.full_context_flops or 0.0) > usage.flops:
             factor = (usage.full_context_flops or 0.0) / usage.flops
             saved = f", about {factor:.1f} times fewer operations than one full-context call"
-        read, turns = quantity(result.chunks_read, "chunk"), quantity(usage.turns, "turn")
+        read, turns = format_count(result.chunks_read, "chunk"), format_count(usage.turns, "turn")
         if not result.chunks_read and (tokens := result.trace.tokens_shown):
             read = f"{tokens:,} of {usage.document_tokens:,} tokens shown"
         self.err.print(
@@ -137,7 +139,7 @@ class Console:
 
     def _print_field(self, label: str, text: str) -> None:
         """Print a labelled text on standard output."""
-        lines = plain(text).splitlines() or [""]
+        lines = make_printable(text).splitlines() or [""]
         self.out.print(f"[bold]{label}:[/] {rich.markup.escape(lines[0])}")
         for line in lines[1:]:
             self.out.print(f"  {line}", markup=False)

@@ -13,7 +13,7 @@ from memagent_graph.cli.options import JSONOption, LogOption
 from memagent_graph.cli.output import format_size, print_json
 from memagent_graph.cli.run_choice import RunChoice, open_log
 from memagent_graph.errors import RunLogError
-from memagent_graph.plain_text import in_one_line, quantity
+from memagent_graph.plain_text import format_count, make_one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ class Export(RunChoice):
         if not report.runs:
             typer.echo("no matching runs; list all runs with `memagent runs`", err=True)
         typer.echo(
-            f"{quantity(report.runs, 'run')} with {quantity(report.conversations, 'conversation')} and "
-            f"{quantity(report.rewards, 'reward')} in {in_one_line(str(self.destination))}, "
+            f"{format_count(report.runs, 'run')} with {format_count(report.conversations, 'conversation')} and "
+            f"{format_count(report.rewards, 'reward')} in {make_one_line(str(self.destination))}, "
             f"{format_size(report.bytes)}",
             err=True,
         )
@@ -99,9 +99,9 @@ class Import:
         if self.as_json:
             print_json(total)
             return
-        skipped = f"; {quantity(total['skipped'], 'run')} already there" if total["skipped"] else ""
+        skipped = f"; {format_count(total['skipped'], 'run')} already there" if total["skipped"] else ""
         typer.echo(
-            f"{quantity(total['runs'], 'run')} with {quantity(total['conversations'], 'conversation')} and "
-            f"{quantity(total['rewards'], 'reward')} imported{skipped}",
+            f"{format_count(total['runs'], 'run')} with {format_count(total['conversations'], 'conversation')} and "
+            f"{format_count(total['rewards'], 'reward')} imported{skipped}",
             err=True,
         )

@@ -14,7 +14,7 @@ from memagent_graph.cli.options import open_reader
 from memagent_graph.cli.run_choice import RunArgument, find_read_id, find_runs_to_resume, list_open_questions
 from memagent_graph.cli.running import RunOptions, require_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError, RunNotFoundError
-from memagent_graph.plain_text import quantity
+from memagent_graph.plain_text import format_count
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -69,7 +69,7 @@ class Resume(RunOptions):
             run_ids = find_runs_to_resume(log, self.run_id)
             run_id, read_id = run_ids[0], find_read_id(run_ids[0])
             if open_questions := {*list_open_questions(log, read_id)} - {*run_ids}:
-                count = quantity(len(open_questions), "more question")
+                count = format_count(len(open_questions), "more question")
                 console.print_policy(
                     f"{count} of the same read without an answer; for all: {self.resume_command(read_id)}"
                 )

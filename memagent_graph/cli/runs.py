@@ -14,7 +14,7 @@ from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import JSONOption, LogOption
 from memagent_graph.cli.output import format_size, print_json
 from memagent_graph.cli.run_choice import LISTED_RUNS, RunArgument, RunChoice, find_run, open_log
-from memagent_graph.plain_text import in_one_line, quantity
+from memagent_graph.plain_text import format_count, make_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -97,7 +97,7 @@ class GiveReward:
             print_json({"run_id": run_id, **{name: getattr(self, name) for name in names}})
         else:
             of = "run" if self.conversation is None else f"conversation {self.conversation} of run"
-            typer.echo(f"{in_one_line(self.name)} of {of} {in_one_line(run_id)}: {self.value:g}", err=True)
+            typer.echo(f"{make_one_line(self.name)} of {of} {make_one_line(run_id)}: {self.value:g}", err=True)
 
 
 def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
@@ -106,14 +106,16 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
             raise typer.BadParameter(
                 "there is no terminal to confirm on; use --yes to delete without confirmation", param_hint="'--yes'"
             )
-        names = f" ({in_one_line(records[0].run_id)})" if len(records) == 1 else ""
+        names = f" ({make_one_line(records[0].run_id)})" if len(records) == 1 else ""
         typer.confirm(
-            f"Delete {quantity(len(records), 'run')}{names} from {in_one_line(str(log.path))}?", abort=True, err=True
+            f"Delete {format_count(len(records), 'run')}{names} from {make_one_line(str(log.path))}?",
+            abort=True,
+            err=True,
         )
     open_runs = [run.run_id for run in records if run.stop_reason is None and _is_being_read(log, run.run_id)]
     records = [run for run in records if run.run_id not in open_runs]
     if open_runs and not request.as_json:
-        names = ", ".join(map(in_one_line, open_runs))
+        names = ", ".join(map(make_one_line, open_runs))
         typer.echo(f"not deleted, because it is being read: {names}", err=True)
     before = log.size_bytes
     deleted = log.delete(record.run_id for record in records) if records else 0
@@ -121,7 +123,7 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
     if request.as_json:
         print_json({"deleted": deleted, "bytes_freed": freed, "being_read": open_runs})
         return
-    typer.echo(f"{quantity(deleted, 'run')} deleted, {format_size(freed)} given back", err=True)
+    typer.echo(f"{format_count(deleted, 'run')} deleted, {format_size(freed)} given back", err=True)
 
 
 def _is_being_read(log: RunLog, run_id: str) -> bool:
@@ -143,8 +145,8 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
         terminal.print(_make_table(records, totals, terminal.width))
     count, conversations = log.counts()
     terminal.print(
-        f"{len(records):,} of {quantity(count, 'run')} with {quantity(conversations, 'conversation')}, "
-        f"{format_size(log.size_bytes)}, in {in_one_line(str(log.path))}",
+        f"{len(records):,} of {format_count(count, 'run')} with {format_count(conversations, 'conversation')}, "
+        f"{format_size(log.size_bytes)}, in {make_one_line(str(log.path))}",
         markup=False,
         soft_wrap=True,
     )
@@ -167,7 +169,7 @@ def _make_table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], w
             justify="right" if name in {"turns", "tokens in", "out"} else "left",
             overflow="ellipsis",
             no_wrap=True,
-            min_width=max(len(in_one_line(run.run_id)) for run in records) if name == "run" else None,
+            min_width=max(len(make_one_line(run.run_id)) for run in records) if name == "run" else None,
         )
     for record in records:
         total = totals[record.run_id]
@@ -183,6 +185,6 @@ def _make_table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], w
             "ids": "yes" if total.conversations == total.with_ids > 0 else "some" if total.with_ids else "no",
             "rewards": ", ".join(f"{name} {value:g}" for name, value in total.rewards.items()),
         }
-        row = (in_one_line(cells[name], _MAX_CELL) for name in names[1:])
-        table.add_row(Text(in_one_line(record.run_id)), *map(Text, row))
+        row = (make_one_line(cells[name], _MAX_CELL) for name in names[1:])
+        table.add_row(Text(make_one_line(record.run_id)), *map(Text, row))
     return table

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from memagent_graph.documents.sources import Document
 from memagent_graph.errors import DocumentError, RefusedSourceError
-from memagent_graph.plain_text import in_one_line, list_names
+from memagent_graph.plain_text import list_names, make_one_line
 
 _MAX_LISTED_NAMES = 20
 """Maximum number of file names in an error."""
 _MAX_NAME_CHARACTERS = 100
-shorten_name = partial(in_one_line, longest=200)
+shorten_name = partial(make_one_line, longest=200)
 """Shortens a name for an error: a caller may have passed a long text as a path."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
@@ -127,7 +127,7 @@ class AllowedRoots:
         names: list[str] = []
         with contextlib.suppress(OSError):
             names = sorted(
-                in_one_line(entry.name, _MAX_NAME_CHARACTERS) + ("/" if entry.is_dir() else "")
+                make_one_line(entry.name, _MAX_NAME_CHARACTERS) + ("/" if entry.is_dir() else "")
                 for entry in folder.iterdir()
                 if not entry.name.startswith(".") and self._is_readable(entry)
             )

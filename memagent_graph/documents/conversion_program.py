@@ -59,10 +59,10 @@ def convert_file(source: SourceFile, converter: str | None) -> Parts:
     """
     if converter is not None:
         from memagent_graph.errors import DocumentError  # noqa: PLC0415  only for a user's converter
-        from memagent_graph.own_code import load_own  # noqa: PLC0415
+        from memagent_graph.own_code import load_own_code  # noqa: PLC0415
 
         try:
-            parts = load_own(converter, what="a converter", error=DocumentError)(source)
+            parts = load_own_code(converter, what="a converter", error=DocumentError)(source)
             if parts is not None:
                 yield from as_parts(parts)
                 return

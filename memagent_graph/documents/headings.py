@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from memagent_graph.documents.sources import MEDIA_TYPES, SourceMark
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 
 MAX_HEADINGS: Final = 100_000
 MAX_LABEL_CHARACTERS: Final = 120
@@ -112,7 +112,7 @@ class _HeadingFinder:
         label = _remove_markup(line["heading"].rstrip("#"))
         if number := re.match(r"\d{1,3}(?:\.\d{1,3})*", label):
             self._last_number = _parse_number(number[0])
-        return in_one_line(label, MAX_LABEL_CHARACTERS) or None
+        return make_one_line(label, MAX_LABEL_CHARACTERS) or None
 
     def _make_clause_label(self, line: re.Match[str], block: str) -> str | None:
         """Return the label of a line that begins with the number of a clause, or None."""
@@ -122,7 +122,9 @@ class _HeadingFinder:
         short_title = _find_short_title(title)
         if line["named"] is not None:
             return (
-                in_one_line(f"{name} {short_title}".strip(), MAX_LABEL_CHARACTERS) if short_title is not None else None
+                make_one_line(f"{name} {short_title}".strip(), MAX_LABEL_CHARACTERS)
+                if short_title is not None
+                else None
             )
         number = _parse_number(name)
         is_item = len(number) == 1 and (
@@ -135,7 +137,7 @@ class _HeadingFinder:
             return None
         self._last_number = number
         stop = (line["stop"] or "").strip("\\")
-        return in_one_line(f"{name}{stop} {short_title or ''}".strip(), MAX_LABEL_CHARACTERS)
+        return make_one_line(f"{name}{stop} {short_title or ''}".strip(), MAX_LABEL_CHARACTERS)
 
     def _is_list_item(self, line: re.Match[str], block: str, number: tuple[int, ...], *, is_whole_title: bool) -> bool:
         """Return whether a line with a single number is a list item or a sentence, and not a heading."""

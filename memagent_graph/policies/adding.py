@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import normalizers
 
-from memagent_graph.errors import MissingExtraError, PolicyError, install_command
+from memagent_graph.errors import MissingExtraError, PolicyError, make_install_command
 from memagent_graph.policies.added import (
     ENGLISH_FOLDER,
     INSTALLABLE_POLICIES,
@@ -275,7 +275,7 @@ def _write_model(target: Path, file: Path, lora: Adapter | None) -> None:
         except Exception as error:  # transformers can raise anything for a damaged file
             raise PolicyError(
                 f"the base in {file} cannot be loaded: {type(error).__name__}: {error}",
-                hint=f"Install the versions that the extra needs: {install_command('language')}.",
+                hint=f"Install the versions that the extra needs: {make_install_command('language')}.",
             ) from error
         tokenizer.backend_tokenizer.normalizer = normalizers.NFC()  # transformers does not read it from a GGUF file
         model.hf_quantizer = None  # otherwise transformers would not save the dequantised weights

@@ -11,7 +11,7 @@ import msgspec
 
 from memagent_graph.events import EventKind
 from memagent_graph.policy import FinishReason, Note, SamplingParams, TokenUsage
-from memagent_graph.words import without_surrogates
+from memagent_graph.words import replace_lone_surrogates
 
 _MAX_COUNT: Final = 2**40
 """The maximum plausible number of tokens. The sums of larger numbers would not fit in a database column."""
@@ -72,7 +72,7 @@ def extract_text(content: object) -> str | None:
     if content is None:
         return None
     if isinstance(content, str):
-        return without_surrogates(content)
+        return replace_lone_surrogates(content)
     if isinstance(content, list):
         texts = [text for text in map(extract_text, content) if text is not None]
         return "".join(texts) if texts else None

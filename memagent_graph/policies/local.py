@@ -20,7 +20,7 @@ from memagent_graph.chat_markers import find_folder_markers
 from memagent_graph.concurrency.background import register_after_fork
 from memagent_graph.errors import PolicyError, PolicyRequestError, load_extra
 from memagent_graph.grouping import group_values
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import make_one_line
 from memagent_graph.policies.added import INSTALLABLE_POLICIES
 from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
 from memagent_graph.policies.model_info import ModelInfo, ModelShape, hash_weights
@@ -287,7 +287,7 @@ class _Engine:
                 trust_remote_code=False,
             )
             if missing_weights := sorted(report["missing_keys"]):
-                raise ValueError(f"its weights lack {in_one_line(', '.join(missing_weights), 200)}")
+                raise ValueError(f"its weights lack {make_one_line(', '.join(missing_weights), 200)}")
             self._model: Any = model_on_cpu.to(device).eval()
         except Exception as error:
             raise PolicyError(

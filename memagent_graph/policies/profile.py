@@ -22,7 +22,7 @@ from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import ProfileError, PromptError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import ENGLISH_FOLDER, find_added_policy_folder
-from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
+from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, load_template
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_json_file, read_text_file
 from memagent_graph.storage.private_files import get_data_folder
 
@@ -119,7 +119,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         empty_memory=empty_memory,
     )
     files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer", "empty_memory"})
-    prompts = replace(prompts, others={path.stem: template_file(path) for path in files})
+    prompts = replace(prompts, others={path.stem: load_template(path) for path in files})
     return Profile(budget, prompts, **options)
 
 

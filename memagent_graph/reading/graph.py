@@ -27,7 +27,7 @@ from memagent_graph.reading.langgraph_internals import (
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.reading.strategy import Strategy, wire_strategy
 from memagent_graph.reading.structured import with_response_format
-from memagent_graph.roles import count_excess_tokens, prompts_for, require_room
+from memagent_graph.roles import complete_prompts, count_excess_tokens, require_room
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormatSource
@@ -163,17 +163,13 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         BudgetError: a role's prompt does not fit the window.
     """
     graph, identity = wire_strategy(strategy)
-    prompts = prompts_for(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
+    prompts = complete_prompts(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     budget, count = context.budget, context.tokenizer.count
     if context.may_shrink and (excess := count_excess_tokens(strategy.roles, prompts, budget, count)) > 0:
         budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))
     require_room(strategy.roles, prompts, budget, count)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
     context = replace(
-        context,
-        prompts=prompts,
-        budget=budget,
-        strategy=identity,
-        uses_previous_calls=strategy.uses_previous_calls,
+        context, prompts=prompts, budget=budget, strategy=identity, uses_previous_calls=strategy.uses_previous_calls
     )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))

@@ -37,7 +37,7 @@ from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.nodes import LoopNode, RouteNode, StepNode
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
-from memagent_graph.roles import Role, check_roles
+from memagent_graph.roles import Role, require_valid_roles
 from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
@@ -112,7 +112,7 @@ class StrategyGraph:
     """The graph that a strategy builds: LangGraph's builder, with steps as nodes."""
 
     def __init__(self, strategy: Strategy) -> None:
-        check_roles(strategy.roles, strategy.name or type(strategy).__name__)
+        require_valid_roles(strategy.roles, strategy.name or type(strategy).__name__)
         if not strategy.name:
             raise StrategyError(
                 f"{type(strategy).__name__} has no name", hint='Set `name` in its class, such as "my_way".'

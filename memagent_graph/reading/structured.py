@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memagent_graph.errors import RunMismatchError
 from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate, read_template
 from memagent_graph.reading.state import SCHEMA_PREFIX, ReaderContext, Structure
-from memagent_graph.roles import ANSWER, REPAIR, prompts_for, read_answer_form, require_room
+from memagent_graph.roles import ANSWER, REPAIR, complete_prompts, read_answer_form, require_room
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
@@ -110,7 +110,7 @@ def _with_schema(prompts: Prompts, original: Prompts) -> Prompts:
     if answer.text in packaged_texts:
         answer = PromptTemplate(read_template("answer_json"), "answer_json.txt", ANSWER_FIELDS)
     other_templates = {name: _with_schema_ending(template) for name, template in original.others.items()}
-    repair = prompts_for((REPAIR,), original).others
+    repair = complete_prompts((REPAIR,), original).others
     return replace(prompts, answer=answer, others={**other_templates, **repair})
 
 

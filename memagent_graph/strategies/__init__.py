@@ -30,9 +30,9 @@ from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any, Final, get_type_hints
 
-from memagent_graph.entry_points import STRATEGIES, entry_point_error, list_entry_points
+from memagent_graph.entry_points import STRATEGIES, list_entry_points, make_entry_point_error
 from memagent_graph.errors import ProfileError, StrategyError
-from memagent_graph.own_code import load_own
+from memagent_graph.own_code import load_own_code
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.strategy import Strategy as Strategy
@@ -122,13 +122,13 @@ def _load_strategy_by_name(text: str, *, allow_own_code: bool) -> Strategy:
             hint=f"If you trust it, choose it: --strategy {text}.",
         )
     if ":" in name:
-        return _make_strategy(load_own(name, what="a strategy", error=StrategyError), name, options)
+        return _make_strategy(load_own_code(name, what="a strategy", error=StrategyError), name, options)
     entries = list_entry_points(STRATEGIES)
     if name in entries:
         try:
             loaded_object = entries[name].load()
         except Exception as error:  # another package can raise anything
-            raise entry_point_error(entries[name], "the strategy", error, StrategyError) from error
+            raise make_entry_point_error(entries[name], "the strategy", error, StrategyError) from error
         return _make_strategy(loaded_object, name, options)
     names = list_strategy_names()
     hint = f'Choose one of: {", ".join(names)}. Write your own as "file.py:Name".'

@@ -28,7 +28,7 @@ from memagent_graph.prompts import AnswerFormat, read_template
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.reading.steps import Change, StepContext, end_with_answer
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, read_answer_form
+from memagent_graph.roles import ANSWER, UPDATE, Role, complete_prompts, read_answer_form
 
 _COUNTING_CHUNK_TOKENS: Final = 1024
 """Tokens per chunk when the tokens of a document are only counted."""
@@ -227,7 +227,7 @@ def count_prompt_overhead(context: ReaderContext) -> int:
 
     A document that must fit in the window has to be shorter by this number.
     """
-    prompts = prompts_for(Excerpt.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
+    prompts = complete_prompts(Excerpt.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     template = prompts.templates[QUESTION.name if QUESTION.name in prompts.templates else UPDATE.name]
     return context.tokenizer.count(template.literal) + CHAT_TEMPLATE_TOKENS + BOUNDARY_TOKENS
 

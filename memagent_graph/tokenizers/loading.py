@@ -26,11 +26,11 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from memagent_graph.errors import TokenizerError, load_extra
-from memagent_graph.plain_text import did_you_mean, in_one_line
+from memagent_graph.plain_text import did_you_mean, make_one_line
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.tokenizers.byte_level import make_encoding
 from memagent_graph.tokenizers.pieces import cut_pieces
-from memagent_graph.words import without_surrogates
+from memagent_graph.words import replace_lone_surrogates
 
 EMBEDDED = "embedded"
 _MAX_RULES = 256
@@ -115,7 +115,7 @@ class TiktokenTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Long texts are encoded in pieces."""
-        return [token for piece in cut_pieces(without_surrogates(text)) for token in self._encode_piece(piece)]
+        return [token for piece in cut_pieces(replace_lone_surrogates(text)) for token in self._encode_piece(piece)]
 
     def _encode_piece(self, piece: str) -> list[int]:
         try:
@@ -221,7 +221,7 @@ class HFTokenizer:
     def _iter_encodings(self, text: str) -> Iterator[tuple[int, Encoding]]:
         """Yield the start and the encoding of each piece of `text`."""
         start = 0
-        for piece in cut_pieces(without_surrogates(text)):
+        for piece in cut_pieces(replace_lone_surrogates(text)):
             with _translate_library_errors(self.name):
                 encoding = self._backend.encode(piece, add_special_tokens=False)
             yield start, encoding
@@ -306,7 +306,7 @@ def _translate_library_errors(name: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise TokenizerError(
-            f"the tokenizer.json of {name} cannot be used: {in_one_line(str(error), 300)}",
+            f"the tokenizer.json of {name} cannot be used: {make_one_line(str(error), 300)}",
             hint="It may be damaged, or newer than the installed tokenizers library. Choose another with --tokenizer.",
         ) from error
 

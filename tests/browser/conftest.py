@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.traces import fan_out, make_answer, make_spans, make_trace, make_view
+from support.traces import make_answer, make_fan_out, make_spans, make_trace, make_view
 
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
@@ -116,7 +116,7 @@ def branched_run() -> RunView:
         [f"the {_THINGS[(lane * 8 + number // 4 * 4) % 7]} was sold" for number in range(8)] for lane in range(3)
     ]
     merged = "\n".join(lane[-1] for lane in memories[:2])
-    trace = fan_out(memories, merged, chunks)
+    trace = make_fan_out(memories, merged, chunks)
     texts = {"question": "What was sold?", "answer": "the tannery"}
     return make_view(trace, strategy="segments", chunk_text=lambda update: chunks[update.chunk_index], **texts)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
-from support.serving import Served, served
+from support.scripts import extract, make_document, read_perfectly
+from support.serving import Server, serve
 
 from memagent_serve.ledger import Entry
 
@@ -45,15 +45,15 @@ def upstream() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def server(upstream: FakeServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+def server(upstream: FakeServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     """The server, whose reader has the options that a test may name."""
     options = {"max_reads": 20, "max_reads_per_key": 64, "reader": getattr(request, "param", None)}
-    with served(upstream.base_url, tmp_path, page=True, **options) as running:
+    with serve(upstream.base_url, tmp_path, page=True, **options) as running:
         yield running
 
 
 @pytest.fixture
-def page(browser: Any, server: Served) -> Iterator[Any]:
+def page(browser: Any, server: Server) -> Iterator[Any]:
     """The page, signed in by the link of the start-up message."""
     browser.get("about:blank")
     browser.get_log("browser")
@@ -145,7 +145,7 @@ def test_drop_ask_watch_answer_and_look_at_the_source(page: Any) -> None:
     assert complaints(page) == []
 
 
-def test_pause_edit_and_continue(page: Any, upstream: FakeServer, server: Served) -> None:
+def test_pause_edit_and_continue(page: Any, upstream: FakeServer, server: Server) -> None:
     start(page)
     page.find_element(By.ID, "pause").click()
     wait_for_state(page, "paused")
@@ -158,7 +158,9 @@ def test_pause_edit_and_continue(page: Any, upstream: FakeServer, server: Served
     assert memory(page) == [line.replace("4711", "99") for line in held]
     button(page, "Delete: nothing yet").click()
     until(page, "!document.querySelector('#branches').textContent.includes('nothing yet')")
-    reply_by(upstream, lambda prompt: f"{part(prompt, 'memory')}\nread on" if "<section>" in prompt else "\\boxed{99}")
+    reply_by(
+        upstream, lambda prompt: f"{extract(prompt, 'memory')}\nread on" if "<section>" in prompt else "\\boxed{99}"
+    )
     page.find_element(By.ID, "continue").click()
     until(page, "document.querySelector('#branches').textContent.includes('read on')")
     assert memory(page)[0] == "harbor 99"
@@ -195,10 +197,10 @@ def test_branches_stand_side_by_side(page: Any, upstream: FakeServer) -> None:
     assert page.find_element(By.ID, "read-answer").text == "4711"
 
 
-def test_five_thousand_reads_are_listed_and_searched(page: Any, server: Served) -> None:
+def test_five_thousand_reads_are_listed_and_searched(page: Any, server: Server) -> None:
     for number in range(5000):
         entry = Entry(f"run-{number}", "local", f"r{number}", f"Question {number}?", "book.txt", float(number))
-        server.serving.ledger.begin(entry)
+        server.resources.ledger.begin(entry)
     page.refresh()
     until(page, "document.getElementById('found').textContent === '5,000 reads'")
     assert len(page.find_elements(By.CSS_SELECTOR, "#reads li")) == 50
@@ -322,7 +324,7 @@ def test_no_payload_runs_in_a_name_document_question_memory_or_answer(page: Any,
     assert complaints(page) == []
 
 
-def test_nothing_is_fetched_from_elsewhere_and_markup_that_came_in_runs_nothing(page: Any, server: Served) -> None:
+def test_nothing_is_fetched_from_elsewhere_and_markup_that_came_in_runs_nothing(page: Any, server: Server) -> None:
     page.get_log("performance")
     page.refresh()
     until(page, "!document.getElementById('view-home').hidden")
@@ -341,7 +343,7 @@ def test_nothing_is_fetched_from_elsewhere_and_markup_that_came_in_runs_nothing(
     page.get_log("browser")
 
 
-def test_without_the_token_one_is_asked_to_sign_in(browser: Any, server: Served) -> None:
+def test_without_the_token_one_is_asked_to_sign_in(browser: Any, server: Server) -> None:
     browser.get("about:blank")
     browser.get(f"{server.url}/#token=wrong")
     until(browser, "!document.getElementById('view-sign-in').hidden")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rl_loops import SETTINGS, Recorder, make_job
+from support.rl_loops import SETTINGS, StatusRecorder, make_job
 
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
@@ -70,7 +70,7 @@ def assert_whole(out: Path, iterations: int = 3, gap: float = 1e-2) -> None:
 
 
 def test_a_loop_finishes_all_iterations(server, tmp_path) -> None:
-    watcher = Recorder()
+    watcher = StatusRecorder()
     loop = run(
         make_job(tmp_path / "rl", base_url=server.base_url, measure_every=2, measure_lengths=(500,), measure_count=4),
         watcher,
@@ -114,7 +114,7 @@ def test_a_server_that_is_killed_while_it_reads_is_started_again(vllm_python, tm
     killed: list[int] = []
     others = set(children(os.getpid()))
 
-    class Killer(Recorder):
+    class Killer(StatusRecorder):
         def on_phase(self, iteration: int, phase: Phase) -> None:
             super().on_phase(iteration, phase)
             if (iteration, phase) == (1, Phase.COLLECT) and not killed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.postgres_server import PostgresServer, running_server
+from support.postgres_server import PostgresServer, run_postgres
 from support.ray_world import RayWorld
 
 
@@ -18,4 +18,4 @@ def cluster() -> Iterator[RayWorld]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    yield from running_server()
+    yield from run_postgres()

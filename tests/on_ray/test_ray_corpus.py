@@ -13,12 +13,12 @@ from support.corpus_world import (
     NAMES,
     QUESTIONS,
     CountingServer,
-    corpus_command,
+    make_corpus_command,
     make_key,
     make_text,
     read_rows,
     run_corpus_command,
-    wait_until_it_reads,
+    wait_for_chunks,
     write_corpus,
 )
 from support.ray_world import RayWorld
@@ -41,29 +41,29 @@ class SessionsServer(CountingServer):
         super().__init__(**options)
         self.sessions: set[tuple[str | None, str]] = set()
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def _serve_completion(self, request: web.Request) -> web.StreamResponse:
         words = (await request.json())["messages"][-1]["content"].split()
         matches = (match for word in words if (match := re.fullmatch(r"(d\d+)w\d+", word)))
         if (first := next(matches, None)) is not None:
             self.sessions.add((request.headers.get("X-Session-Id"), first[1]))
-        return await super()._complete(request)
+        return await super()._serve_completion(request)
 
 
 def test_the_rows_are_those_of_one_machine_and_no_actor_is_idle(cluster: RayWorld, tmp_path: Path) -> None:
-    made = write_corpus(tmp_path / "in", DOCUMENTS, most_words=600)
+    made = write_corpus(tmp_path / "in", DOCUMENTS, max_words=600)
     with SessionsServer(delay=0.05) as server:
         assert run_corpus_command(tmp_path / "in", tmp_path / "core", server).returncode == 0
-        calls = sum(server.read.values())
+        calls = sum(server.answer_counts.values())
         server.sessions.clear()
         options = ("--ray", cluster.address, "--ray-actors", "2", "--documents", "8", "--rows-per-part", "50",
                    "--session-header", "X-Session-Id", "--log", str(tmp_path / "log.sqlite"))  # fmt: skip
-        command = corpus_command(tmp_path / "in", tmp_path / "out", server, *options)
+        command = make_corpus_command(tmp_path / "in", tmp_path / "out", server, *options)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             actors = cluster.wait_for_actors(2)
             _, errors = process.communicate()
         assert process.returncode == 0, errors
         assert set(actors.values()) == {0, 1}, "one node reads nothing"
-        assert sum(server.read.values()) == 2 * calls
+        assert sum(server.answer_counts.values()) == 2 * calls
         by_document: dict[str, set[str | None]] = {}
         for session, document in server.sessions:
             by_document.setdefault(document, set()).add(session)
@@ -71,7 +71,7 @@ def test_the_rows_are_those_of_one_machine_and_no_actor_is_idle(cluster: RayWorl
         assert len(set().union(*by_document.values())) == len(by_document)
 
         again = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options[:4])
-        assert again.returncode == 0 and sum(server.read.values()) == 2 * calls, "nothing is read again"
+        assert again.returncode == 0 and sum(server.answer_counts.values()) == 2 * calls, "nothing is read again"
         other = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options[:4], "--temperature", "0.5")
         assert other.returncode == 7 and "temperature: 0.0 in the table, 0.5 now" in other.stderr
 
@@ -100,16 +100,16 @@ def test_an_interrupt_ends_a_read_and_the_same_command_continues_at_its_chunks(
         path.write_text(make_text(number, 2000))
     options = ("--ray", cluster.address, "--ray-actors", "1", "--documents", "4")
     with CountingServer(delay=0.1) as server:
-        command = corpus_command(tmp_path / "in", tmp_path / "out", server, *options)
+        command = make_corpus_command(tmp_path / "in", tmp_path / "out", server, *options)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            wait_until_it_reads(process, server, 40)
+            wait_for_chunks(process, server, 40)
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate()
         assert process.returncode == 130 and "Traceback" not in errors, errors
         done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options)
         assert done.returncode == 0, done.stderr
-        assert max(server.read.values()) <= 2
-        assert sum(count - 1 for count in server.read.values()) <= 4 * len(QUESTIONS)
+        assert max(server.answer_counts.values()) <= 2
+        assert sum(count - 1 for count in server.answer_counts.values()) <= 4 * len(QUESTIONS)
     assert {(row["document"], row["answer"]) for row in read_rows(tmp_path / "out")} == {
         (f"d{number}.txt", make_key(number, name)) for number in range(4) for name in NAMES
     }

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from support.corpus_world import (
     CountingServer,
-    corpus_command,
+    make_corpus_command,
     read_rows,
     run_corpus_command,
-    wait_until_it_reads,
+    wait_for_chunks,
     write_corpus,
 )
 from support.postgres_server import PostgresServer
@@ -59,7 +59,7 @@ def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
 ) -> None:
     documents, kills = size(20, 2000), size({"sqlite": 2, "postgres": 1}[checkpoints], 30)
     moments = random.Random(11)
-    made = write_corpus(tmp_path / "in", documents, most_words=size(2500, 8000))
+    made = write_corpus(tmp_path / "in", documents, max_words=size(2500, 8000))
     options = ["--ray", cluster.address, "--ray-actors", str(ACTORS), "--documents", str(IN_FLIGHT),
                "--rows-per-part", "40", "--quiet"]  # fmt: skip
     if checkpoints == "postgres":
@@ -68,10 +68,10 @@ def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
     out, victims = tmp_path / "out", Counter[str]()
     with (
         CountingServer(faults=0.1, delay=0.05) as server,
-        Driver(corpus_command(tmp_path / "in", out, server, *options), tmp_path / "output.txt") as driver,
+        Driver(make_corpus_command(tmp_path / "in", out, server, *options), tmp_path / "output.txt") as driver,
     ):
         for number in range(kills):
-            wait_until_it_reads(driver.process, server)
+            wait_for_chunks(driver.process, server)
             time.sleep(moments.uniform(0.0, size(700, 20_000) / 1000))
             assert driver.process.poll() is None, "it ended before it could be killed"
             kind = KINDS[checkpoints][number % 3]
@@ -85,9 +85,9 @@ def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
                 cluster.kill_actor(moments.choice(sorted(cluster.wait_for_actors(1))))
             victims[kind] += 1
         assert driver.process.wait() == 0, driver.output
-        calls = sum(server.read.values())
+        calls = sum(server.answer_counts.values())
         again = run_corpus_command(tmp_path / "in", out, server, *options)
-        assert again.returncode == 0 and sum(server.read.values()) == calls, "something is read again"
+        assert again.returncode == 0 and sum(server.answer_counts.values()) == calls, "something is read again"
     rows = read_rows(out)
     require_each_row_once(rows, made)
     chunks, repeated = count_chunks(server)

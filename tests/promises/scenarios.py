@@ -24,7 +24,7 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from promises.comparison import normalise, simplify, to_json
 from support.fake_server import FakeServer
-from support.scripts import SMALL, SMALL_OPTIONS, make_document, read_perfectly
+from support.scripts import SMALL_BUDGET, SMALL_OPTIONS, make_document, read_perfectly
 from typing_extensions import TypedDict
 
 from memagent_graph import (
@@ -64,8 +64,8 @@ class Place:
     def reader(self, policy: Any, **options: Any) -> MemAgent:
         """A reader with small budgets."""
         defaults: dict[str, Any] = {
-            "tokenizer": "embedded", "budget": SMALL, "prompts": load_prompts(), "store": self.folder / "documents",
-            "run_log": self.log, "checkpoints": self.folder / "checkpoints.sqlite",
+            "tokenizer": "embedded", "budget": SMALL_BUDGET, "prompts": load_prompts(), "run_log": self.log,
+            "store": self.folder / "documents", "checkpoints": self.folder / "checkpoints.sqlite",
         }  # fmt: skip
         return MemAgent(policy, **(defaults | options))
 
@@ -146,7 +146,7 @@ def completion(text: str, reason: FinishReason = FinishReason.STOP) -> Completio
 
 def served(place: Place, document: Any = TEXT, *, server: dict[str, Any] | None = None, **options: Any) -> Any:
     """One read through a server."""
-    with FakeServer(count=words, **(server or {})) as fake:
+    with FakeServer(count_tokens=words, **(server or {})) as fake:
         limits = options.pop("limits", None)
         policy = OpenAICompatiblePolicy(base_url=fake.base_url)
         with place.reader(policy, **options) as reader:
@@ -164,7 +164,7 @@ def user_templates(place: Place) -> Any:
 
 def trained_policy(place: Place) -> Any:
     """Read with the settings of the policy's profile, changed in single values."""
-    with FakeServer(window=4096, vllm=True, count=words) as fake:
+    with FakeServer(window=4096, vllm=True, count_tokens=words) as fake:
         policy = OpenAICompatiblePolicy(base_url=fake.base_url)
         with MemAgent(
             policy, profile="embedded", chunk_tokens=120, run_log=place.log,
@@ -506,7 +506,7 @@ def command_line(place: Place) -> Any:
             # less the usage, which names the program
             outcomes[name]["errors"] = text.partition("for help. ")[2] or text
 
-    with home(place.folder), FakeServer(count=words) as fake:
+    with home(place.folder), FakeServer(count_tokens=words) as fake:
         read = ("read", book, "-q", QUESTION, "--base-url", fake.base_url, "--tokenizer", "embedded", *SMALL_OPTIONS)
         keep("answered", *read, "--json", "--updates", "--run-id", "a")
         keep("answer alone", *read, "--quiet", "--run-id", "b")
@@ -567,7 +567,7 @@ def _files(place: Place) -> Any:
 def a_process(place: Place) -> Any:
     """The command as a process of its own."""
     (place.folder / "book.txt").write_text(TEXT)
-    with home(place.folder), FakeServer(vllm=True, count=words) as fake:
+    with home(place.folder), FakeServer(vllm=True, count_tokens=words) as fake:
         command = [sys.executable, "-m", "memagent_graph", "read", "-", "-q", QUESTION, "--base-url", fake.base_url]
         sampling = ["--logprobs", "--run-id", "p", "--seed", 5, "--temperature", 0.5]
         options = map(str, ("--tokenizer", "embedded", *SMALL_OPTIONS, *sampling))

@@ -12,12 +12,12 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from support.postgres_server import PostgresServer, running_server
+from support.postgres_server import PostgresServer, run_postgres
 
 
 @pytest.fixture(scope="session")
 def running_postgres() -> Iterator[PostgresServer]:
-    yield from running_server()
+    yield from run_postgres()
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ def test_documents_and_their_table_are_in_a_bucket(bucket, tmp_path: Path) -> No
     with CountingServer(faults=0.1) as server:
         done = run_corpus_command("s3://bucket/in", "s3://bucket/out", server, "--rows-per-part", "10")
         assert done.returncode == 0, done.stderr
-        calls = sum(server.read.values())
+        calls = sum(server.answer_counts.values())
         assert run_corpus_command("s3://bucket/in", "s3://bucket/out", server).returncode == 0
         shutil.rmtree(get_data_folder() / "corpora")  # another machine continues
         assert run_corpus_command("s3://bucket/in", "s3://bucket/out", server).returncode == 0
-        assert sum(server.read.values()) == calls
+        assert sum(server.answer_counts.values()) == calls
         bucket.pipe("bucket/in/0/d0.txt", make_text(50, 120).encode())
         assert run_corpus_command("s3://bucket/in", "s3://bucket/out", server).returncode == 0
     answers = {(row["document"], row["question"]): row["answer"] for row in rows(bucket, "out")}

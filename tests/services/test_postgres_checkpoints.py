@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from support.command_line import memagent
-from support.corpus_world import QUESTIONS, CountingServer, corpus_command, make_text, wait_until_it_reads
+from support.corpus_world import QUESTIONS, CountingServer, make_corpus_command, make_text, wait_for_chunks
 from support.postgres_server import PASSWORD, PostgresServer
-from support.scripts import SMALL, SMALL_OPTIONS, make_document, read_perfectly
+from support.scripts import SMALL_BUDGET, SMALL_OPTIONS, make_document, read_perfectly
 from unit.corpus.test_corpus_kills import count_chunks, require_each_row_once
 
 from memagent_corpus import TableFolder
@@ -32,7 +32,7 @@ TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 def reader(url: str, home: Path, policy: Any = None) -> MemAgent:
     """A reader on a machine of its own: it shares nothing with others but the server."""
     return MemAgent(
-        policy or ScriptedPolicy(read_perfectly), tokenizer="embedded", budget=SMALL, checkpoints=url,
+        policy or ScriptedPolicy(read_perfectly), tokenizer="embedded", budget=SMALL_BUDGET, checkpoints=url,
         store=home / "documents", run_log=False,
     )  # fmt: skip
 
@@ -135,22 +135,22 @@ def test_a_corpus_that_is_killed_continues_on_other_machines(
     with CountingServer(faults=0.05, delay=0.02) as server:
 
         def start(machine: int) -> subprocess.Popen[str]:
-            command = corpus_command("s3://bucket/in", "s3://bucket/out", server, *options)
+            command = make_corpus_command("s3://bucket/in", "s3://bucket/out", server, *options)
             environment = {**os.environ, "MEMAGENT_HOME": str(tmp_path / f"machine-{machine}")}
             return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
         for machine in range(kills):
             with start(machine) as process:
-                wait_until_it_reads(process, server, 30)
+                wait_for_chunks(process, server, 30)
                 time.sleep(moments.uniform(0.0, 0.5))
                 assert process.poll() is None, "the corpus was read before it could be killed"
                 os.kill(process.pid, signal.SIGKILL)
         with start(kills) as process:
             assert process.wait(120) == 0, process.communicate()[1]
-        calls = sum(server.read.values())
+        calls = sum(server.answer_counts.values())
         with start(kills + 1) as process:
             assert process.wait(120) == 0, process.communicate()[1]
-        assert sum(server.read.values()) == calls, "a machine that knows only the table reads nothing again"
+        assert sum(server.answer_counts.values()) == calls, "a machine that knows only the table reads nothing again"
     made: dict[str, int | None] = {f"d{number}.txt": number for number in range(documents)}
     require_each_row_once(list(TableFolder("s3://bucket/out").rows()), made)
     assert count_chunks(server)[1] <= kills * IN_FLIGHT

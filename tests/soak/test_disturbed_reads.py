@@ -16,7 +16,7 @@ import pytest
 from support.corpus_world import CountingServer, read_rows, run_corpus_command, write_corpus
 from support.fake_server import FakeServer
 from support.scripts import make_document
-from support.server_faults import BUSY, FINAL, MALFORMED, TOO_LONG
+from support.server_faults import FINAL_ERRORS, MALFORMED, OVERSIZED, RETRIED_ERRORS
 from support.serving import build_reader
 from unit.corpus.test_corpus_kills import require_each_row_once
 
@@ -81,7 +81,7 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
 
 @pytest.mark.usefixtures("nobody_sleeps")
 def test_servers_with_some_faulty_replies_change_no_answer(tmp_path: Path, size: Size, record_property: Record) -> None:
-    faults = MALFORMED | TOO_LONG | BUSY | FINAL
+    faults = MALFORMED | OVERSIZED | RETRIED_ERRORS | FINAL_ERRORS
     outcomes: Counter[str] = Counter()
     for number, (name, fault) in enumerate(list(faults.items())[:: size(12, 1)]):
         rng, respond = random.Random(name), FakeServer().respond
@@ -92,7 +92,7 @@ def test_servers_with_some_faulty_replies_change_no_answer(tmp_path: Path, size:
             try:
                 answer = agent.read(make_text(number), QUESTION).answer
             except PolicyError as error:
-                assert name in FINAL and error.hint
+                assert name in FINAL_ERRORS and error.hint
                 outcomes["refused"] += 1
             else:
                 assert answer == str(1000 + number), name
@@ -106,7 +106,7 @@ def test_a_corpus_on_a_disk_of_a_few_megabytes_keeps_its_rows_and_continues_when
     tmp_path: Path, size: Size, record_property: Record
 ) -> None:
     documents, disk = size(12, 60), tmp_path / "disk"
-    numbers = write_corpus(tmp_path / "in", documents, most_words=size(1200, 3000))
+    numbers = write_corpus(tmp_path / "in", documents, max_words=size(1200, 3000))
     disk.mkdir()
     mount = shutil.which("mount") or "mount"
     mounted = subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size(1, 4)}m", "tmpfs", disk], check=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.fake_server import FakeServer
-from support.scripts import part
+from support.scripts import extract
 
 from benchmarks.filing_texts import QUESTION, Filing, GeneratedFiling, generate_filings, write_filings
 from benchmarks.filings import FIELDS, compute_accuracies, judge_value, main
@@ -28,16 +28,16 @@ def imperfect_reader(filings: Iterable[GeneratedFiling]) -> Callable[[str], str]
     known = {filing.text[:300].strip(): filing for filing in filings}
 
     def reply(prompt: str) -> str:
-        if section := part(prompt, "section"):
-            memory = part(prompt, "memory")
+        if section := extract(prompt, "section"):
+            memory = extract(prompt, "memory")
             return memory if memory in known else section[:300].strip()
         if "<memory>" not in prompt:  # a server's tokens are counted with a prompt of its own
             return "a text"
-        filing = known[part(prompt, "memory")]
+        filing = known[extract(prompt, "memory")]
         if filing.truth.company.endswith("Trust"):
             return "The trust reports a good year."
         answer = json.loads(filing.truth.model_dump_json()) | faults(filing)
-        if filing.truth.company.endswith("Holdings") and not part(prompt, "error"):
+        if filing.truth.company.endswith("Holdings") and not extract(prompt, "error"):
             answer["revenue"] = "a good one"  # at first: this answer is repaired
         return json.dumps(answer)
 

@@ -112,14 +112,13 @@ def test_after_any_kill_each_read_is_done_once_for_its_own_key(
         reads += len(ids)
     ledger.close()
 
-    prompts = Counter((prompt["problem"], prompt["section"]) for prompt in policy.prompts())
+    requests = policy.read_requests()
+    prompts = Counter((request["problem"], request["section"]) for request in requests)
     again = sum(prompts.values()) - len(prompts)
     assert again <= (killed["server"] + killed["policy server"]) * AT_WORK, (
         "more than the chunks at hand was read again"
     )
-    salts = {
-        (prompt["salt"], name) for prompt in policy.prompts() for name in NAMES.values() if name in prompt["problem"]
-    }
+    salts = {(request["salt"], name) for request in requests for name in NAMES.values() if name in request["problem"]}
     assert len(salts) == len({salt for salt, _ in salts}) > 1, "two keys share a part of the cache"
     record_property("killed", dict(killed))
     record_property("reads", reads)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 from support.fake_server import FakeServer
 from support.scripts import make_document
-from support.serving import build_reader, served
+from support.serving import build_reader, serve
 from unit.serving.test_live_page import Browser, finish
 
 SHORT = make_document({0.5: "The key of harbor is 4711."}, words=60)
@@ -75,7 +75,7 @@ def test_requests_reads_uploads_and_pages_of_a_server(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
     requests, runs, warm = size(16, 2000), size(4, 200), size(2, 40)
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, page=True) as server:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path, page=True) as server:
         browser = Browser.of(server)
 
         def ask(number: int) -> None:

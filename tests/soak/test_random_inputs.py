@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from support.document_files import make_docx, make_pdf
-from support.serving import build_reader, served
+from support.serving import build_reader, serve
 
 from memagent_graph import Document, DocumentStore, MemAgent, ScriptedPolicy
 from memagent_graph.documents import find_store
@@ -336,7 +336,7 @@ def test_a_request_is_answered_or_refused_in_the_form_of_the_api(
     tmp_path: Path, size: Size, record_property: Callable[[str, Any], None]
 ) -> None:
     policy = ScriptedPolicy(lambda prompt: r"\boxed{4711}")
-    with served(None, tmp_path, policy=policy, max_body=2**20) as server, httpx2.Client(timeout=60) as client:
+    with serve(None, tmp_path, policy=policy, max_body=2**20) as server, httpx2.Client(timeout=60) as client:
 
         def check_request(path: str, body: bytes) -> None:
             reply = client.post(f"{server.url}{path}", content=body, headers={"Content-Type": "application/json"})

@@ -1,4 +1,4 @@
-"""A package that adds something by entry points, as an installer leaves it."""
+"""A package with entry points, in the form in which an installer leaves it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ def add_package(folder: Path, name: str, code: str, entries: Mapping[str, Mappin
     """Write a module and its distribution's metadata.
 
     Args:
-        folder: what is to be put on the Python path.
-        name: the module's and the distribution's.
+        folder: where to write them; the caller adds it to the Python path.
+        name: the name of the module and of the distribution.
         code: the module's source.
-        entries: the entry points' objects by group and name.
+        entries: by group, the objects of the entry points by name.
     """
     metadata = folder / f"{name}-1.2.dist-info"
     metadata.mkdir(parents=True)
@@ -22,7 +22,7 @@ def add_package(folder: Path, name: str, code: str, entries: Mapping[str, Mappin
     lines = [
         line
         for group, objects in entries.items()
-        for line in (f"[{group}]", *(f"{entry} = {place}" for entry, place in objects.items()))
+        for line in (f"[{group}]", *(f"{entry} = {target}" for entry, target in objects.items()))
     ]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
     return folder

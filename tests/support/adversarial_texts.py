@@ -21,23 +21,23 @@ _ALPHABETS = (
 _WORDS = ("I'm", "WE'LL", "don't", "x'S", "'re", "\r\n", "\n\n  \n", "   ", "1234567", "<|im_end|>", "</s>", "<think>")
 
 
-def adversarial_texts(vocabulary: list[bytes], count: int = 1500) -> Iterator[str]:
-    """Short texts on which tokenizers are most likely to disagree, the same at each call.
+def make_adversarial_texts(vocabulary: list[bytes], count: int = 1500) -> Iterator[str]:
+    """Yield short texts on which tokenizers are most likely to disagree, the same in each call.
 
-    Mixed scripts, combining marks, unusual white space, contractions, control characters, text that looks like special
-    tokens, and the tokenizer's own tokens (`vocabulary`) in orders that do not occur in training text.
+    They mix scripts, combining marks, unusual white space, contractions, control characters, text that looks like
+    special tokens, and the tokenizer's own tokens (`vocabulary`) in unusual orders.
     """
-    source = random.Random(0)
+    rng = random.Random(0)
     tokens = [text for token in vocabulary if (text := token.decode("utf-8", "ignore"))] or ["a"]
     yield ""
-    for number in range(count):
+    for index in range(count):
         parts = []
-        for _ in range(source.randint(1, 12)):
-            kind = source.random()
-            if kind < 0.4 or number % 3 == 0:
-                parts.append(source.choice(tokens))
+        for _ in range(rng.randint(1, 12)):
+            kind = rng.random()
+            if kind < 0.4 or index % 3 == 0:
+                parts.append(rng.choice(tokens))
             elif kind < 0.5:
-                parts.append(source.choice(_WORDS))
+                parts.append(rng.choice(_WORDS))
             else:
-                parts.append("".join(source.choices(source.choice(_ALPHABETS), k=source.randint(1, 6))))
+                parts.append("".join(rng.choices(rng.choice(_ALPHABETS), k=rng.randint(1, 6))))
         yield "".join(parts)

@@ -1,4 +1,4 @@
-"""Chat models that say what a test tells them to."""
+"""Chat models whose replies a test chooses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import Field
 
 
 class ScriptedChatModel(BaseChatModel):
-    """Replies with what `script` makes of the messages; takes any tools. `prompts` holds every prompt, in order."""
+    """Replies with `script(messages)`, and accepts any tools. `prompts` holds all prompts in order."""
 
     script: Callable[[list[BaseMessage]], AIMessage]
     prompts: list[list[BaseMessage]] = Field(default_factory=list)
@@ -37,7 +37,7 @@ class ScriptedChatModel(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=self.script(list(messages)))])
 
 
-def calls(*requests: tuple[str, dict[str, Any]], prefix: str = "call") -> AIMessage:
+def call_tools(*requests: tuple[str, dict[str, Any]], prefix: str = "call") -> AIMessage:
     """Return a message that calls tools, with the ids `call-0`, `call-1` and so on."""
     return AIMessage(
         "",
@@ -47,7 +47,7 @@ def calls(*requests: tuple[str, dict[str, Any]], prefix: str = "call") -> AIMess
     )
 
 
-def in_turn(*replies: AIMessage | str) -> ScriptedChatModel:
+def make_chat_model(*replies: AIMessage | str) -> ScriptedChatModel:
     """Return a model that gives these replies in order, and then repeats the last one."""
     queue = [AIMessage(reply) if isinstance(reply, str) else reply for reply in replies]
 

@@ -1,6 +1,6 @@
-"""Clients of the OpenAI API as their users run them: each in a process, in the environment that it is installed in.
+"""Clients of the OpenAI API as their users run them: in a process each, in their own environments.
 
-`scripts/install_clients.sh` makes the environments. MEMAGENT_CLIENTS names their folder where it is another one.
+`scripts/install_clients.sh` makes the environments in .venv-clients; MEMAGENT_CLIENTS names another folder.
 """
 
 from __future__ import annotations
@@ -13,56 +13,57 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "clients" / "programs"
-SECONDS = 3600
+TIMEOUT_S = 3600
 
 Messages = Sequence[dict[str, str]]
 
 
 class ClientsNotInstalledError(Exception):
-    """The environments are not there."""
+    """The clients' environments are not installed."""
 
 
-def _environment(name: str) -> Path:
+def _find_environment(name: str) -> Path:
     folder = Path(os.environ.get("MEMAGENT_CLIENTS", ROOT / ".venv-clients")) / name / "bin"
     if not (folder / "python").exists():
-        raise ClientsNotInstalledError(f"{folder} is not there; make clients installs it")
+        raise ClientsNotInstalledError(f"{folder} does not exist; make clients installs it")
     return folder
 
 
-def _run(command: Sequence[str | Path], text: str, folder: Path, **variables: str) -> str:
-    """Return the output of a client, which sees neither this machine's settings nor this package."""
+def _run_client(command: Sequence[str | Path], text: str, folder: Path, **variables: str) -> str:
+    """Return the output of a client that sees neither this machine's settings nor this package."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
     process = subprocess.run(
-        command, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=SECONDS, check=False
+        command, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=TIMEOUT_S, check=False
     )
     assert process.returncode == 0, process.stderr
     return process.stdout
 
 
-def _program(environment: str, name: str) -> Callable[..., list[str]]:
+def _make_client(environment: str, name: str) -> Callable[..., list[str]]:
     def run(api: str, key: str, model: str, messages: Messages, folder: Path, *, streams: bool) -> list[str]:
-        command = [_environment(environment) / "python", PROGRAMS / name, api, key, model]
-        pieces: list[str] = json.loads(_run([*command, "stream" if streams else "plain"], json.dumps(messages), folder))
+        command = [_find_environment(environment) / "python", PROGRAMS / name, api, key, model]
+        output = _run_client([*command, "stream" if streams else "plain"], json.dumps(messages), folder)
+        pieces: list[str] = json.loads(output)
         return pieces
 
     return run
 
 
-def _llm(api: str, key: str, model: str, messages: Messages, folder: Path, *, streams: bool) -> list[str]:
-    """`llm` puts what is on its input before the prompt: a document, and the question about it."""
+def _run_llm(api: str, key: str, model: str, messages: Messages, folder: Path, *, streams: bool) -> list[str]:
+    """Run `llm`, which puts its standard input (the document) before the prompt (the question)."""
     settings = f"- {{model_id: memagent, model_name: {model!r}, api_base: {api!r}, api_key_name: memagent}}\n"
     (folder / "extra-openai-models.yaml").write_text(settings, encoding="utf-8")
     *documents, question = [message["content"] for message in messages]
-    command = [_environment("openai-3") / "llm", "prompt", "-m", "memagent", "--key", key, "-o", "temperature", "0"]
-    command += [] if streams else ["--no-stream"]
-    return [_run([*command, question], "\n\n".join(documents), folder, LLM_USER_PATH=str(folder)).removesuffix("\n")]
+    options = ["-m", "memagent", "--key", key, "-o", "temperature", "0", *([] if streams else ["--no-stream"])]
+    command = [_find_environment("openai-3") / "llm", "prompt", *options, question]
+    return [_run_client(command, "\n\n".join(documents), folder, LLM_USER_PATH=str(folder)).removesuffix("\n")]
 
 
-def _curl(api: str, key: str, model: str, messages: Messages, folder: Path, *, streams: bool) -> list[str]:
+def _run_curl(api: str, key: str, model: str, messages: Messages, folder: Path, *, streams: bool) -> list[str]:
     request = {"model": model, "messages": list(messages), "temperature": 0, **({"stream": True} if streams else {})}
     command = ["curl", "--silent", "--show-error", "--fail", "--no-buffer", f"{api}/chat/completions"]
     command += ["-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json", "--data-binary", "@-"]
-    reply = _run(command, json.dumps(request), folder)
+    reply = _run_client(command, json.dumps(request), folder)
     if not streams:
         return [json.loads(reply)["choices"][0]["message"]["content"]]
     events = [line.removeprefix("data: ") for line in reply.splitlines() if line.startswith("data: ")]
@@ -72,10 +73,10 @@ def _curl(api: str, key: str, model: str, messages: Messages, folder: Path, *, s
 
 
 CLIENTS: dict[str, Callable[..., list[str]]] = {
-    "openai": _program("openai-3", "openai_client.py"),
-    "ChatOpenAI": _program("openai-3", "chat_openai.py"),
-    "llm": _llm,
-    "LlamaIndex": _program("openai-2", "llama_index_client.py"),
-    "curl": _curl,
+    "openai": _make_client("openai-3", "openai_client.py"),
+    "ChatOpenAI": _make_client("openai-3", "chat_openai.py"),
+    "llm": _run_llm,
+    "LlamaIndex": _make_client("openai-2", "llama_index_client.py"),
+    "curl": _run_curl,
 }
-"""By name: asks for a chat completion, and returns the pieces that the answer came in."""
+"""By name, a function that asks for a chat completion and returns the pieces of the answer as they arrived."""

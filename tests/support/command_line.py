@@ -1,4 +1,4 @@
-"""The command line in this process, which is quicker than a process of its own: see `programs` for those."""
+"""The command line inside the test's process, which is faster than the processes of `programs`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memagent_graph.cli import app
 
 
 def memagent(*arguments: object, code: int = 0) -> Result:
-    """Run `memagent` with these arguments, which has to end with this exit code."""
+    """Run `memagent` with these arguments, and check its exit code."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), (result.output, result.exception)
     assert "Traceback" not in result.output

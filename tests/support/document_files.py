@@ -1,4 +1,4 @@
-"""Small files of the formats that are converted, made by hand."""
+"""Small files made by hand, in formats that are converted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IMAGE = zlib.compress(b"\x80" * 64)
 def make_raw_pdf(
     contents: Sequence[str], *, annotations: str = "", objects: str = "", root: str = "", resources: str = ""
 ) -> bytes:
-    """A PDF of pages with these contents; other objects have numbers from 50."""
+    """Return a PDF of pages with these content streams; numbers of other `objects` start at 50."""
     kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(contents)))
     image = 4 + 2 * len(contents)
     bodies: dict[int, bytes] = {
@@ -30,31 +30,31 @@ def make_raw_pdf(
         ).encode()
         stream = content.encode("latin-1")
         bodies[5 + 2 * number] = b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream)
-    for line in filter(None, objects.split("\n\n")):
-        number_, _, body = line.partition(":")
-        bodies[int(number_)] = body.encode("latin-1")
-    data, places = b"%PDF-1.7\n", {}
+    for pdf_object in filter(None, objects.split("\n\n")):
+        object_number, _, body = pdf_object.partition(":")
+        bodies[int(object_number)] = body.encode("latin-1")
+    data, offsets = b"%PDF-1.7\n", {}
     for number, body in sorted(bodies.items()):
-        places[number] = len(data)
+        offsets[number] = len(data)
         data += b"%d 0 obj\n%s\nendobj\n" % (number, body)
-    table = "".join(f"{n} 1\n{place:010d} 00000 n \n" for n, place in places.items())
-    start = len(data)
+    table = "".join(f"{n} 1\n{offset:010d} 00000 n \n" for n, offset in offsets.items())
+    xref_offset = len(data)
     data += f"xref\n0 1\n0000000000 65535 f \n{table}".encode()
-    return data + f"trailer << /Size {max(places) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF".encode()
+    return data + f"trailer << /Size {max(offsets) + 1} /Root 1 0 R >>\nstartxref\n{xref_offset}\n%%EOF".encode()
 
 
 def format_pdf_line(text: str) -> str:
-    """Return the operators that show a line of text on a page of a PDF."""
+    """Return the PDF operators that show a line of text."""
     return f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
 
 
 def make_pdf(*pages: str) -> bytes:
-    """A small PDF with one line of text per page."""
+    """Return a PDF with one line of text per page."""
     return make_raw_pdf([format_pdf_line(text) for text in pages])
 
 
 def make_zip(parts: Mapping[str, str | bytes]) -> bytes:
-    """A zip archive."""
+    """Return a zip archive of these files."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in parts.items():
@@ -63,7 +63,7 @@ def make_zip(parts: Mapping[str, str | bytes]) -> bytes:
 
 
 def make_docx(*paragraphs: str) -> bytes:
-    """A small DOCX file."""
+    """Return a DOCX file of these paragraphs."""
     body = "".join(f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>" for text in paragraphs)
     parts = {
         "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'

@@ -1,4 +1,4 @@
-"""A task for the scripted perfect reader, and rows of results made by hand."""
+"""A task that `read_perfectly` solves, and rows of results made by hand."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from support.scripts import make_document
 NAMES = ("harbor", "castle", "garden", "bridge", "tower", "valley")
 
 
-class Keys:
-    """One key to be found in `length` words."""
+class KeyTask:
+    """Find one key in a document of `length` words."""
 
     name, metric, unit, answer_tokens = "keys", Metric.ALL, LengthUnit.TOKENS, 60
 
     def sample(self, length: int, index: int) -> Sample:
-        chance = random.Random(f"{length}/{index}")
-        name, key, depth = chance.choice(NAMES), str(chance.randrange(1000, 10_000)), chance.random()
+        rng = random.Random(f"{length}/{index}")
+        name, key, depth = rng.choice(NAMES), str(rng.randrange(1000, 10_000)), rng.random()
         fact = f"The key of {name} is {key}."
         text = make_document({depth: fact}, words=length)
         needles = (Needle(fact, key, text.index(fact) / len(text)),)
@@ -32,7 +32,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class MadeTask:
-    """A task of which `make` returns a sample's question, answer and text, from its length and index."""
+    """A task whose samples come from `make(length, index)`, which returns question, answer and text."""
 
     name: str
     make: Callable[[int, int], tuple[str, str, str]]
@@ -45,7 +45,7 @@ class MadeTask:
 
 
 def make_row(system: str = "memagent", length: int = 1024, index: int = 0, **changes: Any) -> ResultRow:
-    """A right answer, unless it is changed. `right=False` makes it a wrong one."""
+    """Return a row with a correct answer, or a wrong one with `right=False`."""
     right = changes.pop("right", True)
     task = changes.get("task", "keys")
     values: dict[str, Any] = {
@@ -65,12 +65,12 @@ def make_row(system: str = "memagent", length: int = 1024, index: int = 0, **cha
 def make_failed_row(
     system: str = "memagent", length: int = 1024, index: int = 0, *, outcome: str = "failed"
 ) -> ResultRow:
-    """A row without an answer."""
+    """Return a row without an answer."""
     error = "the server is on fire" if outcome == "failed" else None
     return make_row(system, length, index, right=False, answer=None, outcome=QuestionOutcome(outcome), error=error)
 
 
 def make_table(*rows: ResultRow) -> Results:
-    """A finished table of these rows."""
+    """Return a finished table of these rows."""
     plans = [EvaluationPlan.grid((row.system,), (row.task,), (row.length,), 0) for row in rows]
     return make_results(rows, plans, {"policy": {"model": "m"}}, "e", ["memagent eval keys"])

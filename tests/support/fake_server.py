@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks enough of the OpenAI API, with vLLM's additions, to be wrong in every way we need."""
+"""An HTTP server with a part of the OpenAI API and vLLM's additions, whose replies a test chooses."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Reply = str | dict[str, Any] | web.Response
 
 
 class FakeServer:
-    """Serves `respond(body, number)`: a text becomes a completion, a dict is sent as JSON, a `web.Response` as it is.
+    """Replies with `respond(body, number)`; `number` counts the requests from 0.
 
-    `requests` holds every completion request in order, `bodies` their bytes, `headers` what came with each;
-    `most_at_once` is the largest number in flight. `authorization` is the header that is wanted, which a `key` stands
-    for.
+    A text becomes a completion, a dict is sent as JSON, a `web.Response` as it is. `requests`, `bodies` and `headers`
+    hold those of all completion requests in order; `peak_concurrency` is the largest number in flight. `authorization`
+    is the required header; `key` sets it.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class FakeServer:
         root: str | None = None,
         tokenizer_info: dict[str, Any] | None = None,
         port: int = 0,
-        count: Callable[[str], int] | None = None,
+        count_tokens: Callable[[str], int] | None = None,
     ) -> None:
         self.respond = respond or (lambda body, number: read_perfectly(body["messages"][-1]["content"]))
         self.delay = delay
-        self.count = count or load_tokenizer(EMBEDDED).count
+        self.count_tokens = count_tokens or load_tokenizer(EMBEDDED).count
         self.model = model
         self.authorization = f"Bearer {key}" if key else authorization
         self.window = window
@@ -53,14 +53,14 @@ class FakeServer:
         self.root = root
         self.tokenizer_info = tokenizer_info
         self.models: Any = None
-        """The reply at /models instead of the usual list, as JSON, or as a function that returns a response."""
+        """The reply at /models in place of the usual list: JSON, or a function that returns a response."""
         self.adapters: list[str] = []
-        """Names that are served beside the model, as vLLM does with adapters."""
+        """Names of adapters, which are served beside the model as by vLLM."""
         self.requests: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
-        self.most_at_once = 0
-        self._at_once = 0
+        self.peak_concurrency = 0
+        self._in_flight = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._port = port
@@ -79,7 +79,7 @@ class FakeServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def ask(self, sampling: SamplingParams | None = None, **options: Any) -> Completion:
-        """Return the completion of a policy on this server that has these options, and close the policy."""
+        """Ask this server for one completion, through a policy with these options."""
         policy = OpenAICompatiblePolicy(**{"model": self.model, "base_url": self.base_url, **options})
         try:
             return await policy.complete(HELLO, sampling or SamplingParams())
@@ -95,10 +95,10 @@ class FakeServer:
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=2**26)
-        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models", self._serve_models)
         if self.tokenizer_info is not None:
-            app.router.add_get("/tokenizer_info", self._tokenizer_info)
-        app.router.add_post("/v1/chat/completions", self._complete)
+            app.router.add_get("/tokenizer_info", self._serve_tokenizer_info)
+        app.router.add_post("/v1/chat/completions", self._serve_completion)
         self.add_routes(app)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -107,15 +107,15 @@ class FakeServer:
         self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
     def add_routes(self, app: web.Application) -> None:
-        """For subclasses that serve more."""
+        """Add further routes; subclasses override this."""
 
-    def _refusal(self, request: web.Request) -> web.Response | None:
+    def _refuse_wrong_key(self, request: web.Request) -> web.Response | None:
         if self.authorization and request.headers.get("Authorization") != self.authorization:
             return web.json_response({"error": {"message": "Incorrect API key"}}, status=401)
         return None
 
-    async def _models(self, request: web.Request) -> web.Response:
-        if refusal := self._refusal(request):
+    async def _serve_models(self, request: web.Request) -> web.Response:
+        if refusal := self._refuse_wrong_key(request):
             return refusal
         if self.models is not None:
             return self.models() if callable(self.models) else web.json_response(self.models)
@@ -127,18 +127,18 @@ class FakeServer:
         adapters = [{**entry, "id": name, "parent": self.model, "max_model_len": None} for name in self.adapters]
         return web.json_response({"object": "list", "data": [entry, *adapters]})
 
-    async def _tokenizer_info(self, request: web.Request) -> web.Response:
+    async def _serve_tokenizer_info(self, request: web.Request) -> web.Response:
         return web.json_response(self.tokenizer_info)
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        if refusal := self._refusal(request):
+    async def _serve_completion(self, request: web.Request) -> web.StreamResponse:
+        if refusal := self._refuse_wrong_key(request):
             return refusal
         body = await request.json()
         self.bodies.append(await request.read())
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
+        self._in_flight += 1
+        self.peak_concurrency = max(self.peak_concurrency, self._in_flight)
         try:
             await asyncio.sleep(self.delay)
             if body["model"] not in {self.model, *self.adapters}:
@@ -146,26 +146,26 @@ class FakeServer:
                 return web.json_response({"error": {"message": message, "code": 404}}, status=404)
             reply = self.respond(body, len(self.requests) - 1)
         finally:
-            self._at_once -= 1
+            self._in_flight -= 1
         if isinstance(reply, web.Response):
             return reply
         if body.get("stream") and isinstance(reply, str):
-            return await self._stream(request, body, reply)
-        return web.json_response(reply if isinstance(reply, dict) else self.completion(body, reply))
+            return await self._stream_reply(request, body, reply)
+        return web.json_response(reply if isinstance(reply, dict) else self.make_reply(body, reply))
 
-    async def _stream(self, request: web.Request, body: dict[str, Any], text: str) -> web.StreamResponse:
+    async def _stream_reply(self, request: web.Request, body: dict[str, Any], text: str) -> web.StreamResponse:
         """Send a text word by word."""
-        whole = self.completion(body, text)
-        head = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": body["model"]}
+        reply = self.make_reply(body, text)
+        chunk_fields = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": body["model"]}
         deltas = [
             {"role": "assistant", "content": ""},
             *({"content": word} for word in re.findall(r"\s*\S+\s*$|\s*\S+", text)),
         ]
         choices = [[{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas]
         choices.append([{"index": 0, "delta": {}, "finish_reason": "stop"}])
-        chunks = [{**head, "choices": choice} for choice in choices]
+        chunks = [{**chunk_fields, "choices": choice} for choice in choices]
         if (body.get("stream_options") or {}).get("include_usage"):
-            chunks.append({**head, "choices": [], "usage": whole["usage"]})
+            chunks.append({**chunk_fields, "choices": [], "usage": reply["usage"]})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         for chunk in chunks:
@@ -173,10 +173,11 @@ class FakeServer:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    def completion(self, body: dict[str, Any], text: str) -> dict[str, Any]:
-        """A chat completion as vLLM words it."""
+    def make_reply(self, body: dict[str, Any], text: str) -> dict[str, Any]:
+        """Return a chat completion in vLLM's format; a token is a word."""
         words = text.split()
-        prompt = sum(self.count(message["content"] or "") for message in body["messages"])
+        prompt_tokens = sum(self.count_tokens(message["content"] or "") for message in body["messages"])
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(words)}
         message = {"role": "assistant", "content": text}
         choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": "stop"}
         reply = {
@@ -184,12 +185,12 @@ class FakeServer:
             "object": "chat.completion",
             "model": body["model"],
             "choices": [choice],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)},
+            "usage": usage | {"total_tokens": sum(usage.values())},
         }
         if body.get("logprobs"):
-            one = {"logprob": -0.5, "bytes": None, "top_logprobs": []}
-            choice["logprobs"] = {"content": [{"token": word, **one} for word in words]}
+            logprob_fields = {"logprob": -0.5, "bytes": None, "top_logprobs": []}
+            choice["logprobs"] = {"content": [{"token": word, **logprob_fields} for word in words]}
         if body.get("return_token_ids"):
             choice["token_ids"] = list(range(len(words)))
-            reply["prompt_token_ids"] = list(range(prompt))
+            reply["prompt_token_ids"] = list(range(prompt_tokens))
         return reply

@@ -1,41 +1,41 @@
-"""Texts of many scripts with sentences marked by hand, and facts in many languages."""
+"""Texts in many scripts with hand-marked sentences, and facts in many languages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.scripts import part
+from support.scripts import extract
 
 
-def _marked_texts() -> dict[str, list[list[str]]]:
-    """Return by script its texts as lists of sentences; each sentence has the space after it."""
+def _read_marked_texts() -> dict[str, list[list[str]]]:
+    """Return by script its texts as lists of sentences, each with the space that follows it."""
     texts: dict[str, list[list[str]]] = {}
     for line in Path(__file__).with_name("sentences.txt").read_text("utf-8").splitlines():
         if line.startswith("["):
-            marked = texts.setdefault(line.strip("[]"), [])
+            sentences = texts.setdefault(line.strip("[]"), [])
         elif line and not line.startswith("#"):
-            marked.append(line.split("|")[:-1])
+            sentences.append(line.split("|")[:-1])
     return texts
 
 
-TEXTS = _marked_texts()
+TEXTS = _read_marked_texts()
 SENTENCES = {script: [sentence for text in texts for sentence in text] for script, texts in TEXTS.items()} | {
     "Thai": ["หอคอยนี้เก่ามาก ", "หอคอยนี้อยู่ใกล้ทะเล ", "ทะเลอยู่ใกล้มาก ", "หอคอยเก่าอยู่ใกล้มาก ", "ทะเลนี้อยู่ใกล้หอคอย "]
 }
-"""By script; any two may follow each other. Thai marks no ends of sentences, so `TEXTS` has none of it."""
+"""By script; any order of them is a text. Thai marks no sentence ends, so it is not in `TEXTS`."""
 
 # fmt: off
 WORDS: dict[str, tuple[str, ...]] = {
     "Thai": ("หอคอย", "นี้", "เก่า", "มาก", "อยู่", "ใกล้", "ทะเล"),
     "Khmer": ("ផ្ទះ", "ថ្មី", "សមុទ្រ", "ភាសា", "សាលារៀន"),
 }
-"""Words that follow each other without a space."""
+"""Words of scripts that are written without spaces."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A sentence with a fact, and what a policy that knows the language makes of it."""
+    """A sentence with a fact, and the memory and answer that a policy writes from it."""
 
     sentence: str
     question: str
@@ -78,14 +78,14 @@ FACTS: dict[str, Fact] = {
 
 
 def make_text(fact: Fact) -> str:
-    """Return a text of many sentences with the fact once, in its middle."""
-    around = SENTENCES[fact.script][:5] * 40
-    return "".join((*around, fact.sentence, *around))
+    """Return a text of many sentences with the fact in its middle."""
+    surroundings = SENTENCES[fact.script][:5] * 40
+    return "".join((*surroundings, fact.sentence, *surroundings))
 
 
 def reply_to(prompt: str) -> str:
-    """Reply as a policy that knows all the languages: keep a fact from the section on that has it, else copy a word."""
+    """Reply as a policy that knows all the languages: keep a fact once it has been read, else copy a word."""
     fact = next((fact for fact in FACTS.values() if fact.sentence.strip() in prompt or fact.memory in prompt), None)
     if "<section>" not in prompt:
         return f"\\boxed{{{fact.answer if fact else '?'}}}"
-    return fact.memory if fact else " ".join(part(prompt, "section").split()[:1])
+    return fact.memory if fact else " ".join(extract(prompt, "section").split()[:1])

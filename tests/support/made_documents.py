@@ -1,6 +1,6 @@
-"""Small documents of every kind that is read, made here: each with what must be in its text, and what must be told.
+"""Small documents of every kind, made by code: each with the facts in its text and the omissions to report.
 
-Each has one fact that is easily lost: a power, a spanned cell, a form's value, a page that is an image.
+Each has one fact that is easily lost: an exponent, a spanned cell, the value of a form, a page that is an image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from openpyxl.comments import Comment
 from support.document_files import format_pdf_line, make_docx, make_pdf, make_raw_pdf, make_zip
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
-_OTHER = (
+_NAMESPACES = (
     'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math" '
     'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships" '
     'xmlns:w14="http://schemas.microsoft.com/office/word/2010/wordml" '
@@ -32,65 +32,63 @@ _RELATION = "http://schemas.openxmlformats.org/officeDocument/2006/relationships
 _RELATIONS = (
     '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{}</Relationships>'.format
 )
-
-
 Texts = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Made:
-    """A document, and what has to come of it."""
+class Case:
+    """A document, and the expected result of its conversion."""
 
     name: str
-    """The file name; the part before the dot names its peculiarity."""
+    """The file name; the part before the dot names what is special in the file."""
     data: bytes
     facts: Texts
-    """Texts that it must contain."""
+    """What the text must contain."""
     lost: Texts = ()
-    """Texts that it must not contain."""
+    """What the text must not contain."""
     omissions: Texts = ()
-    """The beginning of each of its omissions, with their number: "1 pages that are images (page 2)"."""
+    """How each omission starts, with its count: "1 pages that are images (page 2)"."""
     headings: Texts = ()
-    """The names of its headings, with those that they stand under; nothing is expected if there are none."""
+    """The names of the headings below their parents' names; () if they do not matter."""
     error: str = ""
-    """The words of its refusal, if it must be refused."""
+    """A part of the error message, if the file must be refused."""
 
 
-def word(body: str, **parts: str | bytes) -> bytes:
-    """A Word file with this body; other parts by name, "." as "__" and "/" as "___"."""
-    named = {name.replace("___", "/").replace("__", "."): content for name, content in parts.items()}
-    members: dict[str, str | bytes] = dict(_members(make_docx("x")))
-    members["word/document.xml"] = f"<w:document {W} {_OTHER}><w:body>{body}</w:body></w:document>"
+def make_word(body: str, **parts: str | bytes) -> bytes:
+    """Return a Word file with this body; other parts by name, with "__" for "." and "___" for "/"."""
+    extra_parts = {name.replace("___", "/").replace("__", "."): content for name, content in parts.items()}
+    members: dict[str, str | bytes] = dict(_read_members(make_docx("x")))
+    members["word/document.xml"] = f"<w:document {W} {_NAMESPACES}><w:body>{body}</w:body></w:document>"
     relations = "".join(
         f'<Relationship Id="r{number}" Type="{_RELATION}/{name.partition(".")[0].rstrip("0123456789")}" Target="{name}"/>'
-        for number, name in enumerate(named)
+        for number, name in enumerate(extra_parts)
     )
     link = (
         f'<Relationship Id="link" Type="{_RELATION}/hyperlink" Target="https://example.org/x" TargetMode="External"/>'
     )
     members["word/_rels/document.xml.rels"] = _RELATIONS(relations + link)
-    members |= {f"word/{name}": content for name, content in named.items()}
+    members |= {f"word/{name}": content for name, content in extra_parts.items()}
     return make_zip(members)
 
 
-def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+def _read_members(data: bytes) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name in archive.namelist():
             yield name, archive.read(name)
 
 
 def p(text: str, properties: str = "") -> str:
-    """A paragraph of Word's."""
+    """Return a paragraph, the element w:p of Word."""
     return f"<w:p>{f'<w:pPr>{properties}</w:pPr>' if properties else ''}{r(text)}</w:p>"
 
 
 def r(text: str, properties: str = "") -> str:
-    """A run of Word's."""
+    """Return a run of text, the element w:r of Word."""
     return f'<w:r><w:rPr>{properties}</w:rPr><w:t xml:space="preserve">{text}</w:t></w:r>'
 
 
 def tc(text: str, properties: str = "") -> str:
-    """A cell of Word's."""
+    """Return a table cell, the element w:tc of Word."""
     return f"<w:tc><w:tcPr>{properties}</w:tcPr>{p(text)}</w:tc>"
 
 
@@ -98,13 +96,13 @@ def _number(level: int, number: int = 1) -> str:
     return f'<w:numPr><w:ilvl w:val="{level}"/><w:numId w:val="{number}"/></w:numPr>'
 
 
-def _numbering(*levels: tuple[str, str], more: str = "") -> str:
-    own = "".join(
-        f'<w:lvl w:ilvl="{at}"><w:start w:val="1"/><w:numFmt w:val="{form}"/><w:lvlText w:val="{text}"/></w:lvl>'
-        for at, (form, text) in enumerate(levels)
+def _define_numbering(*levels: tuple[str, str], more: str = "") -> str:
+    definition = "".join(
+        f'<w:lvl w:ilvl="{level}"><w:start w:val="1"/><w:numFmt w:val="{style}"/><w:lvlText w:val="{text}"/></w:lvl>'
+        for level, (style, text) in enumerate(levels)
     )
     return (
-        f'<w:numbering {W}><w:abstractNum w:abstractNumId="0">{own}</w:abstractNum>'
+        f'<w:numbering {W}><w:abstractNum w:abstractNumId="0">{definition}</w:abstractNum>'
         f'<w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>{more}</w:numbering>'
     )
 
@@ -123,21 +121,22 @@ def _mr(text: str) -> str:
     return f"<m:r><m:t>{text}</m:t></m:r>"
 
 
-def _note(kind: str, text: str) -> str:
+def _make_note(kind: str, text: str) -> str:
     return f'<w:{kind}s {W}><w:{kind} w:id="1" w:author="Ada">{p(text)}</w:{kind}></w:{kind}s>'
 
 
-def _word_files() -> Iterator[Made]:
-    two = (("decimal", "%1."), ("decimal", "%1.%2"))
+def _word_files() -> Iterator[Case]:
+    levels = (("decimal", "%1."), ("decimal", "%1.%2"))
+    numbering = _define_numbering(*levels)
     scripts = f"<w:p>{r('3 × 10')}{r('6', SUPER)}{r(' units, x')}{r('-3', SUPER)}{r(', a')}{r('12', SUB)}</w:p>"
-    yield Made("cut.docx", make_docx("x")[:-40], (), error="cut.docx is a damaged DOCX file")
+    yield Case("cut.docx", make_docx("x")[:-40], (), error="cut.docx is a damaged DOCX file")
     letter = "Dear reader,\n\nnaïve café & 日本語\n"
-    yield Made("letter.docx", make_docx("Dear reader,", "naïve café &amp; 日本語"), (letter,))
+    yield Case("letter.docx", make_docx("Dear reader,", "naïve café &amp; 日本語"), (letter,))
     deep = "<w:sdt>" * 20_000 + "</w:sdt>" * 20_000
-    yield Made("deep.docx", word(deep), (), error="nested too deeply")
+    yield Case("deep.docx", make_word(deep), (), error="nested too deeply")
     huge = tc("a", '<w:gridSpan w:val="1000000000"/>') * 50
-    yield Made("wide.docx", word(f"<w:tbl><w:tr>{huge}</w:tr></w:tbl>"), ("a",))
-    yield Made("scripts.docx", word(scripts), ("10^6 units, x^-3, a_12",))
+    yield Case("wide.docx", make_word(f"<w:tbl><w:tr>{huge}</w:tr></w:tbl>"), ("a",))
+    yield Case("scripts.docx", make_word(scripts), ("10^6 units, x^-3, a_12",))
     row = "<w:tr>{}</w:tr>".format
     table = "<w:tbl>{}</w:tbl>".format
     head = row(tc("Region") + tc("Product") + tc("Units"))
@@ -145,72 +144,74 @@ def _word_files() -> Iterator[Made]:
     second = row(tc("", "<w:vMerge/>") + tc("Hub") + tc("7"))
     wide = row(tc("Both", '<w:gridSpan w:val="2"/>') + tc("1|9"))
     spans = ("| EU | Hub | 7 |", "| Both | Both | 1\\|9 |")
-    yield Made("spans.docx", word(table(head + first + second + wide)), spans)
+    yield Case("spans.docx", make_word(table(head + first + second + wide)), spans)
     script = f"<m:sSup><m:e>{_mr('mc')}</m:e><m:sup>{_mr('2')}</m:sup></m:sSup>"
     root = f"<m:rad><m:deg/><m:e>{_mr('x')}</m:e></m:rad>"
     total = f'<m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr><m:sub>{_mr("i=1")}</m:sub><m:sup>{_mr("n")}</m:sup><m:e>{_mr("i")}</m:e></m:nary>'
     formula = f"<w:p>{r('The mass is ')}<m:oMath>{_FRACTION}{script}{root}{total}</m:oMath>{r(' kg.')}</w:p>"
-    yield Made("formula.docx", word(formula), ("The mass is E=(a+b)/2mc^2√(x)∑_(i=1)^n i kg.",))
+    yield Case("formula.docx", make_word(formula), ("The mass is E=(a+b)/2mc^2√(x)∑_(i=1)^n i kg.",))
     headings = (
         p("Scope", '<w:pStyle w:val="H1"/>') + p("Terms", '<w:pStyle w:val="H1"/>') + p("Law", '<w:pStyle w:val="H2"/>')
     )
-    yield Made(
-        "headings.docx", word(headings, styles__xml=_STYLES, numbering__xml=_numbering(*two)),
+    yield Case(
+        "headings.docx", make_word(headings, styles__xml=_STYLES, numbering__xml=numbering),
         ("# 1. Scope", "# 2. Terms", "## 2.1 Law"), headings=("1. Scope", "2. Terms", "2. Terms > 2.1 Law"),
     )  # fmt: skip
     items = (
         p("one", _number(0)) + p("inner", _number(1)) + p("two", _number(0)) + p("Between.") + p("three", _number(0))
     )
-    yield Made("list.docx", word(items, numbering__xml=_numbering(*two)), ("1. one", "1.1 inner", "2. two", "3. three"))
-    roman = _numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"))
-    yield Made(
-        "letters.docx", word(p("A", _number(0)) + p("B", _number(0)) + p("c", _number(1)), numbering__xml=roman),
+    list_items = ("1. one", "1.1 inner", "2. two", "3. three")
+    yield Case("list.docx", make_word(items, numbering__xml=numbering), list_items)
+    roman = _define_numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"))
+    yield Case(
+        "letters.docx", make_word(p("A", _number(0)) + p("B", _number(0)) + p("c", _number(1)), numbering__xml=roman),
         ("Article II B", "(a) c"),
     )  # fmt: skip
-    again = '<w:num w:numId="2"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride></w:num>'
-    yield Made(
-        "restart.docx", word(p("one", _number(0)) + p("seven", _number(0, 2)), numbering__xml=_numbering(*two, more=again)),
+    restart = '<w:num w:numId="2"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride></w:num>'
+    yield Case(
+        "restart.docx", make_word(p("one", _number(0)) + p("seven", _number(0, 2)), numbering__xml=_define_numbering(*levels, more=restart)),
         ("7. seven",),
     )  # fmt: skip
-    yield Made("bullets.docx", word(p("dot", _number(0)), numbering__xml=_numbering(("bullet", "·"))), ("- dot",))
+    bullets = _define_numbering(("bullet", "·"))
+    yield Case("bullets.docx", make_word(p("dot", _number(0)), numbering__xml=bullets), ("- dot",))
     box = '<w:sdt><w:sdtPr><w14:checkbox><w14:checked w14:val="{}"/></w14:checkbox></w:sdtPr><w:sdtContent><w:r><w:sym w:font="Segoe" w:char="2610"/></w:r></w:sdtContent></w:sdt>'
     field = '<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:checkBox>{}</w:checkBox></w:ffData></w:fldChar></w:r>'
     unset = '<w:default w:val="0"/>'
     choice = '<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry w:val="red"/><w:listEntry w:val="umbra"/></w:ddList></w:ffData></w:fldChar></w:r>'
-    fields = word(
+    fields = make_word(
         f"<w:p>{box.format(1)}{r(' Yes ')}{box.format(0)}{r(' No')}</w:p><w:p>{field.format('<w:checked/>')}"
         f"{r(' Yes ')}{field.format(unset)}{r(' Never')}</w:p><w:p>{r('Colour: ')}{choice}</w:p>"
     )
-    yield Made("fields.docx", fields, ("☒ Yes ☐ No", "☒ Yes ☐ Never", "Colour: umbra"), ("red",))
+    yield Case("fields.docx", fields, ("☒ Yes ☐ No", "☒ Yes ☐ Never", "Colour: umbra"), ("red",))
     header, footer = f"<w:hdr {W}>{p('Contract 4711')}</w:hdr>", f"<w:ftr {W}>{p('Draft of May')}</w:ftr>"
-    body = word(p("Body."), header1__xml=header, footer1__xml=footer)
-    yield Made("header.docx", body, ("Contract 4711", "Draft of May"))
+    body = make_word(p("Body."), header1__xml=header, footer1__xml=footer)
+    yield Case("header.docx", body, ("Contract 4711", "Draft of May"))
     commented = f'<w:p>{r("Body")}<w:r><w:commentReference w:id="1"/></w:r></w:p>'
     noted = f'<w:p>{r("In 1987")}<w:r><w:rPr>{SUPER}</w:rPr><w:footnoteReference w:id="1"/></w:r></w:p>'
-    notes = {"comments__xml": _note("comment", "It is 42."), "footnotes__xml": _note("footnote", "See Ames.")}
+    notes = {"comments__xml": _make_note("comment", "It is 42."), "footnotes__xml": _make_note("footnote", "See Ames.")}
     facts = ("Body[^c1]", "[^c1]: Ada: It is 42.", "In 1987[^1]", "[^1]: See Ames.")
-    yield Made("notes.docx", word(commented + noted, **notes), facts, ("19871",))
+    yield Case("notes.docx", make_word(commented + noted, **notes), facts, ("19871",))
     boxes = "".join(
         f"<wps:wsp><wps:txbx><w:txbxContent>{p(text)}</w:txbxContent></wps:txbx></wps:wsp>" for text in ("One", "Two")
     )
     shape = (
         f"<w:r><mc:AlternateContent><mc:Choice><w:drawing>{boxes}</w:drawing></mc:Choice></mc:AlternateContent></w:r>"
     )
-    yield Made("textbox.docx", word(f"<w:p>{r('Body.')}{shape}</w:p>"), ("Body.", "One", "Two"))
+    yield Case("textbox.docx", make_word(f"<w:p>{r('Body.')}{shape}</w:p>"), ("Body.", "One", "Two"))
     symbol = '<w:r><w:sym w:font="Symbol" w:char="F062"/></w:r>'
     ticked = r("\uf0fe", '<w:rFonts w:ascii="Wingdings"/>')
-    runs = word(
+    runs = make_word(
         f"<w:p>{r('It is ')}<w:ins>{r('42')}</w:ins><w:del><w:r><w:delText>41</w:delText></w:r></w:del></w:p>"
         "<w:p><w:r><w:t>Alex</w:t><w:softHyphen/><w:t>androva</w:t></w:r></w:p>"
         f'<w:p><w:hyperlink r:id="link">{r("here")}</w:hyperlink></w:p>'
         f"<w:p>{symbol}{r(' = 2 ')}{ticked}{r(' Yes')}</w:p>"
     )
     facts = ("It is 42", "Alexandrova", "[here](https://example.org/x)", "β = 2 ☑ Yes")
-    yield Made("runs.docx", runs, facts, ("41",))
+    yield Case("runs.docx", runs, facts, ("41",))
     chart = "<w:r><w:drawing><c:chart/></w:drawing></w:r>"
     diagram = "<w:r><w:drawing><wp:docPr/><dgm:relIds xmlns:dgm='d'/></w:drawing></w:r>"
-    drawn = word(f"<w:p>{r('Sales:')}{chart}{r('Plan:')}{diagram * 2}</w:p>")
-    yield Made("drawn.docx", drawn, ("Sales:", "Plan:"), omissions=("1 charts", "2 diagrams"))
+    drawn = make_word(f"<w:p>{r('Sales:')}{chart}{r('Plan:')}{diagram * 2}</w:p>")
+    yield Case("drawn.docx", drawn, ("Sales:", "Plan:"), omissions=("1 charts", "2 diagrams"))
     picture = "<w:r><w:drawing><wp:docPr {}/><a:blip xmlns:a='a'/>{}</w:drawing></w:r>".format
     decoration = "<adec:decorative xmlns:adec='d' val='1'/>"
     shown = (
@@ -219,28 +220,32 @@ def _word_files() -> Iterator[Made]:
         + picture("", decoration)
         + "<w:r><w:pict><v:shape xmlns:v='v'><v:imagedata/></v:shape></w:pict></w:r>"
     )
-    yield Made(
-        "pictures.docx", word(f"<w:p>{shown}</w:p>"), ("![A map]",), omissions=("2 pictures without a description",)
+    yield Case(
+        "pictures.docx",
+        make_word(f"<w:p>{shown}</w:p>"),
+        ("![A map]",),
+        omissions=("2 pictures without a description",),
     )
     inside: dict[str, bytes] = {
         "embeddings___inner__docx": make_docx("The inner fact"),
         "embeddings___data__bin": b"\0\1",
     }
-    yield Made(
-        "inside.docx", word(p("Outer."), **inside), ("Outer.", "The inner fact"),
+    yield Case(
+        "inside.docx", make_word(p("Outer."), **inside), ("Outer.", "The inner fact"),
         omissions=("1 files in it that were not read (data.bin",),
     )  # fmt: skip
-    mark = "<w:r><w:pict><v:shape xmlns:v='v'><v:textpath string='DRAFT'/></v:shape></w:pict></w:r>"
-    yield Made("watermark.docx", word(p("Body."), header1__xml=f"<w:hdr {W}><w:p>{mark}</w:p></w:hdr>"), ("DRAFT",))
+    watermark = "<w:r><w:pict><v:shape xmlns:v='v'><v:textpath string='DRAFT'/></v:shape></w:pict></w:r>"
+    header = f"<w:hdr {W}><w:p>{watermark}</w:p></w:hdr>"
+    yield Case("watermark.docx", make_word(p("Body."), header1__xml=header), ("DRAFT",))
 
 
 SUPER = '<w:vertAlign w:val="superscript"/>'
 SUB = '<w:vertAlign w:val="subscript"/>'
 
 
-def _html_files() -> Iterator[Made]:
-    def page(name: str, body: str, *facts: str, **more: Texts) -> Made:
-        return Made(f"{name}.html", body.encode(), facts, **more)
+def _html_files() -> Iterator[Case]:
+    def page(name: str, body: str, *facts: str, **more: Texts) -> Case:
+        return Case(f"{name}.html", body.encode(), facts, **more)
 
     raised = "<p>3 × 10<sup>6</sup>, x<sup>−3</sup>, y<sup>n+1</sup> H<sub>2</sub>O of the 1<sup>st</sup> of May"
     yield page("scripts", raised, "3 × 10^6, x^−3, y^(n+1) H_2O of the 1st of May")
@@ -260,8 +265,8 @@ def _html_files() -> Iterator[Made]:
     yield page("struck", "<p>It is <del>41</del> 42, Alex&shy;androva", "~~41~~ 42, Alexandrova")
     yield page("deep", "<div>" * 3000 + "inmost", "inmost")
     yield page("cells", "<table>" + "<tr><td rowspan=65534 colspan=1000>a" * 100, "a")
-    yield Made("stack.html", b"<math>" + b"<mfrac>" * 20_000 + b"x", (), error="nested too deeply")
-    yield Made("empty.html", b"<html><script>x</script></html>", (), error="empty.html holds no text")
+    yield Case("stack.html", b"<math>" + b"<mfrac>" * 20_000 + b"x", (), error="nested too deeply")
+    yield Case("empty.html", b"<html><script>x</script></html>", (), error="empty.html holds no text")
     yield page("pre", "<pre>a<br>b</pre>", "```\na\nb\n```")
     yield page("odd", "<p>before</p><![ if x><p>after</p>", "before\n\nafter\n")
     head = "<!doctype html><html><head><title>A title</title><style>p {}</style><script>var hidden = 1;</script></head>"
@@ -297,8 +302,8 @@ def _html_files() -> Iterator[Made]:
     yield page("layout", "<table><tr><td><table><tr><td>a<td>b<tr><td>1<td>2</table></table>", "| 1 | 2 |")
 
 
-def _rows(*rows: str | tuple[str, ...], at: tuple[int, ...] = (60, 320)) -> str:
-    """Lines below each other; those that are tuples are written across columns."""
+def _draw_rows(*rows: str | tuple[str, ...], at: tuple[int, ...] = (60, 320)) -> str:
+    """Return the PDF operators of lines below each other; the strings of a tuple go into columns at `at`."""
     return " ".join(
         f"BT /F1 11 Tf {x} {740 - 14 * number} Td ({text}) Tj ET"
         for number, row in enumerate(rows)
@@ -309,27 +314,27 @@ def _rows(*rows: str | tuple[str, ...], at: tuple[int, ...] = (60, 320)) -> str:
 _SCAN = "q 612 0 0 792 0 0 cm /I Do Q"
 
 
-def _pdf_files() -> Iterator[Made]:
+def _pdf_files() -> Iterator[Case]:
     line = format_pdf_line
 
-    def pdf(name: str, pages: list[str], *facts: str, lost: Texts = (), omissions: Texts = (), **more: str) -> Made:
-        return Made(f"{name}.pdf", make_raw_pdf(pages, **more), facts, lost, omissions)
+    def pdf(name: str, pages: list[str], *facts: str, lost: Texts = (), omissions: Texts = (), **more: str) -> Case:
+        return Case(f"{name}.pdf", make_raw_pdf(pages, **more), facts, lost, omissions)
 
     yield pdf("text", [line("The fact.")], "The fact.")
-    yield Made("blank.pdf", make_pdf("", ""), (), error="blank.pdf holds no text")
-    yield Made("broken.pdf", b"%PDF-1.4\nbroken", (), error="cannot be opened")
-    yield Made("plain.pdf", b"plain text", (), error="plain.pdf is a damaged PDF file, or not one")
+    yield Case("blank.pdf", make_pdf("", ""), (), error="blank.pdf holds no text")
+    yield Case("broken.pdf", b"%PDF-1.4\nbroken", (), error="cannot be opened")
+    yield Case("plain.pdf", b"plain text", (), error="plain.pdf is a damaged PDF file, or not one")
     pageless = make_pdf("One.", "Two.").replace(b"/Kids [4 0 R 6 0 R]", b"/Kids [4 0 R 9 0 R]")
-    yield Made("pageless.pdf", pageless, (), error="page 2 of the PDF file pageless.pdf cannot be read")
+    yield Case("pageless.pdf", pageless, (), error="page 2 of the PDF file pageless.pdf cannot be read")
     pages = [line("Before."), _SCAN, line("After.")]
     yield pdf("mixed", pages, "Before.", "After.", omissions=("1 pages that are images (page 2)",))
     strips = " ".join(f"q 612 0 0 200 0 {200 * at} cm /I Do Q" for at in range(4))
     pages = [line("A long page of text. " * 9), _SCAN + line("Page 2"), strips + line("Page 3")]
     yield pdf("stamp", pages, "Page 2", "Page 3", omissions=("2 pages that are images (pages 2-3)",))
     refusal = "scan.pdf holds no text but white space; Not in the text: pages that are images (2: pages 1-2)"
-    yield Made("scan.pdf", make_raw_pdf([_SCAN, _SCAN]), (), error=refusal)
+    yield Case("scan.pdf", make_raw_pdf([_SCAN, _SCAN]), (), error=refusal)
 
-    def form(name: str, field: str, *facts: str, lost: Texts = ()) -> Made:
+    def form(name: str, field: str, *facts: str, lost: Texts = ()) -> Case:
         widget = f"60:<< /Type /Annot /Subtype /Widget /Rect [72 600 300 620] /P 4 0 R /T (Name) {field} >>"
         root = "/AcroForm << /Fields [60 0 R] /DR << /Font << /F1 3 0 R >> >> /DA (/F1 12 Tf) >>"
         return pdf(name, [line("Form.")], *facts, lost=lost, annotations="/Annots [60 0 R]", objects=widget, root=root)
@@ -341,7 +346,7 @@ def _pdf_files() -> Iterator[Made]:
     yield form("checked", f"/FT /Btn /V /Yes /AS /Yes {appearance}", "☒ Name")
     yield form("unchecked", f"/FT /Btn /V /Off /AS /Off {appearance}", "☐ Name")
 
-    def note(name: str, kind: str) -> Made:
+    def note(name: str, kind: str) -> Case:
         objects = f"60:<< /Type /Annot /Subtype /{kind} /Rect [72 600 300 620] /DA (/F1 12 Tf) /Contents (It is 42.) >>"
         return pdf(name, [line("Body.")], "Body.", "It is 42.", annotations="/Annots [60 0 R]", objects=objects)
 
@@ -371,14 +376,14 @@ def _pdf_files() -> Iterator[Made]:
         ("er was Marta, who had 10 bees and a", "so the people of the town say, who"), ("dog that slept on the stairs.", "are often wrong about such things."),
     )  # fmt: skip
     yield pdf(
-        "rows_of_columns", [_rows("A title over both of the columns, with no gap in it", *prose, "A line below both of the columns, which is as long as the one above, too")],
+        "rows_of_columns", [_draw_rows("A title over both of the columns, with no gap in it", *prose, "A line below both of the columns, which is as long as the one above, too")],
         "A title over both of the columns, with no gap in it\nThe tower", "that a\nship brought", "on the stairs.\nLater it", "The key is\numbrella.", "such things.\nA line below",
     )  # fmt: skip
     three = [
         ("lorem ipsum dolor ", "sit amet elit sed ", "do tempor ut labo "),
         ("magna aliqua enim ", "ad minim veniam q ", "nostrud exercitat "),
     ]
-    page = _rows(*three * 3, at=(50, 220, 400))
+    page = _draw_rows(*three * 3, at=(50, 220, 400))
     yield pdf("three_columns", [page], "lorem ipsum dolor\nmagna aliqua enim\n" * 3 + "sit amet")
     cells = [
         ("Region of the tower", "Bees that it had in the year"),
@@ -387,7 +392,7 @@ def _pdf_files() -> Iterator[Made]:
         ("East of the long river", "None that were counted"),
         ("West", "Seven"),
     ]
-    yield pdf("rows_of_a_table", [_rows(*cells)], "South without the sea A thousand and two")
+    yield pdf("rows_of_a_table", [_draw_rows(*cells)], "South without the sea A thousand and two")
     unmapped = "60:<< /Type /Font /Subtype /Type3 /FontBBox [0 0 9 9] /FontMatrix [.1 0 0 .1 0 0] /CharProcs << >> /Encoding << /Differences [1 /g1 /g2 /g3] >> /FirstChar 1 /LastChar 3 /Widths [9 9 9] >>"
     drawn = "q 72 72 m " + " ".join(f"{80 + 9 * at} {100 + at * 37 % 90} l" for at in range(30)) + " S Q"
     framed = "q 30 30 550 730 re S 30 50 m 580 50 l S Q"  # the page has lines, and nothing that could be read
@@ -397,66 +402,66 @@ def _pdf_files() -> Iterator[Made]:
     yield pdf("drawn", pages, "Before.", lost=("\x01",), omissions=losses, objects=unmapped, resources="/F2 60 0 R")
 
 
-def _mail(subject: str = "Umbra") -> EmailMessage:
+def _make_mail(subject: str = "Umbra") -> EmailMessage:
     message = EmailMessage()
     message["From"], message["To"], message["Subject"] = "ada@example.org", "bo@example.org", subject
     return message
 
 
-def _mail_files() -> Iterator[Made]:
+def _mail_files() -> Iterator[Case]:
     head = b"From: a@example.org\nSubject: =?utf-8?q?umb=C3=BC?=\nContent-Type: text/plain; charset=utf-8\n"
     for coding, body in (
         (b"quoted-printable", b"umb=\nrella =C3=BC\n"),
         (b"base64", base64.b64encode("umbrella ü".encode())),
     ):
         data = head + b"Content-Transfer-Encoding: " + coding + b"\n\n" + body
-        yield Made(f"{coding.decode()}.eml", data, ("umbrella ü", "Subject: umbü", "From: a@example.org"))
-    both = _mail()
+        yield Case(f"{coding.decode()}.eml", data, ("umbrella ü", "Subject: umbü", "From: a@example.org"))
+    both = _make_mail()
     both.set_content("plain umbrella")
     both.add_alternative("<p>html umbrella</p>", subtype="html")
-    yield Made("alternative.eml", both.as_bytes(), ("plain umbrella",), ("html umbrella",))
-    attached = _mail()
+    yield Case("alternative.eml", both.as_bytes(), ("plain umbrella",), ("html umbrella",))
+    attached = _make_mail()
     attached.set_content("See the file.")
     files = {"a.docx": make_docx("The attached fact"), "a.txt": "Schlüssel".encode("cp1252"), "a.bin": b"\x00\x01"}
     for name, content in files.items():
         attached.add_attachment(content, maintype="application", subtype="octet-stream", filename=name)
     facts = ("See the file.", "The attached fact", "Schlüssel")
-    yield Made("attached.eml", attached.as_bytes(), facts, omissions=("1 files in it that were not read (a.bin",))
-    outer = _mail("Outer")
+    yield Case("attached.eml", attached.as_bytes(), facts, omissions=("1 files in it that were not read (a.bin",))
+    outer = _make_mail("Outer")
     outer.set_content("Look:")
     outer.add_attachment(both)
-    yield Made("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
+    yield Case("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
     old = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
-    yield Made("japanese.eml", old.encode("iso2022_jp"), ("東京タワー",))
+    yield Case("japanese.eml", old.encode("iso2022_jp"), ("東京タワー",))
     box = b"From a@b Mon Jan  1 00:00:00 2024\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
-    yield Made("two.mbox", box, ("first", "Subject: two", "\nFrom here"), headings=("one", "two"))
-    pictured = _mail()
+    yield Case("two.mbox", box, ("first", "Subject: two", "\nFrom here"), headings=("one", "two"))
+    pictured = _make_mail()
     pictured.set_content("<p>See 10<sup>6</sup> <img src='cid:1'>", subtype="html")
     pictured.add_related(
         b"GIF89a", maintype="image", subtype="gif", cid="<1>", disposition="inline", filename="map.gif"
     )
-    yield Made("pictured.eml", pictured.as_bytes(), ("See 10^6",), omissions=("1 pictures (map.gif)",))
-    stub = _mail()
+    yield Case("pictured.eml", pictured.as_bytes(), ("See 10^6",), omissions=("1 pictures (map.gif)",))
+    stub = _make_mail()
     stub.set_content("View this message in your browser.")
     stub.add_alternative("<p>The fact is umbrella. " + "And more. " * 30, subtype="html")
-    yield Made("stub.eml", stub.as_bytes(), ("umbrella",), ("browser",))
+    yield Case("stub.eml", stub.as_bytes(), ("umbrella",), ("browser",))
     inmost = b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx"
-    yield Made("nested.eml", inmost, (), error="nested too deeply")
+    yield Case("nested.eml", inmost, (), error="nested too deeply")
     related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b--\n"
-    yield Made("saved.mhtml", related, ("saved **page**",))
+    yield Case("saved.mhtml", related, ("saved **page**",))
 
 
 def _a(text: str) -> str:
     return f"<a:p><a:r><a:t>{text}</a:t></a:r></a:p>"
 
 
-def slides(*bodies: str, notes: str = "") -> bytes:
-    """A presentation."""
-    spaces = 'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+def make_slides(*bodies: str, notes: str = "") -> bytes:
+    """Return a presentation."""
+    namespaces = 'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
     relation = '<Relationship Id="{0}" Type="' + _RELATION + '/{1}" Target="{2}"/>'
     numbers = range(1, len(bodies) + 1)
     parts: dict[str, str | bytes] = {
-        "ppt/presentation.xml": f"<p:presentation {spaces}><p:sldIdLst>"
+        "ppt/presentation.xml": f"<p:presentation {namespaces}><p:sldIdLst>"
         + "".join(f'<p:sldId id="{n}" r:id="r{n}"/>' for n in numbers)
         + "</p:sldIdLst></p:presentation>",
         "ppt/_rels/presentation.xml.rels": _RELATIONS(
@@ -464,34 +469,34 @@ def slides(*bodies: str, notes: str = "") -> bytes:
         ),
     }
     for number, body in zip(numbers, bodies, strict=True):
-        parts[f"ppt/slides/s{number}.xml"] = f"<p:sld {spaces}><p:cSld><p:spTree>{body}</p:spTree></p:cSld></p:sld>"
+        parts[f"ppt/slides/s{number}.xml"] = f"<p:sld {namespaces}><p:cSld><p:spTree>{body}</p:spTree></p:cSld></p:sld>"
     if notes:
         parts["ppt/slides/_rels/s1.xml.rels"] = _RELATIONS(relation.format("r1", "notesSlide", "../notes.xml"))
-        parts["ppt/notes.xml"] = f"<p:notes {spaces}><p:sp><p:txBody>{_a(notes)}</p:txBody></p:sp></p:notes>"
+        parts["ppt/notes.xml"] = f"<p:notes {namespaces}><p:sp><p:txBody>{_a(notes)}</p:txBody></p:sp></p:notes>"
     return make_zip(parts)
 
 
-def sheets(rows: str, *, more: Mapping[str, str] | None = None) -> bytes:
-    """A workbook with one sheet."""
-    space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
-    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml."
+def make_workbook(rows: str, *, more: Mapping[str, str] | None = None) -> bytes:
+    """Return a workbook with one sheet."""
+    namespace = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    content_type = "application/vnd.openxmlformats-officedocument.spreadsheetml."
     return make_zip(
         {
-            "[Content_Types].xml": f'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/xl/workbook.xml" ContentType="{kind}sheet.main+xml"/><Override PartName="/xl/worksheets/sheet1.xml" ContentType="{kind}worksheet+xml"/></Types>',
+            "[Content_Types].xml": f'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/xl/workbook.xml" ContentType="{content_type}sheet.main+xml"/><Override PartName="/xl/worksheets/sheet1.xml" ContentType="{content_type}worksheet+xml"/></Types>',
             "_rels/.rels": _RELATIONS(f'<Relationship Id="r1" Type="{_RELATION}/officeDocument" Target="xl/workbook.xml"/>'),
-            "xl/workbook.xml": f'<workbook {space} xmlns:r="{_RELATION}"><sheets><sheet name="Sales" sheetId="1" r:id="r1"/></sheets></workbook>',
+            "xl/workbook.xml": f'<workbook {namespace} xmlns:r="{_RELATION}"><sheets><sheet name="Sales" sheetId="1" r:id="r1"/></sheets></workbook>',
             "xl/_rels/workbook.xml.rels": _RELATIONS(f'<Relationship Id="r1" Type="{_RELATION}/worksheet" Target="worksheets/sheet1.xml"/>'),
-            "xl/worksheets/sheet1.xml": f"<worksheet {space}><sheetData>{rows}</sheetData></worksheet>",
+            "xl/worksheets/sheet1.xml": f"<worksheet {namespace}><sheetData>{rows}</sheetData></worksheet>",
             **(more or {}),
         }
     )  # fmt: skip
 
 
-def _cell(place: str, text: str) -> str:
-    return f'<c r="{place}" t="inlineStr"><is><t>{text}</t></is></c>'
+def _make_cell(reference: str, text: str) -> str:
+    return f'<c r="{reference}" t="inlineStr"><is><t>{text}</t></is></c>'
 
 
-def _office_files() -> Iterator[Made]:
+def _office_files() -> Iterator[Case]:
     shape = "<p:sp><p:nvSpPr><p:nvPr>{}</p:nvPr></p:nvSpPr><p:txBody>{}</p:txBody></p:sp>".format
     power = '<a:p><a:r><a:t>10</a:t></a:r><a:r><a:rPr baseline="30000"/><a:t>6</a:t></a:r></a:p>'
     cell = "<a:tc {}><a:txBody>{}</a:txBody></a:tc>".format
@@ -500,10 +505,10 @@ def _office_files() -> Iterator[Made]:
     auto = "<a:p><a:pPr lvl='{}'><a:buAutoNum type='{}' startAt='{}'/></a:pPr><a:r><a:t>{}</a:t></a:r></a:p>".format
     items = auto(0, "arabicPeriod", 3, "three") + auto(1, "alphaLcPeriod", 1, "in") + auto(0, "arabicPeriod", 3, "four")
     deep = "<p:grpSp>" * 20_000 + "</p:grpSp>" * 20_000
-    yield Made("deep.pptx", slides(deep), (), error="nested too deeply")
-    yield Made(
+    yield Case("deep.pptx", make_slides(deep), (), error="nested too deeply")
+    yield Case(
         "slides.pptx",
-        slides(
+        make_slides(
             shape('<p:ph type="title"/>', _a("Plan")) + shape("", power),
             f"<p:graphicFrame>{table}</p:graphicFrame>{picture.format('A map of Ames')}{picture.format('')}",
             shape('<p:ph type="ctrTitle"/>', _a("End")) + shape("", items),
@@ -513,33 +518,33 @@ def _office_files() -> Iterator[Made]:
         omissions=("1 pictures without a description (slide 2)",),
         headings=("Plan", "End"),
     )
-    row = f'<row r="1">{_cell("A1", "Region")}{_cell("B1", "Units")}</row>'
-    last = f'<row r="1048576">{_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'
-    yield Made("sparse.xlsx", sheets(row + last), ("| Last |  | 7 |",))
+    row = f'<row r="1">{_make_cell("A1", "Region")}{_make_cell("B1", "Units")}</row>'
+    last = f'<row r="1048576">{_make_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'
+    yield Case("sparse.xlsx", make_workbook(row + last), ("| Last |  | 7 |",))
     comments = '<comments xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><commentList><comment ref="A1"><text><t>Checked by Ada</t></text></comment></commentList></comments>'
-    row += f'<row r="2">{_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
-    yield Made(
+    row += f'<row r="2">{_make_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
+    yield Case(
         "formula.xlsx",
-        sheets(row, more={"xl/comments1.xml": comments}),
+        make_workbook(row, more={"xl/comments1.xml": comments}),
         ("## Sales", "| EU | 7 | =5+5 |", "Checked by Ada"),
         omissions=("1 formulas without a value (sheet Sales)",),
         headings=("Sales",),
     )
-    yield Made("excel.xlsx", _by_openpyxl(), (
+    yield Case("excel.xlsx", _make_openpyxl_workbook(), (
         "| EU | 12.5% | 4 € | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
     ), omissions=("1 formulas without a value (sheet Data)", "1 pictures without a description", "1 charts"))  # fmt: skip
 
 
-def _by_openpyxl() -> bytes:
-    """A workbook with formats of numbers, merged cells, a comment, a sheet that is hidden, and things on the first."""
+def _make_openpyxl_workbook() -> bytes:
+    """Return a workbook with number formats, merged cells, a comment, a hidden sheet and drawings."""
     book = openpyxl.Workbook()
     sheet = book.active
     sheet.title = "Data"
     sheet.oddHeader.left.text, sheet.oddFooter.center.text = "Draft of R&&D, &D", "&P"
     for row in (["Region", "a", "b", "c", "d"], ["EU", 0.125, 4, 7, 5], [None, datetime.date(2024, 5, 1)], ["=1+1"]):
         sheet.append(row)
-    for place, form in {"B2": "0.0%", "C2": '#,##0 "€"', "D2": "000", "E2": "[$$-409]#,##0"}.items():
-        sheet[place].number_format = form
+    for cell, number_format in {"B2": "0.0%", "C2": '#,##0 "€"', "D2": "000", "E2": "[$$-409]#,##0"}.items():
+        sheet[cell].number_format = number_format
     sheet.merge_cells("A2:A3")
     sheet["A2"].comment = Comment("seen", "Ada")
     book.create_sheet("Other")["A1"] = "hidden fact"
@@ -547,7 +552,7 @@ def _by_openpyxl() -> bytes:
     file = io.BytesIO()
     book.save(file)
     drawing = f"<d:wsDr xmlns:d='d' xmlns:a='a' xmlns:c='c'><d:sp>{_a('Boxed')}</d:sp><d:pic/><c:chart/></d:wsDr>"
-    return make_zip({**dict(_members(file.getvalue())), "xl/drawings/drawing1.xml": drawing})
+    return make_zip({**dict(_read_members(file.getvalue())), "xl/drawings/drawing1.xml": drawing})
 
 
 _ODF = " ".join(
@@ -556,8 +561,8 @@ _ODF = " ".join(
 )
 
 
-def opened(kind: str, body: str, styles: str = "") -> bytes:
-    """An OpenDocument file."""
+def make_open_document(kind: str, body: str, styles: str = "") -> bytes:
+    """Return an OpenDocument file."""
     return make_zip(
         {
             "mimetype": f"application/vnd.oasis.opendocument.{kind}",
@@ -566,10 +571,10 @@ def opened(kind: str, body: str, styles: str = "") -> bytes:
     )  # fmt: skip
 
 
-def _open_files() -> Iterator[Made]:
+def _open_files() -> Iterator[Case]:
     entities = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</x>'
     kind = "application/vnd.oasis.opendocument.text"
-    yield Made("entities.odt", make_zip({"mimetype": kind, "content.xml": entities}), (), error="declares XML entities")
+    yield Case("entities.odt", make_zip({"mimetype": kind, "content.xml": entities}), (), error="declares XML entities")
     raised = '<style:style style:name="T1"><style:text-properties style:text-position="super 58%"/></style:style>'
     numbered = '<text:list-style style:name="L"><text:list-level-style-number text:level="1" style:num-suffix="." style:num-format="1"/><text:list-level-style-number text:level="2" style:num-format="1" text:display-levels="2"/></text:list-style>'
     headings = "".join(map('<text:h text:outline-level="{0}">Terms {0}</text:h>'.format, (1, 2)))
@@ -581,15 +586,15 @@ def _open_files() -> Iterator[Made]:
     table = f"<table:table>{row(cell('', 'Region') + cell('', 'Units'))}{row(spanned)}{row('<table:covered-table-cell/>' + cell('', '7'))}</table:table>"
     power = '<text:p>10<text:span text:style-name="T1">6</text:span></text:p>'
     note = "<text:p>In 1987<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>See Ames.</text:p></text:note-body></text:note></text:p>"
-    yield Made(
-        "whole.odt", opened("text", headings + power + nested + table + note, raised + numbered),
+    yield Case(
+        "whole.odt", make_open_document("text", headings + power + nested + table + note, raised + numbered),
         ("## Terms 2", "10^6", "1. one", "2. two", "2.1 inner", "| EU | 7 |", "In 1987[^1: See Ames.]"),
         headings=("Terms 1", "Terms 1 > Terms 2"),
     )  # fmt: skip
     notes = "<presentation:notes><draw:frame><draw:text-box><text:p>Spoken fact</text:p></draw:text-box></draw:frame></presentation:notes>"
-    yield Made(
+    yield Case(
         "slide.odp",
-        opened(
+        make_open_document(
             "presentation",
             "<draw:page><draw:frame presentation:class='title'><draw:text-box><text:p>Plan</text:p></draw:text-box></draw:frame>"
             "<draw:frame><draw:text-box><text:p>The fact.</text:p></draw:text-box></draw:frame><draw:frame><draw:image/></draw:frame>"
@@ -600,11 +605,14 @@ def _open_files() -> Iterator[Made]:
         headings=("Plan",),
     )  # fmt: skip
     values = "<table:table table:name='S'><table:table-row><table:table-cell office:value='3'/><table:table-cell><text:p>z</text:p><office:annotation><text:p>seen</text:p></office:annotation></table:table-cell></table:table-row><table:shapes><draw:frame><draw:image/></draw:frame></table:shapes></table:table>"
-    yield Made(
-        "values.ods", opened("spreadsheet", values), ("3", "z\n\n[Note: seen]"), omissions=("1 pictures without",)
+    yield Case(
+        "values.ods",
+        make_open_document("spreadsheet", values),
+        ("3", "z\n\n[Note: seen]"),
+        omissions=("1 pictures without",),
     )
     rows = f'<table:table table:name="Sales"><table:table-row>{cell("", "EU")}{cell("", "12")}</table:table-row><table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row><table:table-row>{cell("", "US")}{cell("", "3")}</table:table-row></table:table>'
-    yield Made("rows.ods", opened("spreadsheet", rows), ("## Sales", "| US | 3 |"))
+    yield Case("rows.ods", make_open_document("spreadsheet", rows), ("## Sales", "| US | 3 |"))
     container = '<container><rootfiles><rootfile full-path="o/p.opf"/></rootfiles></container>'
     package = '<package><metadata><title>Umbra</title></metadata><manifest><item id="a" href="a%20b.xhtml"/><item id="c" href="c.xhtml"/></manifest><spine><itemref idref="c"/><itemref idref="a"/></spine></package>'
     book = {
@@ -614,62 +622,62 @@ def _open_files() -> Iterator[Made]:
         "o/a b.xhtml": "<p>Second, 10<sup>6</sup>.</p>",
         "o/c.xhtml": "<p>First.</p>",
     }
-    yield Made("order.epub", make_zip(book), ("Umbra", "First.\n\nSecond, 10^6."))
+    yield Case("order.epub", make_zip(book), ("Umbra", "First.\n\nSecond, 10^6."))
     chapters = {"o/c.xhtml": "<h1>One</h1><h2>Inside</h2>", "o/a b.xhtml": "<h1>Two</h1>"}
-    yield Made("chapters.epub", make_zip(book | chapters), ("# Two",), headings=("One", "One > Inside", "Two"))
+    yield Case("chapters.epub", make_zip(book | chapters), ("# Two",), headings=("One", "One > Inside", "Two"))
     noted = {
         "o/c.xhtml": "<p>In 1987<a epub:type='noteref' href='#n'>2</a>.",
         "o/p.opf": "<!DOCTYPE package>" + package,
     }
-    yield Made("noted.epub", make_zip(book | noted), ("In 1987[^2].",))
+    yield Case("noted.epub", make_zip(book | noted), ("In 1987[^2].",))
     scan = {"o/c.xhtml": "<svg><image href='x'/></svg>"}
-    yield Made("scan.epub", make_zip(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
+    yield Case("scan.epub", make_zip(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
     rest = make_zip({name: text for name, text in book.items() if name != "o/c.xhtml"})
-    yield Made("gap.epub", rest, ("Second",), omissions=("1 chapters that are missing (o/c.xhtml)",))
+    yield Case("gap.epub", rest, ("Second",), omissions=("1 chapters that are missing (o/c.xhtml)",))
     locked = {
         "META-INF/encryption.xml": '<encryption><EncryptedData><EncryptionMethod Algorithm="aes"/></EncryptedData></encryption>'
     }
-    yield Made("locked.epub", make_zip(book | locked), (), error="is encrypted")
-    yield Made(
+    yield Case("locked.epub", make_zip(book | locked), (), error="is encrypted")
+    yield Case(
         "plain.rtf",
         rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 The fact is {\b umbrella}.\par \u252?m 10{\super 6} units, H{\sub 2}O}",
         ("The fact is umbrella.", "üm 10^6 units, H_2O"),
         ("Arial",),
     )
-    yield Made(
+    yield Case(
         "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}. Seen{\*\annotation by Ada} twice}",
         ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice"), ("41",),
     )  # fmt: skip
-    yield Made("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"inmost", ("inmost",))
+    yield Case("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"inmost", ("inmost",))
     emoji = rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\pict 01} Body.{\object{\*\objdata 0102}}}"
-    yield Made("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "1 pictures"))
+    yield Case("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "1 pictures"))
 
 
-def _text_files() -> Iterator[Made]:
-    yield Made("marked.md", b"# Title\n\n<p>as it *is*</p>\n", ("# Title\n\n<p>as it *is*</p>\n",))
+def _text_files() -> Iterator[Case]:
+    yield Case("marked.md", b"# Title\n\n<p>as it *is*</p>\n", ("# Title\n\n<p>as it *is*</p>\n",))
     for charset in ("utf-8", "cp1252"):
-        yield Made(f"{charset}.html", f'<meta charset="{charset}"><p>Über'.encode(charset), ("Über",))
+        yield Case(f"{charset}.html", f'<meta charset="{charset}"><p>Über'.encode(charset), ("Über",))
     for charset in ("nonsense", "punycode", "idna", "unicode_escape", "utf-7", "utf-16", "base64"):
         text = "abc-zzzz9zzzz9 +AGE- \\u0041"  # no browser knows these charsets
-        yield Made(f"{charset}.html", f'<meta charset="{charset}"><p>{text}'.encode(), (text,))
-    yield Made("latin.html", b'<meta charset="iso-8859-1"><p>It\x92s \x80 5', ("It’s € 5",))
-    yield Made("control.html", b'<meta charset="iso-8859-1"><p>a\x81b', ("a\x81b",))
-    yield Made("xsjis.html", '<meta charset="x-sjis"><p>①東京'.encode("cp932"), ("①東京",))
-    yield Made("korean.html", '<meta charset="euc-kr"><p>똠방각하'.encode("cp949"), ("똠방각하",))
-    yield Made("chinese.html", '<meta charset="gb2312"><p>镕基 €'.encode("gb18030"), ("镕基 €",))
+        yield Case(f"{charset}.html", f'<meta charset="{charset}"><p>{text}'.encode(), (text,))
+    yield Case("latin.html", b'<meta charset="iso-8859-1"><p>It\x92s \x80 5', ("It’s € 5",))
+    yield Case("control.html", b'<meta charset="iso-8859-1"><p>a\x81b', ("a\x81b",))
+    yield Case("xsjis.html", '<meta charset="x-sjis"><p>①東京'.encode("cp932"), ("①東京",))
+    yield Case("korean.html", '<meta charset="euc-kr"><p>똠방각하'.encode("cp949"), ("똠방각하",))
+    yield Case("chinese.html", '<meta charset="gb2312"><p>镕基 €'.encode("gb18030"), ("镕基 €",))
     declared = '<?xml version="1.0" encoding="windows-1251"?><p>Привет</p>'
-    yield Made("declared.xhtml", declared.encode("cp1251"), ("Привет",))
-    yield Made("mail.txt", "東京タワーは三百三十三メートル。".encode("iso2022_jp"), ("東京タワー",))
-    yield Made("koi8.txt", "Ключ от маяка хранит Анна, и номер его 4711.".encode("koi8-r"), ("Ключ от маяка",))
-    yield Made("hz.txt", "答案是雨伞。The answer.".encode("hz"), ("雨伞",))
-    yield Made("kr.txt", "서울은 수도이다.".encode("iso2022_kr"), ("서울은",))
-    yield Made("hebrew.txt", "שלום עולם, הקוד הוא 42".encode("cp1255"), ("שלום עולם",))
+    yield Case("declared.xhtml", declared.encode("cp1251"), ("Привет",))
+    yield Case("mail.txt", "東京タワーは三百三十三メートル。".encode("iso2022_jp"), ("東京タワー",))
+    yield Case("koi8.txt", "Ключ от маяка хранит Анна, и номер его 4711.".encode("koi8-r"), ("Ключ от маяка",))
+    yield Case("hz.txt", "答案是雨伞。The answer.".encode("hz"), ("雨伞",))
+    yield Case("kr.txt", "서울은 수도이다.".encode("iso2022_kr"), ("서울은",))
+    yield Case("hebrew.txt", "שלום עולם, הקוד הוא 42".encode("cp1255"), ("שלום עולם",))
     pounds = "It cost £4,000 and then £5,000, £6,000, £7,000, £8,000, £9,000, £1, £2, £3."
-    yield Made("pounds.txt", pounds.encode("cp1252"), ("£4,000",))
+    yield Case("pounds.txt", pounds.encode("cp1252"), ("£4,000",))
 
 
-def made_documents() -> list[Made]:
-    """All of them."""
+def make_documents() -> list[Case]:
+    """Return all documents."""
     return [
         *_word_files(), *_html_files(), *_pdf_files(), *_mail_files(), *_office_files(), *_open_files(), *_text_files()
     ]  # fmt: skip

@@ -1,9 +1,9 @@
-"""The online trainer on the groups of `training_world`, which a script hands out: run by itself once per rank.
+"""The online trainer on the groups of `training_world`, and a program that runs it, once per rank.
 
     python -m torch.distributed.run --nproc-per-node 2 online_world.py FOLDER OUT CASE...
 
-CASE is "whole", "end" or "error": the source goes on, ends, or fails before its second iteration. OUT/RANK.pt then has
-of each case what the source was asked for, what was saved, how it ended, and the final weights.
+CASE is a key of `FAILURES`, which the source raises before its second iteration. OUT/RANK.pt then has, for each case,
+the iterations that the trainer asked for, the saved policies, the error, and the final weights.
 """
 
 from __future__ import annotations
@@ -26,113 +26,113 @@ from support import training_world
 
 ITERATIONS = 3
 GROUPS = 3
-"""Of each iteration."""
-SMALL = training_world.SMALL | {"weight_decay": 0.0}
+"""The number of groups in an iteration."""
+SMALL_SETTINGS = training_world.SMALL_SETTINGS | {"weight_decay": 0.0}
 
 
 def make_world(folder: Path) -> list[list[RolloutGroup]]:
-    """A model, and groups for each iteration, all with variance."""
+    """Write a model, and return for each iteration its groups, whose rewards all vary."""
     training_world.make_world(folder, groups=ITERATIONS * GROUPS + 1)
     return load_world(folder)
 
 
 def load_world(folder: Path) -> list[list[RolloutGroup]]:
-    """What `make_world` made."""
+    """Return the groups that `make_world` wrote, by iteration."""
     groups: list[RolloutGroup] = pickle.loads((folder / "groups.pkl").read_bytes())
-    groups = [group for group in groups if group.group_id != "group-2"]  # it earns nothing anywhere
+    groups = [group for group in groups if group.group_id != "group-2"]  # all its rewards are 0
     return [groups[start : start + GROUPS] for start in range(0, len(groups), GROUPS)]
 
 
 @dataclass
 class ScriptedSource:
-    """Hands out groups, and remembers what it was asked for."""
+    """A source of groups that records the iterations that the trainer asks for."""
 
     groups: list[list[RolloutGroup]]
     failure: Exception | None = None
     """Raised before the second iteration."""
     saved: list[int] = field(default_factory=list)
-    """The policies that are there, by iteration."""
+    """The iterations whose policies have been saved."""
     iterations: list[int] = field(default_factory=list)
-    seen: list[list[int]] = field(default_factory=list)
-    """The policies that were there when it was asked."""
+    saved_before: list[list[int]] = field(default_factory=list)
+    """The value of `saved` at each request."""
 
-    def groups_of(self, iteration: int) -> IterationGroups:
+    def get_groups(self, iteration: int) -> IterationGroups:
         self.iterations.append(iteration)
-        self.seen.append(list(self.saved))
+        self.saved_before.append(list(self.saved))
         if iteration == 1 and self.failure is not None:
             raise self.failure
         versions = [f"v{index}" for index in range(iteration + 1)]
         return IterationGroups(self.groups[iteration], versions, {"collect/reward": float(iteration)})
 
 
-class Steps(TrainerCallback):
-    """Keeps the groups of each step, and the log-probs that its ratios compare with."""
+class StepRecorder(TrainerCallback):
+    """Records the ids of the groups of each step, and the old log-probs of its ratios."""
 
     trainer: OnlineTrainer
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
-        self.old: list[dict[tuple[str, int], torch.Tensor]] = []
+        self.old_logprobs: list[dict[tuple[str, int], torch.Tensor]] = []
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.groups.append([group.group_id for group in self.trainer._get_scheduled_step().groups])
-        self.old.append(dict(self.trainer._recomputed_logprobs))
+        self.old_logprobs.append(dict(self.trainer._recomputed_logprobs))
 
 
 @dataclass
 class Training:
-    """An online trainer with its source, and what it did."""
+    """An online trainer with its source, its recorded steps and its saved policies."""
 
     trainer: OnlineTrainer
     source: ScriptedSource
-    steps: Steps
+    steps: StepRecorder
     policies: dict[int, dict[str, torch.Tensor]]
-    """The weights as they were saved before each iteration."""
+    """By iteration, the weights that were saved before it."""
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """As they are now."""
-        return weights_of(self.trainer)
+        """Return a copy of the current weights."""
+        return copy_weights(self.trainer)
 
 
-def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
-    """A copy."""
+def copy_weights(trainer: Any) -> dict[str, torch.Tensor]:
+    """Return a copy of the weights of the trainer's model."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def config_of(output: Path, steps: int, iterations: int = ITERATIONS, **changes: Any) -> MultiConvDAPOConfig:
-    """Settings of `steps` optimizer steps an iteration."""
+def make_config(output: Path, steps: int, iterations: int = ITERATIONS, **changes: Any) -> MultiConvDAPOConfig:
+    """Return settings with `steps` optimizer steps per iteration."""
     schedule = {
         "max_steps": iterations * steps,
         "save_strategy": "steps",
         "save_steps": steps,
         "save_total_limit": None,
     }
-    return load_preset("dapo", output_dir=str(output), **(SMALL | schedule | changes))
+    return load_preset("dapo", output_dir=str(output), **(SMALL_SETTINGS | schedule | changes))
 
 
 def make_training(
     folder: Path, output: Path, steps: int, *, failure: Exception | None = None, **changes: Any
 ) -> Training:
-    """A trainer of `steps` optimizer steps an iteration."""
+    """Return a trainer with `steps` optimizer steps per iteration."""
     source = ScriptedSource(load_world(folder), failure)
-    callback = Steps()
+    recorder = StepRecorder()
     policies: dict[int, dict[str, torch.Tensor]] = {}
 
     def save_policy(trainer: OnlineTrainer, iteration: int) -> None:
-        policies[iteration] = weights_of(trainer)
+        policies[iteration] = copy_weights(trainer)
         source.saved.append(iteration)
 
     trainer = OnlineTrainer(
         str(folder / "model"),
-        source.groups_of,
-        config_of(output, steps, **changes),
+        source.get_groups,
+        make_config(output, steps, **changes),
         steps_per_iteration=steps,
         save_policy=save_policy,
-        callbacks=[callback],
+        callbacks=[recorder],
     )
-    callback.trainer = trainer
-    return Training(trainer, source, callback, policies)
+    recorder.trainer = trainer
+    return Training(trainer, source, recorder, policies)
 
 
 FAILURES: dict[str, Exception | None] = {
@@ -150,15 +150,15 @@ def main() -> None:
     outcomes: dict[str, Any] = {}
     for case in sys.argv[3:]:
         training = make_training(folder, output / case, 1, failure=FAILURES[case])
-        ended = None
+        outcome = None
         try:
             training.trainer.train()
         except (EndOfLoop, TrainingError, KeyError) as error:
-            ended = error
+            outcome = error
         outcomes[case] = {
             "iterations": training.source.iterations,
             "saved": sorted(training.policies),
-            "ended": ended,
+            "error": outcome,
             "steps": training.trainer.state.global_step,
             "weights": training.weights(),
         }

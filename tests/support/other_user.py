@@ -1,4 +1,4 @@
-"""Calls as a user who is not root, to whom the modes of files apply."""
+"""Calls as a user other than root, to whom file modes apply."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 _NOBODY = 65534
 
 
-def as_other_user(call: Callable[[], Any]) -> Any:
-    """Return what a call returns, or raise what it raises, in a forked process; root becomes nobody there.
+def call_as_other_user(call: Callable[[], Any]) -> Any:
+    """Call a function in a forked process, as the user nobody if this one is root; return or raise its outcome.
 
-    Nobody may not open the modules of this package, so the call must not import any.
+    The user nobody cannot open this package's modules, so the call must not import any.
     """
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:

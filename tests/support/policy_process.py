@@ -1,7 +1,7 @@
-"""A light policy server as a process of its own, which can be killed: `policy_process PORT MILLISECONDS FILE`.
+"""A policy server as a process that can be killed: `policy_process PORT MILLISECONDS FILE`.
 
-It reads perfectly, answers after so many milliseconds, and appends what it was asked to FILE, a JSON value a line; what
-stands there outlives it.
+It reads perfectly, replies after MILLISECONDS, and appends each request to FILE as a line of JSON, where the requests
+survive a kill.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 from support.fake_server import FakeServer
 from support.programs import KillableProcess, Program
-from support.scripts import part, read_perfectly
+from support.scripts import extract, read_perfectly
 
 TESTS = Path(__file__).parents[1]
 
 
 class PolicyProcess(KillableProcess):
-    """The server; its port stays the same when it starts again.
+    """The server; it keeps its port when it starts again.
 
     Args:
-        file: where it writes what it was asked.
-        milliseconds: how long it takes to answer.
+        file: where it writes its requests.
+        milliseconds: its delay before a reply.
     """
 
     def __init__(self, file: Path, milliseconds: int) -> None:
@@ -46,8 +46,8 @@ class PolicyProcess(KillableProcess):
         assert port, "the policy server did not start"
         self._port = int(port)
 
-    def prompts(self) -> list[dict[str, Any]]:
-        """What it answered: for each prompt the key's cache salt, the problem and the section ("" for an answer)."""
+    def read_requests(self) -> list[dict[str, Any]]:
+        """Return of each request its cache salt, the problem and the section ("" in a request for the answer)."""
         return [json.loads(line) for line in self._file.read_text("utf-8").splitlines()]
 
 
@@ -58,8 +58,8 @@ def main(port: int, milliseconds: int, file: str) -> None:
         prompt = body["messages"][-1]["content"]
         request = {
             "salt": body.get("cache_salt"),
-            "problem": part(prompt, "problem"),
-            "section": part(prompt, "section"),
+            "problem": extract(prompt, "problem"),
+            "section": extract(prompt, "section"),
         }
         os.write(log, json.dumps(request).encode() + b"\n")
         return read_perfectly(prompt)

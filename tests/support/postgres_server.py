@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own, from the system's packages, with a password; it can be killed and started again."""
+"""A private PostgreSQL server from the system's packages, with a password, that can be killed and started again."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ class PostgresServer:
     """A server with an empty database `memagent` and a user of that name."""
 
     def __enter__(self) -> Self:
-        self._programs = _programs()
+        self._programs = _find_programs()
         self._folder = Path(tempfile.mkdtemp(prefix="memagent-postgres-"))
-        self._user: Mapping[str, Any] = _user()
+        self._user: Mapping[str, Any] = _find_user()
         if self._user:
             os.chown(self._folder, self._user["user"], self._user["group"])
-        words = self._folder / "password"
-        words.write_text(PASSWORD)
-        words.chmod(0o644)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self._run(
-            "initdb", "-D", self._data, "-U", "memagent", "-A", "scram-sha-256", f"--pwfile={words}", "-E", "UTF8"
-        )
+        password_file = self._folder / "password"
+        password_file.write_text(PASSWORD)
+        password_file.chmod(0o644)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.port = listener.getsockname()[1]
+        options = ("-U", "memagent", "-A", "scram-sha-256", f"--pwfile={password_file}", "-E", "UTF8")
+        self._run("initdb", "-D", self._data, *options)
         self.start()
         self.execute("CREATE DATABASE memagent", database="postgres")
         return self
@@ -57,7 +56,7 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """With the password."""
+        """The URL with the password."""
         return f"postgresql://memagent:secret%2Fof%40ours@127.0.0.1:{self.port}/memagent"
 
     @property
@@ -82,13 +81,13 @@ class PostgresServer:
                 return
 
     def restart(self) -> None:
-        """End it at once, with all connections, and start it again."""
+        """Stop the server at once, with all connections, and start it again."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(30)
         self.start()
 
     def execute(self, statement: str, *, database: str = "memagent") -> list[tuple[Any, ...]]:
-        """The rows of a statement."""
+        """Execute a statement, and return its rows."""
         import psycopg
 
         url = self.url.rpartition("/")[0] + f"/{database}"
@@ -105,8 +104,8 @@ class PostgresServer:
             raise RuntimeError(process.stderr)
 
 
-def _programs() -> Path:
-    """The folder with initdb and postgres; Debian keeps them out of the PATH."""
+def _find_programs() -> Path:
+    """Return the folder with initdb and postgres, which Debian keeps out of the PATH."""
     initdb = shutil.which("initdb")
     folders = [Path(initdb).parent] if initdb else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     if not folders:
@@ -114,8 +113,8 @@ def _programs() -> Path:
     return folders[0]
 
 
-def _user() -> dict[str, Any]:
-    """Whom the server runs as: it refuses to run as root."""
+def _find_user() -> dict[str, Any]:
+    """Return the user to run the server as if this one is root, as which it refuses to run."""
     if os.geteuid():
         return {}
     for name in ("postgres", "nobody"):
@@ -127,8 +126,8 @@ def _user() -> dict[str, Any]:
     return {}
 
 
-def running_server() -> Iterator[PostgresServer]:
-    """The server, for a fixture; where PostgreSQL is missing its tests are skipped, or fail where CI is set."""
+def run_postgres() -> Iterator[PostgresServer]:
+    """Run the server for a fixture; without PostgreSQL, skip the tests, or fail if the variable CI is set."""
     try:
         with PostgresServer() as server:
             yield server

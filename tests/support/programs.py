@@ -1,11 +1,10 @@
-"""Python programs in processes of their own, forked from one that has imported what they need.
+"""Python programs in separate processes, forked from a process that has imported what they need.
 
-Of the seconds that a program needs to start, nearly all are for imports: 1 for the command line, 5 for a policy in
-this process, 6 for a trainer. Tests that start programs, and kill them, start them here: `Program` and `run_program`
-stand for `subprocess.Popen` and `subprocess.run`, with text for all streams. The processes are real ones, with ids,
-signals and exit codes of their own. Two things differ: a module that reads the environment while it is imported reads
-the one of the tests, and each program computes with one thread. Tests of imports, of environments and of memory use
-`subprocess`.
+Imports take most of the time that a program needs to start: 1 second for the command line, 5 for a local policy, 6 for
+a trainer. Tests that start or kill programs use `Program` and `run_program` in place of `subprocess.Popen` and
+`subprocess.run`; all streams are text. The processes are real, with their own ids, signals and exit codes. Two things
+differ: a module that reads the environment during its import reads the tests' environment, and each program computes
+with one thread. Tests of imports, of environments and of memory use `subprocess`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from typing import IO, Any, Self
 import pytest
 
 _CONTEXT = get_context("forkserver")
-_IMPORTED = (
+_PRELOADED_MODULES = (
     "memagent_graph.cli.commands",
     "memagent_graph.cli.read",
     "memagent_graph.policies.openai_compatible",
@@ -42,17 +41,17 @@ _IMPORTED = (
     "memagent_training.job.trainer",
     "transformers.models.llama.modeling_llama",
 )
-_CONTEXT.set_forkserver_preload(list(_IMPORTED))
+_CONTEXT.set_forkserver_preload(list(_PRELOADED_MODULES))
 
 
 class Program:
-    """A running program, with the part of `subprocess.Popen` that tests use.
+    """A running program, with the part of the interface of `subprocess.Popen` that tests use.
 
     Args:
         command: `sys.executable`, then "-m" and a module, "-c" and code, or a file; then the arguments.
-        stdin, stdout, stderr: `subprocess.PIPE`, `subprocess.DEVNULL`, a file, or None for the tests' own.
-        env: the environment; None for the tests' own.
-        cwd: the working folder; None for the tests' own.
+        stdin, stdout, stderr: `subprocess.PIPE`, `subprocess.DEVNULL`, a file, or None to inherit the tests' stream.
+        env: the environment; None to inherit it.
+        cwd: the working folder; None to inherit it.
     """
 
     def __init__(
@@ -67,25 +66,23 @@ class Program:
     ) -> None:
         self.args = [str(word) for word in command]
         if self.args[0] != sys.executable:
-            raise ValueError(f"a program is started with {sys.executable}, not with {self.args[0]}")
-        ours: list[IO[str] | None] = []
-        theirs: list[Connection | None] = []
-        for number, stream in enumerate((stdin, stdout, stderr)):
-            mine, its = _stream(stream, is_input=number == 0)
-            ours.append(mine)
-            theirs.append(its)
-        self.stdin, self.stdout, self.stderr = ours
+            raise ValueError(f"a program starts with {sys.executable}, not with {self.args[0]}")
+        files: list[IO[str] | None] = []
+        connections: list[Connection | None] = []
+        for descriptor, stream in enumerate((stdin, stdout, stderr)):
+            file, connection = _open_stream(stream, is_input=descriptor == 0)
+            files.append(file)
+            connections.append(connection)
+        self.stdin, self.stdout, self.stderr = files
         environment = dict(os.environ if env is None else env)
         self._process = _CONTEXT.Process(
-            target=_run, args=(self.args[1:], environment, str(cwd or Path.cwd()), theirs), daemon=False
+            target=_execute, args=(self.args[1:], environment, str(cwd or Path.cwd()), connections), daemon=False
         )
-        with (
-            pytest.MonkeyPatch.context() as patch
-        ):  # of the process that all are forked from, which the first one starts
-            patch.setenv("OMP_NUM_THREADS", "1")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OMP_NUM_THREADS", "1")  # for the fork server, which the first program starts
             self._process.start()
         self.pid: int = self._process.pid
-        for connection in theirs:
+        for connection in connections:
             if connection is not None:
                 connection.close()
 
@@ -95,11 +92,11 @@ class Program:
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """The exit status, if it has ended."""
+        """Return the exit status; None while the program runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; returns the exit status.
+        """Wait until the program has ended, and return its exit status.
 
         Raises:
             subprocess.TimeoutExpired: it runs for longer than `timeout` seconds.
@@ -109,17 +106,17 @@ class Program:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self._process.exitcode
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+    def send_signal(self, signal_number: int) -> None:
+        """Send a signal, unless the program has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            os.kill(self.pid, signal_number)
 
     def kill(self) -> None:
         """Send SIGKILL."""
         self._process.kill()
 
     def communicate(self, text: str | None = None, timeout: float | None = None) -> tuple[str, str]:
-        """Write `text` to its input, read the output to its end, and wait.
+        """Write `text` to the input, read the outputs to their ends, and wait.
 
         Raises:
             subprocess.TimeoutExpired: it runs for longer than `timeout` seconds.
@@ -152,12 +149,12 @@ class Program:
 
 
 class KillableProcess:
-    """A program that runs within a context, and may be killed and started again there."""
+    """A program that runs within a `with` statement, where it may be killed and started again."""
 
     process: Program | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it is at work."""
+        """Start the program, and wait until it is ready."""
         raise NotImplementedError
 
     def kill(self) -> None:
@@ -173,13 +170,13 @@ class KillableProcess:
         self.kill()
 
 
-def kill_after(process: Program, requests: Sized, count: int, number: int = signal.SIGKILL) -> bool:
-    """End a program by a signal once a server has got so many requests; returns False if it ended before."""
+def kill_after(process: Program, requests: Sized, count: int, signal_number: int = signal.SIGKILL) -> bool:
+    """Send a signal to a program once a server has got `count` requests; return False if it ended before."""
     while len(requests) < count:
         if process.poll() is not None:
             return False
         time.sleep(0.001)
-    process.send_signal(number)
+    process.send_signal(signal_number)
     process.wait()
     return True
 
@@ -219,30 +216,29 @@ def run_program(
 def run_ranks(
     command: Sequence[Any], ranks: int, *, timeout: float = 240, **environment: str
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a program as each rank of a process group on CPUs, as torch's launcher does: if one fails, the others are
-    ended.
+    """Run a program as each rank of a process group on CPUs, as torch's launcher does; if one fails, kill the others.
 
     Raises:
         subprocess.TimeoutExpired: they ran for longer than `timeout` seconds.
     """
-    with socket.socket() as free, ExitStack() as stack:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        on_cpus = {"HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
-        group = {**os.environ, **on_cpus, **environment, **address, "WORLD_SIZE": str(ranks)}
-        free.close()
+    with socket.socket() as listener, ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+        cpu_settings = {"HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+        group = {**os.environ, **cpu_settings, **environment, **address, "WORLD_SIZE": str(ranks)}
+        listener.close()
         errors = [stack.enter_context(TemporaryFile("w+", encoding="utf-8")) for _ in range(ranks)]
         programs = [
             Program(command, stderr=file, env={**group, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank, file in enumerate(errors)
         ]
-        end = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while any(program.poll() is None for program in programs):
-            if any(program.poll() for program in programs) or time.monotonic() > end:
+            if any(program.poll() for program in programs) or time.monotonic() > deadline:
                 for program in programs:
                     program.kill()
             time.sleep(0.02)
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise subprocess.TimeoutExpired([*command], timeout)
         for file in errors:
             file.seek(0)
@@ -252,67 +248,67 @@ def run_ranks(
         ]
 
 
-def _stream(target: Any, *, is_input: bool) -> tuple[IO[str] | None, Connection | None]:
-    """Our end of a stream as a file, and the program's, in a form that can be handed over."""
+def _open_stream(target: Any, *, is_input: bool) -> tuple[IO[str] | None, Connection | None]:
+    """Return the tests' end of a stream as a file, and the program's end as a connection, which can be pickled."""
     if target is None:
         return None, None
     if target == subprocess.PIPE:
         reading, writing = _CONTEXT.Pipe(duplex=False)
-        mine, its = (writing, reading) if is_input else (reading, writing)
-        file = os.fdopen(os.dup(mine.fileno()), "w" if is_input else "r", encoding="utf-8")
-        mine.close()
-        return file, its
+        test_end, program_end = (writing, reading) if is_input else (reading, writing)
+        file = os.fdopen(os.dup(test_end.fileno()), "w" if is_input else "r", encoding="utf-8")
+        test_end.close()
+        return file, program_end
     if target == subprocess.DEVNULL:
         return None, Connection(os.open(os.devnull, os.O_RDWR))
     return None, Connection(os.dup(target.fileno()))
 
 
-def _run(words: list[str], environment: dict[str, str], folder: str, streams: list[Connection | None]) -> None:
-    """In the new process: take over the streams, and be the program."""
-    gc.freeze()  # what it was forked with stays
+def _execute(arguments: list[str], environment: dict[str, str], folder: str, streams: list[Connection | None]) -> None:
+    """Take over the streams in the new process, and execute the program."""
+    gc.freeze()  # objects of the fork server are never garbage here
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    for number, stream in enumerate(streams):
+    for descriptor, stream in enumerate(streams):
         if stream is not None:
-            os.dup2(stream.fileno(), number)
+            os.dup2(stream.fileno(), descriptor)
             stream.close()
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
-    sys.path[:0] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
-    first, *rest = words
+    sys.path[:0] = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    program, *rest = arguments
     try:
-        if first == "-m":
+        if program == "-m":
             sys.path.insert(0, folder)
             sys.argv = rest
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-        elif first == "-c":
+        elif program == "-c":
             sys.path.insert(0, folder)
             sys.argv = ["-c", *rest[1:]]
             exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})  # the test's own code
         else:
-            sys.path.insert(0, str(Path(first).resolve().parent))
-            sys.argv = words
-            runpy.run_path(first, run_name="__main__")
+            sys.path.insert(0, str(Path(program).resolve().parent))
+            sys.argv = arguments
+            runpy.run_path(program, run_name="__main__")
     except KeyboardInterrupt:
-        _end()
+        _shut_down()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     finally:
-        _end()
+        _shut_down()
 
 
-def _end() -> None:
-    """Do what an interpreter does at its end and multiprocessing leaves out."""
+def _shut_down() -> None:
+    """Do those steps of an interpreter's shutdown that multiprocessing leaves out."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
 
 
-def records(output: str) -> list[dict[str, list[str]]]:
-    """The questions of `memagent read` in its printed form: for each, the texts by their labels."""
+def parse_records(output: str) -> list[dict[str, list[str]]]:
+    """Return the printed output of `memagent read` as one dict per question: the texts by label."""
     parsed: list[dict[str, list[str]]] = []
     for block in output.removesuffix("\n").split("\n\n"):
         record: dict[str, list[str]] = {}
@@ -327,6 +323,6 @@ def records(output: str) -> list[dict[str, list[str]]]:
     return parsed
 
 
-def answers(output: str) -> list[str]:
-    """The answers in what `memagent read` printed."""
-    return [answer for record in records(output) for answer in record.get("answer", ())]
+def parse_answers(output: str) -> list[str]:
+    """Return the answers in the printed output of `memagent read`."""
+    return [answer for record in parse_records(output) for answer in record.get("answer", ())]

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine whose nodes and actors can be killed: a head without CPUs, and nodes that read."""
+"""A local Ray cluster whose nodes and actors can be killed: a head without CPUs, and nodes that read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACTOR = "ray::DocumentActor"
 
 
 class RayWorld:
-    """The cluster. Its drivers are other processes, which get `address`."""
+    """The cluster. Its drivers are other processes, which connect to `address`."""
 
     def __init__(self, nodes: int = 2) -> None:
         from ray.cluster_utils import Cluster
@@ -36,33 +36,33 @@ class RayWorld:
     def add_node(self) -> None:
         self.nodes.append(self._cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES))
 
-    def kill_node(self, number: int) -> None:
-        """With SIGKILL, and all that runs on it."""
-        self._cluster.remove_node(self.nodes.pop(number), allow_graceful=False)
+    def kill_node(self, index: int) -> None:
+        """Kill a node and all its processes with SIGKILL."""
+        self._cluster.remove_node(self.nodes.pop(index), allow_graceful=False)
 
-    def actors(self) -> dict[int, int]:
-        """The processes that read, and the place of the node of raylet."""
+    def find_actors(self) -> dict[int, int]:
+        """Return by the process id of each reading actor the index of its node."""
         raylets = {
-            raylet.process.pid: place
-            for place, node in enumerate(self.nodes)
+            raylet.process.pid: index
+            for index, node in enumerate(self.nodes)
             for raylet in node.all_processes.get("raylet", [])
         }
         actors = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 try:
-                    name = (folder / "cmdline").read_bytes()
+                    command = (folder / "cmdline").read_bytes()
                     parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 except (OSError, IndexError, ValueError):
                     continue
-                if name.startswith(ACTOR.encode()) and parent in raylets:
+                if command.startswith(ACTOR.encode()) and parent in raylets:
                     actors[int(folder.name)] = raylets[parent]
         return actors
 
-    def wait_for_actors(self, number: int) -> dict[int, int]:
-        end = time.monotonic() + 60
-        while len(actors := self.actors()) < number:
-            assert time.monotonic() < end, f"there are {len(actors)} actors"
+    def wait_for_actors(self, count: int) -> dict[int, int]:
+        deadline = time.monotonic() + 60
+        while len(actors := self.find_actors()) < count:
+            assert time.monotonic() < deadline, f"there are {len(actors)} actors"
             time.sleep(0.05)
         return actors
 

@@ -1,4 +1,4 @@
-"""Ten documents that are on any machine with Python, and a policy that reads them and writes as it is told."""
+"""Ten documents that come with Python, and scripts for policies that read them and write reports."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from support.scripts import part, read_perfectly
+from support.scripts import extract, read_perfectly
 
 TOPICS = ("truth", "numbers", "assert", "with", "exprlists", "lambda", "while", "typesmapping", "import", "yield")
 
 
-def real_documents(folder: Path) -> list[Path]:
-    """Ten topics of Python's language reference, as files in a folder."""
+def write_topics(folder: Path) -> list[Path]:
+    """Write ten topics of Python's language reference as files to a new folder, and return their paths."""
     folder.mkdir()
     paths = [folder / f"{topic}.txt" for topic in TOPICS]
     for path in paths:
@@ -21,15 +21,15 @@ def real_documents(folder: Path) -> list[Path]:
     return paths
 
 
-def sentences_of(text: str) -> list[str]:
-    """Return the sentences that end with a full stop, each in one line."""
-    return [" ".join(part.split()) for part in re.split(r"(?<=[.])\s+(?=[A-Z])|\n\n+", text) if part.strip()]
+def split_sentences(text: str) -> list[str]:
+    """Split a text after full stops and at empty lines; each sentence becomes one line."""
+    return [" ".join(piece.split()) for piece in re.split(r"(?<=[.])\s+(?=[A-Z])|\n\n+", text) if piece.strip()]
 
 
-def writes_reports(prompt: str) -> str:
-    """A policy for reports: it notes the first sentence with a word of the question, and answers with it.
+def write_report(prompt: str) -> str:
+    """Reply for a report: keep the first sentence with the last word of the question, and answer with it.
 
-    It copies a quote into each section, adds a sentence that nothing supports, and sees contradictions everywhere.
+    Each section of the report gets quotes and one unsupported sentence; all pairs of answers contradict each other.
     """
     end = prompt.rstrip()
     if end.endswith("Questions:"):
@@ -39,38 +39,39 @@ def writes_reports(prompt: str) -> str:
     if end.endswith("CONTRADICT or COMPATIBLE:"):
         return "CONTRADICT"
     if end.endswith("Sentences:"):
-        return _section(part(prompt, "quotes"))
-    memory = part(prompt, "memory").replace("(empty)", "").replace("nothing yet", "").strip()
+        return _write_section(extract(prompt, "quotes"))
+    memory = extract(prompt, "memory").replace("(empty)", "").replace("nothing yet", "").strip()
     if "<section>" not in prompt:
         return f"\\boxed{{{memory or 'unknown'}}}"
     if memory:
         return memory
-    word = _find_key(part(prompt, "problem"))
-    sentences = sentences_of(part(prompt, "section"))[1:-1]  # the first and the last may be cut
+    keyword = _find_keyword(extract(prompt, "problem"))
+    sentences = split_sentences(extract(prompt, "section"))[1:-1]  # the first and the last may be cut
     return next(
-        (sentence for sentence in sentences if f" {word} " in sentence.lower() and len(sentence) < 300), "nothing yet"
+        (sentence for sentence in sentences if f" {keyword} " in sentence.lower() and len(sentence) < 300),
+        "nothing yet",
     )
 
 
-def reads_keys(prompt: str) -> str:
-    """A perfect reader of keys, which says so where there is none."""
+def read_keys(prompt: str) -> str:
+    """Read keys perfectly, and answer "unknown" where there is none."""
     return read_perfectly(prompt).replace("\\boxed{yet}", "\\boxed{unknown}")
 
 
-def reads_keys_and_writes(prompt: str) -> str:
-    """Both: reads keys, and writes the report."""
-    return writes_reports(prompt) if "<quotes>" in prompt or "<answers>" in prompt else reads_keys(prompt)
+def read_keys_and_write_report(prompt: str) -> str:
+    """Read keys perfectly, and write the report."""
+    return write_report(prompt) if "<quotes>" in prompt or "<answers>" in prompt else read_keys(prompt)
 
 
-def _find_key(question: str) -> str:
+def _find_keyword(question: str) -> str:
     return question.rstrip("?").split()[-1].lower()
 
 
-def _section(quotes: str) -> str:
+def _write_section(quotes: str) -> str:
     lines = [f"{text} [q{number}]" for number, text in re.findall(r'\[q(\d+)\] .*?: "(.*)"', quotes)]
     return "\n".join([*lines[:3], "In 1812 all of this was decided by Goethe in Weimar. [q1]"])
 
 
-def asked_sections(prompts: Sequence[str]) -> list[tuple[str, str]]:
-    """The question and the section of each memory update, in order."""
-    return [(part(prompt, "problem"), part(prompt, "section")) for prompt in prompts if "<section>" in prompt]
+def list_sections(prompts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the question and the section of each memory update, in order."""
+    return [(extract(prompt, "problem"), extract(prompt, "section")) for prompt in prompts if "<section>" in prompt]

@@ -2,8 +2,8 @@
 
     python -m support.rl_loops OUT BASE_URL KILL NUMBER
 
-starts or continues a loop in OUT, and kills itself. KILL says when: "collect", in the first collection, once NUMBER
-groups have all rewards; "step", after optimizer step NUMBER, before its checkpoint is saved; or "never".
+starts or continues a loop in OUT. KILL says when it kills itself: "collect", in the first collection, once NUMBER
+groups have all rewards; "step", after optimizer step NUMBER and before its checkpoint is saved; or "never".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SETTINGS = {
 
 
 def make_job(out: Path, **changes: Any) -> RLJob:
-    """Return a job of the embedded policy on a task that it sometimes solves, 4 groups of 4 rollouts an iteration."""
+    """Return a job of the embedded policy on a task that it solves sometimes: 4 groups of 4 rollouts per iteration."""
     values: dict[str, Any] = {
         "tasks": ("niah_multikey_2",),
         "lengths": (500,),
@@ -49,7 +49,7 @@ def make_job(out: Path, **changes: Any) -> RLJob:
 
 
 def make_record(number: int = 0, **changes: Any) -> CollectionRecord:
-    """Return the journal's record of one collection."""
+    """Return a journal record of one collection."""
     values: dict[str, Any] = {
         "number": number,
         "iteration": number,
@@ -73,7 +73,7 @@ def make_record(number: int = 0, **changes: Any) -> CollectionRecord:
 
 
 def make_measurement(iteration: int = 0, mean: float = 0.5, **changes: Any) -> Measurement:
-    """Return the measured accuracy after an iteration."""
+    """Return a measurement of the accuracy after an iteration."""
     values: dict[str, Any] = {
         "iteration": iteration,
         "temperature": 0.0,
@@ -84,8 +84,8 @@ def make_measurement(iteration: int = 0, mean: float = 0.5, **changes: Any) -> M
     return Measurement(**(values | changes))
 
 
-class Recorder(LoopStatus):
-    """Keeps what the loop reports."""
+class StatusRecorder(LoopStatus):
+    """Records the reports of the loop."""
 
     def __init__(self) -> None:
         super().__init__(1, quiet=True)
@@ -104,8 +104,8 @@ class Recorder(LoopStatus):
         self.reason = reason
 
 
-class _KillingRecorder(Recorder):
-    """Kills its process after a step, before its checkpoint is saved."""
+class _KillAfterStep(StatusRecorder):
+    """Kills its process after a step, before the checkpoint is saved."""
 
     def __init__(self, step: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def main() -> None:
     out, base_url, kill, number = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 
     def reward(run: TrainingRun) -> float | None:
-        """Score a run; a run after the first NUMBER groups waits until they have all rewards, and kills the process."""
+        """Score a run; the first run after NUMBER groups waits for all their rewards, then kills the process."""
         if kill == "collect" and int(run.run_id.split("-")[-2]) == number:
             while any(not has_all_rewards(out, f"collection-0-{place}") for place in range(number)):
                 time.sleep(0.1)
@@ -129,8 +129,8 @@ def main() -> None:
         return ExactMatch()(run)
 
     job = make_job(out, base_url=base_url, reward=reward, resume=True)
-    reason = run(job, _KillingRecorder(number) if kill == "step" else None).reason
-    # In one write: torchrun's processes share an unbuffered pipe, and print() writes the newline separately.
+    reason = run(job, _KillAfterStep(number) if kill == "step" else None).reason
+    # One write: torchrun's processes share an unbuffered pipe, and print() writes the newline separately.
     sys.stdout.write(f"{reason}\n")
 
 

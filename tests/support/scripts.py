@@ -1,4 +1,4 @@
-"""Scripts for policies and fake servers: a perfect reader of sentences like "The key of harbor is 4711."."""
+"""Scripts for policies and fake servers: a perfect reader of facts such as "The key of harbor is 4711."."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from dataclasses import asdict
 from memagent_graph import Budget, Completion, FinishReason
 from memagent_graph.policy import TokenUsage
 
-SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
-"""Room for what the perfect reader writes, and for little more."""
+SMALL_BUDGET = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+"""A budget that barely fits what the perfect reader writes."""
 SMALL_OPTIONS = tuple(
-    word for name, tokens in asdict(SMALL).items() for word in (f"--{name.replace('_', '-')}", str(tokens))
+    word for name, tokens in asdict(SMALL_BUDGET).items() for word in (f"--{name.replace('_', '-')}", str(tokens))
 )
-"""The same for the command line, where the last value of a repeated option counts."""
+"""`SMALL_BUDGET` as command-line options; the last value of a repeated option counts."""
 _FACT = re.compile(r"The key of (\w+) is (\d+)\.")
 
 
-def part(prompt: str, tag: str) -> str:
-    """Return the text between the last pair of `tag` in a prompt."""
+def extract(prompt: str, tag: str) -> str:
+    """Return the text inside the last element `tag` of a prompt, "" if there is none."""
     matches = re.findall(rf"<{tag}>\s*(.*?)\s*</{tag}>", prompt, re.DOTALL)
     return matches[-1] if matches else ""
 
 
 def read_perfectly(prompt: str) -> str:
-    """Write every asked key of the section into memory, one a line; answer with the last one."""
-    problem, memory = part(prompt, "problem"), part(prompt, "memory")
+    """Write each key that the problem asks for into the memory, one a line; answer with the last one."""
+    problem, memory = extract(prompt, "problem"), extract(prompt, "memory")
     memory = "" if memory == "(empty)" else memory
     if "<section>" not in prompt:
         lines = memory.splitlines()
         return f"\\boxed{{{lines[-1].split()[-1]}}}" if lines else "\\boxed{unknown}"
-    lines = [f"{name} {key}" for name, key in _FACT.findall(part(prompt, "section")) if name in problem]
+    lines = [f"{name} {key}" for name, key in _FACT.findall(extract(prompt, "section")) if name in problem]
     return "\n".join(dict.fromkeys([*memory.splitlines(), *lines])) or "nothing yet"
 
 
-def add_ids(prompt: str, text: str) -> Completion:
-    """Return a completion with log-probs, whose token ids are the bytes of prompt and text."""
+def make_completion(prompt: str, text: str) -> Completion:
+    """Return a completion with log-probs, whose token ids are bytes of the prompt and the text."""
     ids = list(text.encode())
     return Completion(
         text=text,
@@ -50,7 +50,7 @@ def add_ids(prompt: str, text: str) -> Completion:
 
 
 def make_document(facts: dict[float, str], *, words: int = 4000) -> str:
-    """Return `words` words of filler with sentences at the given depths (0 to 1)."""
+    """Return about `words` words of filler, with each fact at its depth (0 to 1)."""
     filler = [f"word{index} and then" for index in range(words // 3)]
     for depth, sentence in sorted(facts.items(), reverse=True):
         filler.insert(int(depth * len(filler)), sentence)

@@ -1,7 +1,7 @@
-"""The dialects of the OpenAI API that servers speak, one quirk each, as replies of a `FakeServer`.
+"""Dialects of the OpenAI API, each with one quirk of a server, as replies of a `FakeServer`.
 
-Each is written from a provider's documentation or a public report. The stand-in answers correctly in it; what a read
-must make of it stands beside it.
+Each follows a provider's documentation or a public report. The server answers correctly in its dialect, and the dialect
+lists the events that a read must report.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ Reply = dict[str, Any]
 class Dialect:
     """One quirk: how a server changes a usual reply, or which requests it refuses."""
 
-    reply: Callable[[Reply, int], Any] = lambda reply, number: reply
-    refuses: Callable[[Body], Any] = lambda body: None
-    """The reply to a request that it does not take, as JSON; None for others."""
+    change_reply: Callable[[Reply, int], Any] = lambda reply, number: reply
+    """Changes a usual reply, given the number of its request from 0."""
+    refuse: Callable[[Body], Any] = lambda body: None
+    """Returns the refusal of a request as JSON, or None to accept it."""
     status: int = 400
-    """Of such a reply."""
+    """The HTTP status of a refusal."""
     models: Any = None
-    """Its reply at /models, as JSON, or as a function that returns a response."""
+    """The reply at /models: JSON, or a function that returns a response."""
     events: frozenset[str] = frozenset()
-    """The kinds of event that must appear, and no others."""
+    """Exactly the kinds of event that a read must report."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the read."""
     vllm: bool = False
 
-    def server(self) -> FakeServer:
+    def make_server(self) -> FakeServer:
         server = FakeServer(self._respond, vllm=self.vllm)
         server.models = self.models
         return server
 
     def _respond(self, body: Body, number: int) -> Any:
-        if (refusal := self.refuses(body)) is not None:
+        if (refusal := self.refuse(body)) is not None:
             return web.json_response(refusal, status=self.status)
-        reply = FakeServer().completion(body, read_perfectly(body["messages"][-1]["content"]))
-        answer = self.reply(copy.deepcopy(reply), number)
+        reply = FakeServer().make_reply(body, read_perfectly(body["messages"][-1]["content"]))
+        answer = self.change_reply(copy.deepcopy(reply), number)
         return answer if isinstance(answer, web.Response) else web.json_response(answer)
 
 
-def _choice(change: Callable[[Reply], Any]) -> Callable[[Reply, int], Reply]:
-    """Change the only choice of each reply."""
+def _change_choice(change: Callable[[Reply], Any]) -> Callable[[Reply, int], Reply]:
+    """Return a function that changes the only choice of each reply."""
 
     def change_reply(reply: Reply, number: int) -> Reply:
         change(reply["choices"][0])
@@ -62,27 +63,28 @@ def _choice(change: Callable[[Reply], Any]) -> Callable[[Reply, int], Reply]:
     return change_reply
 
 
-def _content(change: Callable[[str], Any]) -> Dialect:
-    """Return a server that sends the content in another form."""
+def _change_content(change: Callable[[str], Any]) -> Dialect:
+    """Return the dialect of a server that sends the content in another form."""
 
     def change_reply(choice: Reply) -> None:
         choice["message"]["content"] = change(choice["message"]["content"])
 
-    return Dialect(_choice(change_reply))
+    return Dialect(_change_choice(change_reply))
 
 
-def _with(**fields: Any) -> Dialect:
-    """A server with other fields beside the choices."""
+def _add_fields(**fields: Any) -> Dialect:
+    """Return the dialect of a server that sends these fields beside the choices."""
     return Dialect(lambda reply, number: {**reply, **fields})
 
 
-def _finish(word: Any, *events: str, **fields: Any) -> Dialect:
-    """Return a server that ends every reply with this finish reason."""
-    return Dialect(_choice(lambda choice: choice.update({"finish_reason": word, **fields})), events=frozenset(events))
+def _finish(reason: Any, *events: str, **fields: Any) -> Dialect:
+    """Return the dialect of a server that ends every reply with this finish reason."""
+    change_reply = _change_choice(lambda choice: choice.update({"finish_reason": reason, **fields}))
+    return Dialect(change_reply, events=frozenset(events))
 
 
-def _at_second(change: Callable[[Reply], Any], *events: str) -> Dialect:
-    """A server whose second reply is changed; the document's fact is in the first chunk."""
+def _change_second(change: Callable[[Reply], Any], *events: str) -> Dialect:
+    """Return the dialect of a server that changes its second reply; the document's fact is in the first chunk."""
 
     def change_reply(reply: Reply, number: int) -> Reply:
         if number == 1:
@@ -97,46 +99,46 @@ def _fail(**fields: Any) -> Dialect:
         choice["message"]["content"] = "half a te"
         choice.update(fields)
 
-    return _at_second(change, "request_retried")
+    return _change_second(change, "request_retried")
 
 
-def _refuses(
-    field: str, words: Any, *events: str, when: Callable[[Any], bool] = lambda value: True, **more: Any
+def _refuse(
+    field: str, error: Any, *events: str, when: Callable[[Any], bool] = lambda value: True, **more: Any
 ) -> Dialect:
-    """Return a server that refuses requests with this field."""
-    refusal = {"error": {"message": words}} if isinstance(words, str) else words
+    """Return the dialect of a server that refuses requests with this field."""
+    refusal = {"error": {"message": error}} if isinstance(error, str) else error
     return Dialect(
-        refuses=lambda body: refusal if field in body and when(body[field]) else None, events=frozenset(events), **more
+        refuse=lambda body: refusal if field in body and when(body[field]) else None, events=frozenset(events), **more
     )
 
 
-def _text(part: str) -> Reply:
-    return {"type": "text", "text": part}
+def _make_part(text: str) -> Reply:
+    return {"type": "text", "text": text}
 
 
 _ALL_LOGPROBS = {"logprobs": True}
 _THOUGHT = "maybe the key of harbor is 1"
-_UNUSED = '{"choices": [{"index": 0, "message": %s, "finish_reason": "stop", %s}]}'
+_COMPLETION = '{"choices": [{"index": 0, "message": %s, "finish_reason": "stop", %s}]}'
 
 
-def _raw(more: str, encode: Callable[[str], bytes] = str.encode) -> Dialect:
-    """A server whose bytes are no usual JSON."""
+def _send_raw(field: str, encode: Callable[[str], bytes] = str.encode) -> Dialect:
+    """Return the dialect of a server with this field in its JSON, or with an unusual encoding."""
 
-    def answer(reply: Reply, number: int) -> web.Response:
-        body = _UNUSED % (json.dumps(reply["choices"][0]["message"]), more)
+    def change_reply(reply: Reply, number: int) -> web.Response:
+        body = _COMPLETION % (json.dumps(reply["choices"][0]["message"]), field)
         return make_response(encode(body))()
 
-    return Dialect(answer)
+    return Dialect(change_reply)
 
 
-def _json(reply: Reply) -> bytes:
+def _dump(reply: Reply) -> bytes:
     return json.dumps(reply).encode()
 
 
-def _stream(text: str, reason: str) -> web.Response:
-    """The reply as events, though it was not asked for as a stream."""
+def _make_stream(text: str, reason: str) -> web.Response:
+    """Return the reply as server-sent events, though the request asked for none."""
     deltas = [({"role": "assistant"}, None), ({"content": text[:3]}, None), ({"content": text[3:]}, None), ({}, reason)]
-    events = [_json({"choices": [{"index": 0, "delta": delta, "finish_reason": word}]}) for delta, word in deltas]
+    events = [_dump({"choices": [{"index": 0, "delta": delta, "finish_reason": end}]}) for delta, end in deltas]
     return make_response(b"".join(b"event: message\ndata: %s\n\n" % event for event in events) + b"data: [DONE]\n")()
 
 
@@ -155,7 +157,7 @@ FINISH_REASONS = {
     "cut, in the provider's own word": _finish("stop", "truncated", native_finish_reason="MAX_TOKENS"),
     "ended, with another word of the provider's": _finish("stop", native_finish_reason="banana"),
     "cut, as a stop_reason": _finish(None, "truncated", stop_reason="max_tokens"),
-    "refused, as 'SAFETY'": _at_second(lambda choice: choice.update({"finish_reason": "SAFETY"}), "refused"),
+    "refused, as 'SAFETY'": _change_second(lambda choice: choice.update({"finish_reason": "SAFETY"}), "refused"),
     "failed, as 'abort'": _fail(finish_reason="abort"),
     "failed, as an error in the choice": _fail(error={"code": 502, "message": "upstream"}),
     "failed, as an error beside the choices": Dialect(
@@ -168,30 +170,32 @@ FINISH_REASONS = {
 }
 
 CONTENTS = {
-    "reasoning, of which all forms are in test_reasoning": _content(
+    "reasoning, of which all forms are in test_reasoning": _change_content(
         lambda text: f"<think>{_THOUGHT}</think>\n\n{text}"
     ),
-    "thinking and a text part": _content(
-        lambda text: [{"type": "thinking", "thinking": [_text(_THOUGHT)]}, _text(text)]
+    "thinking and a text part": _change_content(
+        lambda text: [{"type": "thinking", "thinking": [_make_part(_THOUGHT)]}, _make_part(text)]
     ),
-    "reasoning and an output_text part": _content(
+    "reasoning and an output_text part": _change_content(
         lambda text: [{"type": "reasoning", "text": _THOUGHT}, {"type": "output_text", "text": text}]
     ),
-    "a thought among Gemini's parts": _content(
+    "a thought among Gemini's parts": _change_content(
         lambda text: {"parts": [{"text": text}, {"text": _THOUGHT, "thought": True}]}
     ),
-    "two text parts and a reference": _content(
-        lambda text: [_text(text[:3]), {"type": "reference", "reference_ids": [1]}, _text(text[3:])]
+    "two text parts and a reference": _change_content(
+        lambda text: [_make_part(text[:3]), {"type": "reference", "reference_ids": [1]}, _make_part(text[3:])]
     ),
-    "a list of texts": _content(lambda text: [text]),
-    "an object": _content(_text),
-    "a text with a value": _content(lambda text: [{"type": "text", "text": {"value": text, "annotations": []}}]),
-    "a message that is a text": Dialect(_choice(lambda choice: choice.update(message=choice["message"]["content"]))),
-    "a delta": Dialect(_choice(lambda choice: choice.update(delta=choice.pop("message")))),
-    "a refusal among the parts": _at_second(
+    "a list of texts": _change_content(lambda text: [text]),
+    "an object": _change_content(_make_part),
+    "a text with a value": _change_content(lambda text: [{"type": "text", "text": {"value": text, "annotations": []}}]),
+    "a message that is a text": Dialect(
+        _change_choice(lambda choice: choice.update(message=choice["message"]["content"]))
+    ),
+    "a delta": Dialect(_change_choice(lambda choice: choice.update(delta=choice.pop("message")))),
+    "a refusal among the parts": _change_second(
         lambda choice: choice["message"].update(content=[{"type": "refusal", "refusal": "I cannot."}]), "refused"
     ),
-    "a refusal as an object": _at_second(
+    "a refusal as an object": _change_second(
         lambda choice: choice["message"].update(content=None, refusal={"text": "I cannot."}), "refused"
     ),
 }
@@ -204,21 +208,21 @@ SHAPES = {
         }
     ),
     "log-probs with items that are null": Dialect(
-        _choice(lambda choice: choice.update(logprobs={"content": [None, None]}))
+        _change_choice(lambda choice: choice.update(logprobs={"content": [None, None]}))
     ),
-    "log-probs without a word": Dialect(_choice(lambda choice: choice.update(logprobs={}))),
-    "a log-prob that is NaN": _raw('"logprobs": {"content": [{"logprob": NaN}]}'),
-    "NaN in a field of its own": _raw('"score": NaN'),
-    "a byte order mark": _raw('"x": 1', lambda text: text.encode("utf-8-sig")),
-    "a number of a hundred digits": _raw(f'"created": {"9" * 100}'),
-    "a line's end in a text": Dialect(lambda reply, number: make_response(_json(reply).replace(b'": "', b'": "\n'))()),
-    "half of a surrogate pair": _raw('"x": 1', lambda text: text.replace('": "', '": "\\ud83d ', 1).encode()),
+    "log-probs without a word": Dialect(_change_choice(lambda choice: choice.update(logprobs={}))),
+    "a log-prob that is NaN": _send_raw('"logprobs": {"content": [{"logprob": NaN}]}'),
+    "NaN in a field of its own": _send_raw('"score": NaN'),
+    "a byte order mark": _send_raw('"x": 1', lambda text: text.encode("utf-8-sig")),
+    "a number of a hundred digits": _send_raw(f'"created": {"9" * 100}'),
+    "a line's end in a text": Dialect(lambda reply, number: make_response(_dump(reply).replace(b'": "', b'": "\n'))()),
+    "half of a surrogate pair": _send_raw('"x": 1', lambda text: text.replace('": "', '": "\\ud83d ', 1).encode()),
     "comments that keep a connection alive": Dialect(
-        lambda reply, number: make_response(b": OPENROUTER PROCESSING\n\n: OPENROUTER PROCESSING\n\n" + _json(reply))()
+        lambda reply, number: make_response(b": OPENROUTER PROCESSING\n\n: OPENROUTER PROCESSING\n\n" + _dump(reply))()
     ),
-    "a stream": Dialect(lambda reply, number: _stream(reply["choices"][0]["message"]["content"], "stop")),
+    "a stream": Dialect(lambda reply, number: _make_stream(reply["choices"][0]["message"]["content"], "stop")),
     "a stream that was cut": Dialect(
-        lambda reply, number: _stream(reply["choices"][0]["message"]["content"], "length"),
+        lambda reply, number: _make_stream(reply["choices"][0]["message"]["content"], "length"),
         events=frozenset({"truncated"}),
     ),
     "a stream that broke off": Dialect(
@@ -226,75 +230,77 @@ SHAPES = {
         events=frozenset({"request_retried"}),
     ),
     "a token id below 0": Dialect(
-        _choice(lambda choice: choice.update(token_ids=[-1])),
+        _change_choice(lambda choice: choice.update(token_ids=[-1])),
         events=frozenset({"logprobs_dropped"}),
         settings=_ALL_LOGPROBS,
     ),
-    "a token id beyond 32 bits": Dialect(_choice(lambda choice: choice.update(token_ids=[2**32]))),
-    "counts as a text and with a point": _with(usage={"prompt_tokens": "12", "completion_tokens": 3.0}),
-    "counts in Anthropic's words": _with(usage={"input_tokens": 12, "output_tokens": 3}),
-    "counts below 0": _with(usage={"prompt_tokens": -1, "completion_tokens": 3}),
-    "counts that are zero": _with(usage={"prompt_tokens": 0, "completion_tokens": 0}),
-    "counts in a list": _with(usage=[12, 3]),
-    "details of counts in a list": _with(
+    "a token id beyond 32 bits": Dialect(_change_choice(lambda choice: choice.update(token_ids=[2**32]))),
+    "counts as a text and with a point": _add_fields(usage={"prompt_tokens": "12", "completion_tokens": 3.0}),
+    "counts in Anthropic's words": _add_fields(usage={"input_tokens": 12, "output_tokens": 3}),
+    "counts below 0": _add_fields(usage={"prompt_tokens": -1, "completion_tokens": 3}),
+    "counts that are zero": _add_fields(usage={"prompt_tokens": 0, "completion_tokens": 0}),
+    "counts in a list": _add_fields(usage=[12, 3]),
+    "details of counts in a list": _add_fields(
         usage={"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": []}
     ),
-    "an id that is a number": _with(id=7),
-    "no model": _with(model=None),
-    "a model that is an object": _with(model={"name": "m"}),
-    "reasoning as an object": Dialect(_choice(lambda choice: choice["message"].update(reasoning={"text": _THOUGHT}))),
-    "an error that is null": _with(error=None),
-    "a refusal that is empty": Dialect(_choice(lambda choice: choice["message"].update(refusal=""))),
+    "an id that is a number": _add_fields(id=7),
+    "no model": _add_fields(model=None),
+    "a model that is an object": _add_fields(model={"name": "m"}),
+    "reasoning as an object": Dialect(
+        _change_choice(lambda choice: choice["message"].update(reasoning={"text": _THOUGHT}))
+    ),
+    "an error that is null": _add_fields(error=None),
+    "a refusal that is empty": Dialect(_change_choice(lambda choice: choice["message"].update(refusal=""))),
 }
 
 REFUSED_FIELDS = {
-    "max_tokens": _refuses(
+    "max_tokens": _refuse(
         "max_tokens",
         "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
     ),
-    "max_tokens, beside the words": _refuses(
+    "max_tokens, beside the words": _refuse(
         "max_tokens", {"error": {"message": "Unsupported parameter.", "param": "max_tokens", "code": "unsupported"}}
     ),
-    "temperature beside top_p": _refuses(
+    "temperature beside top_p": _refuse(
         "top_p", "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
     ),
-    "temperature beside top_p below 1": _refuses(
+    "temperature beside top_p below 1": _refuse(
         "top_p", "temperature and top_p cannot both be specified", "sampling_changed", settings={"top_p": 0.9}
     ),
-    "a temperature of 0": _refuses(
+    "a temperature of 0": _refuse(
         "temperature",
         "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) value is supported.",
         "sampling_changed",
         when=lambda value: value != 1,
     ),
-    "a top_p of 1": _refuses(
+    "a top_p of 1": _refuse(
         "top_p", {"error": "Input validation error: `top_p` must be > 0.0 and < 1.0"}, when=lambda value: value == 1,
         status=422,
     ),
-    "temperature, named in advance": _refuses(
+    "temperature, named in advance": _refuse(
         "temperature", "no", "sampling_changed", settings={"unsupported": "temperature"}
     ),
-    "seed": _refuses("seed", "Unknown field: seed", "sampling_changed", settings={"seed": 1}),
-    "seed, as FastAPI says it": _refuses(
+    "seed": _refuse("seed", "Unknown field: seed", "sampling_changed", settings={"seed": 1}),
+    "seed, as FastAPI says it": _refuse(
         "seed",
         {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]},
         "sampling_changed",
         settings={"seed": 1},
     ),
-    "seed, in a list as Google says it": _refuses(
+    "seed, in a list as Google says it": _refuse(
         "seed", [{"error": {"code": 400, "message": 'Unknown name "seed": Cannot find field.'}}], "sampling_changed",
         settings={"seed": 1},
     ),
-    "stop": _refuses(
+    "stop": _refuse(
         "stop", "Unsupported parameter: 'stop' is not supported with this model.", "sampling_changed",
         settings={"stop_texts": ("END",)},
     ),
-    "logprobs": _refuses("logprobs", "logprobs is not supported", "logprobs_dropped", settings=_ALL_LOGPROBS),
-    "logprobs, with the status 500": _refuses(
+    "logprobs": _refuse("logprobs", "logprobs is not supported", "logprobs_dropped", settings=_ALL_LOGPROBS),
+    "logprobs, with the status 500": _refuse(
         "logprobs", "logprobs is not supported with logits_all=False", "logprobs_dropped", settings=_ALL_LOGPROBS,
         status=500,
     ),
-    "return_token_ids": _refuses(
+    "return_token_ids": _refuse(
         "return_token_ids",
         {"message": "[{'type': 'extra_forbidden', 'loc': ('body', 'return_token_ids'), 'msg': 'Extra inputs'}]"},
         "logprobs_dropped",
@@ -316,7 +322,7 @@ MODEL_LISTS = {
     "the path of one file": Dialect(models={"data": [{"id": "/models/some.gguf", "owned_by": "llamacpp"}]}),
     "an object without names": Dialect(models={"data": [{"object": "model"}]}),
 }
-"""Replies of servers at /models, for reads that name their model."""
+"""Replies at /models, for reads whose settings name the model."""
 
 DIALECTS: dict[str, Dialect] = {
     f"{kind}: {name}": dialect
@@ -330,7 +336,7 @@ DIALECTS: dict[str, Dialect] = {
     for name, dialect in dialects.items()
 }
 
-TOO_LONG_IN_WORDS = {
+LENGTH_REFUSALS = {
     "vLLM": (400, "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens"),
     "llama.cpp": (400, "the request exceeds the available context size. try increasing the context size"),
     "llama.cpp, with the status 500": (500, "the request exceeds the available context size."),
@@ -341,25 +347,25 @@ TOO_LONG_IN_WORDS = {
     "Anthropic": (400, "prompt is too long: 210000 tokens > 200000 maximum"),
     "max_tokens that is too large": (400, "max_tokens is too large: 1024. The maximum context length is 512 tokens"),
 }
-"""Refusals that are about length, with their status."""
+"""Refusals of long prompts by servers: the status and the error message."""
 
 
-def counting_server(count: Callable[[str], int], window: int = 100_000) -> FakeServer:
-    """Return a server that counts tokens in its own way.
+def make_counting_server(count: Callable[[str], int], window: int = 100_000) -> FakeServer:
+    """Return a server that counts tokens with `count`.
 
-    Of a prompt that is longer than its window it keeps the newest tokens, and its models have tags and say nothing of a
-    window: all as Ollama does.
+    As Ollama does, it keeps only the newest tokens of a prompt that is longer than its window, and its list of models
+    has tags but no context window.
     """
 
     def respond(body: Body, number: int) -> Reply:
         prompt = body["messages"][-1]["content"]
-        rest = prompt
-        while count(rest) > window:
-            rest = rest[len(rest) // 50 + 1 :]
-        text = read_perfectly(rest) if len(rest) == len(prompt) else "nothing yet"
+        suffix = prompt
+        while count(suffix) > window:
+            suffix = suffix[len(suffix) // 50 + 1 :]
+        text = read_perfectly(suffix) if suffix == prompt else "nothing yet"
         return {
             "choices": [{"message": {"content": text}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": count(rest) + 20, "completion_tokens": 5},
+            "usage": {"prompt_tokens": count(suffix) + 20, "completion_tokens": 5},
         }
 
     server = FakeServer(respond)

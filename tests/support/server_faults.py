@@ -1,4 +1,4 @@
-"""Faulty replies of a policy server, by name, for `FakeServer`; the tests say how each must be handled."""
+"""Faulty replies of a policy server by name, for `FakeServer`; the tests say how each must be handled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from aiohttp import web
 
 Fault = Callable[[], "web.Response | dict[str, Any]"]
-ELSEWHERE = "http://elsewhere.example:8000/v1/chat/completions"
-"""Another server, to which no request may go."""
+OTHER_SERVER = "http://elsewhere.example:8000/v1/chat/completions"
+"""The URL of another server, to which no request may go."""
 
 
 def make_response(body: bytes | str, status: int = 200, **headers: str) -> Fault:
@@ -24,65 +24,67 @@ def make_choice(**fields: Any) -> Fault:
     return make_response(json.dumps({"choices": [fields]}))
 
 
-def make_error(status: int, words: str = "it broke") -> Fault:
-    return make_response(json.dumps({"error": {"message": words}}), status)
+def make_error(status: int, message: str = "it broke") -> Fault:
+    return make_response(json.dumps({"error": {"message": message}}), status)
 
 
-_GOOD = '{"choices": [{"message": {"content": "x"}, "finish_reason": "stop"%s}]}'
+_VALID_REPLY = '{"choices": [{"message": {"content": "x"}, "finish_reason": "stop"%s}]}'
 
 MALFORMED: dict[str, Fault] = {
-    "nothing": make_response(""),
+    "an empty body": make_response(""),
     "random bytes": make_response(bytes(range(256))),
-    "a page": make_response("<html><title>Welcome</title></html>", Content_Type="text/html"),
-    "JSON that ends early": make_response((_GOOD % "")[:40]),
-    "JSON with more behind it": make_response((_GOOD % "") + "}"),
-    "UTF-16": make_response((_GOOD % "").encode("utf-16")),
-    "broken UTF-8": make_response((_GOOD % "").encode().replace(b'"x"', b'"\xff\xfe"')),
+    "an HTML page": make_response("<html><title>Welcome</title></html>", Content_Type="text/html"),
+    "JSON that ends early": make_response((_VALID_REPLY % "")[:40]),
+    "JSON with a surplus brace": make_response((_VALID_REPLY % "") + "}"),
+    "UTF-16": make_response((_VALID_REPLY % "").encode("utf-16")),
+    "broken UTF-8": make_response((_VALID_REPLY % "").encode().replace(b'"x"', b'"\xff\xfe"')),
     "a list": make_response("[1, 2]"),
     "null": make_response("null"),
-    "an error with the status of a success": make_response('{"error": {"message": "oh no"}}'),
+    "an error with status 200": make_response('{"error": {"message": "oh no"}}'),
     "no choices": make_response('{"object": "chat.completion"}'),
     "empty choices": make_response('{"choices": []}'),
     "a choice that is null": make_response('{"choices": [null]}'),
     "a choice without a message": make_choice(finish_reason="stop"),
     "a message without content": make_choice(message={}, finish_reason="stop"),
     "content that is null": make_choice(message={"content": None}, finish_reason="stop"),
-    "content that is null, and no reason": make_choice(message={"content": None}),
+    "content that is null, without a finish reason": make_choice(message={"content": None}),
     "content that is a number": make_choice(message={"content": 5}),
-    "braces without end": make_response('{"a":' * 100_000),
-    "braces without end, closed": make_response('{"choices": ' + "[" * 100_000 + "]" * 100_000 + "}"),
-    "nothing, which says 204": make_response("", 204),
-    "a body that says gzip and is not": make_response(_GOOD % "", Content_Encoding="gzip"),
+    "unclosed nested braces": make_response('{"a":' * 100_000),
+    "deeply nested brackets": make_response('{"choices": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+    "an empty body with status 204": make_response("", 204),
+    "plain JSON declared as gzip": make_response(_VALID_REPLY % "", Content_Encoding="gzip"),
 }
-"""Replies with a success status and no completion; they are retried, as after a 500."""
+"""Replies with a success status but no completion; they are retried like a 500."""
 
-TOO_LONG: dict[str, Fault] = {
-    "a text without end": make_choice(message={"content": "x" * 9_000_000}, finish_reason="stop"),
-    "spaces before the reply": make_response(" " * 9_000_000 + _GOOD % ""),
-    "little that unpacks to much": make_response(gzip.compress(b" " * 50_000_000), Content_Encoding="gzip"),
+OVERSIZED: dict[str, Fault] = {
+    "a text of 9 MB": make_choice(message={"content": "x" * 9_000_000}, finish_reason="stop"),
+    "9 MB of spaces before the reply": make_response(" " * 9_000_000 + _VALID_REPLY % ""),
+    "50 MB in a small gzip body": make_response(gzip.compress(b" " * 50_000_000), Content_Encoding="gzip"),
 }
-"""Replies larger than the limit."""
+"""Replies over the size limit."""
 
-BUSY: dict[str, Fault] = {str(status): make_error(status) for status in (408, 409, 429, 500, 502, 503, 504, 529)} | {
-    "502 with a page": make_response("<html>Bad gateway</html>", 502),
-    "500 with a body without end": make_response("x" * 9_000_000, 500),
+RETRIED_ERRORS: dict[str, Fault] = {
+    str(status): make_error(status) for status in (408, 409, 429, 500, 502, 503, 504, 529)
+} | {
+    "502 with an HTML page": make_response("<html>Bad gateway</html>", 502),
+    "500 with a body of 9 MB": make_response("x" * 9_000_000, 500),
 }
 """Errors that are retried."""
 
-FINAL: dict[str, Fault] = {str(status): make_error(status) for status in (400, 401, 403, 404, 405, 413, 422)} | {
+FINAL_ERRORS: dict[str, Fault] = {str(status): make_error(status) for status in (400, 401, 403, 404, 405, 413, 422)} | {
     "300": make_response("", 300),
     "304": make_response("", 304),
-    "307 to another server": make_response("", 307, Location=ELSEWHERE),
-    "308 to another server": make_response("", 308, Location=ELSEWHERE),
-    "302 to another server": make_response("", 302, Location=ELSEWHERE),
-    "301 to no address": make_response("", 301, Location="file:///etc/passwd"),
-    "302 to half an address": make_response("", 302, Location="http://[::1/v1"),
-    "307 without saying where": make_response("", 307),
+    "307 to another server": make_response("", 307, Location=OTHER_SERVER),
+    "308 to another server": make_response("", 308, Location=OTHER_SERVER),
+    "302 to another server": make_response("", 302, Location=OTHER_SERVER),
+    "301 to a file": make_response("", 301, Location="file:///etc/passwd"),
+    "302 to a malformed address": make_response("", 302, Location="http://[::1/v1"),
+    "307 without a Location": make_response("", 307),
     "307 to itself": make_response("", 307, Location="/v1/chat/completions"),
 }
 """Errors that are not retried."""
 
-EMPTY: dict[str, Fault] = {
+EMPTY_TEXTS: dict[str, Fault] = {
     "an empty text": make_choice(message={"content": ""}, finish_reason="stop"),
     "white space": make_choice(message={"content": " \n"}, finish_reason="stop"),
     "null, because it was cut off": make_choice(message={"content": None}, finish_reason="length"),
@@ -91,4 +93,4 @@ EMPTY: dict[str, Fault] = {
     "null, because it refused": make_choice(message={"content": None, "refusal": "no"}, finish_reason="stop"),
     "null, because of a filter": make_choice(message={"content": None}, finish_reason="content_filter"),
 }
-"""Completions without text but with a reason, for which the reader has rules."""
+"""Completions without text but with a finish reason; the reader has a rule for each."""

@@ -1,4 +1,4 @@
-"""A real `memagent serve` over a real socket: in a thread of the test's process, or as a process of its own."""
+"""`memagent serve` on a real socket: in a thread of the test's process, or in its own process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import PageSessions
 from memagent_serve.serve_settings import ServeSettings
 from support.programs import KillableProcess, Program
-from support.scripts import SMALL
+from support.scripts import SMALL_BUDGET
 
 ALICE, BOB = "alice-has-a-secret-key", "bob-has-another-secret"
 KEYS = Keys([(Owner("alice"), ALICE), (Owner("bob"), BOB)])
@@ -32,13 +32,13 @@ KEYS = Keys([(Owner("alice"), ALICE), (Owner("bob"), BOB)])
 def build_reader(
     upstream: str | None, folder: Path, *, policy: Any = None, retries: int = 0, **options: Any
 ) -> MemAgent:
-    """A reader with small budgets in front of a server, or with a policy of its own."""
+    """Return a reader with small budgets, on a policy server or with another policy."""
     return MemAgent(
         policy
         or OpenAICompatiblePolicy("fake", base_url=upstream, api_key="the-server's-own-key", max_retries=retries),
         **{
             "tokenizer": "embedded",
-            "budget": SMALL,
+            "budget": SMALL_BUDGET,
             "prompts": load_prompts(),
             "store": folder / "documents",
             "checkpoints": folder / "checkpoints.sqlite",
@@ -48,12 +48,12 @@ def build_reader(
     )
 
 
-class Served:
-    """The value of `served`: the server's address, and the objects that it uses."""
+class Server:
+    """A running server: its address, and the objects that it uses."""
 
-    def __init__(self, url: str, serving: ServerResources, sessions: PageSessions | None = None) -> None:
+    def __init__(self, url: str, resources: ServerResources, sessions: PageSessions | None = None) -> None:
         self.url = url
-        self.serving = serving
+        self.resources = resources
         self.sessions = sessions
 
     @property
@@ -66,7 +66,7 @@ class Served:
 
 
 @contextmanager
-def served(
+def serve(
     upstream: str | None,
     folder: Path,
     *,
@@ -74,33 +74,33 @@ def served(
     reader: dict[str, Any] | None = None,
     page: bool = False,
     **settings: Any,
-) -> Iterator[Served]:
-    """A server in a thread, with the settings of `ServeSettings`, and with its live page if asked for."""
+) -> Iterator[Server]:
+    """Run a server in a thread, with settings of `ServeSettings` and, with `page`, the live page."""
     ready, stop, failure = threading.Event(), threading.Event(), []
-    made: list[Served] = []
+    servers: list[Server] = []
     listener = listen("127.0.0.1", 0)
 
-    async def serve() -> None:
+    async def run_until_stopped() -> None:
         async with build_reader(upstream, folder, policy=policy, **(reader or {})) as agent:
-            serving = ServerResources(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
-            sessions = PageSessions(serving.settings.keys) if page else None
-            routes = LivePage(serving, sessions).routes() if sessions else []
-            app = make_app(serving, routes, sessions)
-            options = {**BOUNDED_HTTP, "limit_concurrency": serving.settings.max_connections}
+            resources = ServerResources(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
+            sessions = PageSessions(resources.settings.keys) if page else None
+            routes = LivePage(resources, sessions).make_routes() if sessions else []
+            app = make_app(resources, routes, sessions)
+            options = {**BOUNDED_HTTP, "limit_concurrency": resources.settings.max_connections}
             server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **options))
             server.config.timeout_graceful_shutdown = 1
-            running = asyncio.create_task(server.serve(sockets=[listener]))
-            while not server.started and not running.done():  # noqa: ASYNC110  uvicorn tells no other way
+            server_task = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started and not server_task.done():  # noqa: ASYNC110  uvicorn has no event for it
                 await asyncio.sleep(0.01)
-            made.append(Served(f"http://127.0.0.1:{listener.getsockname()[1]}", serving, sessions))
+            servers.append(Server(f"http://127.0.0.1:{listener.getsockname()[1]}", resources, sessions))
             ready.set()
             await asyncio.to_thread(stop.wait)
             server.should_exit = True
-            await running
+            await server_task
 
     def run() -> None:
         try:
-            asyncio.run(serve())
+            asyncio.run(run_until_stopped())
         except BaseException as error:
             failure.append(error)
             ready.set()
@@ -111,7 +111,7 @@ def served(
     if failure:
         raise failure[0]
     try:
-        yield made[0]
+        yield servers[0]
     finally:
         stop.set()
         thread.join(30)
@@ -121,14 +121,14 @@ def served(
 
 
 class ServingProcess(KillableProcess):
-    """`memagent serve` as a process, which can be killed; its port stays the same when it starts again.
+    """`memagent serve` as a process that can be killed; it keeps its port when it starts again.
 
     Args:
-        upstream: the policy server's API.
+        upstream: the base URL of the policy server.
         home: its data folder.
-        options: further options.
-        model: the model that the policy server serves.
-        environment: further variables.
+        options: further command-line options.
+        model: the policy server's model.
+        environment: further environment variables.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ServingProcess(KillableProcess):
         self._environment = {**os.environ, "MEMAGENT_HOME": str(home), **(environment or {})}
         self._port = 0
         self.page = ""
-        """The link to its live page."""
+        """The URL of its live page."""
 
     @property
     def api(self) -> str:

@@ -1,4 +1,4 @@
-"""Traces made by hand: of a sequence of chunks, and of branches."""
+"""Traces made by hand: of a sequence of chunks, and of parallel branches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_call(
     tokens: tuple[int, int] = (100, 20),
     seconds: float = 0.5,
 ) -> Call:
-    """Return a call; its slot is the index of the chunk that it read."""
+    """Return a call whose slot is the index of the chunk that it read."""
     return Call(
         id=id,
         node=role,
@@ -45,12 +45,12 @@ def make_call(
 
 def make_spans(chunks: Sequence[str]) -> list[Span]:
     """Return the spans of chunks in the text that they form."""
-    in_order: list[Span] = []
+    spans: list[Span] = []
     for index, chunk in enumerate(chunks):
-        start, byte = (in_order[-1].end_char, in_order[-1].end_byte) if in_order else (0, 0)
+        start, byte = (spans[-1].end_char, spans[-1].end_byte) if spans else (0, 0)
         size = len(chunk.encode("utf-8", "replace"))
-        in_order.append(Span(index, start, start + len(chunk), byte, byte + size, 10))
-    return in_order
+        spans.append(Span(index, start, start + len(chunk), byte, byte + size, 10))
+    return spans
 
 
 def make_trace(
@@ -89,41 +89,41 @@ def make_trace(
 
 def make_answer(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = ()) -> Call:
     """Return the call that answered."""
-    took: Any = {"tokens": (50, 5), "seconds": 1.0}
-    return make_call("answer", text, *parents, role="answer", writes=Writes.ANSWER, events=events, **took)
+    usage: Any = {"tokens": (50, 5), "seconds": 1.0}
+    return make_call("answer", text, *parents, role="answer", writes=Writes.ANSWER, events=events, **usage)
 
 
-def fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str], *, answer: str = "") -> Trace:
-    """Return the trace of a run that read a document on parallel branches "0", "1" and so on, and merged them.
+def make_fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str], *, answer: str = "") -> Trace:
+    """Return the trace of a run whose parallel branches "0", "1" and so on were merged.
 
     Args:
-        memories: by branch, the memory after each of its chunks. The ids of calls are "BRANCH.NUMBER".
-        merged: the memory that the call "merge" wrote from the last ones.
+        memories: by branch, the memory after each of its chunks, which has the call id "BRANCH.NUMBER".
+        merged: the memory that the call "merge" wrote.
         chunks: the document's chunks; each branch takes as many of them as it has memories.
         answer: the text of the call "answer".
     """
-    read = iter(make_spans(chunks))
-    lanes = [
+    spans = iter(make_spans(chunks))
+    branches = [
         [
             make_call(
-                f"{lane}.{number}",
+                f"{branch}.{number}",
                 memory,
-                *([f"{lane}.{number - 1}"] if number else []),
-                reads=next(read),
-                branch=str(lane),
+                *([f"{branch}.{number - 1}"] if number else []),
+                reads=next(spans),
+                branch=str(branch),
             )
-            for number, memory in enumerate(texts)
+            for number, memory in enumerate(branch_memories)
         ]
-        for lane, texts in enumerate(memories)
+        for branch, branch_memories in enumerate(memories)
     ]
-    # As a log has them: the branches take turns.
-    turns = [call for row in zip_longest(*lanes) for call in row if call is not None]
-    merge = make_call("merge", merged, *(lane[-1].id for lane in lanes), role="merge")
-    return Trace((*turns, merge, make_answer("merge", text=answer)), make_spans(chunks)[-1].end_byte)
+    # The order of a log: the branches take turns.
+    calls = [call for row in zip_longest(*branches) for call in row if call is not None]
+    merge = make_call("merge", merged, *(branch[-1].id for branch in branches), role="merge")
+    return Trace((*calls, merge, make_answer("merge", text=answer)), make_spans(chunks)[-1].end_byte)
 
 
 def make_view(trace: Trace, **changes: Any) -> RunView:
-    """Return a finished run with this trace; its other fields are about a lighthouse, apart from `changes`."""
+    """Return a finished run about a lighthouse with this trace; `changes` replace its other fields."""
     values = {
         "run_id": "r1", "question": "Who built the lighthouse?", "model": "some-model", "strategy": "overwrite",
         "document": {"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},

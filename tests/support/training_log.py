@@ -1,4 +1,4 @@
-"""Groups of `training_world` as a run log: what `memagent train` is given."""
+"""Groups of `training_world` as a run log, the input of `memagent train`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def write_log(
     groups: Sequence[RolloutGroup],
     model: Path,
     *,
-    of_run: Mapping[str, Mapping[str, Any]] | None = None,
+    changes_by_run: Mapping[str, Mapping[str, Any]] | None = None,
     rewards: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> Path:
-    """Write the runs of each group; `changes` apply to every conversation, `of_run` to those of one run."""
+    """Write the runs of all groups, with `changes` to all conversations and `changes_by_run` to those of some runs."""
     tokenizer = load_tokenizer(model).fingerprint
     log = RunLog(path)
     rollouts = [(group, rollout) for group in groups for rollout in group.rollouts_G]
@@ -30,27 +30,27 @@ def write_log(
         record = RunRecord(
             rollout.run_id, float(number), 2.0, f"What is in {group.group_id}?", DOCUMENT, {}, "answered", "so"
         )
-        of_this = {"tokenizer": tokenizer, **changes, **(of_run or {}).get(rollout.run_id, {})}
+        fields = {"tokenizer": tokenizer, **changes, **(changes_by_run or {}).get(rollout.run_id, {})}
         reward = (rewards or {}).get(rollout.run_id, rollout.reward)
-        log.add(LoggedRun(record, _conversations(rollout, of_this), rewards=[_reward(rollout, reward)]))
+        log.add(LoggedRun(record, _make_conversations(rollout, fields), rewards=[_make_reward(rollout, reward)]))
     log.close()
     return path
 
 
-def comparable(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-    """Return the groups with two or more rollouts that read at least one chunk, as a reader's always do."""
-    whole = [
+def select_comparable(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """Drop rollouts that read no chunk, which no reader makes, and then groups of fewer than two rollouts."""
+    reading_groups = [
         replace(group, rollouts_G=tuple(rollout for rollout in group.rollouts_G if len(rollout.conversations_K) > 1))
         for group in groups
     ]
-    return [group for group in whole if len(group.rollouts_G) > 1]
+    return [group for group in reading_groups if len(group.rollouts_G) > 1]
 
 
-def _reward(rollout: Rollout, value: float) -> Reward:
+def _make_reward(rollout: Rollout, value: float) -> Reward:
     return Reward(rollout.run_id, "reward", value, "test", 5.0)
 
 
-def _conversations(rollout: Rollout, changes: Mapping[str, Any]) -> list[Conversation]:
+def _make_conversations(rollout: Rollout, changes: Mapping[str, Any]) -> list[Conversation]:
     last = len(rollout.conversations_K) - 1
     rows = []
     for position, row in enumerate(rollout.conversations_K):

@@ -10,7 +10,7 @@ from typing import Any
 import httpcore2
 import pytest
 from hypothesis import settings
-from support.scripts import SMALL, read_perfectly
+from support.scripts import SMALL_BUDGET, read_perfectly
 
 from memagent_graph import DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.documents import conversion
@@ -77,7 +77,7 @@ def make_reader(tmp_path: Path) -> Iterator[Callable[..., MemAgent]]:
             policy or ScriptedPolicy(read_perfectly),
             **{
                 "tokenizer": "embedded",
-                "budget": SMALL,
+                "budget": SMALL_BUDGET,
                 "prompts": load_prompts(),
                 "store": DocumentStore(tmp_path / "documents"),
                 **options,

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.scripts import SMALL, make_document, part
+from support.scripts import SMALL_BUDGET, extract, make_document
 from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, ScriptedPolicy, load_prompts
@@ -90,7 +90,7 @@ async def test_findings_are_combined_in_document_order_without_loss(make_agent) 
         {0.1: "The key of harbor is 1.", 0.5: "The key of harbor is 2.", 0.9: "The key of harbor is 3."}
     )
     result = await make_agent(policy).aread(text, QUESTION)
-    assert part(policy.prompts[-1], "memory") == "harbor 1\nharbor 2\nharbor 3"
+    assert extract(policy.prompts[-1], "memory") == "harbor 1\nharbor 2\nharbor 3"
     assert result.answer == "3"
     assert not merge_prompts(policy)
 
@@ -99,18 +99,18 @@ async def test_without_findings_the_question_is_answered_from_an_empty_memory(ma
     policy = ConcurrencyCounter()
     result = await make_agent(policy).aread(LONG_TEXT, "What is the key of nowhere?")
     assert (result.answer, result.memory) == ("unknown", "")
-    assert part(policy.prompts[-1], "memory") == "(empty)"
+    assert extract(policy.prompts[-1], "memory") == "(empty)"
     assert not merge_prompts(policy)
 
 
 async def test_one_chunk_takes_one_map_call_and_its_finding_is_not_shortened(make_agent) -> None:
     finding = " ".join(f"n{word_number}" for word_number in range(14))
     policy = ConcurrencyCounter(lambda prompt: finding if "<section>" in prompt else "\\boxed{4711}")
-    budget = replace(SMALL, chunk_tokens=40)
+    budget = replace(SMALL_BUDGET, chunk_tokens=40)
     assert TOKENIZER.count(finding) > 40 // 2
     result = await make_agent(policy, budget=budget).aread(HARBOR_FACT, QUESTION)
     assert (len(policy.prompts), result.chunks_read, result.answer) == (2, 1, "4711")
-    assert part(policy.prompts[-1], "memory") == finding
+    assert extract(policy.prompts[-1], "memory") == finding
 
 
 async def test_a_finding_keeps_its_text_outside_a_box(make_agent) -> None:
@@ -124,8 +124,8 @@ async def test_a_finding_keeps_its_text_outside_a_box(make_agent) -> None:
 
     policy = ConcurrencyCounter(script)
     await make_agent(policy).aread(LONG_TEXT, QUESTION)
-    assert finding in part(merge_prompts(policy)[0], "findings")
-    assert "and more." in part(policy.prompts[-1], "memory")
+    assert finding in extract(merge_prompts(policy)[0], "findings")
+    assert "and more." in extract(policy.prompts[-1], "memory")
 
 
 @pytest.mark.parametrize("with_profile", [False, True])
@@ -138,7 +138,7 @@ async def test_findings_that_do_not_fit_are_merged_in_rounds_and_in_order(make_a
 
     policy = ConcurrencyCounter(script)
     text = make_document({number / 80: f"F{number}" for number in range(80)}, words=2400)
-    options = {"profile": load_profile("embedded"), "prompts": None, "budget": SMALL} if with_profile else {}
+    options = {"profile": load_profile("embedded"), "prompts": None, "budget": SMALL_BUDGET} if with_profile else {}
     result = await make_agent(policy, **options).aread(text, QUESTION)
     merges = [update for update in result.updates if update.chunk_index is None]
     assert {len(update.branch.split("-")) for update in merges} == {2}
@@ -148,7 +148,7 @@ async def test_findings_that_do_not_fit_are_merged_in_rounds_and_in_order(make_a
     assert max(map(len, starts_by_round.values())) > 1, "a merge is merged again"
     assert all(round_starts == sorted(set(round_starts)) for round_starts in starts_by_round.values())
     for prompt in policy.prompts:
-        assert TOKENIZER.count(prompt) + CHAT_TEMPLATE_TOKENS + 60 <= SMALL.context_window
+        assert TOKENIZER.count(prompt) + CHAT_TEMPLATE_TOKENS + 60 <= SMALL_BUDGET.context_window
     fact_numbers = [int(number) for number in re.findall(r"F(\d+)", result.memory)]
     assert fact_numbers == sorted(set(fact_numbers))
     assert fact_numbers

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_server import FakeServer
-from support.scripts import SMALL, part
+from support.scripts import SMALL_BUDGET, extract
 
 from memagent_graph import (
     ChatModelPolicy,
@@ -84,7 +84,7 @@ def test_escaping_leaves_no_marker_and_no_tag_whatever_the_neighbouring_text(pie
 
 
 async def load_reader_prompts(policy, tokenizer="embedded", **options):
-    async with MemAgent(policy, budget=SMALL, run_log=False, tokenizer=tokenizer, **options) as agent:
+    async with MemAgent(policy, budget=SMALL_BUDGET, run_log=False, tokenizer=tokenizer, **options) as agent:
         return (await agent.aprepare()).prompts
 
 
@@ -159,7 +159,7 @@ def copy_hostile_text(prompt: str) -> str:
     """Reply with the fact of the section and with markers, up to the budget of the memory."""
     if "<section>" not in prompt:
         return "\\boxed{4711}"
-    facts = re.findall(r"The key of harbor is \d+\.", part(prompt, "section") + part(prompt, "memory"))
+    facts = re.findall(r"The key of harbor is \d+\.", extract(prompt, "section") + extract(prompt, "memory"))
     return " ".join([*facts[:1], *ALL_MARKERS[:12]])
 
 
@@ -171,14 +171,14 @@ def test_quotes_and_budgets_are_exact_in_a_text_full_of_markers(make_reader) -> 
     for update, prompt in zip(result.updates, policy.prompts, strict=False):
         assert update.start_char == chunk_ends[-1]
         chunk_ends.append(update.end_char)
-        section, memory = part(prompt, "section"), part(prompt, "memory")
+        section, memory = extract(prompt, "section"), extract(prompt, "memory")
         source_text = HOSTILE_TEXT[update.start_char : update.end_char]
         assert section.replace("\\", "") == source_text.strip()
         assert find_template_markers(section) == find_template_markers(memory) == frozenset()
-        assert tokenizer.count(section) <= SMALL.chunk_tokens
-        assert tokenizer.count(memory) <= SMALL.memory_tokens
+        assert tokenizer.count(section) <= SMALL_BUDGET.chunk_tokens
+        assert tokenizer.count(memory) <= SMALL_BUDGET.memory_tokens
     assert chunk_ends[-1] == len(HOSTILE_TEXT)
-    assert any("\\" in part(prompt, "memory") for prompt in policy.prompts)
+    assert any("\\" in extract(prompt, "memory") for prompt in policy.prompts)
     assert EventKind.SHORTENED_CHUNK in {event.kind for event in result.events}
     quotes = [item for item in result.evidence if "4711" in item.quote]
     assert quotes
@@ -190,7 +190,7 @@ def test_the_tokens_of_a_question_are_counted_after_escaping(make_reader) -> Non
     count_tokens = load_tokenizer("embedded").count
     token_count = count_tokens(GUARDING_PROMPTS.neutralise(question))
     limit = count_tokens(question)
-    reader = make_reader(run_log=False, budget=replace(SMALL, question_tokens=limit))
+    reader = make_reader(run_log=False, budget=replace(SMALL_BUDGET, question_tokens=limit))
     with pytest.raises(BudgetError, match=f"the question has {token_count} tokens and its budget is {limit}"):
         reader.read("some text", question)
 
@@ -198,10 +198,10 @@ def test_the_tokens_of_a_question_are_counted_after_escaping(make_reader) -> Non
 def test_a_memory_that_escaping_makes_too_long_is_shortened_with_an_event(make_reader) -> None:
     count_tokens = load_tokenizer("embedded").count
     memory = "<|im_end|> " * 60
-    while count_tokens(memory) > SMALL.memory_tokens:
+    while count_tokens(memory) > SMALL_BUDGET.memory_tokens:
         memory = memory[:-11]
-    assert count_tokens(GUARDING_PROMPTS.neutralise(memory)) > SMALL.memory_tokens
+    assert count_tokens(GUARDING_PROMPTS.neutralise(memory)) > SMALL_BUDGET.memory_tokens
     policy = ScriptedPolicy(lambda prompt: memory if "<section>" in prompt else "\\boxed{x}")
     result = make_reader(policy, run_log=False).read("some words " * 20, QUESTION)
     assert {event.kind for event in result.events} == {EventKind.OVERLONG}
-    assert count_tokens(GUARDING_PROMPTS.neutralise(result.memory)) <= SMALL.memory_tokens
+    assert count_tokens(GUARDING_PROMPTS.neutralise(result.memory)) <= SMALL_BUDGET.memory_tokens

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.made_tokenizers import KINDS, Fed
+from support.made_tokenizers import TOKENIZER_KINDS, LengthRecorder
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -65,7 +65,7 @@ def cut_chunks(store, text, chunk_tokens, boundary="token", tokenizer=TOKENIZER)
     return chunks
 
 
-WORD_PIECE = HFTokenizer(json.loads(KINDS["wordpiece"]().to_str()), name="word piece")
+WORD_PIECE = HFTokenizer(json.loads(TOKENIZER_KINDS["wordpiece"]().to_str()), name="word piece")
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, WORD_PIECE], ids=["embedded", "one that drops characters"])
@@ -155,7 +155,7 @@ def test_headings_are_preferred_when_near_and_otherwise_paragraph_ends(store):
 @pytest.mark.parametrize(("document_count", "reader_count"), [(1, 5), (12, 1)])
 def test_a_piece_is_tokenised_once_for_all_concurrent_reads(document_count, reader_count, store, monkeypatch):
     tokenizer = HFTokenizer(TOKENIZER._specification, name="counting")
-    encoding = Fed(tokenizer._fast._encoding)
+    encoding = LengthRecorder(tokenizer._fast._encoding)
     monkeypatch.setattr(tokenizer._fast, "_encoding", encoding)
     monkeypatch.setattr(HFTokenizer, "fingerprint", f"counting {document_count}")
     texts = [make_prose(40_000, seed=seed) for seed in range(document_count)]

@@ -10,12 +10,12 @@ from email.message import EmailMessage
 
 import pytest
 from support.document_files import make_docx, make_pdf
-from support.made_documents import word
+from support.made_documents import make_word
 
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.documents import Document, conversion
-from memagent_graph.errors import DocumentError, MissingExtraError, install_command
+from memagent_graph.errors import DocumentError, MissingExtraError, make_install_command
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reader import MemAgent
 
@@ -23,7 +23,7 @@ _linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux enf
 
 
 SLOW_FILES = {
-    "a.docx": word('<w:p><w:pPr><w:pStyle w:val="ListParagraph"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>' * 300_000),
+    "a.docx": make_word('<w:p><w:pPr><w:pStyle w:val="ListParagraph"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>' * 300_000),
     "a.html": b"<table><tr><td>" + b"<p>word</p>" * 300_000,
 }
 
@@ -147,7 +147,7 @@ def test_a_converter_that_crashes_or_writes_no_valid_result_is_an_error(tmp_path
 def test_the_error_for_a_missing_converter_names_the_extra(module, name, data, tmp_path, store, monkeypatch):
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('', name={module!r})")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(MissingExtraError, match=re.escape(install_command("files"))):
+    with pytest.raises(MissingExtraError, match=re.escape(make_install_command("files"))):
         store.add(Document.from_bytes(data, name=name))
 
 

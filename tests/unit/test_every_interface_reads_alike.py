@@ -112,7 +112,7 @@ def read_by_serve(book: Path, strategy: str | None) -> None:
     command = Serve(without_keys=True, **make_settings(strategy))
     file = {"filename": book.name, "file_data": base64.b64encode(book.read_bytes()).decode()}
     content = [{"type": "file", "file": file}, {"type": "text", "text": QUESTION}]
-    app = make_app(ServerResources(command.make_reader(), command.serve_settings()))
+    app = make_app(ServerResources(command.make_reader(), command.make_serve_settings()))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         body = {"model": "fake", "messages": [{"role": "user", "content": content}]}
         reply = client.post("/v1/chat/completions", json=body)
@@ -130,7 +130,7 @@ def read_by_report(book: Path, strategy: str | None) -> None:
 
 INTERFACES = (
     read_by_command, read_in_python, read_by_settings, read_by_tool, read_by_graph,
-    read_by_node, read_by_mcp, read_by_serve, read_by_corpus, read_by_report,
+    read_by_node, read_by_mcp, read_by_serve, read_by_corpus, read_by_report
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import pytest
 import rich.console
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
-from support.scripts import SMALL, SMALL_OPTIONS, add_ids, make_document
+from support.scripts import SMALL_BUDGET, SMALL_OPTIONS, make_completion, make_document
 from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 
 from memagent_graph import (
@@ -49,7 +49,7 @@ QUESTION = "What is the key of harbor?"
 
 
 def answer_with_ids(prompt: str) -> Completion:
-    return add_ids(prompt, answer_perfectly(prompt))
+    return make_completion(prompt, answer_perfectly(prompt))
 
 
 KILLED_STRATEGIES = ("overwrite", "parallel", "segments:count=3", "reread", "recall")
@@ -74,7 +74,7 @@ def finished_run(strategy, tmp_path_factory) -> Iterator[tuple[MemAgent, RunLog,
     with (
         closing(RunLog(folder / "runs.sqlite")) as log,
         MemAgent(
-            ScriptedPolicy(answer_with_ids), strategy=strategy, tokenizer="embedded", budget=SMALL,
+            ScriptedPolicy(answer_with_ids), strategy=strategy, tokenizer="embedded", budget=SMALL_BUDGET,
             prompts=load_prompts(), store=folder / "documents", run_log=log,
         ) as agent,
     ):  # fmt: skip

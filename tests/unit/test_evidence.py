@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.traces import fan_out, make_call, make_spans
+from support.traces import make_call, make_fan_out, make_spans
 from support.traces import make_trace as make_line_trace
 
 from memagent_graph import ScriptedPolicy
@@ -204,7 +204,7 @@ def test_only_chunks_that_added_final_words_are_loaded() -> None:
 
 def test_lines_of_a_merge_have_their_origin_in_the_branches() -> None:
     chunks = ["Here Ilse Thornbury built the lighthouse. ", "It was lit in 1743 for the king. ", "Per ran the ferry. "]
-    trace = fan_out(
+    trace = make_fan_out(
         [["Ilse Thornbury built the lighthouse"], ["It was lit in 1743"], ["Per ran the ferry"]],
         "Ilse Thornbury built the lighthouse\nlit in 1743\nEnough is said of the rest",
         chunks,

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.conversations import DOCUMENT, IDS, make_conversation, write_run
+from support.conversations import DOCUMENT, TOKENS, make_conversation, write_run
 
 from memagent_graph import Span, Writes
 from memagent_graph.errors import MissingExtraError, RunLogError
@@ -39,7 +39,7 @@ from memagent_graph.storage import parquet_rows
 
 
 def make_attempt(position: int = 0, **changes: Any) -> Conversation:
-    return make_conversation(position, **{"template": load_prompts().fingerprint, **IDS, **changes})
+    return make_conversation(position, **{"template": load_prompts().fingerprint, **TOKENS, **changes})
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.made_documents import Made, made_documents
+from support.made_documents import Case, make_documents
 
 from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError
 
 
-@pytest.mark.parametrize("made", made_documents(), ids=lambda made: made.name)
+@pytest.mark.parametrize("made", make_documents(), ids=lambda made: made.name)
 @pytest.mark.usefixtures("in_process_conversion")
-def test_the_facts_of_a_document_are_in_its_text_and_omissions_are_listed(made: Made, store):
+def test_the_facts_of_a_document_are_in_its_text_and_omissions_are_listed(made: Case, store):
     document = Document.from_bytes(made.data, name=made.name)
     if made.error:
         with pytest.raises(DocumentError, match=re.escape(made.error)) as error:

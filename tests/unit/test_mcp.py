@@ -30,7 +30,7 @@ from support.command_line import memagent
 from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
-from support.scripts import SMALL_OPTIONS, make_document, part, read_perfectly
+from support.scripts import SMALL_OPTIONS, extract, make_document, read_perfectly
 from support.strategies import answer_perfectly
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
@@ -269,7 +269,7 @@ async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_on
     assert (first["answer"], second["answer"]) == ("4711", "1234")
     assert first == third
     assert first["run_id"] != second["run_id"]
-    sections = [part(prompt, "section") for prompt in prompts if "<section>" in prompt]
+    sections = [extract(prompt, "section") for prompt in prompts if "<section>" in prompt]
     assert sections == [section for section in dict.fromkeys(sections) for _ in range(2)]
 
 
@@ -371,10 +371,10 @@ async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_end
     questions: list[str] = []
 
     def script(prompt: str) -> Any:
-        if "castle" in part(prompt, "problem"):
+        if "castle" in extract(prompt, "problem"):
             raise KeyError("a defect somewhere")
         if "<section>" not in prompt:
-            questions.append(part(prompt, "problem"))
+            questions.append(extract(prompt, "problem"))
         return read_perfectly(prompt)
 
     async with in_process(folder, script=script) as session:
@@ -385,7 +385,7 @@ async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_end
 
 async def test_a_disk_error_of_one_read_leaves_the_others(folder) -> None:
     def script(prompt: str) -> Any:
-        if "castle" in part(prompt, "problem"):
+        if "castle" in extract(prompt, "problem"):
             raise sqlite3.OperationalError("database or disk is full")
         return read_perfectly(prompt)
 

@@ -16,7 +16,7 @@ import pytest
 from mcp import ClientSession, McpError, types
 from support.fake_server import FakeServer
 from support.programs import Program
-from support.scripts import part, read_perfectly
+from support.scripts import extract, read_perfectly
 from unit.test_mcp import (
     QUESTION,
     SMALL,
@@ -44,7 +44,7 @@ def keeping(folder: Path, policy: Any = read_perfectly, **options: Any) -> Abstr
 
 
 def sections(prompts: list[str]) -> list[str]:
-    return [part(prompt, "section") for prompt in prompts if "<section>" in prompt]
+    return [extract(prompt, "section") for prompt in prompts if "<section>" in prompt]
 
 
 async def wait_for_prompts(prompts: Sized, number: int) -> None:

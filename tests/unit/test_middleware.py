@@ -19,15 +19,15 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
-from support.chat_models import ScriptedChatModel, calls, in_turn
+from support.chat_models import ScriptedChatModel, call_tools, make_chat_model
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
-from unit.test_tracing import Recorder
+from support.scripts import extract, make_document, read_perfectly
+from unit.test_tracing import RunRecorder
 
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.transcripts import find_latest_request, find_safe_cuts, format_transcript, make_result_question
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
-from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError, install_command
+from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError, make_install_command
 from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -57,11 +57,11 @@ def make_agent(
 ) -> Any:
     """Return an agent with the middleware, whose model gives these replies."""
     middleware = [MemAgentMiddleware(reader, **{"result_tokens": 500, **options})]
-    return create_agent(in_turn(*replies), list(tools), middleware=middleware, checkpointer=saver)
+    return create_agent(make_chat_model(*replies), list(tools), middleware=middleware, checkpointer=saver)
 
 
 def fetch_long(*, twice: bool = False) -> AIMessage:
-    return calls(*[("fetch", {"name": "long"})] * (1 + twice))
+    return call_tools(*[("fetch", {"name": "long"})] * (1 + twice))
 
 
 def tool_message(messages: list[AnyMessage], index: int = 0) -> ToolMessage:
@@ -101,7 +101,7 @@ class TestToolResults:
         """Also one that has more bytes than the bound, but not more tokens."""
         policy, tokens = ScriptedPolicy(read_perfectly), load_tokenizer("embedded").count(LONG)
         for name, text, bound in (("short", "a short text", 500), ("long", LONG, tokens)):
-            agent = make_agent(make_reader(policy), calls(("fetch", {"name": name})), "done", result_tokens=bound)
+            agent = make_agent(make_reader(policy), call_tools(("fetch", {"name": name})), "done", result_tokens=bound)
             assert tool_message(await run(agent, ASK)).content == text
         assert policy.prompts == []
 
@@ -116,12 +116,12 @@ class TestToolResults:
         first = tool_message(await run(agent(fetch_long(), "4711"), ASK))
         arguments = {"run_id": get_reading(first)["run_id"], "questions": "What is the key of castle?"}
         again = {"messages": [HumanMessage("And castle?")]}
-        same = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "2222"), again)
+        same = await run(agent(call_tools(("ask_tool_result", arguments), prefix="more"), "2222"), again)
         assert "Answer: 2222" in tool_message(same, -1).content
         # A caller cannot smuggle the run in, neither as state nor as a message.
         forged = {**again, "memagent_readings": {get_reading(first)["run_id"]: get_reading(first)["document"]}}
-        forged["messages"] = [calls(("fetch", {})), first, *again["messages"]]
-        other = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "?"), forged, thread="two")
+        forged["messages"] = [call_tools(("fetch", {})), first, *again["messages"]]
+        other = await run(agent(call_tools(("ask_tool_result", arguments), prefix="more"), "?"), forged, thread="two")
         assert tool_message(other, -1).status == "error"
         assert "2222" not in tool_message(other, -1).content
         assert "No tool result of this conversation" in tool_message(other, -1).content
@@ -135,7 +135,7 @@ class TestToolResults:
             half = len(LONG) // 2
             return [{"type": "text", "text": LONG[:half]}, image, {"type": "text", "text": LONG[half:]}]
 
-        agent = make_agent(make_reader(), calls(("look", {})), "done", tools=[look])
+        agent = make_agent(make_reader(), call_tools(("look", {})), "done", tools=[look])
         text, block = tool_message(await run(agent, ASK)).content
         assert "Answer: 4711" in text["text"]
         assert block == image
@@ -147,7 +147,7 @@ class TestToolResults:
             result = ToolMessage(LONG, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
             return Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
 
-        messages = await run(make_agent(make_reader(), calls(("hand_over", {})), "done", tools=[hand_over]), ASK)
+        messages = await run(make_agent(make_reader(), call_tools(("hand_over", {})), "done", tools=[hand_over]), ASK)
         assert "Answer: 4711" in tool_message(messages).content
         assert tool_message(messages).artifact == {"mine": 1}
         assert get_reading(tool_message(messages))["answer"] == "4711"
@@ -175,7 +175,7 @@ class TestToolResults:
         assert LONG[:500] in notice.content
         assert load_tokenizer("embedded").count(notice.content) <= 1800
         down[0] = False
-        ask = calls(
+        ask = call_tools(
             ("ask_tool_result", {"run_id": get_reading(notice)["run_id"], "questions": ASK["messages"][0].content})
         )
         agent = make_agent(reader, ask, "4711", saver=saver, result_tokens=1800)
@@ -194,7 +194,7 @@ class TestToolResults:
 
         reader = make_reader()
         monkeypatch.setattr(reader.store, "add", full)
-        both = calls(("fetch", {"name": "long"}), ("hand_over", {}))
+        both = call_tools(("fetch", {"name": "long"}), ("hand_over", {}))
         messages = await run(make_agent(reader, both, "done", tools=[fetch, hand_over], result_tokens=1800), ASK)
         for index in (0, 1):
             notice = tool_message(messages, index)
@@ -209,7 +209,7 @@ class TestToolResults:
         sections: list[str] = []
 
         def script(prompt: str) -> str:
-            sections.append(part(prompt, "section"))
+            sections.append(extract(prompt, "section"))
             if len(sections) == 12:
                 raise KeyError("stands for a kill")
             return read_perfectly(prompt)
@@ -243,7 +243,7 @@ class TestToolResults:
         assert set(saver.storage["one"]) == {""}
 
     async def test_handlers_of_the_config_see_a_read_as_one_run_with_all_its_tokens(self, make_reader) -> None:
-        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        counter, recorder = UsageMetadataCallbackHandler(), RunRecorder()
         agent = make_agent(make_reader(), fetch_long(), "4711").with_config(callbacks=[counter, recorder])
         with get_usage_metadata_callback() as around:
             first = tool_message(await run(agent, ASK))
@@ -266,7 +266,7 @@ class TestToolResults:
             return PolicyUnreachableError("no connection") if len(policy.prompts) == 6 else read_perfectly(prompt)
 
         policy = ScriptedPolicy(script)
-        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        counter, recorder = UsageMetadataCallbackHandler(), RunRecorder()
         agent = make_agent(make_reader(policy), fetch_long(), "later").with_config(callbacks=[counter, recorder])
         await run(agent, ASK)
         (usage,) = counter.usage_metadata.values()
@@ -294,7 +294,7 @@ class TestHistories:
         count = load_tokenizer("embedded").count
         states = []
         for history_tokens in (400, None):
-            saver, model = InMemorySaver(), in_turn("fine")
+            saver, model = InMemorySaver(), make_chat_model("fine")
             agent = self.agent(make_reader(), model, saver, history_tokens=history_tokens)
             await self.dialogue(agent)
             longest = max(sum(count(message.text) for message in prompt) for prompt in model.prompts)
@@ -319,16 +319,16 @@ class TestHistories:
     ) -> None:
         with FakeServer() as server:
             policy = OpenAICompatiblePolicy(base_url=server.base_url)
-            agent = self.agent(make_reader(policy, budget=None), in_turn("fine"), history_tokens=200)
+            agent = self.agent(make_reader(policy, budget=None), make_chat_model("fine"), history_tokens=200)
             with pytest.raises(BudgetError, match="history_tokens"):
                 await run(agent, {"messages": [HumanMessage("hello")]})
 
     async def test_reading_a_history_shows_its_progress_and_is_counted(self, make_reader) -> None:
-        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        counter, recorder = UsageMetadataCallbackHandler(), RunRecorder()
         messages = [HumanMessage(f"turn {turn}: " + "word " * 60) for turn in range(20)]
         for way in ("stream", "astream"):
             policy = ScriptedPolicy(lambda prompt: "the memory")
-            agent = self.agent(make_reader(policy), in_turn("fine")).with_config(callbacks=[counter, recorder])
+            agent = self.agent(make_reader(policy), make_chat_model("fine")).with_config(callbacks=[counter, recorder])
             if way == "stream":
                 events = list(agent.stream({"messages": messages}, stream_mode="custom"))
             else:
@@ -344,10 +344,10 @@ class TestHistories:
     @BOTH
     async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader, way) -> None:
         def keep_every_key(prompt: str) -> str:
-            memory, section = part(prompt, "memory"), part(prompt, "section")
+            memory, section = extract(prompt, "memory"), extract(prompt, "section")
             return "\n".join([memory, *re.findall(r"key of \w+ is \d+", section)]).strip() or "nothing yet"
 
-        model = in_turn("fine")
+        model = make_chat_model("fine")
         agent = self.agent(make_reader(ScriptedPolicy(keep_every_key)), model, InMemorySaver())
         await self.dialogue(agent)
         await run(agent, {"messages": [HumanMessage("What is the key of harbor?")]}, way=way)
@@ -357,7 +357,7 @@ class TestHistories:
 
     async def test_no_message_is_read_twice_and_most_turns_read_nothing(self, make_reader) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
-        agent = self.agent(make_reader(policy), in_turn("fine"), InMemorySaver())
+        agent = self.agent(make_reader(policy), make_chat_model("fine"), InMemorySaver())
         await self.dialogue(agent, turns=25)
         sections = [prompt.split("<section>")[1] for prompt in policy.prompts]
         for turn in range(15):
@@ -366,9 +366,9 @@ class TestHistories:
 
     async def test_another_process_reads_the_older_part_anew(self, make_reader) -> None:
         saver = InMemorySaver()
-        await self.dialogue(self.agent(make_reader(), in_turn("fine"), saver))
+        await self.dialogue(self.agent(make_reader(), make_chat_model("fine"), saver))
         policy = ScriptedPolicy(read_perfectly)
-        model = in_turn("4711")
+        model = make_chat_model("4711")
         await run(self.agent(make_reader(policy), model, saver), ASK)
         assert "harbor 4711" in str(model.prompts[-1])
 
@@ -384,7 +384,7 @@ class TestHistories:
             if number[0] > 9:
                 return AIMessage("4711")
             names = [("fetch", {"name": "word " * 20})] * (number[0] % 3 + 1)
-            return calls(*names, prefix=f"round{number[0]}")
+            return call_tools(*names, prefix=f"round{number[0]}")
 
         model = ScriptedChatModel(script=script)
         await run(self.agent(make_reader(), model), ASK)
@@ -396,7 +396,7 @@ class TestHistories:
         def policy(prompt: str) -> Any:
             return PolicyUnreachableError("no connection") if down[0] else "the memory"
 
-        agent = self.agent(make_reader(ScriptedPolicy(policy)), in_turn("fine"), InMemorySaver())
+        agent = self.agent(make_reader(ScriptedPolicy(policy)), make_chat_model("fine"), InMemorySaver())
         down[0] = True
         with pytest.raises(PolicyUnreachableError) as caught:
             await self.dialogue(agent)
@@ -406,7 +406,7 @@ class TestHistories:
 
     async def test_threads_do_not_share_memories(self, make_reader) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
-        model = in_turn("fine")
+        model = make_chat_model("fine")
         agent = self.agent(make_reader(policy), model, InMemorySaver())
         messages = [HumanMessage("a " * 100), AIMessage("b " * 100), HumanMessage("c " * 100), AIMessage("d " * 100)]
         for thread in ("one", "two"):
@@ -415,7 +415,7 @@ class TestHistories:
             assert len(policy.prompts) > before
 
     async def test_a_request_that_alone_fills_the_bound_is_shortened(self, make_reader) -> None:
-        model = in_turn("fine")
+        model = make_chat_model("fine")
         agent = self.agent(make_reader(), model)
         messages = [
             HumanMessage("a"),
@@ -430,7 +430,7 @@ class TestHistories:
         assert load_tokenizer("embedded").count(shown) <= 100
 
     async def test_half_a_surrogate_pair_is_no_obstacle(self, make_reader) -> None:
-        model = in_turn("fine")
+        model = make_chat_model("fine")
         messages = [
             HumanMessage("The key of harbor is 4711. \ud800"),
             *(AIMessage(f"word{turn} " * 90) for turn in range(4)),
@@ -442,8 +442,8 @@ class TestHistories:
 class TestTogetherWithOthers:
     @pytest.mark.parametrize("ours_first", [True, False])
     async def test_results_are_read_before_a_summarization(self, make_reader, ours_first: bool) -> None:
-        model = in_turn(fetch_long(), "4711")
-        summary = SummarizationMiddleware(in_turn("a summary"), trigger=("tokens", 2000), keep=("messages", 2))
+        model = make_chat_model(fetch_long(), "4711")
+        summary = SummarizationMiddleware(make_chat_model("a summary"), trigger=("tokens", 2000), keep=("messages", 2))
         ours = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
         agent = create_agent(model, [fetch], middleware=[ours, summary] if ours_first else [summary, ours])
         messages = await run(agent, ASK)
@@ -451,8 +451,10 @@ class TestTogetherWithOthers:
         assert not [message for message in messages if "a summary" in message.text], "nothing was left to summarise"
 
     async def test_a_summary_counts_as_history_and_not_as_a_request(self, make_reader) -> None:
-        model = in_turn("fine")
-        summary = SummarizationMiddleware(in_turn("SUMMARY " * 20), trigger=("messages", 16), keep=("messages", 12))
+        model = make_chat_model("fine")
+        summary = SummarizationMiddleware(
+            make_chat_model("SUMMARY " * 20), trigger=("messages", 16), keep=("messages", 12)
+        )
         ours = MemAgentMiddleware(make_reader(), history_tokens=260, keep_messages=2)
         agent = create_agent(model, [fetch], middleware=[summary, ours], checkpointer=InMemorySaver())
         for turn in range(12):
@@ -463,7 +465,7 @@ class TestTogetherWithOthers:
     async def test_a_deep_agents_results_and_history_are_read(self, make_reader) -> None:
         from deepagents import create_deep_agent
 
-        model = in_turn(fetch_long(), "4711")
+        model = make_chat_model(fetch_long(), "4711")
         middleware = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
         agent = create_deep_agent(model, [fetch], middleware=[middleware])
         history = [HumanMessage("The key of mill is 33."), *(AIMessage(f"word{turn} " * 40) for turn in range(12))]
@@ -544,7 +546,7 @@ class TestCuts:
             assert calls & results or begins_with_result or awaits_more
 
     def test_a_call_that_waits_is_on_the_later_side(self) -> None:
-        assert find_safe_cuts([HumanMessage("a"), calls(("fetch", {}))]) == [0, 1]
+        assert find_safe_cuts([HumanMessage("a"), call_tools(("fetch", {}))]) == [0, 1]
 
 
 def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -> None:
@@ -570,7 +572,7 @@ def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -
 def test_without_langchain_the_import_says_what_to_install(monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "langchain_memagent.middleware")
     monkeypatch.setitem(sys.modules, "langchain.agents.middleware", None)
-    with pytest.raises(MissingExtraError, match=re.escape(install_command("langchain"))):
+    with pytest.raises(MissingExtraError, match=re.escape(make_install_command("langchain"))):
         importlib.import_module("langchain_memagent.middleware")
 
 

@@ -18,9 +18,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send, TracePolicy, omit_payload
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
-from support.scripts import make_document, part, read_perfectly
+from support.scripts import extract, make_document, read_perfectly
 from typing_extensions import TypedDict
-from unit.test_tracing import Recorder
+from unit.test_tracing import RunRecorder
 
 from langchain_memagent.node import memagent_node
 from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
@@ -158,7 +158,7 @@ def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
 
 
 async def test_no_run_of_the_package_shows_the_text_in_the_state(make_reader) -> None:
-    recorder = Recorder()
+    recorder = RunRecorder()
     policy = TracePolicy(process_inputs=omit_payload, process_outputs=omit_payload)
     parent = build_parent(memagent_node(make_reader()), trace_policy=policy).compile(name="parent")
     config: Any = {"callbacks": [recorder]}
@@ -177,7 +177,7 @@ async def test_of_several_documents_only_the_one_that_failed_is_read_on(make_rea
     broken = True
 
     def script(prompt: str) -> Any:
-        return PolicyError("gone") if broken and "4712" in part(prompt, "section") else read_perfectly(prompt)
+        return PolicyError("gone") if broken and "4712" in extract(prompt, "section") else read_perfectly(prompt)
 
     policy = ScriptedPolicy(script)
     node = memagent_node(
@@ -304,6 +304,7 @@ def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_p
         prompts = [body["messages"][0]["content"] for body in server.requests]
     answer = "4711" if questions == 1 else ["4711"] * 3
     assert done.stdout.splitlines()[1] == f"{json.dumps(answer)} prepare finish"
-    read = Counter((part(prompt, "problem"), part(prompt, "section")) for prompt in prompts if "<section>" in prompt)
+    prompts = [prompt for prompt in prompts if "<section>" in prompt]
+    read = Counter((extract(prompt, "problem"), extract(prompt, "section")) for prompt in prompts)
     assert len(read) == questions * CHUNKS
     assert sum(read.values()) <= questions * (CHUNKS + len(kills))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memagent_graph.errors import EvaluationError, MemAgentError
-from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.own_code import is_own_code_name, load_own_code
 
 CODE = """
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Judge:
 
 
 def load(text: str, **options: Any) -> Any:
-    return load_own(text, **{"what": "a judge", "error": EvaluationError, **options})
+    return load_own_code(text, **{"what": "a judge", "error": EvaluationError, **options})
 
 
 @pytest.fixture
@@ -106,5 +106,5 @@ def test_code_that_fails_on_import_is_named_with_its_error_and_can_be_corrected(
 
 
 def test_own_code_is_told_from_names() -> None:
-    assert all(map(names_own_code, ["a.py:B", "a.b:C", "a.b:C.d", rf"C:{os.sep}a.py:B"]))
-    assert not any(map(names_own_code, ["a", "a:", ":a", "a:1", "a.py", "exact match", "a:b c"]))
+    assert all(map(is_own_code_name, ["a.py:B", "a.b:C", "a.b:C.d", rf"C:{os.sep}a.py:B"]))
+    assert not any(map(is_own_code_name, ["a", "a:", ":a", "a:1", "a.py", "exact match", "a:b c"]))

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from langgraph_cli.cli import cli as langgraph_command
 from langgraph_sdk import get_client
 from support.fake_server import FakeServer
-from support.scripts import make_document, part
+from support.scripts import extract, make_document
 
 from langchain_memagent import platform
 from langchain_memagent.platform import InputError, make_graph
@@ -162,7 +162,7 @@ async def test_langgraph_dev_serves_a_read_of_many_chunks_whose_memory_can_be_ed
     state: Any = await client.threads.get_state(thread)
     assert state["values"]["chunks_read"] == CHUNKS
     assert state["next"] == []
-    sections = [part(body["messages"][0]["content"], "section") for body in policy_server.requests]
+    sections = [extract(body["messages"][0]["content"], "section") for body in policy_server.requests]
     assert len({section for section in sections if section}) == CHUNKS
 
     history: Any = await client.threads.get_history(thread, limit=60)
@@ -219,7 +219,7 @@ async def test_a_text_is_never_taken_for_a_file_of_the_server(address, policy_se
     request = {"question": QUESTION, "document": "/etc/hosts"}
     out: Any = await get_client(url=address).runs.wait(None, "memagent", input=request)
     assert out["chunks_read"] == 1
-    assert part(policy_server.requests[-2]["messages"][0]["content"], "section") == "/etc/hosts"
+    assert extract(policy_server.requests[-2]["messages"][0]["content"], "section") == "/etc/hosts"
 
 
 async def test_without_a_server_and_a_policy_a_run_names_the_remedy_and_a_policy_that_is_added_reads(

@@ -34,7 +34,7 @@ async def ask(policy: Policy, **sampling) -> Completion:
 
 
 async def test_a_completion_carries_text_usage_and_the_reason_it_ended() -> None:
-    with FakeServer(says("one two three"), count=lambda text: 2) as server:
+    with FakeServer(says("one two three"), count_tokens=lambda text: 2) as server:
         completion = await server.ask(SamplingParams(max_tokens=7, temperature=0.5, seed=3, stop=("END",)))
     assert completion.text == "one two three"
     assert completion.finish_reason is FinishReason.STOP
@@ -47,7 +47,7 @@ async def test_a_completion_carries_text_usage_and_the_reason_it_ended() -> None
 
 async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_ids() -> None:
     for vllm in (True, False):
-        with FakeServer(says("a b"), vllm=vllm, count=lambda text: 2) as server:
+        with FakeServer(says("a b"), vllm=vllm, count_tokens=lambda text: 2) as server:
             completion = await server.ask(SamplingParams(logprobs=True))
         assert list(completion.logprobs) == [-0.5, -0.5]
         ids = completion.token_ids, completion.prompt_token_ids
@@ -125,7 +125,7 @@ async def test_requests_in_flight_are_bounded() -> None:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_concurrency=3)
         await asyncio.gather(*(ask(policy) for _ in range(12)))
         await policy.aclose()
-    assert server.most_at_once == 3
+    assert server.peak_concurrency == 3
 
 
 async def test_a_script_replies_in_order_and_its_end_is_an_error() -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.other_user import as_other_user
+from support.other_user import call_as_other_user
 
 from memagent_evaluation.result_journal import JOURNAL, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, write_table
@@ -96,12 +96,12 @@ def test_a_log_that_cannot_be_written_is_shown_and_exported_and_refuses_to_be_wr
     with closing(sqlite3.connect(get_default_run_log())) as connection:
         connection.execute("SELECT * FROM runs")  # SQLite's own files stay beside it until the last one closes it
         set_modes(home, 0o555, 0o444)
-        assert as_other_user(lambda: answers(get_default_run_log())) == expected
+        assert call_as_other_user(lambda: answers(get_default_run_log())) == expected
     assert not get_default_run_log().with_name("runs.sqlite-wal").exists()
-    assert as_other_user(lambda: answers(open_log(None).path)) == expected
-    assert as_other_user(lambda: len(list(load_run(open_log(None), "r").conversations))) == len(expected) - 1
+    assert call_as_other_user(lambda: answers(open_log(None).path)) == expected
+    assert call_as_other_user(lambda: len(list(load_run(open_log(None), "r").conversations))) == len(expected) - 1
     with pytest.raises(RuntimeError, match=r"RunLogError.*runs\.sqlite cannot be used.*run_log"):
-        as_other_user(lambda: RunLog(get_default_run_log()).reward("r", 1.0))
+        call_as_other_user(lambda: RunLog(get_default_run_log()).reward("r", 1.0))
 
 
 USES = [
@@ -118,7 +118,7 @@ LOG_IN_USE = (lambda: open_log(None), r"RunLogError.*runs\.sqlite cannot be used
 def test_a_home_of_another_user_or_without_write_access_is_an_error_with_a_remedy(home, use, error, mode) -> None:
     set_modes(home, mode, 0o600 & mode)
     with pytest.raises(RuntimeError, match=error):
-        as_other_user(use)
+        call_as_other_user(use)
 
 
 def test_exports_and_results_of_evaluations_are_their_owners_alone(tmp_path) -> None:

@@ -18,7 +18,7 @@ from memagent_graph import (
 )
 from memagent_graph.errors import PromptError
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.prompts import last_boxed
+from memagent_graph.prompts import extract_last_boxed
 from memagent_graph.reader import MemAgent
 from memagent_graph.roles import require_room
 from memagent_graph.settings import ReadSettings
@@ -52,7 +52,7 @@ def test_the_answer_is_asked_for_in_the_form_that_is_looked_for() -> None:
     ],
 )
 def test_the_last_complete_box_is_the_answer(text: str, answer: str | None) -> None:
-    assert last_boxed(text) == answer
+    assert extract_last_boxed(text) == answer
 
 
 ATTACKS = [

@@ -1,4 +1,4 @@
-"""One pass over a document for many questions: each has a run of its own, and they stay at the same chunk."""
+"""One pass over a document for many questions: each question has its own run, and all read the same chunk."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from support.scripts import make_document, part, read_perfectly
-from unit.test_questions_in_graphs import Uneven
+from support.scripts import extract, make_document, read_perfectly
+from unit.test_questions_in_graphs import UnevenPolicy
 
 from memagent_graph import Limits, ScriptedPolicy, StopReason
 from memagent_graph.concurrency.shared_pass import SharedPass
@@ -20,22 +20,19 @@ HARBOR, CASTLE, TOWER = (f"What is the key of {name}?" for name in ("harbor", "c
 
 
 @pytest.mark.parametrize("strategy", ["overwrite", "refine", "gated", "map_reduce:width=4", "segments:count=3"])
-def test_no_question_is_asked_of_a_chunk_before_all_are_done_with_those_before(make_reader, strategy) -> None:
-    def reads(prompt: str) -> str:
-        return (
-            "KEEP"
-            if prompt.rstrip().endswith("KEEP or REWRITE:")
-            else read_perfectly(prompt.replace("draft>", "memory>"))
-        )
+def test_all_questions_finish_a_chunk_before_any_starts_the_next(make_reader, strategy) -> None:
+    def script(prompt: str) -> str:
+        is_gate = prompt.rstrip().endswith("KEEP or REWRITE:")
+        return "KEEP" if is_gate else read_perfectly(prompt.replace("draft>", "memory>"))
 
-    policy = Uneven(reads)
+    policy = UnevenPolicy(script)
     results = make_reader(policy, strategy=strategy).read(TEXT, questions=[HARBOR, CASTLE, TOWER])
     assert len({result.chunks_read for result in results}) == 1
     if strategy in {"overwrite", "refine", "gated"}:
-        assert policy.shared_one_pass(3)
+        assert policy.has_shared_one_pass(3)
 
 
-def test_each_question_has_its_result_its_run_and_its_reward(make_reader, log) -> None:
+def test_each_question_has_its_own_result_run_and_reward(make_reader, log) -> None:
     results = make_reader(run_log=log).read(TEXT, questions=[HARBOR, CASTLE, TOWER, HARBOR], run_id="r")
     assert [result.answer for result in results[:2]] == ["4711", "12"]
     assert results[3] is results[0]
@@ -47,49 +44,48 @@ def test_each_question_has_its_result_its_run_and_its_reward(make_reader, log) -
     assert [log.latest_rewards(f"r-{number}") for number in range(2)] == [{}, {"reward": 1.0}]
 
 
-def test_a_question_that_fails_leaves_the_others_and_can_be_resumed(make_reader, tmp_path) -> None:
-    failing = True
+def test_a_failed_question_does_not_stop_the_others_and_can_be_resumed(make_reader, tmp_path) -> None:
+    is_failing = True
 
-    def reads(prompt: str):
-        return PolicyError("gone") if failing and "castle" in part(prompt, "problem") else read_perfectly(prompt)
+    def script(prompt: str):
+        return PolicyError("gone") if is_failing and "castle" in extract(prompt, "problem") else read_perfectly(prompt)
 
-    reader = make_reader(ScriptedPolicy(reads), checkpoints=tmp_path / "checkpoints.sqlite")
+    reader = make_reader(ScriptedPolicy(script), checkpoints=tmp_path / "checkpoints.sqlite")
     outcomes = reader.read(TEXT, questions=[HARBOR, CASTLE], run_id="r", return_exceptions=True)
     assert outcomes[0].answer == "4711"
     assert isinstance(outcomes[1], PolicyError) and outcomes[1].run_id == "r-1"
     with pytest.raises(PolicyError, match="gone"):
         reader.read(TEXT, questions=[HARBOR, CASTLE])
-    failing = False
+    is_failing = False
     assert reader.resume("r-1").answer == "12"
 
 
 def test_a_question_that_stops_early_does_not_hold_up_the_others(make_reader) -> None:
-    def reads(prompt: str) -> str:
+    def script(prompt: str) -> str:
         if "<section>" not in prompt:
             return read_perfectly(prompt)
-        if "castle" in part(prompt, "problem"):
+        if "castle" in extract(prompt, "problem"):
             return "STOP"
         return f"REWRITE\n{read_perfectly(prompt)}"
 
-    harbor, castle = make_reader(ScriptedPolicy(reads), strategy="gated:stop=yes").read(
-        TEXT, questions=[HARBOR, CASTLE]
-    )
+    reader = make_reader(ScriptedPolicy(script), strategy="gated:stop=yes")
+    harbor, castle = reader.read(TEXT, questions=[HARBOR, CASTLE])
     assert (castle.stop_reason, castle.chunks_read) == (StopReason.ENOUGH, 1)
     assert (harbor.stop_reason, harbor.answer) == (StopReason.ANSWERED, "4711")
 
 
-def test_limits_count_for_each_question(make_reader) -> None:
+def test_limits_apply_to_each_question(make_reader) -> None:
     results = make_reader().read(TEXT, questions=[HARBOR, CASTLE], limits=Limits(max_chunks=3))
     assert [(result.stop_reason, result.chunks_read) for result in results] == [(StopReason.MAX_CHUNKS, 3)] * 2
 
 
-def test_many_questions_are_read_for_in_passes(make_reader) -> None:
+def test_questions_over_max_concurrency_are_read_in_several_passes(make_reader) -> None:
     policy = ScriptedPolicy(read_perfectly)
     text = make_document({0.5: "The key of k7 is 4711."}, words=60)
     questions = [f"What is the key of k{number}?" for number in range(30)]
     results = make_reader(policy).read(text, questions=questions, max_concurrency=10)
     assert len(results) == 30
-    passes = [int(re.findall(r"k(\d+)\?", part(prompt, "problem"))[0]) // 10 for prompt in policy.prompts]
+    passes = [int(re.findall(r"k(\d+)\?", extract(prompt, "problem"))[0]) // 10 for prompt in policy.prompts]
     assert passes == sorted(passes)
 
 
@@ -111,7 +107,7 @@ def test_invalid_questions_are_refused_before_a_run_begins(make_reader, log, que
     assert (policy.prompts, log.counts()) == ([], (0, 0))
 
 
-def test_updates_are_shown_as_they_come(make_reader) -> None:
+def test_on_update_gets_each_update_with_its_question(make_reader) -> None:
     chunks = defaultdict(list)
     results = make_reader().read(
         TEXT,
@@ -121,31 +117,29 @@ def test_updates_are_shown_as_they_come(make_reader) -> None:
     assert {len(indexes) for indexes in chunks.values()} == {results[0].chunks_read}
 
 
-async def test_a_reader_that_leaves_or_is_cancelled_is_not_waited_for() -> None:
-    shared_pass, reached = SharedPass(), []
+async def test_a_shared_pass_does_not_wait_for_readers_that_left_or_were_cancelled() -> None:
+    shared_pass, progress = SharedPass(), []
 
-    async def reader(name: str, chunks: int) -> None:
+    async def read(name: str, chunks: int) -> None:
         with shared_pass.join() as wait:
             for chunk in range(chunks):
                 await wait(chunk)
-                reached.append((name, chunk))
+                progress.append((name, chunk))
 
-    slow = asyncio.create_task(reader("short", 2))
-    await asyncio.gather(slow, reader("long", 5))
-    assert [chunk for name, chunk in reached if name == "long"] == list(range(5))
-    stuck = asyncio.Event()
+    await asyncio.gather(read("short", 2), read("long", 5))
+    assert [chunk for name, chunk in progress if name == "long"] == list(range(5))
 
-    async def stops() -> None:
+    async def join_and_block() -> None:
         with shared_pass.join():
-            await stuck.wait()
+            await asyncio.Event().wait()
 
-    waiting = asyncio.create_task(stops())
+    blocked_reader = asyncio.create_task(join_and_block())
     await asyncio.sleep(0)
-    going = asyncio.create_task(reader("going", 3))
+    reader = asyncio.create_task(read("second", 3))
     await asyncio.sleep(0.01)
-    assert not going.done()
-    waiting.cancel()
-    await going
+    assert not reader.done()
+    blocked_reader.cancel()
+    await reader
 
 
 def test_question_arguments_that_conflict_are_refused(make_reader) -> None:

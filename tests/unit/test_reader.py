@@ -40,21 +40,19 @@ TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle
 QUESTION = "What is the key of harbor?"
 
 
-def test_every_chunk_is_shown_once_in_order_and_nothing_is_lost(make_reader) -> None:
+def test_every_chunk_is_read_once_and_in_order(make_reader) -> None:
     result = make_reader().read(TEXT, QUESTION)
-    edges = [(update.start_char, update.end_char) for update in result.updates]
-    assert edges[0][0] == 0
-    assert edges[-1][1] == len(TEXT)
-    assert all(left[1] == right[0] for left, right in pairwise(edges))
-    assert [update.chunk_index for update in result.updates] == list(range(len(edges)))
+    assert result.updates[0].start_char == 0
+    assert result.updates[-1].end_char == len(TEXT)
+    assert all(update.end_char == following.start_char for update, following in pairwise(result.updates))
+    assert [update.chunk_index for update in result.updates] == list(range(len(result.updates)))
     assert all(update.chunk_tokens == 100 for update in result.updates[:-1])
     assert result.updates[-1].progress == 1.0
-    changed = [update.chunk_index for update in result.updates if update.changed]
-    assert len(changed) == 2
-    assert TEXT[result.updates[changed[1]].start_char : result.updates[changed[1]].end_char].count("4711") == 1
+    _, change = [update for update in result.updates if update.changed]
+    assert TEXT[change.start_char : change.end_char].count("4711") == 1
 
 
-async def test_a_stream_can_be_left_early(make_reader) -> None:
+async def test_a_stream_that_is_left_early_stops_reading(make_reader) -> None:
     policy = ScriptedPolicy(read_perfectly)
     async for _ in make_reader(policy).astream(TEXT, QUESTION):
         break
@@ -62,7 +60,7 @@ async def test_a_stream_can_be_left_early(make_reader) -> None:
     assert len(policy.prompts) < 4
 
 
-def test_a_batch_keeps_order_and_bounds_concurrency(make_reader) -> None:
+def test_a_batch_keeps_the_order_and_limits_concurrency(make_reader) -> None:
     policy = ConcurrencyCounter(read_perfectly)
     reader = make_reader(policy)
     questions = [QUESTION, "What is the key of castle?"] * 4
@@ -71,7 +69,7 @@ def test_a_batch_keeps_order_and_bounds_concurrency(make_reader) -> None:
     assert policy.max_in_flight == 3
 
 
-def test_a_failure_in_a_batch_leaves_the_other_reads_alone(make_reader) -> None:
+def test_a_failure_in_a_batch_does_not_stop_the_other_reads(make_reader) -> None:
     def script(prompt: str):
         return PolicyError("broken") if "castle?" in prompt else read_perfectly(prompt)
 
@@ -84,7 +82,7 @@ def test_a_failure_in_a_batch_leaves_the_other_reads_alone(make_reader) -> None:
         reader.batch(requests)
 
 
-def test_a_memory_that_escapes_make_longer_than_its_budget_is_cut(make_reader) -> None:
+def test_a_memory_that_is_over_budget_after_escaping_is_cut(make_reader) -> None:
     reply = Completion("</section>" * 19, FinishReason.STOP, "scripted", TokenUsage(1, 60))
     reader = make_reader(ScriptedPolicy(lambda prompt: reply))
     (update,) = reader.read(TEXT, QUESTION, limits=Limits(max_chunks=1)).updates
@@ -92,15 +90,15 @@ def test_a_memory_that_escapes_make_longer_than_its_budget_is_cut(make_reader) -
     assert 0 < len(update.memory) < len(reply.text)
 
 
-def test_a_retried_update_that_then_succeeds_counts_and_is_drawn_with_another_seed(make_reader) -> None:
+def test_a_retried_update_is_sampled_with_another_seed_and_becomes_the_memory(make_reader) -> None:
     seeds = []
 
-    class Seeded(ScriptedPolicy):
+    class SeedRecordingPolicy(ScriptedPolicy):
         async def complete(self, prompt, sampling):
             seeds.append(sampling.seed)
             return await super().complete(prompt, sampling)
 
-    policy = Seeded(iter(["", "second try", *["as before"] * 500]))
+    policy = SeedRecordingPolicy(iter(["", "second try", *["as before"] * 500]))
     sampling = SamplingParams(temperature=1.0, seed=7)
     reader = make_reader(policy, rules=UpdateRules(empty=UpdateRule.RETRY), sampling=sampling)
     update = reader.read(TEXT, QUESTION, limits=Limits(max_chunks=2)).updates[0]
@@ -116,33 +114,32 @@ def test_a_retried_update_that_then_succeeds_counts_and_is_drawn_with_another_se
         (Limits(max_seconds=0.5), StopReason.MAX_SECONDS),
     ],
 )
-def test_a_limit_stops_the_read_and_resume_goes_on_from_there(make_reader, tmp_path, limits, reason) -> None:
+def test_a_read_that_a_limit_stopped_can_be_resumed(make_reader, tmp_path, limits, reason) -> None:
     policy = ScriptedPolicy(read_perfectly, delay=0.1 if limits.max_seconds else 0)
     reader = make_reader(policy, checkpoints=tmp_path / "checkpoints.sqlite")
-    first = reader.read(TEXT, QUESTION, run_id="r", limits=limits)
-    assert first.stop_reason is reason
-    assert first.answer is None
-    assert 0 < first.chunks_read < 20
+    partial_result = reader.read(TEXT, QUESTION, run_id="r", limits=limits)
+    assert partial_result.stop_reason is reason
+    assert partial_result.answer is None
+    assert 0 < partial_result.chunks_read < 20
     if limits.max_tokens_total:
-        costs = [update.prompt_tokens + update.completion_tokens for update in first.updates]
-        exact = Limits(max_tokens_total=sum(costs))
-        assert reader.read(TEXT, QUESTION, limits=exact).chunks_read == first.chunks_read
+        token_counts = [update.prompt_tokens + update.completion_tokens for update in partial_result.updates]
+        exact_limit = Limits(max_tokens_total=sum(token_counts))
+        assert reader.read(TEXT, QUESTION, limits=exact_limit).chunks_read == partial_result.chunks_read
     policy.delay = 0
     calls = len(policy.prompts)
-    finished = reader.resume("r")
-    assert finished.answer == "4711"
-    assert len(finished.updates) == finished.chunks_read
-    assert [update.chunk_index for update in finished.updates] == list(range(finished.chunks_read))
-    assert len(policy.prompts) - calls == finished.chunks_read - first.chunks_read + 1
+    result = reader.resume("r")
+    assert result.answer == "4711"
+    assert [update.chunk_index for update in result.updates] == list(range(result.chunks_read))
+    assert len(policy.prompts) - calls == result.chunks_read - partial_result.chunks_read + 1
 
 
-def test_limits_count_from_the_call_that_resumes(make_reader, tmp_path) -> None:
+def test_limits_start_again_at_a_resume(make_reader, tmp_path) -> None:
     reader = make_reader(checkpoints=tmp_path / "c.sqlite", limits=Limits(max_chunks=4))
     assert reader.read(TEXT, QUESTION, run_id="r").chunks_read == 4
     assert reader.resume("r").chunks_read == 8
 
 
-def test_a_chunk_that_cannot_be_read_does_not_cost_the_memory_before_it(make_reader, tmp_path, monkeypatch) -> None:
+def test_a_chunk_that_cannot_be_read_leaves_the_memory_before_it(make_reader, tmp_path, monkeypatch) -> None:
     policy = ScriptedPolicy(read_perfectly)
     reader = make_reader(policy, checkpoints=tmp_path / "c.sqlite")
     next_chunk = Chunker.next_chunk
@@ -161,7 +158,7 @@ def test_a_chunk_that_cannot_be_read_does_not_cost_the_memory_before_it(make_rea
     assert len(policy.prompts) == result.chunks_read + 1
 
 
-def test_wrong_edits_and_unknown_runs_are_refused(make_reader, tmp_path) -> None:
+def test_invalid_edits_and_unknown_runs_are_refused(make_reader, tmp_path) -> None:
     reader = make_reader(checkpoints=tmp_path / "c.sqlite")
     reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
     with pytest.raises(RunError, match="has not read chunk 2; it has read 2"):
@@ -174,75 +171,77 @@ def test_wrong_edits_and_unknown_runs_are_refused(make_reader, tmp_path) -> None
         make_reader().resume("r")
 
 
-def test_a_run_is_not_resumed_with_another_document_or_other_settings(make_reader, tmp_path) -> None:
+def test_a_run_is_not_resumed_with_another_document_or_with_other_settings(make_reader, tmp_path) -> None:
     checkpoints = tmp_path / "c.sqlite"
     reader = make_reader(checkpoints=checkpoints)
     reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
     with pytest.raises(RunMismatchError, match="another document"):
         reader.resume("r", document=TEXT + "!")
     for change in ({"chunk_tokens": 90}, {"strategy": "overwrite:passes=2"}):
-        changed = make_reader(checkpoints=checkpoints, **change)
-        for attempt in (lambda: changed.resume("r"), lambda: changed.edit_memory("r", 0, "x")):  # noqa: B023
+        other_reader = make_reader(checkpoints=checkpoints, **change)
+        for call in (lambda: other_reader.resume("r"), lambda: other_reader.edit_memory("r", 0, "x")):  # noqa: B023
             with pytest.raises(RunMismatchError, match=r"another strategy, tokenizer, chunk size.*strategy chooses"):
-                attempt()
+                call()
     assert reader.resume("r", document=TEXT).answer == "4711"
 
 
-def test_a_budget_that_does_not_fit_names_what_to_shrink(make_reader) -> None:
+def test_a_budget_over_the_context_window_is_refused_with_a_size_that_fits(make_reader) -> None:
     with pytest.raises(BudgetError, match=r"Use chunk_tokens \d+"):
         make_reader(budget=Budget(context_window=1000, chunk_tokens=1000, memory_tokens=50, question_tokens=50))
     with pytest.raises(BudgetError, match="chunk_tokens must be at least 1, got 0"):
         Budget(chunk_tokens=0)
 
 
-def test_without_any_tokenizer_the_error_names_the_argument(tmp_path) -> None:
+def test_without_a_tokenizer_the_error_names_the_argument(tmp_path) -> None:
     reader = MemAgent(ScriptedPolicy(["x"]), store=tmp_path)
     with pytest.raises(TokenizerError, match=r"Set it \(tokenizer\): a tiktoken encoding") as error_info:
         reader.read(TEXT, QUESTION)
-    assert "(--tokenizer)" in str(error_info.value.hint), "in the words of the command line"
+    assert "(--tokenizer)" in str(error_info.value.hint), "the hint names the command-line option"
 
 
-async def test_first_reads_share_one_connection_to_the_checkpoints(make_reader, tmp_path, monkeypatch) -> None:
-    places = []
+async def test_concurrent_first_reads_share_one_connection_to_the_checkpoints(
+    make_reader, tmp_path, monkeypatch
+) -> None:
+    paths = []
 
-    async def open_and_count(place):
-        places.append(place)
+    async def open_and_record(path):
+        paths.append(path)
         await asyncio.sleep(0.01)
-        return await open_checkpointer(place)
+        return await open_checkpointer(path)
 
-    monkeypatch.setattr("memagent_graph.reader.open_checkpointer", open_and_count)
+    monkeypatch.setattr("memagent_graph.reader.open_checkpointer", open_and_record)
     async with make_reader(checkpoints=tmp_path / "c.sqlite") as reader:
         await reader.abatch([(TEXT, QUESTION)] * 5)
-    assert len(places) == 1
+    assert len(paths) == 1
 
 
-async def test_closing_ends_the_log_that_the_reader_opened_and_no_other(make_reader, tmp_path) -> None:
-    def writers() -> int:
+async def test_closing_a_reader_closes_only_a_log_that_it_opened(make_reader, tmp_path) -> None:
+    def count_writers() -> int:
         return sum(thread.name == "memagent-writer" for thread in threading.enumerate())
 
-    before = writers()
+    other_writers = count_writers()
     async with make_reader(run_log=tmp_path / "own.sqlite") as reader:
         await reader.aread(TEXT, QUESTION)
-        assert writers() == before + 1
-    assert writers() == before
+        assert count_writers() == other_writers + 1
+    assert count_writers() == other_writers
     await reader.aread(TEXT, QUESTION)
     await reader.aclose()
     assert RunLog(tmp_path / "own.sqlite").counts()[0] == 2
-    shared = RunLog(tmp_path / "shared.sqlite")
-    async with make_reader(run_log=shared) as reader:
+    shared_log = RunLog(tmp_path / "shared.sqlite")
+    async with make_reader(run_log=shared_log) as reader:
         await reader.aread(TEXT, QUESTION)
-    assert writers() == before + 1
-    shared.close()
+    assert count_writers() == other_writers + 1
+    shared_log.close()
 
 
-def test_a_stream_that_is_left_gives_up_its_run_at_once(make_reader, tmp_path) -> None:
+def test_the_run_of_a_stream_that_was_left_can_be_resumed_at_once(make_reader, tmp_path) -> None:
     agent = make_reader(checkpoints=tmp_path / "c.sqlite")
     for _ in agent.stream(TEXT, QUESTION, run_id="left"):
         break
     assert agent.resume("left").answer == agent.read(TEXT, QUESTION).answer
 
 
-def test_a_mapping_is_no_document(make_reader) -> None:
+def test_a_mapping_is_refused_as_a_document(make_reader) -> None:
     with pytest.raises(DocumentError, match=r"Pass a pathlib\.Path, text"):
         make_reader().read({"a": 1}, "x")
 
@@ -250,11 +249,11 @@ def test_a_mapping_is_no_document(make_reader) -> None:
 async def test_a_read_reports_to_the_callbacks_of_its_config(make_reader) -> None:
     names: list[str] = []
 
-    class Names(BaseCallbackHandler):
-        def on_chain_start(self, serialized: Any, inputs: Any, **more: Any) -> None:
-            names.append(f"{more['name']} {more['metadata'].get('case')}")
+    class NameRecorder(BaseCallbackHandler):
+        def on_chain_start(self, serialized: Any, inputs: Any, **options: Any) -> None:
+            names.append(f"{options['name']} {options['metadata'].get('case')}")
 
-    config: Any = {"callbacks": [Names()], "metadata": {"case": "7"}, "run_name": "lease"}
+    config: Any = {"callbacks": [NameRecorder()], "metadata": {"case": "7"}, "run_name": "lease"}
     config["configurable"] = {"thread_id": "of the caller"}
     reader = make_reader()
     result = await reader.aread("The sea is blue.", "What is the sea?", config=config)
@@ -265,6 +264,6 @@ async def test_a_read_reports_to_the_callbacks_of_its_config(make_reader) -> Non
 
 
 @pytest.mark.parametrize("name", ["page", "temperature"])
-def test_an_option_that_a_read_does_not_take_is_refused(make_reader, name) -> None:
+def test_an_unknown_option_of_a_read_is_refused(make_reader, name) -> None:
     with pytest.raises(MemAgentError, match=rf"no option '{name}'\. (Did you mean pages|A call takes .*MemAgent)"):
         make_reader().read("The key of harbor is 4711.", "What is the key of harbor?", **{name: "5"})

@@ -1,4 +1,4 @@
-"""Reasoning is taken out of a reply where the reply's structure shows it, and nowhere else."""
+"""Reasoning is removed from a reply only where the structure of the reply marks it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ REASONING = [
     "maybe heron = 1\n[/THINK]\n",
     "</think>\n\n",
 ]
-"""What stands before a reply, each in the way of a model family or of a server in front of it."""
+"""Reasoning before a reply, each in the format of a model family or a server."""
 ECHOES = ["<|begin_of_text|><|begin_of_text|>", "<s> ", "assistant\n\n"]
-"""What is left of the chat template before a reply."""
+"""Remains of the chat template before a reply."""
 TURN_ENDS = [
     "",
     "<|im_end|>",
@@ -125,13 +125,13 @@ PROSE = [
 
 
 @pytest.mark.parametrize("reasoning", REASONING + ECHOES)
-def test_reasoning_before_a_reply_and_a_turn_s_end_after_it_are_taken_out(reasoning: str) -> None:
+def test_reasoning_before_a_reply_and_turn_ends_after_it_are_removed(reasoning: str) -> None:
     for end in TURN_ENDS:
         assert extract_reply(reasoning + REPLY + end).strip() == REPLY, end
 
 
 @pytest.mark.parametrize("text", PROSE)
-def test_a_text_that_mentions_a_marker_stays_whole(text: str) -> None:
+def test_a_text_that_only_mentions_a_marker_is_unchanged(text: str) -> None:
     assert extract_reply(text) == text
 
 
@@ -146,19 +146,19 @@ def test_a_text_that_mentions_a_marker_stays_whole(text: str) -> None:
         "◁think▷cut off",
     ],
 )
-def test_reasoning_that_was_cut_off_leaves_nothing(text: str) -> None:
+def test_reasoning_that_was_cut_off_leaves_an_empty_reply(text: str) -> None:
     assert not extract_reply(text).strip()
 
 
-def test_a_block_in_lines_of_its_own_is_taken_out_of_a_reply() -> None:
+def test_a_reasoning_block_on_separate_lines_is_removed() -> None:
     assert extract_reply(f"{REPLY}\n<think>\nor heron\n</think>\nand more") == f"{REPLY}\nand more"
     assert extract_reply(f"{REPLY}\n<think>\nor heron") == f"{REPLY}\n"
 
 
-def test_tags_around_the_whole_reply_go_with_the_reasoning_before_them() -> None:
+def test_answer_tags_around_the_whole_reply_are_removed_with_the_reasoning() -> None:
     assert extract_reply(f"<think>hm</think>\n<answer>{REPLY}</answer>") == REPLY
 
 
-def test_of_the_text_and_a_mention_after_reasoning_only_the_reasoning_goes() -> None:
+def test_a_marker_that_is_mentioned_after_the_reasoning_is_kept() -> None:
     mention = "It closes with </think> and goes on."
     assert extract_reply(f"<think>hm</think>\n\n{mention}").strip() == mention

@@ -1,4 +1,4 @@
-"""`ResponseFormat`: what may be one, and what of a reply has its form."""
+"""`ResponseFormat`: valid and invalid formats, and the value in a reply that has the format."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Filing(BaseModel):
 
     @field_validator("company")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_company(cls, value: str) -> str:
         if value == "unknown":
             raise ValueError("name the company")
         if value == "odd":
-            raise KeyError("a slip in the validator")
+            raise KeyError("a bug in the validator")
         return value
 
 
@@ -55,7 +55,7 @@ FILING = '{"company": "Acme", "signed": "2024-05-01", "people": [{"name": "Ann",
         f'First {{"company": "Draft", "signed": "2020-01-01"}}, but no: {FILING}',
     ],
 )
-def test_the_last_value_that_fits_is_found_among_other_words(reply) -> None:
+def test_the_last_matching_value_of_a_reply_is_its_answer(reply) -> None:
     answer = ResponseFormat.of(Filing).parse(reply)
     people = [Person(name="Ann", age=41)]
     assert answer == StructuredAnswer(FILING, Filing(company="Acme", signed=date(2024, 5, 1), people=people))
@@ -69,26 +69,24 @@ def test_the_last_value_that_fits_is_found_among_other_words(reply) -> None:
         ('{"company": "Acme"}', "signed: Field required"),
         ('{"company": "Acme", "signed": "2024-05-01", "people": [{"age": "x"}]}', "people.0.name: Field required"),
         ('{"company": "unknown", "signed": "2024-05-01"}', "name the company"),
-        ('{"company": "odd", "signed": "2024-05-01"}', "KeyError: 'a slip in the validator'"),
+        ('{"company": "odd", "signed": "2024-05-01"}', "KeyError: 'a bug in the validator'"),
         ("[" * 100_000, "not JSON"),
         ("", "not JSON"),
     ],
 )  # fmt: skip
-def test_the_error_names_the_mismatch_with_the_format(reply, words) -> None:
+def test_a_reply_that_does_not_match_gives_a_complaint_with_the_reason(reply, words) -> None:
     complaint = ResponseFormat.of(Filing).parse(reply)
     assert isinstance(complaint, str)
     assert words in complaint
 
 
-def test_numbers_that_json_does_not_have_are_refused() -> None:
+def test_nan_is_refused_and_numbers_and_whole_objects_are_found() -> None:
     assert isinstance(ResponseFormat.of({"type": "number"}).parse("NaN"), str)
     assert ResponseFormat.of({"type": "number"}).parse("2.5") == StructuredAnswer("2.5", 2.5)
-    assert ResponseFormat.of({"type": "object"}).parse('so {"a": {"b": 1}}').value == {"a": {"b": 1}}, (
-        "not a part of it"
-    )
+    assert ResponseFormat.of({"type": "object"}).parse('so {"a": {"b": 1}}').value == {"a": {"b": 1}}
 
 
-def test_the_fields_in_words() -> None:
+def test_fields_are_described_in_words() -> None:
     assert ResponseFormat.of(Filing).describe_fields() == (
         "The answer will have these fields:\n"
         "- company (string): the company's full name\n"
@@ -103,15 +101,13 @@ def test_the_fields_in_words() -> None:
         "- name (string)" in ResponseFormat.of({"type": "array", "items": Person.model_json_schema()}).describe_fields()
     )
     assert ResponseFormat.of({"type": "integer"}).describe_fields() == ""
-    kinds = (
-        {"anyOf": [{"type": ["string", "null"]}, {"$ref": "#/properties/b/anyOf/0"}]},
-        {"anyOf": [{"type": "number"}]},
-    )
-    listed = ResponseFormat.of({"properties": dict(zip("ab", kinds, strict=True))}).describe_fields()
-    assert listed.endswith("- a (string or null or number)\n- b (number)")
+    union = {"anyOf": [{"type": ["string", "null"]}, {"$ref": "#/properties/b/anyOf/0"}]}
+    schema = {"properties": {"a": union, "b": {"anyOf": [{"type": "number"}]}}}
+    fields = ResponseFormat.of(schema).describe_fields()
+    assert fields.endswith("- a (string or null or number)\n- b (number)")
 
 
-def test_servers_get_a_name_they_take_and_strictness_only_where_it_can_be_had() -> None:
+def test_the_schema_for_servers_has_a_valid_name_and_is_strict_only_if_it_can_be() -> None:
     class Strict(BaseModel):
         model_config = ConfigDict(extra="forbid")
         key: int
@@ -127,7 +123,7 @@ def test_servers_get_a_name_they_take_and_strictness_only_where_it_can_be_had() 
     assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Keys & kinds!"}).server_schema)["name"] == "Keys_kinds"
 
 
-def test_a_schema_may_come_as_servers_take_it_and_equal_ones_have_one_fingerprint() -> None:
+def test_a_schema_in_the_format_of_servers_is_accepted_and_equal_schemas_have_equal_fingerprints() -> None:
     wrapped = {"type": "json_schema", "json_schema": {"name": "keys", "schema": SCHEMA}}
     assert ResponseFormat.of(wrapped).name == "keys"
     assert ResponseFormat.of(wrapped).fingerprint == ResponseFormat.of(SCHEMA).fingerprint
@@ -139,7 +135,7 @@ class Callback(BaseModel):
     call: Callable[[], int]
 
 
-def deep(levels: int) -> dict[str, Any]:
+def make_deep_schema(levels: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(levels):
         schema = {"type": "array", "items": schema}
@@ -159,8 +155,8 @@ def deep(levels: int) -> dict[str, Any]:
         ({"const": float("nan")}, "cannot be written as JSON"),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, "has no schema in it"),
         ({"description": "x" * MAX_SCHEMA_BYTES}, "at most 32,768 bytes"),
-        (deep(MAX_SCHEMA_DEPTH), "levels deep"),
-        (deep(5000), "cannot be written|levels deep"),
+        (make_deep_schema(MAX_SCHEMA_DEPTH), "levels deep"),
+        (make_deep_schema(5000), "cannot be written|levels deep"),
         ({"$ref": "https://example.org/schema.json"}, "which it does not have"),
         ({"$ref": "#/$defs/missing"}, "which it does not have"),
         ({"$ref": "#somewhere"}, "which it does not have"),
@@ -175,22 +171,24 @@ def test_invalid_response_formats_are_refused_with_a_remedy(source, words) -> No
     assert raised.value.hint
 
 
-def test_fields_may_be_called_like_keywords() -> None:
-    form = ResponseFormat.of({"properties": {"$ref": {"type": "integer"}, "pattern": {"type": "string"}, "$id": {}}})
-    assert form.parse('{"$ref": 1, "pattern": "(?=", "$id": 2}') == StructuredAnswer(
+def test_fields_may_have_names_of_schema_keywords() -> None:
+    response_format = ResponseFormat.of(
+        {"properties": {"$ref": {"type": "integer"}, "pattern": {"type": "string"}, "$id": {}}}
+    )
+    assert response_format.parse('{"$ref": 1, "pattern": "(?=", "$id": 2}') == StructuredAnswer(
         '{"$ref": 1, "pattern": "(?=", "$id": 2}', {"$ref": 1, "pattern": "(?=", "$id": 2}
     )
 
 
 @pytest.fixture
-def no_search_for_garbage() -> Iterator[None]:
-    """One at the deepest recursion calls Hypothesis, which fails there, and pytest makes a failure of it."""
+def no_garbage_collection() -> Iterator[None]:
+    """A collection at the deepest recursion would call Hypothesis, which fails there, and so fail the test."""
     gc.disable()
     yield
     gc.enable()
 
 
-@pytest.mark.usefixtures("no_search_for_garbage")
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
     bomb: dict[str, Any] = {
         "$defs": {f"a{level}": {"allOf": [{"$ref": f"#/$defs/a{level + 1}"}] * 2} for level in range(16)},
@@ -204,27 +202,27 @@ def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
         assert "too many steps" in complaint
     for_arrays = ResponseFormat.of({"$defs": bomb["$defs"], "if": {"type": "array"}, "then": {"$ref": "#/$defs/a0"}})
     assert isinstance(for_arrays.parse('{"a": 1} and 3'), StructuredAnswer)
-    assert isinstance(for_arrays.parse('{"a": 1} and [3]'), str), "the steps are a reply's, not each candidate's"
+    assert isinstance(for_arrays.parse('{"a": 1} and [3]'), str), "the limit is for the reply, not for each value in it"
     slow = ResponseFormat.of({"type": "string", "pattern": "^(a+)+$"})
     assert isinstance(slow.parse(f'"{"a" * 60}!"'), str)
     assert isinstance(slow.parse('"aaa"'), StructuredAnswer)
 
 
-def test_a_schema_needs_its_extra_and_a_model_does_not(monkeypatch) -> None:
+def test_a_schema_needs_the_extra_schema_but_a_pydantic_model_does_not(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(MissingExtraError, match=r'"schema"'):
         ResponseFormat.of(SCHEMA)
     assert ResponseFormat.of(Person).parse('{"name": "Ann"}')
 
 
-def test_a_user_names_a_file_or_a_model(tmp_path) -> None:
+def test_a_format_is_loaded_from_a_schema_file_or_a_model(tmp_path) -> None:
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     assert ResponseFormat.load(str(tmp_path / "schema.json")) == ResponseFormat.of(SCHEMA)
     (tmp_path / "models.py").write_text(
         "from pydantic import BaseModel\nclass Key(BaseModel):\n    key: int\nother = 5\n"
     )
-    form = ResponseFormat.load(f"{tmp_path}/models.py:Key")
-    assert form.parse('{"key": 4}').value.key == 4  # type: ignore[union-attr]
+    response_format = ResponseFormat.load(f"{tmp_path}/models.py:Key")
+    assert response_format.parse('{"key": 4}').value.key == 4  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +234,7 @@ def test_a_user_names_a_file_or_a_model(tmp_path) -> None:
         ("missing.py:Key", "there is no file"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_an_error_with_the_remedy(tmp_path, name, words) -> None:
+def test_a_name_that_cannot_be_loaded_is_an_error_with_the_remedy(tmp_path, name, words) -> None:
     (tmp_path / "models.py").write_text("other = 5\n")
     with pytest.raises(ResponseFormatError, match=words) as raised:
         ResponseFormat.load(f"{tmp_path}/{name}")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.checkpoint.memory import InMemorySaver
 from support.conversations import DOCUMENT, make_conversation
-from support.scripts import add_ids, make_document, read_perfectly
+from support.scripts import make_completion, make_document, read_perfectly
 
 from memagent_graph import (
     Completion,
@@ -42,7 +42,7 @@ QUESTION = "What is the key of harbor?"
 
 
 def exactly(prompt: str) -> Completion:
-    return add_ids(prompt, read_perfectly(prompt))
+    return make_completion(prompt, read_perfectly(prompt))
 
 
 def make_attempt(position: int, call_id: str = "s", **changes) -> Conversation:

@@ -22,7 +22,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from pydantic import SecretStr
 from support.fake_server import HELLO, FakeServer
-from support.programs import answers, run_program
+from support.programs import parse_answers, run_program
 from support.scripts import SMALL_OPTIONS, make_document
 
 from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
@@ -42,7 +42,7 @@ ENCODED_SECRETS = [
 
 
 def iter_stored_bytes(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """All bytes under a folder, and what is packed in its databases."""
+    """Yield the bytes of all files under a folder, and the decompressed blobs of its databases."""
     for path in filter(Path.is_file, folder.rglob("*")):
         content = path.read_bytes()
         yield path, content
@@ -59,11 +59,11 @@ def iter_stored_bytes(folder: Path) -> Iterator[tuple[Path, bytes]]:
 
 def find_secrets(texts: Iterator[tuple[Any, bytes]]) -> list[tuple[Any, str]]:
     return [
-        (place, spelling) for place, content in texts for spelling in ENCODED_SECRETS if spelling.encode() in content
+        (origin, spelling) for origin, content in texts for spelling in ENCODED_SECRETS if spelling.encode() in content
     ]
 
 
-def test_the_search_finds_what_is_packed_in_a_database(tmp_path) -> None:
+def test_the_search_finds_a_key_in_a_compressed_blob(tmp_path) -> None:
     with closing(sqlite3.connect(tmp_path / "x.sqlite")) as database:
         database.execute("CREATE TABLE t (v BLOB)")
         database.execute("INSERT INTO t VALUES (?)", [zlib.compress(f"… {KEY} …".encode())])
@@ -71,15 +71,15 @@ def test_the_search_finds_what_is_packed_in_a_database(tmp_path) -> None:
     assert find_secrets(iter_stored_bytes(tmp_path)) == [(tmp_path / "x.sqlite", KEY)]
 
 
-def echo_error(status: int, words: str, where: str = "message") -> web.Response:
-    """An error that repeats what it was sent."""
-    if where == "message":
-        return web.json_response({"error": {"message": words}}, status=status)
-    if where == "object":
-        return web.json_response({"error": {"message": {"you sent": words, "headers": [words]}}}, status=status)
-    if where == "page":
-        return web.Response(text=f"<html>{escape(words)} {quote(words, '')} {json.dumps(words)}</html>", status=status)
-    return web.Response(status=307, headers={"Location": f"http://{quote(words, '')}@elsewhere.example/{quote(words)}"})
+def make_error(status: int, text: str, kind: str = "message") -> web.Response:
+    """Return an error response that contains `text`."""
+    if kind == "message":
+        return web.json_response({"error": {"message": text}}, status=status)
+    if kind == "object":
+        return web.json_response({"error": {"message": {"you sent": text, "headers": [text]}}}, status=status)
+    if kind == "page":
+        return web.Response(text=f"<html>{escape(text)} {quote(text, '')} {json.dumps(text)}</html>", status=status)
+    return web.Response(status=307, headers={"Location": f"http://{quote(text, '')}@elsewhere.example/{quote(text)}"})
 
 
 def run_read_command(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -93,10 +93,10 @@ def run_read_command(home: Path, *options: str) -> subprocess.CompletedProcess[s
     return process
 
 
-@pytest.mark.parametrize(("status", "where"), [(401, "message"), (500, "object"), (200, "page"), (307, "redirect")])
-def test_a_key_that_a_server_repeats_reaches_no_file_and_no_output(isolated_home, status, where) -> None:
+@pytest.mark.parametrize(("status", "kind"), [(401, "message"), (500, "object"), (200, "page"), (307, "redirect")])
+def test_a_key_in_a_servers_error_reaches_no_file_and_no_output(isolated_home, status, kind) -> None:
     def respond(body, number):
-        return good(body, number) if number < 3 else echo_error(status, f"Incorrect API key provided: {KEY}.", where)
+        return good(body, number) if number < 3 else make_error(status, f"Incorrect API key provided: {KEY}.", kind)
 
     good = FakeServer().respond
     with FakeServer(respond) as server:
@@ -107,28 +107,28 @@ def test_a_key_that_a_server_repeats_reaches_no_file_and_no_output(isolated_home
     assert list(isolated_home.rglob("runs.sqlite"))
     assert find_secrets(iter_stored_bytes(isolated_home)) == []
     assert find_secrets(iter([("stdout", process.stdout.encode()), ("stderr", process.stderr.encode())])) == []
-    if where == "message":
+    if kind == "message":
         assert HIDDEN in process.stderr
 
 
-def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(isolated_home) -> None:
+def test_a_user_name_and_password_in_an_address_are_sent_but_shown_nowhere(isolated_home) -> None:
     def respond(body, number):
-        return good(body, number) if number != 5 else echo_error(400, f"{BASIC_TOKEN} is reader:{PASSWORD}")
+        return good(body, number) if number != 5 else make_error(400, f"{BASIC_TOKEN} is reader:{PASSWORD}")
 
     good = FakeServer().respond
     with FakeServer(respond, authorization=f"Basic {BASIC_TOKEN}") as server:
         address = server.base_url.replace("//", f"//reader:{quote(PASSWORD, '')}@")
         process = run_read_command(isolated_home, "--base-url", address, "--json")
         command = [sys.executable, "-m", "memagent_graph", "resume", "r", "--base-url", address]
-        finished = run_program(command, capture_output=True)
-    assert (process.returncode, answers(finished.stdout)) == (4, ["4711"]), finished.stderr
+        resume_process = run_program(command, capture_output=True)
+    assert (process.returncode, parse_answers(resume_process.stdout)) == (4, ["4711"]), resume_process.stderr
     assert server.base_url in process.stdout
-    outputs = {"read": process.stdout + process.stderr, "resume": finished.stdout + finished.stderr}
+    outputs = {"read": process.stdout + process.stderr, "resume": resume_process.stdout + resume_process.stderr}
     assert find_secrets((name, text.encode()) for name, text in outputs.items()) == []
     assert find_secrets(iter_stored_bytes(isolated_home)) == []
 
 
-async def test_credentials_in_an_address_go_before_a_key_and_a_wrong_one_is_refused_with_the_way_to_write_it() -> None:
+async def test_credentials_in_an_address_replace_the_key_and_wrong_ones_are_refused_with_the_format() -> None:
     with FakeServer(lambda body, number: "x", authorization=f"Basic {BASIC_TOKEN}") as server:
         address = server.base_url.replace("//", f"//reader:{quote(PASSWORD, '')}@")
         assert (await server.ask(base_url=address, api_key=KEY)).text == "x"
@@ -147,61 +147,61 @@ async def test_credentials_in_an_address_go_before_a_key_and_a_wrong_one_is_refu
         *("localhost:8000/v1", "http://", "http://[::1", "http://host:port/v1", "ftp://host/v1"),
     ],
 )
-def test_a_wrong_address_is_refused_with_its_form_and_without_its_password(address) -> None:
+def test_a_malformed_address_is_refused_with_the_format_and_without_its_password(address) -> None:
     with pytest.raises(PolicyRequestError, match=r"not the address of a server.*http://HOST:PORT/v1") as caught:
         OpenAICompatiblePolicy(base_url=address)
     assert PASSWORD not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["sk-1\nX-Injected: yes", "ключ", "sk-\x00"])
-def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(key) -> None:
+def test_a_key_that_is_not_valid_in_a_header_is_refused_without_showing_it(key) -> None:
     with pytest.raises(PolicyRequestError, match="API key") as caught:
         OpenAICompatiblePolicy(base_url="http://host/v1", api_key=key)
     assert key not in str(caught.value)
 
 
-async def test_trailing_newline_in_a_key_is_ignored() -> None:
+async def test_a_trailing_newline_in_a_key_is_ignored() -> None:
     with FakeServer(lambda body, number: "x", key="sk-1") as server:
         assert (await server.ask(api_key="sk-1\n")).text == "x"
 
 
-class Tracer(BaseCallbackHandler):
-    """Keeps what tracers record of an error: its message, and its traceback with all causes."""
+class ErrorRecorder(BaseCallbackHandler):
+    """Records what tracers record of an error: its message, and its traceback with all causes."""
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.texts: list[str] = []
 
-    def _keep(self, error: BaseException, **kwargs: Any) -> None:
-        self.seen += [repr(error), "".join(traceback.format_exception(error)), str(kwargs)]
+    def _record(self, error: BaseException, **kwargs: Any) -> None:
+        self.texts += [repr(error), "".join(traceback.format_exception(error)), str(kwargs)]
 
-    on_llm_error = on_chain_error = _keep
+    on_llm_error = on_chain_error = _record
 
 
-@pytest.mark.parametrize("words", [f"wrong key {KEY}", f"Bearer {KEY}"])
-async def test_no_trace_has_a_key_nor_has_anything_that_the_error_came_from(words, tmp_path) -> None:
-    tracer = Tracer()
-    with FakeServer(lambda body, number: echo_error(401, words)) as server:
+@pytest.mark.parametrize("message", [f"wrong key {KEY}", f"Bearer {KEY}"])
+async def test_a_key_is_not_in_the_trace_of_an_error_or_of_its_causes(message, tmp_path) -> None:
+    recorder = ErrorRecorder()
+    with FakeServer(lambda body, number: make_error(401, message)) as server:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, api_key=KEY, max_retries=0)
         agent = MemAgent(policy, tokenizer="embedded", budget=Budget(chunk_tokens=60), run_log=False, store=tmp_path)
         graph = await agent.agraph()
         with pytest.raises(PolicyAuthenticationError):
-            await graph.ainvoke({"question": QUESTION, "document": TEXT}, {"callbacks": [tracer]})
+            await graph.ainvoke({"question": QUESTION, "document": TEXT}, {"callbacks": [recorder]})
         await agent.aclose()
-    assert tracer.seen
-    assert find_secrets(("trace", text.encode()) for text in tracer.seen) == []
+    assert recorder.texts
+    assert find_secrets(("trace", text.encode()) for text in recorder.texts) == []
 
 
-async def test_a_damaged_reply_that_repeats_the_key_does_not_bring_it_into_the_error() -> None:
+async def test_a_malformed_reply_with_the_key_does_not_put_it_into_the_error() -> None:
     replies = [f"{'x' * 190}{KEY}", json.dumps({"error": KEY}), f"{KEY} " * 20]
     for reply in replies:
         server = FakeServer(lambda body, number, reply=reply: web.Response(text=reply))
         with server, pytest.raises(PolicyResponseError) as caught:
             await server.ask(api_key=KEY, max_retries=0)
-        shown = "".join(traceback.format_exception(caught.value))
-        assert not any(KEY[:length] in shown for length in range(9, len(KEY) + 1))
+        output = "".join(traceback.format_exception(caught.value))
+        assert not any(KEY[:length] in output for length in range(9, len(KEY) + 1))
 
 
-async def test_a_chat_model_s_key_stays_out_of_its_error() -> None:
+async def test_a_chat_models_key_stays_out_of_its_error() -> None:
     class Model(GenericFakeChatModel):
         api_key: SecretStr = SecretStr(KEY)
 
@@ -213,7 +213,7 @@ async def test_a_chat_model_s_key_stays_out_of_its_error() -> None:
     assert KEY not in "".join(traceback.format_exception(caught.value))
 
 
-def test_short_secrets_are_hidden_as_words_only() -> None:
-    redacted = make_redaction(["pw", "", "long-enough"])
-    assert redacted("pw, a pwn and (pw) xlong-enoughx") == f"{HIDDEN}, a pwn and ({HIDDEN}) x{HIDDEN}x"
+def test_short_secrets_are_hidden_only_as_whole_words() -> None:
+    redact = make_redaction(["pw", "", "long-enough"])
+    assert redact("pw, a pwn and (pw) xlong-enoughx") == f"{HIDDEN}, a pwn and ({HIDDEN}) x{HIDDEN}x"
     assert make_redaction([])("nothing to hide") == "nothing to hide"

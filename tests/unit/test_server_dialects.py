@@ -1,4 +1,4 @@
-"""Whichever dialect of the API a server speaks, the document's fact is found, and what is lost is said."""
+"""The fact is found in every dialect of the API, and events report what the server left out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS, counting_server
+from support.server_dialects import DIALECTS, LENGTH_REFUSALS, make_counting_server
 
 from memagent_graph import Budget, MemAgent, ReadResult
 from memagent_graph.cli.policy_checks import CheckStatus, check_policy
@@ -20,7 +20,7 @@ from memagent_graph.policy import FinishReason
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_serve.chat_replies import read_details
+from memagent_serve.chat_replies import describe_read
 from memagent_serve.live.live_events import format_update
 
 pytestmark = pytest.mark.usefixtures("nobody_sleeps")
@@ -38,16 +38,16 @@ async def read(server: FakeServer, text: str = TEXT, budget: Budget = BUDGET, **
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-async def test_the_fact_is_found_and_what_happened_is_said(name: str) -> None:
+async def test_a_dialect_is_understood_and_causes_only_the_expected_events(name: str) -> None:
     dialect = DIALECTS[name]
-    with dialect.server() as server:
+    with dialect.make_server() as server:
         result = await read(server, **dialect.settings)
     assert result.answer == "4711"
     assert {event.kind.value for event in result.events} == dialect.events
 
 
 @pytest.mark.parametrize(
-    ("reason", "words"),
+    ("reason", "spellings"),
     [
         (FinishReason.LENGTH, "maxTokens model_length FinishReason.MAX_TOKENS FINISH_REASON_MAX_TOKENS token-limit"),
         (FinishReason.REFUSED, "refusal content-filter RECITATION guardrail_intervened blocked ContentFiltered"),
@@ -55,33 +55,33 @@ async def test_the_fact_is_found_and_what_happened_is_said(name: str) -> None:
         (FinishReason.STOP, "end_turn STOP eos_token"),
     ],
 )
-def test_a_reason_to_stop_is_understood_in_any_spelling(reason: FinishReason, words: str) -> None:
-    assert {parse_finish_reason(word) for word in words.split()} == {reason}
+def test_a_finish_reason_is_understood_in_any_spelling(reason: FinishReason, spellings: str) -> None:
+    assert {parse_finish_reason(spelling) for spelling in spellings.split()} == {reason}
 
 
-@pytest.mark.parametrize("name", TOO_LONG_IN_WORDS)
-async def test_a_refusal_that_speaks_of_length_is_final_and_names_the_remedy(name: str) -> None:
-    status, words = TOO_LONG_IN_WORDS[name]
-    refusal = {"error": {"message": words}}
+@pytest.mark.parametrize("name", LENGTH_REFUSALS)
+async def test_a_refusal_for_length_is_not_retried_and_names_the_remedy(name: str) -> None:
+    status, message = LENGTH_REFUSALS[name]
+    refusal = {"error": {"message": message}}
     with (
         FakeServer(lambda body, number: web.json_response(refusal, status=status)) as server,
         pytest.raises(PolicyRequestError, match="Lower chunk_tokens") as caught,
     ):
         await read(server)
-    assert words[:40] in caught.value.message
+    assert message[:40] in caught.value.message
     assert len(server.requests) == 1
 
 
-async def test_a_refused_field_is_left_out_from_then_on_and_its_limit_is_kept() -> None:
-    with DIALECTS["refused field: max_tokens"].server() as server:
+async def test_a_refused_field_is_renamed_in_all_later_requests() -> None:
+    with DIALECTS["refused field: max_tokens"].make_server() as server:
         await read(server)
-    refused, *others = server.requests
-    assert "max_tokens" in refused
-    assert {body.get("max_completion_tokens") for body in others} == {40}
-    assert not any("max_tokens" in body for body in others)
+    refused_request, *later_requests = server.requests
+    assert "max_tokens" in refused_request
+    assert {body.get("max_completion_tokens") for body in later_requests} == {40}
+    assert not any("max_tokens" in body for body in later_requests)
 
 
-async def test_a_field_is_not_given_up_where_that_does_not_help() -> None:
+async def test_a_field_is_sent_again_if_leaving_it_out_does_not_help() -> None:
     with (
         FakeServer(lambda body, number: web.json_response({"error": "seed, or something else"}, status=400)) as server,
         pytest.raises(PolicyRequestError) as caught,
@@ -93,26 +93,24 @@ async def test_a_field_is_not_given_up_where_that_does_not_help() -> None:
 
 LONG_TEXT = "The key of harbor is 4711. " + "and then some words " * 2000
 LONG_BUDGET = Budget(context_window=8192, question_tokens=64, memory_tokens=100, chunk_tokens=2500, answer_tokens=40)
-
-
-OWN_COUNT = load_tokenizer("embedded").count
-OTHER_COUNTS = {
-    "its own tokens": OWN_COUNT,
-    "words, of which there are fewer": lambda text: len(text.split()),
-    "characters, of which there are more": len,
-    "nothing": lambda text: 0,
-    "always the same": lambda text: 7,
+COUNT_TOKENS = load_tokenizer("embedded").count
+TOKEN_COUNTERS = {
+    "tokens": COUNT_TOKENS,
+    "words, which are fewer": lambda text: len(text.split()),
+    "characters, which are more": len,
+    "zero": lambda text: 0,
+    "a constant": lambda text: 7,
 }
 
 
-async def test_a_prompt_that_the_server_cut_is_an_event_with_both_counts_in_every_view() -> None:
-    with counting_server(OWN_COUNT, window=1500) as server:
+async def test_a_prompt_cut_by_the_server_is_an_event_in_every_view() -> None:
+    with make_counting_server(COUNT_TOKENS, window=1500) as server:
         result = await read(server, LONG_TEXT, LONG_BUDGET)
     cuts = [event for event in result.events if event.kind is EventKind.PROMPT_CUT]
     assert [event.chunk_index for event in cuts] == list(range(len(cuts)))
     assert len(cuts) >= 3
     assert re.search(r"it counts 1,[45]\d\d tokens, and about 1,\d\d\d more were sent", cuts[0].detail)
-    details = format_update(result.updates[0], ""), read_details(result, ["upload"])
+    details = format_update(result.updates[0], ""), describe_read(result, ["upload"])
     assert "prompt_cut" in render_page(build_timeline(result.view()))
     assert all("prompt_cut" in json.dumps(values) for values in details)
 
@@ -120,34 +118,34 @@ async def test_a_prompt_that_the_server_cut_is_an_event_with_both_counts_in_ever
 SHORT_BUDGET = Budget(context_window=1024, question_tokens=32, memory_tokens=60, chunk_tokens=500, answer_tokens=40)
 
 
-async def test_a_prompt_cut_by_a_small_window_is_an_event_and_the_probe_is_counted() -> None:
-    with counting_server(OWN_COUNT, window=400) as server:
+async def test_a_prompt_cut_by_a_small_window_is_an_event_and_the_probes_count_as_turns() -> None:
+    with make_counting_server(COUNT_TOKENS, window=400) as server:
         result = await read(server, "and then some words " * 300, SHORT_BUDGET)
     assert {event.kind for event in result.events} == {EventKind.PROMPT_CUT}
     probes = [body for body in server.requests if "<section>" not in body["messages"][0]["content"]]
-    assert len(probes) == 2 + 1  # and the answer
+    assert len(probes) == 3, "two probes and the answer"
     assert result.usage.turns == len(server.requests)
     assert result.usage.completion_tokens == 5 * len(server.requests)
 
 
-async def test_a_read_can_stop_at_a_prompt_that_the_server_cut() -> None:
-    with counting_server(OWN_COUNT, window=1500) as server, pytest.raises(PromptCutError, match="window"):
+async def test_a_read_can_be_set_to_stop_at_a_cut_prompt() -> None:
+    with make_counting_server(COUNT_TOKENS, window=1500) as server, pytest.raises(PromptCutError, match="window"):
         await read(server, LONG_TEXT, LONG_BUDGET, on_incomplete="stop")
 
 
-@pytest.mark.parametrize("name", OTHER_COUNTS)
-async def test_a_server_that_counts_otherwise_did_not_cut(name: str) -> None:
-    with counting_server(OTHER_COUNTS[name]) as server:
+@pytest.mark.parametrize("name", TOKEN_COUNTERS)
+async def test_a_server_that_counts_differently_causes_no_event(name: str) -> None:
+    with make_counting_server(TOKEN_COUNTERS[name]) as server:
         result = await read(server, LONG_TEXT, LONG_BUDGET)
     assert (result.answer, result.events) == ("4711", ())
 
 
 @pytest.mark.parametrize(("window", "status"), [(1500, CheckStatus.FAILED), (100_000, CheckStatus.OK)])
-async def test_doctor_sends_a_prompt_of_the_size_that_it_allows(window: int, status: CheckStatus) -> None:
-    with counting_server(OWN_COUNT, window) as server:
+async def test_doctor_checks_that_the_server_takes_the_longest_prompt(window: int, status: CheckStatus) -> None:
+    with make_counting_server(COUNT_TOKENS, window) as server:
         async with MemAgent(
             base_url=server.base_url, model="fake", tokenizer="embedded", budget=LONG_BUDGET, run_log=False
         ) as reader:
-            *_, last = [check async for check in check_policy(reader)]
-    assert (last.subject, last.status) == ("longest prompt", status)
-    assert ("--context-window" in (last.remedy or "")) is (status is CheckStatus.FAILED)
+            *_, last_check = [check async for check in check_policy(reader)]
+    assert (last_check.subject, last_check.status) == ("longest prompt", status)
+    assert ("--context-window" in (last_check.remedy or "")) is (status is CheckStatus.FAILED)

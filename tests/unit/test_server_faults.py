@@ -1,4 +1,4 @@
-"""A server that does wrong costs no fact in silence: what can be mended is asked for again, the rest is said."""
+"""Faulty replies of a server are retried, or reported as errors and events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zlib
 import pytest
 from aiohttp import web
 from support.fake_server import HELLO, FakeServer
-from support.server_faults import BUSY, ELSEWHERE, EMPTY, FINAL, MALFORMED, TOO_LONG
+from support.server_faults import EMPTY_TEXTS, FINAL_ERRORS, MALFORMED, OTHER_SERVER, OVERSIZED, RETRIED_ERRORS
 
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams, UpdateRule
 from memagent_graph.errors import (
@@ -28,10 +28,10 @@ QUESTION = "What is the key of harbor?"
 RETRIES = 2
 
 
-@pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
+@pytest.mark.parametrize("name", [*MALFORMED, *OVERSIZED, *RETRIED_ERRORS])
 async def test_temporary_faults_are_retried_and_then_become_an_error(name) -> None:
-    fault, faults = (MALFORMED | TOO_LONG | BUSY)[name], 2 * RETRIES + 1
-    with FakeServer(lambda body, number: fault() if number < faults else "at last") as server:
+    fault, fault_count = (MALFORMED | OVERSIZED | RETRIED_ERRORS)[name], 2 * RETRIES + 1
+    with FakeServer(lambda body, number: fault() if number < fault_count else "at last") as server:
         with pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as caught:
             await server.ask(max_retries=RETRIES)
         assert len(server.requests) == RETRIES + 1
@@ -39,29 +39,29 @@ async def test_temporary_faults_are_retried_and_then_become_an_error(name) -> No
     assert (completion.text, completion.retries) == ("at last", RETRIES)
     assert caught.value.hint
     assert len(str(caught.value)) < 1200
-    if name in BUSY:
+    if name in RETRIED_ERRORS:
         assert isinstance(caught.value, PolicyOverloadedError)
-        assert ("it broke" in str(caught.value)) is name.isdigit(), "what the server said is told"
+        assert ("it broke" in str(caught.value)) is name.isdigit(), "the error has the server's message"
     elif "gzip" not in name:
         assert isinstance(caught.value, PolicyResponseError)
         assert ("still broke its reply off" in str(caught.value)) is ("an error" in name)
 
 
-@pytest.mark.parametrize("name", FINAL)
+@pytest.mark.parametrize("name", FINAL_ERRORS)
 async def test_permanent_faults_are_not_retried(name) -> None:
     with (
-        FakeServer(lambda body, number: FINAL[name]()) as server,
+        FakeServer(lambda body, number: FINAL_ERRORS[name]()) as server,
         pytest.raises((PolicyRequestError, PolicyResponseError, PolicyAuthenticationError)) as caught,
     ):
         await server.ask(max_retries=RETRIES)
     assert caught.value.hint
     assert len(server.requests) == (6 if name == "307 to itself" else 1)
     if "another" in name:
-        assert f"redirects to another server, {ELSEWHERE}; the request was not sent there" in caught.value.message
+        assert f"redirects to another server, {OTHER_SERVER}; the request was not sent there" in caught.value.message
         assert caught.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")
 
 
-async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_scheme() -> None:
+async def test_a_redirect_to_another_server_or_scheme_is_not_followed() -> None:
     with FakeServer() as other:
         targets = [
             other.base_url + "/chat/completions?key=secret",
@@ -69,9 +69,9 @@ async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_
             "//elsewhere.example/v1",
         ]
         for target in targets:
-            reply = {"Location": target}
+            headers = {"Location": target}
             with (
-                FakeServer(lambda body, number, reply=reply: web.Response(status=307, headers=reply)) as server,
+                FakeServer(lambda body, number, headers=headers: web.Response(status=307, headers=headers)) as server,
                 pytest.raises(PolicyResponseError, match="another server") as caught,
             ):
                 policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
@@ -88,7 +88,7 @@ async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-async def test_a_redirect_within_the_server_is_followed_with_the_whole_request(status) -> None:
+async def test_a_redirect_within_the_server_is_followed_with_the_same_request(status) -> None:
     def respond(body, number):
         return web.Response(status=status, headers={"Location": "completions?again"}) if number == 0 else "there"
 
@@ -98,17 +98,17 @@ async def test_a_redirect_within_the_server_is_followed_with_the_whole_request(s
     assert server.requests[0] == server.requests[1]
 
 
-def reader(server: FakeServer, **options) -> MemAgent:
+def make_agent(server: FakeServer, **options) -> MemAgent:
     policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=RETRIES)
     return MemAgent(policy, tokenizer="embedded", budget=Budget(chunk_tokens=60, memory_tokens=64), **options)
 
 
-@pytest.mark.parametrize("name", EMPTY)
-def test_a_completion_without_a_text_keeps_the_memory_and_says_by_which_rule(name) -> None:
+@pytest.mark.parametrize("name", EMPTY_TEXTS)
+def test_a_completion_without_text_keeps_the_memory_and_reports_the_rule(name) -> None:
     good = FakeServer().respond
     with (
-        FakeServer(lambda body, number: EMPTY[name]() if number == 2 else good(body, number)) as server,
-        reader(server, run_log=False) as agent,
+        FakeServer(lambda body, number: EMPTY_TEXTS[name]() if number == 2 else good(body, number)) as server,
+        make_agent(server, run_log=False) as agent,
     ):
         result = agent.read(TEXT, QUESTION)
     (event,) = result.events
@@ -117,22 +117,22 @@ def test_a_completion_without_a_text_keeps_the_memory_and_says_by_which_rule(nam
     assert result.answer == "4711"
 
 
-@pytest.mark.parametrize("packed", [False, True])
-async def test_a_reply_of_50_mb_is_read_only_up_to_the_limit(packed) -> None:
-    sent = 0
+@pytest.mark.parametrize("is_compressed", [False, True])
+async def test_a_reply_of_50_mb_is_read_only_up_to_the_limit(is_compressed) -> None:
+    sent_bytes = 0
 
     async def serve(incoming: asyncio.StreamReader, outgoing: asyncio.StreamWriter) -> None:
-        nonlocal sent
+        nonlocal sent_bytes
         await incoming.readuntil(b"\r\n\r\n")
-        head = "HTTP/1.1 200 OK\r\n" + ("Content-Encoding: gzip\r\n" if packed else "")
+        head = "HTTP/1.1 200 OK\r\n" + ("Content-Encoding: gzip\r\n" if is_compressed else "")
         outgoing.write(f"{head}Connection: close\r\n\r\n".encode())
-        packer, part = zlib.compressobj(wbits=31), b" " * 65_536
+        compressor, block = zlib.compressobj(wbits=31), b" " * 65_536
         try:
-            for _ in range(50_000_000 // len(part)):
-                outgoing.write(packer.compress(part) if packed else part)
-                sent += len(part)
+            for _ in range(50_000_000 // len(block)):
+                outgoing.write(compressor.compress(block) if is_compressed else block)
+                sent_bytes += len(block)
                 await outgoing.drain()
-            outgoing.write(packer.flush() if packed else b"")
+            outgoing.write(compressor.flush() if is_compressed else b"")
         except ConnectionError:
             return
         finally:
@@ -146,20 +146,20 @@ async def test_a_reply_of_50_mb_is_read_only_up_to_the_limit(packed) -> None:
     try:
         with pytest.raises(PolicyResponseError, match=r"a reply that is too long: it has more than [0-9,]{9} bytes"):
             await policy.complete(HELLO, SamplingParams())
-        most = tracemalloc.get_traced_memory()[1]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
         await policy.aclose()
         server.close()
-    assert most < 8_000_000
-    assert packed or sent < 30_000_000
+    assert peak_bytes < 8_000_000
+    assert is_compressed or sent_bytes < 30_000_000
 
 
-async def test_logprobs_that_are_missing_or_of_another_number_than_the_tokens_do_not_count(tmp_path) -> None:
+async def test_logprobs_that_are_missing_or_differ_in_number_from_the_tokens_are_dropped(tmp_path) -> None:
     good = FakeServer(vllm=True)
 
     def respond(body, number):
-        reply = good.completion(body, good.respond(body, number))
+        reply = good.make_reply(body, good.respond(body, number))
         if number == 2:
             reply["choices"][0]["logprobs"]["content"].append({"token": "x", "logprob": -0.5})
         if number == 3:
@@ -167,12 +167,12 @@ async def test_logprobs_that_are_missing_or_of_another_number_than_the_tokens_do
         return reply
 
     with FakeServer(respond, vllm=True) as server:
-        async with reader(server, run_log=tmp_path / "runs.sqlite") as agent:
+        async with make_agent(server, run_log=tmp_path / "runs.sqlite") as agent:
             result = await agent.aread(TEXT, QUESTION, run_id="r")
     dropped = [event for event in result.events if event.kind is EventKind.LOGPROBS_DROPPED]
     assert [event.chunk_index for event in dropped] == [2, 3]
     assert "log-probs came with" in dropped[0].detail and "no log-probs came" in dropped[1].detail
     rows = RunLog(tmp_path / "runs.sqlite").conversations("r")
     presence = [(row.token_ids is not None, row.logprobs is not None) for row in rows]
-    assert [place for place, row in enumerate(presence) if row != (True, True)] == [2, 3]
+    assert [index for index, row in enumerate(presence) if row != (True, True)] == [2, 3]
     assert presence[2] == (True, False)

@@ -1,4 +1,4 @@
-"""The pause that all requests share, on a clock that the test moves."""
+"""The pause that all requests share, on a fake clock."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from memagent_graph.policies import sending
 from memagent_graph.policies.sending import SharedPause
 
 
-class Clock:
-    """Time that passes only while somebody sleeps."""
+class FakeClock:
+    """A clock that advances only during a sleep."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -30,14 +30,14 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
+    clock = FakeClock()
     monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: clock.now, time=time.time))
     monkeypatch.setattr(sending.asyncio, "sleep", clock.sleep)
     yield clock
 
 
-async def test_a_pause_holds_requests_to_its_end_and_a_little_longer_though_a_shorter_one_follows(clock: Clock) -> None:
+async def test_a_shorter_pause_does_not_shorten_one_that_lasts(clock: FakeClock) -> None:
     pause = SharedPause()
     pause.extend(10)
     pause.extend(1)
@@ -45,10 +45,10 @@ async def test_a_pause_holds_requests_to_its_end_and_a_little_longer_though_a_sh
     assert 1010 <= clock.now <= 1011
 
 
-async def test_retry_after_may_be_a_date_and_one_that_is_too_far_off_is_not_waited_for(clock: Clock) -> None:
+async def test_a_retry_after_date_is_waited_for_unless_it_is_too_far_off(clock: FakeClock) -> None:
     def respond(body: dict, number: int) -> web.Response:
-        when = format_datetime(datetime.now(UTC) + timedelta(seconds=600 if number == 0 else 3600), usegmt=True)
-        return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": when})
+        retry_after = format_datetime(datetime.now(UTC) + timedelta(seconds=600 if number == 0 else 3600), usegmt=True)
+        return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": retry_after})
 
     server = FakeServer(respond)
     with server, pytest.raises(PolicyOverloadedError, match=r"asks to wait for 3\d\d\d s: full"):
@@ -57,27 +57,26 @@ async def test_retry_after_may_be_a_date_and_one_that_is_too_far_off_is_not_wait
     assert 1300 < clock.now <= 1660
 
 
-async def test_a_retry_after_of_one_request_holds_the_others() -> None:
-    """One of twenty is told to wait; until it may return, no other request is sent."""
-    arrived: list[int] = []
-    refused = asyncio.Event()
+async def test_a_retry_after_of_one_request_pauses_all_others() -> None:
+    request_numbers: list[int] = []
+    has_refused = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def respond(body: dict, number: int) -> web.Response | str:
-        arrived.append(number)
+        request_numbers.append(number)
         if number == 0:
-            loop.call_soon_threadsafe(refused.set)
+            loop.call_soon_threadsafe(has_refused.set)
             return web.json_response({"error": {"message": "busy"}}, status=429, headers={"Retry-After": "0.6"})
         return "ok"
 
     with FakeServer(respond) as server:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
-        first = asyncio.create_task(policy.complete(HELLO, SamplingParams()))
-        await refused.wait()
+        refused_request = asyncio.create_task(policy.complete(HELLO, SamplingParams()))
+        await has_refused.wait()
         while not policy._connections.get().pause._end:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         others = [asyncio.create_task(policy.complete(HELLO, SamplingParams())) for _ in range(20)]
-        completions = await asyncio.gather(first, *others)
+        completions = await asyncio.gather(refused_request, *others)
         await policy.aclose()
     assert [completion.retries for completion in completions] == [1, *[0] * 20], "the others were not refused"
-    assert len(arrived) == 22
+    assert len(request_numbers) == 22

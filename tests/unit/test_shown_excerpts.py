@@ -1,4 +1,4 @@
-"""Runs that showed an excerpt instead of reading chunks: wherever a run is looked at, its quotes support the answer."""
+"""Runs that answer from an excerpt in place of chunks: every view of such a run has its quotes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mcp.shared.memory import create_connected_server_and_client_session
 from rich.console import Console
-from support.scripts import make_document, part
+from support.scripts import extract, make_document
 
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, RunLog, ScriptedPolicy
 from memagent_graph.cli.show import load_view
@@ -34,25 +34,25 @@ QUESTION = "What is the key of harbor?"
 STRATEGY = "retrieval:chunks=2:chunk_tokens=40"
 
 
-def answers_from_the_text(prompt: str) -> str:
-    return "\\boxed{" + (ANSWER if "harbor is 4711" in part(prompt, "text") else "?") + "}"
+def answer_from_excerpt(prompt: str) -> str:
+    return "\\boxed{" + (ANSWER if "harbor is 4711" in extract(prompt, "text") else "?") + "}"
 
 
 @pytest.fixture
 def view(make_reader: Any, tmp_path: Path) -> RunView:
-    """A logged run that asked about an excerpt."""
+    """A logged run whose answer comes from an excerpt."""
     log = RunLog(tmp_path / "runs.sqlite")
-    reader = make_reader(ScriptedPolicy(answers_from_the_text), strategy=STRATEGY, run_log=log)
+    reader = make_reader(ScriptedPolicy(answer_from_excerpt), strategy=STRATEGY, run_log=log)
     return load_view(log, reader.read(TEXT, QUESTION).run_id, str(tmp_path / "documents"))
 
 
 def print_timeline(view: RunView) -> str:
-    text = StringIO()
-    Console(file=text, width=300).print(render_timeline(build_timeline(view)))
-    return text.getvalue()
+    output = StringIO()
+    Console(file=output, width=300).print(render_timeline(build_timeline(view)))
+    return output.getvalue()
 
 
-def test_the_terminal_has_the_quotes_and_no_empty_memory(view: RunView) -> None:
+def test_the_terminal_shows_the_quotes_and_no_empty_memory(view: RunView) -> None:
     text, start = print_timeline(view), TEXT.index(QUOTE)
     assert f"What supports the answer\n  “{QUOTE}”  characters {start:,}-{start + len(QUOTE):,}" in text
     assert re.search(r"shown +2 passages of \d+ tokens in total", text)
@@ -60,19 +60,19 @@ def test_the_terminal_has_the_quotes_and_no_empty_memory(view: RunView) -> None:
         assert words not in text
 
 
-def test_an_excerpt_whose_text_is_gone_is_not_said_to_be_without_quotes(view: RunView, tmp_path: Path) -> None:
-    gone = load_view(RunLog(tmp_path / "runs.sqlite"), view.run_id, str(tmp_path / "elsewhere"))
-    assert "the document's text is no longer stored" in print_timeline(gone)
-    assert "no verbatim quote" not in print_timeline(gone)
+def test_a_run_whose_document_is_gone_is_not_shown_as_a_run_without_quotes(view: RunView, tmp_path: Path) -> None:
+    view_without_document = load_view(RunLog(tmp_path / "runs.sqlite"), view.run_id, str(tmp_path / "elsewhere"))
+    assert "the document's text is no longer stored" in print_timeline(view_without_document)
+    assert "no verbatim quote" not in print_timeline(view_without_document)
 
 
 @pytest.mark.parametrize("words", ["not stated", "Nicht genannt.", "記載なし"])
-def test_an_answer_that_there_is_none_is_supported_by_nothing(words: str, make_reader: Any) -> None:
+def test_an_answer_not_stated_has_no_quotes(words: str, make_reader: Any) -> None:
     reader = make_reader(ScriptedPolicy(lambda _: f"\\boxed{{{words}}}"), strategy=STRATEGY)
     assert "What supports the answer\nnothing that was shown" in print_timeline(reader.read(TEXT, QUESTION).view())
 
 
-def test_the_page_has_the_quotes(view: RunView) -> None:
+def test_the_timeline_page_has_the_quotes(view: RunView) -> None:
     timeline = build_timeline(view)
     page = render_page(timeline)
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
@@ -83,7 +83,7 @@ def test_the_page_has_the_quotes(view: RunView) -> None:
     assert f" of {view.trace.tokens_shown:,} tokens" in dict(data["facts"])["shown"]
 
 
-def test_the_live_page_leads_from_the_answer_to_the_passage(view: RunView, tmp_path: Path) -> None:
+def test_the_live_page_links_the_answer_to_its_passage(view: RunView, tmp_path: Path) -> None:
     (line,) = format_sources(build_timeline(view))
     (quote,) = line["quotes"]
     assert (line["line"], quote["text"]) == (ANSWER, QUOTE)
@@ -94,7 +94,7 @@ def test_the_live_page_leads_from_the_answer_to_the_passage(view: RunView, tmp_p
         format_passage(view, store, 0, 1)
 
 
-def test_a_memory_written_from_an_excerpt_has_its_quotes_beside_it(tmp_path: Path) -> None:
+def test_a_memory_written_from_an_excerpt_has_quotes(tmp_path: Path) -> None:
     text = make_document({0.2: "The access code of the quiet falcon is 48213.", 0.8: "A falcon flew by."}, words=900)
     with MemAgent(LocalPolicy.embedded(), store=tmp_path, run_log=False, strategy="retrieval:chunks=2") as reader:
         result = reader.read(text, "What is the access code of the quiet falcon?")
@@ -110,9 +110,9 @@ async def client(reader: MemAgent) -> AsyncIterator[Any]:
         yield session
 
 
-async def test_mcp_answers_from_an_excerpt_with_quotes_in_their_context(make_reader: Any, tmp_path: Path) -> None:
+async def test_mcp_results_have_quotes_from_the_excerpt_in_context(make_reader: Any, tmp_path: Path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
-    reader = make_reader(ScriptedPolicy(answers_from_the_text), strategy=STRATEGY, run_log=log)
+    reader = make_reader(ScriptedPolicy(answer_from_excerpt), strategy=STRATEGY, run_log=log)
     async with client(reader) as session:
         read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
         assert not read.isError, read.content

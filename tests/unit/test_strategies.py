@@ -1,4 +1,4 @@
-"""A strategy that is not well formed is refused with the remedy, and so is one that nobody knows."""
+"""Loading of strategies, refusals of malformed ones, several passes, and resuming between steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NotRequired
 import pytest
 import rich.console
 from langgraph.checkpoint.memory import InMemorySaver
-from support.scripts import make_document, part, read_perfectly
+from support.scripts import extract, make_document, read_perfectly
 
 from memagent_graph import (
     ANSWER,
@@ -34,8 +34,8 @@ TEXT = make_document({0.3: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
 
 
-class Line(Strategy):
-    """The paper's loop, by another name."""
+class PaperLoop(Strategy):
+    """The paper's loop under another name."""
 
     name = "line"
     roles = (UPDATE, ANSWER)
@@ -54,7 +54,7 @@ class Line(Strategy):
         graph.add_edge("answer", "__end__")
 
 
-def test_a_strategy_is_named_given_or_taken_from_a_file(tmp_path) -> None:
+def test_a_strategy_is_loaded_by_name_from_a_class_or_from_a_file(tmp_path) -> None:
     assert load_strategy(None) == load_strategy("overwrite") == load_strategy(Overwrite) == Overwrite()
     file = tmp_path / "mine.py"
     file.write_text(
@@ -79,23 +79,22 @@ def test_an_unknown_strategy_is_refused(source, words) -> None:
     assert words in str(caught.value)
 
 
-def without(**changes) -> Strategy:
-    return type("Changed", (Line,), changes)()
+def make_strategy(**changes) -> Strategy:
+    return type("ChangedLoop", (PaperLoop,), changes)()
 
 
-def only(step, **changes) -> Strategy:
-    """A strategy of one step."""
+def make_one_step_strategy(step, **changes) -> Strategy:
 
     def wire(self, graph) -> None:
         graph.add_node("only", step)
         graph.add_edge("open_document", "only")
         graph.add_edge("only", "__end__")
 
-    return without(wire=wire, state=ReaderState, **changes)
+    return make_strategy(wire=wire, state=ReaderState, **changes)
 
 
-def with_gate(template: str) -> Strategy:
-    return without(roles=(UPDATE, ANSWER, Role("gate", Writes.DECISION, template=template)))
+def make_gated_strategy(template: str) -> Strategy:
+    return make_strategy(roles=(UPDATE, ANSWER, Role("gate", Writes.DECISION, template=template)))
 
 
 FIELDS = "<b>{memory}</b><c>{prompt}</c>"
@@ -104,53 +103,53 @@ FIELDS = "<b>{memory}</b><c>{prompt}</c>"
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (with_gate(FIELDS), r"the role gate: the field \{chunk\} is missing"),
+        (make_gated_strategy(FIELDS), r"the role gate: the field \{chunk\} is missing"),
         (
-            with_gate("<a>{chunk}</a>" + FIELDS + " very many words" * 300),
+            make_gated_strategy("<a>{chunk}</a>" + FIELDS + " very many words" * 300),
             r"the role 'gate' needs \d+ tokens.*Lower question_tokens",
         ),
-        (without(roles=()), "has no roles"),
-        (without(roles=(UPDATE, ANSWER, Role("update"))), "two roles 'update'"),
-        (without(name=""), "has no name"),
-        (without(name="refine"), r"name 'refine'.*Choose another name"),
-        (without(state=dict), "lacks"),
-        (without(roles=(UPDATE, ANSWER, Role("gate"))), "the role 'gate' has no template"),
-        (without(continues_after="nowhere"), "continues after 'nowhere'"),
-        (without(wire=lambda self, graph: graph.add_edge("open_document", "nowhere")), "is not valid"),
+        (make_strategy(roles=()), "has no roles"),
+        (make_strategy(roles=(UPDATE, ANSWER, Role("update"))), "two roles 'update'"),
+        (make_strategy(name=""), "has no name"),
+        (make_strategy(name="refine"), r"name 'refine'.*Choose another name"),
+        (make_strategy(state=dict), "lacks"),
+        (make_strategy(roles=(UPDATE, ANSWER, Role("gate"))), "the role 'gate' has no template"),
+        (make_strategy(continues_after="nowhere"), "continues after 'nowhere'"),
+        (make_strategy(wire=lambda self, graph: graph.add_edge("open_document", "nowhere")), "is not valid"),
     ],
 )
-def test_a_strategy_that_is_not_well_formed_is_refused_with_the_remedy(make_reader, strategy, words) -> None:
+def test_a_malformed_strategy_is_refused_with_the_remedy(make_reader, strategy, words) -> None:
     with pytest.raises((StrategyError, PromptError, BudgetError), match=words) as caught:
         make_reader(strategy=strategy).read(TEXT, QUESTION)
     assert caught.value.hint
 
 
-def test_a_change_of_what_the_state_does_not_have_is_refused_and_not_dropped(make_reader) -> None:
+def test_a_change_of_an_unknown_state_channel_is_refused(make_reader) -> None:
     async def update(state, step):
         return {**await overwrite_memory(state, step), "pages": 3}
 
     with pytest.raises(StrategyError, match=r"'update_memory' changes 'pages'.*Add it to the state class"):
-        make_reader(strategy=without(update=staticmethod(update))).read(TEXT, QUESTION)
+        make_reader(strategy=make_strategy(update=staticmethod(update))).read(TEXT, QUESTION)
 
     class PagesState(SequentialState):
         pages: NotRequired[int]
 
-    right = without(update=staticmethod(update), state=PagesState)
-    assert make_reader(strategy=right).read(TEXT, QUESTION).answer == "4711"
+    strategy = make_strategy(update=staticmethod(update), state=PagesState)
+    assert make_reader(strategy=strategy).read(TEXT, QUESTION).answer == "4711"
 
 
-def test_calls_in_a_role_that_the_strategy_does_not_list_are_refused(make_reader) -> None:
+def test_a_call_in_a_role_that_the_strategy_does_not_list_is_refused(make_reader) -> None:
     async def ask(state, step):
         await step.ask(Role("riddle"))
 
     with pytest.raises(StrategyError, match="the role 'riddle' has no template here"):
-        make_reader(strategy=only(ask)).read(TEXT, QUESTION)
+        make_reader(strategy=make_one_step_strategy(ask)).read(TEXT, QUESTION)
 
 
-def follow_the_link(prompt: str) -> str:
-    """Note the place of the harbor, and the key of a place that the memory names."""
-    memory = (part(prompt, "memory") or part(prompt, "draft")).removeprefix("(empty)")
-    section = part(prompt, "section")
+def follow_link(prompt: str) -> str:
+    """Keep the harbor's town, and the town's key once the memory names the town."""
+    memory = (extract(prompt, "memory") or extract(prompt, "draft")).removeprefix("(empty)")
+    section = extract(prompt, "section")
     if "<section>" not in prompt:
         return "\\boxed{4711}" if "4711" in memory else "\\boxed{unknown}"
     facts = ["The harbor is in Fernley.", *(["The key of Fernley is 4711."] if "in Fernley" in memory else [])]
@@ -158,39 +157,37 @@ def follow_the_link(prompt: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["overwrite", "refine"])
-def test_a_second_pass_notes_what_the_first_could_not_know_to_matter(make_reader, name) -> None:
+def test_a_second_pass_keeps_facts_that_became_relevant_after_they_were_read(make_reader, name) -> None:
     text = make_document({0.1: "The key of Fernley is 4711.", 0.9: "The harbor is in Fernley."}, words=600)
-    once, several = (
-        make_reader(ScriptedPolicy(follow_the_link), strategy=strategy).read(text, QUESTION)
+    one_pass, passes = (
+        make_reader(ScriptedPolicy(follow_link), strategy=strategy).read(text, QUESTION)
         for strategy in (name, f"{name}:passes=4")
     )
-    assert (once.answer, several.answer) == ("unknown", "4711")
-    assert several.chunks_read == 3 * once.chunks_read, "the third pass changes nothing, so it is the last"
-    slots = [call.slot for call in several.trace.calls if call.reads]
-    assert slots == list(range(several.chunks_read))
-    assert [call.chunk_index for call in several.trace.calls if call.reads] == [*range(once.chunks_read)] * 3
-    assert [(quote.quote, quote.chunk_index) for quote in several.evidence] == [("The key of Fernley is 4711", 0)]
-    assert (progress := [update.progress for update in several.updates]) == sorted(progress), "it never falls"
+    assert (one_pass.answer, passes.answer) == ("unknown", "4711")
+    assert passes.chunks_read == 3 * one_pass.chunks_read, "the third pass changes nothing, so it is the last"
+    slots = [call.slot for call in passes.trace.calls if call.reads]
+    assert slots == list(range(passes.chunks_read))
+    assert [call.chunk_index for call in passes.trace.calls if call.reads] == [*range(one_pass.chunks_read)] * 3
+    assert [(quote.quote, quote.chunk_index) for quote in passes.evidence] == [("The key of Fernley is 4711", 0)]
+    assert (progress := [update.progress for update in passes.updates]) == sorted(progress), "it never falls"
     console = rich.console.Console(file=io.StringIO(), width=100)
-    console.print(render_timeline(build_timeline(several.view())))
-    last = once.chunks_read
-    assert f"chunks 1-{last} (read again): unchanged" in console.file.getvalue(), "each pass has lines of its own"
+    console.print(render_timeline(build_timeline(passes.view())))
+    line = f"chunks 1-{one_pass.chunks_read} (read again): unchanged"
+    assert line in console.file.getvalue(), "each pass has its own lines"
 
 
-def test_a_document_in_which_nothing_is_noted_or_of_one_chunk_is_read_once(make_reader) -> None:
-    once, several = (
-        make_reader(ScriptedPolicy(follow_the_link), strategy=strategy)
-        for strategy in ("overwrite", "overwrite:passes=2")
+def test_no_second_pass_follows_an_empty_memory_or_a_single_chunk(make_reader) -> None:
+    one_pass, passes = (
+        make_reader(ScriptedPolicy(follow_link), strategy=strategy) for strategy in ("overwrite", "overwrite:passes=2")
     )
     filler = make_document({}, words=600)
-    assert several.read(filler, QUESTION).chunks_read == once.read(filler, QUESTION).chunks_read > 1
-    assert several.read("The harbor is in Fernley.", QUESTION).chunks_read == 1
+    assert passes.read(filler, QUESTION).chunks_read == one_pass.read(filler, QUESTION).chunks_read > 1
+    assert passes.read("The harbor is in Fernley.", QUESTION).chunks_read == 1
     with pytest.raises(StrategyError, match="overwrite:passes must be at least 1, got 0"):
         load_strategy("overwrite:passes=0")
 
 
-def test_templates_of_a_strategys_role_are_guarded(make_reader) -> None:
-    """A document cannot close a field of a role's own template."""
+def test_a_document_cannot_close_a_field_of_a_strategys_template(make_reader) -> None:
     gate = Role(
         "gate", Writes.DECISION, template="<page>{chunk}</page><kept>{memory}</kept><ask>{prompt}</ask>", max_tokens=4
     )
@@ -201,37 +198,37 @@ def test_templates_of_a_strategys_role_are_guarded(make_reader) -> None:
         return {"memory": ""}
 
     policy = ScriptedPolicy(lambda prompt: "yes")
-    reader = make_reader(policy, strategy=only(ask_gate, roles=(UPDATE, ANSWER, gate)))
+    reader = make_reader(policy, strategy=make_one_step_strategy(ask_gate, roles=(UPDATE, ANSWER, gate)))
     reader.graph().invoke({"question": QUESTION, "document": TEXT})
     assert policy.prompts[0].count("</page>") == 1
     assert "<\\/page>" in policy.prompts[0]
 
 
 def test_a_step_that_does_not_call_mark_read_is_refused(make_reader) -> None:
-    async def forgetful(state, step):
+    async def update(state, step):
         span = chosen_chunk(state)
         reply = await step.ask(UPDATE, memory="", chunk=step.read_text(span), reads=[span], slot=next(slots))
         return {"memory": reply.text}
 
     slots = count()
     with pytest.raises(StrategyError, match=r"chunk 0 was chosen twice.*step\.mark_read"):
-        make_reader(strategy=without(update=staticmethod(forgetful))).read(TEXT, QUESTION)
+        make_reader(strategy=make_strategy(update=staticmethod(update))).read(TEXT, QUESTION)
     with pytest.raises(StrategyError, match="ran without a chunk"):
         chosen_chunk({"span": None})
 
 
 @pytest.mark.parametrize(("node", "chunk"), [("open_document", None), ("update_memory", 0), ("update_memory", 3)])
-async def test_a_kill_before_a_step_loses_nothing_and_reads_nothing_twice(make_reader, node, chunk) -> None:
-    """Before its first, only the input is saved; before an update, a chunk is chosen and not read."""
+async def test_a_run_killed_before_a_step_resumes_and_reads_each_chunk_once(make_reader, node, chunk) -> None:
+    """Before the first step only the input is saved; before an update, a chunk is chosen but not read."""
     saver, policy = InMemorySaver(), ScriptedPolicy(read_perfectly)
     reader = make_reader(policy, checkpoints=saver)
     graph = build_graph(await reader.aprepare(), Overwrite(), checkpointer=saver)
     request = {"question": QUESTION, "document": reader.store.add(Document.of(TEXT)), "run_id": "r"}
-    async for saved in graph.astream(request, {"configurable": {"thread_id": "r"}}, stream_mode="checkpoints"):
-        if saved["next"] == [node] and saved["values"].get("span", {}).get("index") == chunk:
+    async for checkpoint in graph.astream(request, {"configurable": {"thread_id": "r"}}, stream_mode="checkpoints"):
+        if checkpoint["next"] == [node] and checkpoint["values"].get("span", {}).get("index") == chunk:
             break
     result = await reader.aresume("r")
-    sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
+    sections = [extract(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
     assert len(sections) == len(set(sections)) == result.chunks_read
     assert "".join(TEXT.split()) == "".join("".join(sections).split())
     assert result.answer == "4711"

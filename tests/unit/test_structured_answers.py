@@ -1,4 +1,4 @@
-"""Reads with a `response_format`: what the policy is shown, how replies are checked, repaired, logged and resumed."""
+"""Reads with a `response_format`: prompts, and how replies are checked, repaired, logged and resumed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp import web
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
+from support.scripts import extract, make_document, read_perfectly
 from support.strategies import ALL_STRATEGIES, answer_perfectly, short_name
 from typing_extensions import TypedDict
 from unit.test_node import build_parent
@@ -40,8 +40,8 @@ from memagent_graph.settings import ReadSettings
 
 TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=600)
 QUESTION = "What is the key of harbor?"
-ROOMY = Budget(context_window=2000, question_tokens=200, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
-OTHER = {"type": "object", "properties": {"castle": {"type": "integer"}}}
+BUDGET = Budget(context_window=2000, question_tokens=200, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
+OTHER_SCHEMA = {"type": "object", "properties": {"castle": {"type": "integer"}}}
 
 
 class Key(BaseModel):
@@ -49,8 +49,8 @@ class Key(BaseModel):
     key: int
 
 
-def answering(*answers: str | Completion) -> Any:
-    """A script that reads perfectly; each prompt of an answer, and of a repair, gets the next of these."""
+def make_script(*answers: str | Completion) -> Any:
+    """Return a script that reads perfectly, and replies to prompts with a schema with these answers in order."""
     replies = list(answers)
 
     def script(prompt: str) -> str | Completion:
@@ -59,22 +59,22 @@ def answering(*answers: str | Completion) -> Any:
     return script
 
 
-GOOD = '{"place": "harbor", "key": 4711}'
+ANSWER = '{"place": "harbor", "key": 4711}'
 
 
 @pytest.fixture
 def structured_reader(make_reader):
     def make(*answers: str | Completion, **options: Any) -> Any:
-        return make_reader(ScriptedPolicy(answering(*answers)), **{"budget": ROOMY, **options})
+        return make_reader(ScriptedPolicy(make_script(*answers)), **{"budget": BUDGET, **options})
 
     return make
 
 
-def test_a_model_gives_an_instance_and_the_answer_is_its_json(structured_reader) -> None:
-    reader = structured_reader(f"The answer:\n```json\n{GOOD}\n```")
+def test_with_a_pydantic_model_the_value_is_an_instance_and_the_answer_its_json(structured_reader) -> None:
+    reader = structured_reader(f"The answer:\n```json\n{ANSWER}\n```")
     result = reader.read(TEXT, QUESTION, response_format=Key)
     assert result.value == Key(place="harbor", key=4711)
-    assert result.answer == GOOD
+    assert result.answer == ANSWER
     assert result.stop_reason is StopReason.ANSWERED
     assert not result.events
     values = json.loads(json.dumps(result.to_dict()))
@@ -82,41 +82,41 @@ def test_a_model_gives_an_instance_and_the_answer_is_its_json(structured_reader)
     assert values["response_format"] == Key.model_json_schema()
 
 
-def test_the_answer_sees_the_schema_and_memories_see_the_fields(structured_reader) -> None:
-    reader = structured_reader(GOOD)
+def test_answer_prompts_have_the_schema_and_update_prompts_the_fields(structured_reader) -> None:
+    reader = structured_reader(ANSWER)
     reader.read(TEXT, QUESTION, response_format=Key)
     *updates, answer = reader.policy.prompts
-    assert part(answer, "schema") == json.dumps(Key.model_json_schema(), separators=(",", ":"))
+    assert extract(answer, "schema") == json.dumps(Key.model_json_schema(), separators=(",", ":"))
     assert "boxed" not in answer
-    assert all(part(update, "problem").endswith("- place (string)\n- key (integer)") for update in updates)
-    assert part(answer, "problem") == QUESTION
+    assert all(extract(update, "problem").endswith("- place (string)\n- key (integer)") for update in updates)
+    assert extract(answer, "problem") == QUESTION
 
 
-def test_fields_that_take_too_much_of_the_question_s_budget_are_shortened_or_left_out(structured_reader) -> None:
+def test_fields_over_the_question_budget_are_shortened_or_left_out(structured_reader) -> None:
     fields = {}
     for tokens in (200, 30, 16):
-        reader = structured_reader(GOOD, budget=Budget(2000, tokens, 60, 100, 60))
+        reader = structured_reader(ANSWER, budget=Budget(2000, tokens, 60, 100, 60))
         reader.read(TEXT, QUESTION, response_format=Key)
-        fields[tokens] = part(reader.policy.prompts[0], "problem").removeprefix(QUESTION).strip()
+        fields[tokens] = extract(reader.policy.prompts[0], "problem").removeprefix(QUESTION).strip()
     assert fields[200].count("\n") == 2
     assert fields[30] == "The answer will have these fields: place, key."
     assert fields[16] == ""
 
 
-def test_a_reply_that_does_not_fit_is_shown_with_the_error_and_written_once_more(structured_reader) -> None:
-    reader = structured_reader('{"place": "harbor"}', GOOD)
+def test_an_invalid_reply_is_repaired_in_a_prompt_with_the_reply_and_the_error(structured_reader) -> None:
+    reader = structured_reader('{"place": "harbor"}', ANSWER)
     result = reader.read(TEXT, QUESTION, response_format=Key)
     assert result.value == Key(place="harbor", key=4711)
     assert result.stop_reason is StopReason.ANSWERED
     assert [event.kind for event in result.events] == [EventKind.INVALID_ANSWER]
     assert "key: Field required" in result.events[0].detail
     repair = reader.policy.prompts[-1]
-    assert part(repair, "reply") == '{"place": "harbor"}'
-    assert "key: Field required" in part(repair, "error")
-    assert part(repair, "memory") == result.memory
+    assert extract(repair, "reply") == '{"place": "harbor"}'
+    assert "key: Field required" in extract(repair, "error")
+    assert extract(repair, "memory") == result.memory
 
 
-def test_an_answer_that_never_fits_is_kept_and_the_read_says_so(structured_reader) -> None:
+def test_an_answer_that_stays_invalid_is_kept_and_the_stop_reason_reports_it(structured_reader) -> None:
     reader = structured_reader("I think it is 4711.", "It is 4711!", "4711, as I said.", run_log=True, checkpoints=None)
     result = reader.read(TEXT, QUESTION, response_format=Key)
     assert result.stop_reason is StopReason.INVALID_ANSWER
@@ -129,37 +129,35 @@ def test_an_answer_that_never_fits_is_kept_and_the_read_says_so(structured_reade
     assert (record.stop_reason, record.answer) == ("invalid_answer", "4711, as I said.")
 
 
-def test_a_repair_that_says_nothing_keeps_the_reply_before_it(structured_reader) -> None:
-    nothing = ("", "", "")
-    result = structured_reader('{"key": 4711}', *nothing, *nothing).read(TEXT, QUESTION, response_format=Key)
+def test_an_empty_repair_keeps_the_reply_before_it(structured_reader) -> None:
+    result = structured_reader('{"key": 4711}', *[""] * 6).read(TEXT, QUESTION, response_format=Key)
     assert (result.stop_reason, result.answer) == (StopReason.INVALID_ANSWER, '{"key": 4711}')
 
 
 def test_an_answer_that_was_cut_off_is_repaired(structured_reader) -> None:
-    cut = Completion('{"place": "har', FinishReason.LENGTH, "scripted")
-    result = structured_reader(cut, GOOD).read(TEXT, QUESTION, response_format=Key)
+    truncated = Completion('{"place": "har', FinishReason.LENGTH, "scripted")
+    result = structured_reader(truncated, ANSWER).read(TEXT, QUESTION, response_format=Key)
     assert result.value == Key(place="harbor", key=4711)
     assert [event.kind for event in result.events] == [EventKind.TRUNCATED, EventKind.INVALID_ANSWER]
 
 
 def test_an_empty_or_refused_answer_is_no_answer(structured_reader) -> None:
-    refused = Completion("", FinishReason.REFUSED, "scripted")
-    for answers in (["", "", ""], [refused]):
+    refusal = Completion("", FinishReason.REFUSED, "scripted")
+    for answers in (["", "", ""], [refusal]):
         result = structured_reader(*answers).read(TEXT, QUESTION, response_format=Key)
         assert (result.stop_reason, result.value) == (StopReason.NO_ANSWER, None)
 
 
-def test_several_questions_share_the_form(structured_reader) -> None:
-    reader = structured_reader(*[GOOD] * 2)
+def test_several_questions_share_the_format(structured_reader) -> None:
+    reader = structured_reader(*[ANSWER] * 2)
     results = reader.read(TEXT, questions=[QUESTION, "What is the key of castle?"], response_format=Key)
     assert [result.value for result in results] == [Key(place="harbor", key=4711)] * 2
-    assert [item.value for item in structured_reader(GOOD).batch([(TEXT, QUESTION)], response_format=Key)] == [  # type: ignore[union-attr]
-        Key(place="harbor", key=4711)
-    ]
+    (result,) = structured_reader(ANSWER).batch([(TEXT, QUESTION)], response_format=Key)
+    assert result.value == Key(place="harbor", key=4711)  # type: ignore[union-attr]
 
 
-def test_every_request_is_a_conversation(structured_reader, log) -> None:
-    reader = structured_reader("no", '{"place": "harbor"}', GOOD, run_log=log)
+def test_answers_and_repairs_are_logged_as_conversations(structured_reader, log) -> None:
+    reader = structured_reader("no", '{"place": "harbor"}', ANSWER, run_log=log)
     result = reader.read(TEXT, QUESTION, response_format=Key)
     rows = [conversation for conversation in log.conversations(result.run_id) if conversation.role != "update"]
     assert [(row.role, row.slot, row.writes.value) for row in rows] == [
@@ -174,86 +172,88 @@ def test_every_request_is_a_conversation(structured_reader, log) -> None:
 
 class TestResuming:
     @pytest.fixture
-    def stopped(self, structured_reader, tmp_path):
-        """A reader whose structured run stopped at a limit, and the run's id."""
+    def stopped_run(self, structured_reader, tmp_path):
+        """Returns a reader whose structured run stopped at a limit, and the id of the run."""
 
         def make(*answers: str, **options: Any) -> tuple[Any, str]:
-            places = {"checkpoints": tmp_path / "c.sqlite", "run_log": tmp_path / "runs.sqlite", **options}
-            reader = structured_reader(*answers, **places)
+            options = {"checkpoints": tmp_path / "c.sqlite", "run_log": tmp_path / "runs.sqlite", **options}
+            reader = structured_reader(*answers, **options)
             result = reader.read(TEXT, QUESTION, response_format=Key, limits=Limits(max_chunks=3))
             assert result.stop_reason is StopReason.MAX_CHUNKS
             return reader, result.run_id
 
         return make
 
-    def test_a_resume_takes_the_schema_from_log_or_caller_and_refuses_another(self, stopped) -> None:
-        reader, run_id = stopped(GOOD)
+    def test_a_resume_takes_the_schema_from_the_log_or_caller_and_refuses_another(self, stopped_run) -> None:
+        reader, run_id = stopped_run(ANSWER)
         with pytest.raises(RunMismatchError, match=r"another response_format .*Leave it out to continue"):
-            reader.resume(run_id, response_format=OTHER)
+            reader.resume(run_id, response_format=OTHER_SCHEMA)
         with pytest.raises(MemAgentError, match="does not say how this run's reader was made"):
             ReadSettings.from_log(reader.run_log.get(run_id).settings, run_id)
         assert reader.resume(run_id).value == {"place": "harbor", "key": 4711}
-        assert reader.resume(run_id, response_format=Key).value == Key(place="harbor", key=4711)  # it is finished now
+        assert reader.resume(run_id, response_format=Key).value == Key(place="harbor", key=4711)  # the run has ended
 
-    def test_a_resume_without_a_log_needs_the_schema_again(self, stopped) -> None:
-        reader, run_id = stopped(GOOD, run_log=False)
+    def test_a_resume_without_a_log_needs_the_schema_again(self, stopped_run) -> None:
+        reader, run_id = stopped_run(ANSWER, run_log=False)
         with pytest.raises(RunMismatchError, match="Pass the same response_format again"):
             reader.resume(run_id)
         assert reader.resume(run_id, response_format=Key).value == Key(place="harbor", key=4711)
 
-    def test_a_run_in_words_is_not_resumed_with_a_schema(self, structured_reader, tmp_path) -> None:
+    def test_a_run_without_a_schema_is_not_resumed_with_one(self, structured_reader, tmp_path) -> None:
         reader = structured_reader(checkpoints=tmp_path / "c.sqlite")
         result = reader.read(TEXT, QUESTION, limits=Limits(max_chunks=3))
         with pytest.raises(RunMismatchError, match=r"\(none; now the schema"):
             reader.resume(result.run_id, response_format=Key)
         assert reader.resume(result.run_id).answer == "4711"
 
-    async def test_a_run_that_was_killed_at_once_needs_the_schema_again(self, structured_reader, monkeypatch) -> None:
+    async def test_a_run_killed_after_its_first_checkpoint_needs_the_schema_again(
+        self, structured_reader, monkeypatch
+    ) -> None:
         saver = InMemorySaver()
-        reader, put = structured_reader(GOOD, checkpoints=saver, run_log=False), saver.aput
+        reader, put = structured_reader(ANSWER, checkpoints=saver, run_log=False), saver.aput
 
         async def put_once(*arguments: Any) -> Any:
             if list(saver.list(None)):
-                raise KeyError("stands for a kill")
+                raise KeyError("simulated kill")
             return await put(*arguments)
 
-        with monkeypatch.context() as patched, pytest.raises(KeyError):
-            patched.setattr(saver, "aput", put_once)
+        with monkeypatch.context() as patch, pytest.raises(KeyError):
+            patch.setattr(saver, "aput", put_once)
             await reader.aread(TEXT, QUESTION, response_format=Key, run_id="r")
         with pytest.raises(RunMismatchError, match="Pass the same response_format again"):
             await reader.aresume("r")
         assert (await reader.aresume("r", response_format=Key)).value == Key(place="harbor", key=4711)
 
 
-def test_unusable_response_formats_are_refused_before_a_read(structured_reader) -> None:
+def test_invalid_response_formats_are_refused_before_a_read(structured_reader) -> None:
     reader = structured_reader()
     with pytest.raises(ResponseFormatError, match="not a JSON schema"):
         reader.read(TEXT, QUESTION, response_format={"type": "objekt"})
     with pytest.raises(ResponseFormatError):
         reader.read(TEXT, questions=[QUESTION], response_format={"type": "objekt"})
-    many = {"type": "object", "properties": {f"field_number_{n}": {"type": "string"} for n in range(300)}}
+    large_schema = {"type": "object", "properties": {f"field_number_{n}": {"type": "string"} for n in range(300)}}
     with pytest.raises(BudgetError, match=r"schema \d{4} .*fewer fields"):
-        reader.read(TEXT, QUESTION, response_format=many)
+        reader.read(TEXT, QUESTION, response_format=large_schema)
     assert not reader.policy.prompts
 
 
-def test_a_template_of_one_s_own_shows_the_schema_where_it_has_it(structured_reader, tmp_path) -> None:
-    own = tmp_path / "answer.txt"
-    own.write_text("<q>{prompt}</q> <m>{memory}</m> <schema>{schema}</schema> JSON, please.")
-    reader = structured_reader(GOOD, "in words", prompts=load_prompts(answer_template=own))
+def test_a_custom_template_has_the_schema_in_its_field(structured_reader, tmp_path) -> None:
+    template = tmp_path / "answer.txt"
+    template.write_text("<q>{prompt}</q> <m>{memory}</m> <schema>{schema}</schema> JSON, please.")
+    reader = structured_reader(ANSWER, "in words", prompts=load_prompts(answer_template=template))
     assert reader.read(TEXT, QUESTION, response_format=Key).value == Key(place="harbor", key=4711)
     assert reader.policy.prompts[-1].endswith("JSON, please.")
-    assert '"place"' in part(reader.policy.prompts[-1], "schema")
+    assert '"place"' in extract(reader.policy.prompts[-1], "schema")
     reader.policy.script = lambda prompt: "\\boxed{7}" if "<m>" in prompt else read_perfectly(prompt)
     assert reader.read(TEXT, QUESTION).answer == "7"
-    assert part(reader.policy.prompts[-1], "schema") == ""
+    assert extract(reader.policy.prompts[-1], "schema") == ""
 
 
 @pytest.mark.parametrize("name", ALL_STRATEGIES, ids=short_name)
-def test_every_strategy_answers_in_the_form(structured_reader, name) -> None:
+def test_every_strategy_answers_in_the_format(structured_reader, name) -> None:
     def script(prompt: str) -> Completion:
         text = "4711" if "<schema>" in prompt else answer_perfectly(prompt)
-        text = GOOD if "<error>" in prompt else text
+        text = ANSWER if "<error>" in prompt else text
         return Completion(text, FinishReason.STOP, "scripted", token_ids=[1], logprobs=[-0.1])
 
     reader = structured_reader(strategy=name, budget=Budget(2400, 200, 120, 100, 60))
@@ -263,32 +263,32 @@ def test_every_strategy_answers_in_the_form(structured_reader, name) -> None:
     assert [step.role for step in result.trace.answers][-1] == "repair"
 
 
-def test_a_question_on_an_excerpt_shows_the_schema_instead_of_the_box(structured_reader) -> None:
-    reader = structured_reader(GOOD, strategy="full_context")
+def test_a_question_on_an_excerpt_has_the_schema_in_place_of_the_box(structured_reader) -> None:
+    reader = structured_reader(ANSWER, strategy="full_context")
     result = reader.read(TEXT[:1200], QUESTION, response_format=Key)
     assert result.value == Key(place="harbor", key=4711)
     (prompt,) = reader.policy.prompts
-    assert json.loads(part(prompt, "schema")) == Key.model_json_schema()
+    assert json.loads(extract(prompt, "schema")) == Key.model_json_schema()
     assert "boxed" not in prompt
     reader.read(TEXT[:1200], QUESTION)
     assert reader.policy.prompts[-1].endswith("\\boxed{}.")
 
 
 def test_an_excerpt_leaves_room_for_the_schema(structured_reader) -> None:
-    reader = structured_reader(GOOD, strategy="middle_truncation")
+    reader = structured_reader(ANSWER, strategy="middle_truncation")
     reader.read(make_document({}, words=2000), QUESTION, response_format=Key)
     (prompt,) = reader.policy.prompts
-    tokens = load_tokenizer("embedded").count(prompt) + CHAT_TEMPLATE_TOKENS + ROOMY.answer_tokens
-    assert ROOMY.context_window - 100 < tokens <= ROOMY.context_window
+    tokens = load_tokenizer("embedded").count(prompt) + CHAT_TEMPLATE_TOKENS + BUDGET.answer_tokens
+    assert BUDGET.context_window - 100 < tokens <= BUDGET.context_window
 
 
-class TestAServer:
-    def reader(self, make_reader, server: FakeServer, **options: Any) -> Any:
-        return make_reader(OpenAICompatiblePolicy(base_url=server.base_url, max_retries=0), budget=ROOMY, **options)
+class TestGuidedDecoding:
+    def make_reader_on(self, make_reader, server: FakeServer, **options: Any) -> Any:
+        return make_reader(OpenAICompatiblePolicy(base_url=server.base_url, max_retries=0), budget=BUDGET, **options)
 
-    def test_a_server_is_asked_to_guide_the_answer_and_only_that(self, make_reader) -> None:
-        with FakeServer(lambda body, number: answering(GOOD)(body["messages"][-1]["content"])) as server:
-            result = self.reader(make_reader, server).read(TEXT, QUESTION, response_format=Key)
+    def test_only_the_request_for_the_answer_asks_for_guided_decoding(self, make_reader) -> None:
+        with FakeServer(lambda body, number: make_script(ANSWER)(body["messages"][-1]["content"])) as server:
+            result = self.make_reader_on(make_reader, server).read(TEXT, QUESTION, response_format=Key)
         assert result.value == Key(place="harbor", key=4711)
         *updates, answer = server.requests
         assert answer["response_format"] == {
@@ -297,17 +297,17 @@ class TestAServer:
         }
         assert not any("response_format" in update for update in updates)
 
-    def test_a_server_that_refuses_the_schema_answers_without_and_is_not_asked_again(self, make_reader) -> None:
+    def test_a_server_that_refuses_the_schema_gets_it_only_once(self, make_reader) -> None:
         def respond(body: dict[str, Any], number: int) -> Any:
             if "response_format" in body:
                 return web.json_response({"error": {"message": "response_format is not supported"}}, status=400)
             prompt = body["messages"][-1]["content"]
             if "<error>" in prompt:
-                return GOOD
+                return ANSWER
             return "4711" if "<schema>" in prompt else read_perfectly(prompt)
 
         with FakeServer(respond) as server:
-            reader = self.reader(make_reader, server)
+            reader = self.make_reader_on(make_reader, server)
             results = [reader.read(TEXT, QUESTION, response_format=Key) for _ in range(2)]
         assert [result.value for result in results] == [Key(place="harbor", key=4711)] * 2
         assert [event.kind for event in results[0].events] == [
@@ -324,31 +324,26 @@ class TestInGraphs:
         key: Any
 
     def test_a_node_writes_the_value(self, structured_reader) -> None:
-        node = memagent_node(structured_reader(GOOD), response_format=Key, value="key")
+        node = memagent_node(structured_reader(ANSWER), response_format=Key, value="key")
         out = build_parent(node, self.State).compile().invoke({"question": QUESTION, "document": TEXT})
-        assert (out["answer"], out["key"]) == (GOOD, {"place": "harbor", "key": 4711})
+        assert (out["answer"], out["key"]) == (ANSWER, {"place": "harbor", "key": 4711})
 
     async def test_a_node_writes_the_values_of_several_questions(self, structured_reader) -> None:
-        node = memagent_node(structured_reader(*[GOOD] * 2), response_format=Key, value="key")
+        node = memagent_node(structured_reader(*[ANSWER] * 2), response_format=Key, value="key")
         app = build_parent(node, self.State).compile(checkpointer=InMemorySaver())
         request = {"question": [QUESTION, "And of castle?"], "document": TEXT}
         out = await app.ainvoke(request, {"configurable": {"thread_id": "1"}})
         assert out["key"] == [{"place": "harbor", "key": 4711}] * 2
 
-    def test_the_graph_itself_answers_in_json(self, structured_reader) -> None:
-        out = structured_reader(GOOD).graph(response_format=Key).invoke({"question": QUESTION, "document": TEXT})
+    def test_the_readers_graph_answers_in_json(self, structured_reader) -> None:
+        out = structured_reader(ANSWER).graph(response_format=Key).invoke({"question": QUESTION, "document": TEXT})
         assert json.loads(out["answer"]) == {"place": "harbor", "key": 4711}
 
     def test_the_tool_gives_json_to_the_model_and_the_value_in_the_artifact(self, structured_reader) -> None:
-        tool = ReadLongDocument(agent=structured_reader(GOOD, "no", "no", "no"), answer_schema=Key)
+        tool = ReadLongDocument(agent=structured_reader(ANSWER, "no", "no", "no"), answer_schema=Key)
         for stop_reason, value in (("answered", {"place": "harbor", "key": 4711}), ("invalid_answer", None)):
-            call = {
-                "name": tool.name,
-                "args": {"questions": [QUESTION], "text": TEXT},
-                "id": "1",
-                "type": "tool_call",
-            }
-            message = tool.invoke(call)
+            arguments = {"questions": [QUESTION], "text": TEXT}
+            message = tool.invoke({"name": tool.name, "args": arguments, "id": "1", "type": "tool_call"})
             [reading] = message.artifact["readings"]
             assert (reading["stop_reason"], reading["value"]) == (stop_reason, value)
             assert f"Answer: {reading['answer']}" in message.text

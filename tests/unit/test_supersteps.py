@@ -1,4 +1,4 @@
-"""Chunks share a superstep of LangGraph where nobody can see between them, and nothing else differs."""
+"""Chunks share a superstep of LangGraph where nothing observes single chunks; the results do not change."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle
 QUESTION = "What is the key of harbor?"
 
 
-class TaskNotingPolicy(ScriptedPolicy):
-    """LangGraph runs a superstep's node in a task of its own; this notes in which each update was asked for."""
+class TaskRecordingPolicy(ScriptedPolicy):
+    """Records the asyncio task of each update: LangGraph runs the node of each superstep in a new task."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,18 +38,18 @@ class TaskNotingPolicy(ScriptedPolicy):
 
 
 @pytest.fixture
-def policy() -> TaskNotingPolicy:
-    return TaskNotingPolicy(read_perfectly)
+def policy() -> TaskRecordingPolicy:
+    return TaskRecordingPolicy(read_perfectly)
 
 
-async def test_all_chunks_share_a_superstep_if_only_the_result_is_asked_for(make_reader, policy) -> None:
+async def test_all_chunks_share_a_superstep_if_only_the_result_is_needed(make_reader, policy) -> None:
     result = await make_reader(policy).aread(TEXT, QUESTION)
     assert result.answer == "4711"
     assert len(policy.tasks) == result.chunks_read > 5
     assert policy.supersteps == 1
 
 
-class TestEachChunkHasItsOwn:
+class TestSuperstepPerChunk:
     async def test_each_chunk_has_a_superstep_if_updates_are_streamed(self, make_reader, policy) -> None:
         async for _ in make_reader(policy).astream(TEXT, QUESTION):
             pass
@@ -71,48 +71,47 @@ class TestEachChunkHasItsOwn:
         assert policy.supersteps == len(policy.tasks) > 5
 
 
-async def both_ways(agent: MemAgent, limits: Limits | None = None) -> tuple[ReadResult, ReadResult]:
-    """A read's result, and that of a read whose updates were streamed, without what differs between any two reads."""
-    read = await agent.aread(TEXT, QUESTION, run_id="read", limits=limits)
-    parts = [part async for part in agent.astream(TEXT, QUESTION, run_id="stream", limits=limits)]
-    results = read, parts[-1]
-    assert isinstance(results[1], ReadResult)
-    assert results[1].updates == tuple(parts[:-1])
-    same = [
+async def read_and_stream(agent: MemAgent, limits: Limits | None = None) -> tuple[ReadResult, ReadResult]:
+    """Return the results of a read and of a streamed read, without run ids and times."""
+    result = await agent.aread(TEXT, QUESTION, run_id="read", limits=limits)
+    *updates, streamed = [item async for item in agent.astream(TEXT, QUESTION, run_id="stream", limits=limits)]
+    assert isinstance(streamed, ReadResult)
+    assert streamed.updates == tuple(updates)
+    comparable = [
         replace(
             result,
             run_id="",
             usage=replace(result.usage, seconds=0),
             updates=tuple(replace(update, seconds=0) for update in result.updates),
         )
-        for result in results
+        for result in (result, streamed)
     ]
-    return same[0], same[1]
+    return comparable[0], comparable[1]
 
 
 @pytest.mark.parametrize("limits", [None, Limits(max_chunks=1), Limits(max_chunks=4), Limits(max_tokens_total=900)])
-async def test_the_result_is_that_of_a_streamed_read(make_reader, limits) -> None:
-    read, streamed = await both_ways(make_reader(), limits)
-    assert read == streamed
-    assert (read.stop_reason is StopReason.ANSWERED) == (limits is None)
+async def test_a_read_has_the_result_of_a_streamed_read(make_reader, limits) -> None:
+    result, streamed = await read_and_stream(make_reader(), limits)
+    assert result == streamed
+    assert (result.stop_reason is StopReason.ANSWERED) == (limits is None)
 
 
-async def test_events_and_run_log_are_those_of_a_streamed_read(make_reader, log) -> None:
+async def test_a_read_has_the_events_and_log_of_a_streamed_read(make_reader, log) -> None:
     def script(prompt: str) -> str:
         return "" if "<section>" in prompt and "word30 " in prompt else read_perfectly(prompt)
 
     rules = UpdateRules(empty=UpdateRule.RETRY, retries=1)
-    read, streamed = await both_ways(make_reader(ScriptedPolicy(script), rules=rules, run_log=log))
-    assert read == streamed
-    assert read.events
-    same = attrgetter("position", "role", "slot", "attempt", "outcome", "text", "reads")
-    rows, streamed_rows = ([same(row) for row in log.conversations(run_id)] for run_id in ("read", "stream"))
+    result, streamed = await read_and_stream(make_reader(ScriptedPolicy(script), rules=rules, run_log=log))
+    assert result == streamed
+    assert result.events
+    get_fields = attrgetter("position", "role", "slot", "attempt", "outcome", "text", "reads")
+    rows, streamed_rows = ([get_fields(row) for row in log.conversations(run_id)] for run_id in ("read", "stream"))
     assert rows == streamed_rows
     assert len({conversation.call_id for conversation in log.conversations("read")}) > 5
     assert log.get("read").stop_reason == log.get("stream").stop_reason
 
 
-async def test_a_failure_names_its_own_chunk_and_leaves_what_was_read_before(make_reader, log) -> None:
+async def test_a_failure_names_its_chunk_and_keeps_the_log_of_earlier_chunks(make_reader, log) -> None:
     policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if "4711" in prompt else read_perfectly(prompt))
     with pytest.raises(PolicyError, match=r"gone \(run r, chunk \d+\)") as caught:
         await make_reader(policy, run_log=log).aread(TEXT, QUESTION, run_id="r")
@@ -124,17 +123,17 @@ async def test_a_failure_names_its_own_chunk_and_leaves_what_was_read_before(mak
 
 @pytest.mark.parametrize("delay", [0.0, 0.02])
 async def test_a_cancelled_read_asks_for_no_further_chunk(make_reader, delay) -> None:
-    """Also where the policy never waits."""
-    reading: list[asyncio.Task[Any]] = []
+    """Also if the policy never waits."""
+    read_tasks: list[asyncio.Task[Any]] = []
 
     def script(prompt: str) -> str:
         if len(policy.prompts) == 3:
-            reading[0].cancel()
+            read_tasks[0].cancel()
         return read_perfectly(prompt)
 
     policy = ScriptedPolicy(script, delay=delay)
-    reading.append(asyncio.ensure_future(make_reader(policy, run_log=False).aread(TEXT, QUESTION)))
+    read_tasks.append(asyncio.ensure_future(make_reader(policy, run_log=False).aread(TEXT, QUESTION)))
     with pytest.raises(asyncio.CancelledError):
-        await reading[0]
+        await read_tasks[0]
     await asyncio.sleep(3 * delay)
     assert len(policy.prompts) <= 4

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.traces import fan_out, make_answer, make_spans, make_trace, make_view
+from support.traces import make_answer, make_fan_out, make_spans, make_trace, make_view
 from support.traces import make_call as asked
 from unit.reports.test_report_exports import Page
 
@@ -182,7 +182,7 @@ def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it() -
 
 PARTS = [*CHUNKS[:3], "Nothing again. ", *CHUNKS[3:]]
 BRANCHED = run(
-    trace=fan_out(
+    trace=make_fan_out(
         [[GRANARY, GRANARY], ["Nor the year.", "Nor the year."], [LIGHTHOUSE, LIGHTHOUSE]],
         f"{GRANARY}\n{LIGHTHOUSE}",
         PARTS,
@@ -221,7 +221,7 @@ def test_a_run_with_branches_is_drawn_on_the_terminal() -> None:
 
 
 def test_a_dull_stretch_does_not_reach_over_branches() -> None:
-    trace = fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
+    trace = make_fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
     text = print_text(render_timeline(build_timeline(run(trace=trace, chunk_text=lambda _: None, sections=()))))
     assert "chunks 2-3, branch 0: unchanged" in text
     assert "chunks 5-6, branch 1: unchanged" in text
@@ -262,7 +262,7 @@ def gated() -> Trace:
 
 def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
     timeline = build_timeline(run(trace=gated(), chunk_text=lambda _: None, sections=()))
-    assert [(step.name, step.kept, step.previous) for step in timeline.steps] == [
+    assert [(step.name, step.was_kept, step.previous) for step in timeline.steps] == [
         ("chunk 1", False, ""),
         ("chunk 2", True, "Ilse"),
         ("chunk 3", False, "Ilse"),
@@ -318,7 +318,7 @@ def test_an_older_page_is_replaced_and_other_files_only_by_force(tmp_path) -> No
     assert page.read_text() == PAGE + "second"
     assert page.stat().st_mode & 0o077 == 0
     notes.write_text("my notes")
-    with pytest.raises(RunError, match="not a page of this command's"):
+    with pytest.raises(RunError, match="this command did not write it"):
         write_page(PAGE, notes)
     assert notes.read_text() == "my notes"
     write_page(PAGE, notes, force=True)

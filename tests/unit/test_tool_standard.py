@@ -1,4 +1,4 @@
-"""LangChain's own tests of a tool, on `ReadLongDocument`."""
+"""LangChain's standard tests of a tool, on `ReadLongDocument`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from langchain_memagent.read_long_document import ReadLongDocument
 QUESTIONS = ["What is the key of harbor?", "What is the key of castle?"]
 
 
-class Standard:
-    """What both suites are told of the tool."""
+class ToolSettings:
+    """The settings of the tool for both suites."""
 
     @pytest.fixture(autouse=True)
     def _reader(self, make_reader) -> None:
@@ -34,8 +34,8 @@ class Standard:
         return {"questions": QUESTIONS, "text": make_document({0.5: "The key of harbor is 4711."}, words=600)}
 
 
-class ToolThatShowsItsReader(ReadLongDocument):
-    """The suite looks at attributes of the tool alone."""
+class ToolWithPolicyAttributes(ReadLongDocument):
+    """Has an attribute for the suite, which compares only attributes of the tool itself."""
 
     @property
     def server_and_model(self) -> tuple[str, str]:
@@ -43,10 +43,10 @@ class ToolThatShowsItsReader(ReadLongDocument):
         return policy.base_url, policy.name
 
 
-class TestReadLongDocumentUnit(Standard, ToolsUnitTests):
+class TestReadLongDocumentUnit(ToolSettings, ToolsUnitTests):
     @property
     def tool_constructor(self) -> type[ReadLongDocument]:
-        return ToolThatShowsItsReader
+        return ToolWithPolicyAttributes
 
     @property
     def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
@@ -59,5 +59,5 @@ class TestReadLongDocumentUnit(Standard, ToolsUnitTests):
         return environment, {}, {"server_and_model": ("http://localhost:8123/v1", "a-model"), "max_questions": 8}
 
 
-class TestReadLongDocumentIntegration(Standard, ToolsIntegrationTests):
+class TestReadLongDocumentIntegration(ToolSettings, ToolsIntegrationTests):
     pass

@@ -1,4 +1,4 @@
-"""What LangChain's tracers and usage counters see of a read."""
+"""What LangChain's tracers and usage counters get from a read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from langchain_core.tracers.langchain import wait_for_all_tracers
 from langsmith import Client
 from support.chat_models import ScriptedChatModel
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
+from support.scripts import extract, make_document, read_perfectly
 
 from memagent_graph import ChatModelPolicy, Completion, FinishReason, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import PolicyError
@@ -30,8 +30,8 @@ INPUT: Any = {"question": QUESTION, "document": TEXT}
 FILLER = "and then word"
 
 
-class Recorder(BaseTracer):
-    """Keeps every run that it is told of."""
+class RunRecorder(BaseTracer):
+    """Records all runs that LangChain reports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ class Recorder(BaseTracer):
         return repr([(run.inputs, run.outputs, run.extra, run.events, run.error, run.serialized) for run in self.runs])
 
 
-def perfect_message(messages: list[BaseMessage]) -> AIMessage:
-    """A reply with usage, as integrations of chat models have it."""
+def reply_perfectly(messages: list[BaseMessage]) -> AIMessage:
+    """Reply perfectly, with usage in the format of LangChain's chat models."""
     prompt = str(messages[-1].content)
     text = read_perfectly(prompt)
     usage = {"input_tokens": len(prompt), "output_tokens": len(text), "total_tokens": len(prompt) + len(text)}
@@ -62,12 +62,12 @@ def perfect_message(messages: list[BaseMessage]) -> AIMessage:
 
 
 @contextmanager
-def policies(kind: str) -> Any:
+def make_policy(kind: str) -> Any:
     if kind == "server":
         with FakeServer() as server:
             yield OpenAICompatiblePolicy("fake", base_url=server.base_url)
     elif kind == "chat model":
-        yield ChatModelPolicy(ScriptedChatModel(script=perfect_message))
+        yield ChatModelPolicy(ScriptedChatModel(script=reply_perfectly))
     else:
         yield ScriptedPolicy(read_perfectly)
 
@@ -75,19 +75,19 @@ def policies(kind: str) -> Any:
 KINDS = ["server", "chat model", "script without usage"]
 
 
-def total(counter: Any) -> tuple[int, int]:
+def get_tokens(counter: Any) -> tuple[int, int]:
     [usage] = counter.usage_metadata.values()
     return usage["input_tokens"], usage["output_tokens"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sync", [True, False])
-async def test_usage_in_langchains_counter_is_that_of_the_result(make_reader, kind, sync) -> None:
-    with policies(kind) as policy:
+async def test_langchains_usage_counter_agrees_with_the_result(make_reader, kind, sync) -> None:
+    with make_policy(kind) as policy:
         agent = make_reader(policy)
         with get_usage_metadata_callback() as counter:
             result = agent.read(TEXT, QUESTION) if sync else await agent.aread(TEXT, QUESTION)
-        assert total(counter) == (result.usage.prompt_tokens, result.usage.completion_tokens)
+        assert get_tokens(counter) == (result.usage.prompt_tokens, result.usage.completion_tokens)
         assert result.answer == "4711"
         await agent.aclose()
 
@@ -107,9 +107,9 @@ async def test_discarded_completions_and_cached_tokens_are_counted(make_reader) 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sync", [True, False])
-async def test_no_text_of_the_document_is_in_any_run(make_reader, kind, sync) -> None:
-    with policies(kind) as policy:
-        agent, recorder = make_reader(policy), Recorder()
+async def test_no_traced_run_has_text_of_the_document(make_reader, kind, sync) -> None:
+    with make_policy(kind) as policy:
+        agent, recorder = make_reader(policy), RunRecorder()
         graph = await agent.agraph()
         config: Any = {"callbacks": [recorder]}
         out = graph.invoke(INPUT, config) if sync else await graph.ainvoke(INPUT, config)
@@ -121,16 +121,16 @@ async def test_no_text_of_the_document_is_in_any_run(make_reader, kind, sync) ->
     assert "characters, kept out of traces" in recorder.words
 
 
-async def test_the_facade_inherits_the_option_from_its_chain(make_reader) -> None:
-    agent, recorder = make_reader(), Recorder()
+async def test_a_read_in_a_chain_inherits_the_option_to_trace_texts(make_reader) -> None:
+    agent, recorder = make_reader(), RunRecorder()
     chain = RunnableLambda(lambda question: agent.read(TEXT, question).answer)
     config: Any = {"callbacks": [recorder], "metadata": {TRACE_TEXTS: True}}
     assert await chain.ainvoke(QUESTION, config) == "4711"
     assert FILLER in recorder.words
 
 
-async def test_langsmith_gets_no_text_of_the_document_either(make_reader, monkeypatch) -> None:
-    """Its tracer comes from the environment or a context manager, not from the config."""
+async def test_langsmith_gets_no_text_of_the_document(make_reader, monkeypatch) -> None:
+    """LangSmith's tracer comes from the environment or a context manager, not from the config."""
     monkeypatch.setenv("LANGSMITH_TRACING", "true")
     session = MagicMock()
     client = Client(api_url="http://localhost:1", api_key="none", session=session, auto_batch_tracing=False)
@@ -143,19 +143,19 @@ async def test_langsmith_gets_no_text_of_the_document_either(make_reader, monkey
     assert FILLER not in requests
 
 
-async def test_a_run_stands_below_its_node_and_names_its_model(make_reader) -> None:
-    recorder = Recorder()
+async def test_a_traced_call_is_a_child_of_its_node_and_names_its_model(make_reader) -> None:
+    recorder = RunRecorder()
     await (await make_reader().agraph()).ainvoke(INPUT, {"callbacks": [recorder]})
-    by_id = {run.id: run for run in recorder.runs}
+    runs_by_id = {run.id: run for run in recorder.runs}
     run = recorder.models[0]
-    assert run.parent_run_id in by_id
-    assert by_id[run.parent_run_id].name == "update_memory"
+    assert run.parent_run_id in runs_by_id
+    assert runs_by_id[run.parent_run_id].name == "update_memory"
     assert run.extra["metadata"]["ls_model_name"] == "scripted"
-    assert part(repr(recorder.models[-1].outputs), "section") == ""
+    assert extract(repr(recorder.models[-1].outputs), "section") == ""
 
 
-async def test_a_failed_completion_is_a_failed_run(make_reader) -> None:
-    recorder = Recorder()
+async def test_a_failed_call_is_a_failed_run(make_reader) -> None:
+    recorder = RunRecorder()
     graph = await make_reader(ScriptedPolicy(lambda prompt: PolicyError("gone"))).agraph()
     with pytest.raises(PolicyError):
         await graph.ainvoke(INPUT, {"callbacks": [recorder]})
@@ -163,23 +163,23 @@ async def test_a_failed_completion_is_a_failed_run(make_reader) -> None:
     assert "gone" in run.error
 
 
-async def test_reasoning_is_left_out_like_the_chunk_that_it_quotes(make_reader) -> None:
+async def test_reasoning_that_quotes_a_chunk_is_not_traced(make_reader) -> None:
     def script(prompt: str) -> str:
-        return f"<think>{part(prompt, 'section')}</think>{read_perfectly(prompt)}"
+        return f"<think>{extract(prompt, 'section')}</think>{read_perfectly(prompt)}"
 
-    recorder = Recorder()
+    recorder = RunRecorder()
     graph = await make_reader(ScriptedPolicy(script)).agraph()
     async for _ in graph.astream(INPUT, {"callbacks": [recorder]}, stream_mode="updates"):
         pass
     assert FILLER not in repr([run.outputs for run in recorder.models])
 
 
-async def test_the_messages_of_a_conversation_are_not_mixed_with_memories(make_reader) -> None:
-    graph = await make_reader(ChatModelPolicy(ScriptedChatModel(script=perfect_message))).agraph()
-    assert [part_of_stream async for part_of_stream in graph.astream(INPUT, stream_mode="messages")] == []
+async def test_a_message_stream_contains_no_memories(make_reader) -> None:
+    graph = await make_reader(ChatModelPolicy(ScriptedChatModel(script=reply_perfectly))).agraph()
+    assert [message async for message in graph.astream(INPUT, stream_mode="messages")] == []
 
 
-async def test_calls_inside_a_policy_keep_the_configurable_settings(make_reader) -> None:
+async def test_a_policy_is_called_with_the_configurable_settings(make_reader) -> None:
     configs: list[Any] = []
 
     def script(prompt: str) -> str:
@@ -187,12 +187,12 @@ async def test_calls_inside_a_policy_keep_the_configurable_settings(make_reader)
         configs.append((config["configurable"].get("model"), config["callbacks"]))
         return read_perfectly(prompt)
 
-    config: Any = {"callbacks": [Recorder()], "configurable": {"model": "large"}}
+    config: Any = {"callbacks": [RunRecorder()], "configurable": {"model": "large"}}
     await (await make_reader(ScriptedPolicy(script)).agraph()).ainvoke(INPUT, config)
     assert set(configs) == {("large", None)}
 
 
-def test_without_handlers_nothing_changes(make_reader) -> None:
+def test_without_callbacks_the_context_is_unchanged(make_reader) -> None:
     context = make_reader().graph().reader_context
     for config in (None, {}, {"callbacks": None}, {"callbacks": []}):
         assert trace_policy(context, config) is context

@@ -1,4 +1,4 @@
-"""Files that are written whole, and journals of durable rows."""
+"""Files that are written atomically, and journals of durable rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_file_or_link_is_replaced_and_only_its_owner_can_open_it(tmp_path: Pat
     assert {file.name for file in tmp_path.iterdir()} == {"link", "new", "target"}
 
 
-def test_an_error_while_writing_changes_nothing(tmp_path: Path) -> None:
+def test_an_error_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "page"
     path.write_text("old")
     with pytest.raises(KeyError), open_atomically(path) as file:
@@ -34,7 +34,7 @@ def test_an_error_while_writing_changes_nothing(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["page"]
 
 
-def test_rows_are_in_the_file_when_append_returns(tmp_path: Path) -> None:
+def test_a_row_is_in_the_file_when_append_returns(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with open_journal(path, error=EvaluationError) as journal:
         journal.append({"a": 1})
@@ -43,10 +43,10 @@ def test_rows_are_in_the_file_when_append_returns(tmp_path: Path) -> None:
         assert journal.rows == read_journal(path, error=EvaluationError) == [{"a": 1}, {"b": [2]}, {"c": None}]
 
 
-@pytest.mark.parametrize("rest", ["{", '{"b": 2', '{"b": 2}'])
-def test_an_incomplete_last_line_is_cut_off(tmp_path: Path, rest: str) -> None:
+@pytest.mark.parametrize("last_line", ["{", '{"b": 2', '{"b": 2}'])
+def test_an_incomplete_last_line_is_removed(tmp_path: Path, last_line: str) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_text('{"a": 1}\n' + rest)
+    path.write_text('{"a": 1}\n' + last_line)
     with open_journal(path, error=EvaluationError) as journal:
         assert journal.rows == [{"a": 1}]
         journal.append({"c": 3})
@@ -56,7 +56,7 @@ def test_an_incomplete_last_line_is_cut_off(tmp_path: Path, rest: str) -> None:
 @pytest.mark.parametrize(
     "content", ["my own notes", '{"a": 1}\nmy own notes', '{"a": 1}\n[2]\n', '{"a": 1\n{"b": 2}\n']
 )
-def test_another_file_is_refused_and_stays_as_it_is(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_no_journal_is_refused_and_unchanged(tmp_path: Path, content: str) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text(content)
     with pytest.raises(EvaluationError, match=r"journal\.jsonl"):
@@ -64,14 +64,14 @@ def test_another_file_is_refused_and_stays_as_it_is(tmp_path: Path, content: str
     assert path.read_text() == content
 
 
-def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
+def test_only_one_process_at_a_time_can_open_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with open_journal(path, error=EvaluationError), pytest.raises(EvaluationError, match="another process"):
         open_journal(path, error=EvaluationError)
     open_journal(path, error=EvaluationError).close()
 
 
-def test_a_journal_that_is_larger_than_any_is_not_read(tmp_path: Path) -> None:
+def test_a_journal_over_the_size_limit_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text('{"a": 1}\n')
     os.truncate(path, 5 << 30)

@@ -15,10 +15,10 @@ from memagent_graph.words import (
     find_sentence_ends,
     find_word_ends,
     find_words,
-    fold,
+    fold_word,
+    fold_words,
     is_character_end,
     list_terms,
-    words,
 )
 
 
@@ -29,12 +29,12 @@ from memagent_graph.words import (
         "Alex-\r\n  androva", "A\u0301lexandrova", "Álexandrova", "\ufeffAlexandrova\u200e",
     ],
 )  # fmt: skip
-def test_a_word_is_the_same_however_it_is_written(spelling: str) -> None:
-    assert words(f"by {spelling}, it says") == ["by", "alexandrova", "it", "says"]
+def test_all_spellings_of_a_word_are_equal(spelling: str) -> None:
+    assert fold_words(f"by {spelling}, it says") == ["by", "alexandrova", "it", "says"]
 
 
 @pytest.mark.parametrize(
-    ("spelling", "same"),
+    ("spelling", "normalized"),
     [
         ("1,234", "1234"), ("12,34,567", "1234567"), ("1.234.567", "1234567"), ("1\u202f234", "1234"),
         ("1’234", "1234"),
@@ -44,8 +44,8 @@ def test_a_word_is_the_same_however_it_is_written(spelling: str) -> None:
         ("x², y", "x 2 y"),
     ],
 )  # fmt: skip
-def test_numbers_are_the_same_in_the_digits_and_groups_of_all_scripts(spelling: str, same: str) -> None:
-    assert " ".join(words(spelling)) == same
+def test_numbers_are_equal_in_the_digits_and_groups_of_all_scripts(spelling: str, normalized: str) -> None:
+    assert " ".join(fold_words(spelling)) == normalized
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_numbers_are_the_same_in_the_digits_and_groups_of_all_scripts(spelling: 
         ("e\u0301te\u0301", "été"), ("ｶﾞ", "ガ"), ("か\u3099", "が"),
     ],
 )  # fmt: skip
-def test_words_are_compared_folded(one: str, other: str) -> None:
-    assert fold(one) == fold(other)
+def test_words_are_compared_after_folding(one: str, other: str) -> None:
+    assert fold_word(one) == fold_word(other)
 
 
 @pytest.mark.parametrize(("one", "other"), [("か", "が"), ("हिन्दी", "हिन्दू"), ("กา", "กำ"), ("x²", "x2"), ("ma", "na")])
 def test_words_that_differ_in_a_letter_stay_different(one: str, other: str) -> None:
-    assert words(one) != words(other)
+    assert fold_words(one) != fold_words(other)
 
 
 def test_word_spans_refer_to_the_original_text() -> None:
@@ -71,7 +71,7 @@ def test_word_spans_refer_to_the_original_text() -> None:
     assert [text[start:end] for start, end in find_words(text)] == ["हिन्दी", "Alex\u00adandrova", "1,234", "東", "京"]
 
 
-def test_scripts_without_spaces_are_searched_by_pairs_also_across_lines() -> None:
+def test_terms_of_scripts_without_spaces_are_pairs_of_characters_also_across_lines() -> None:
     pairs = ["東京", "京タ", "タワ", "ワー"]
     assert list(list_terms("東京\nタワー is 高い。")) == [*"東京タワー", *pairs, "is", "高", "い", "高い"]
     assert list(list_terms("塔 of stone")) == ["塔", "of", "stone"]
@@ -95,7 +95,7 @@ def test_scripts_without_spaces_are_searched_by_pairs_also_across_lines() -> Non
         ("106", "10⁶", "106"),
     ],
 )
-def test_a_word_is_invented_if_the_text_has_it_in_no_form(memory: str, text: str, invented: str | None) -> None:
+def test_a_word_is_invented_if_no_form_of_it_is_in_the_text(memory: str, text: str, invented: str | None) -> None:
     assert find_invented_word(memory, [text]) == invented
 
 
@@ -108,14 +108,14 @@ CHARACTERS = st.sampled_from(
 
 
 @given(st.lists(CHARACTERS, max_size=20).map("".join))
-def test_characters_end_where_another_implementation_of_unicodes_rules_ends_them(text: str) -> None:
+def test_characters_end_where_the_regex_package_ends_them(text: str) -> None:
     ends = {match.end() for match in regex.finditer(r"\X", text)}
-    assert {at for at in range(1, len(text) + 1) if is_character_end(text, at)} == ends
+    assert {position for position in range(1, len(text) + 1) if is_character_end(text, position)} == ends
 
 
 def test_character_end_looks_only_at_neighbours() -> None:
     flags = "🇦🇧" * 3000
-    assert [is_character_end("x" + flags, at) for at in (4000, 4001)] == [False, True]
+    assert [is_character_end("x" + flags, position) for position in (4000, 4001)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -144,28 +144,28 @@ def cut(text: str, ends: list[int]) -> list[str]:
     return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
-def test_ends_of_a_part_are_those_of_the_whole() -> None:
+def test_sentence_ends_of_a_range_are_those_of_the_whole_text() -> None:
     text = "One is here. Dr. Two is there. Three… is not。四は。Five! " * 20
     ends = find_sentence_ends(text)
     for start in range(0, len(text) - 100, 37):
         assert find_sentence_ends(text, start, start + 100) == [end for end in ends if start < end <= start + 100]
 
 
-def test_words_of_scripts_without_spaces_end_by_a_dictionary() -> None:
+def test_words_of_scripts_without_spaces_end_as_in_a_dictionary() -> None:
     text = "สวัสดีครับผมชื่อ"
     assert cut(text, find_word_ends(text, 0, len(text) - 1)) == ["สวัสดี", "ครับ", "ผม", "ชื่อ"]
 
 
 @pytest.mark.parametrize("script", TEXTS)
-def test_sentences_of_every_script_end_where_they_were_marked(script: str) -> None:
+def test_sentences_of_every_script_end_at_the_marks(script: str) -> None:
     assert len({*map("".join, TEXTS[script])}) == 20
-    for before, sentences in pairwise([[], *TEXTS[script]]):
-        text = "".join([*before, *sentences])
-        assert cut(text, find_sentence_ends(text)) == [*before, *sentences]
+    for previous, following in pairwise([[], *TEXTS[script]]):
+        text = "".join([*previous, *following])
+        assert cut(text, find_sentence_ends(text)) == [*previous, *following]
 
 
 @pytest.mark.parametrize("script", WORDS)
-def test_words_without_spaces_end_where_they_were_marked(script: str) -> None:
-    for parts in list(permutations(WORDS[script], 3))[:20]:
-        text = "".join(parts)
-        assert cut(text, find_word_ends(text, 0, len(text) - 1)) == list(parts), parts
+def test_concatenated_words_without_spaces_are_separated(script: str) -> None:
+    for sequence in list(permutations(WORDS[script], 3))[:20]:
+        text = "".join(sequence)
+        assert cut(text, find_word_ends(text, 0, len(text) - 1)) == list(sequence), sequence

@@ -13,7 +13,7 @@ from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import JSONOption
 from memagent_graph.cli.output import print_json
 from memagent_graph.events import UpdateRule
-from memagent_graph.plain_text import in_one_line, quantity
+from memagent_graph.plain_text import format_count, make_one_line
 
 if TYPE_CHECKING:
     from memagent_evaluation.demo_document import DemoDocument
@@ -111,7 +111,7 @@ def _take_beginning(text: str) -> str:
     """Return the first lines of the document."""
     from memagent_graph.cli.console import escape  # noqa: PLC0415
 
-    return "\n".join(escape(in_one_line(line, 100)) for line in text.split("\n")[:8]) + "\n..."
+    return "\n".join(escape(make_one_line(line, 100)) for line in text.split("\n")[:8]) + "\n..."
 
 
 def _show_update(
@@ -124,7 +124,7 @@ def _show_update(
     if update.changed and not console.as_json:
         console.out.print(
             f"[dim]chunk {update.chunk_number}[/]  {escape(question)}\n"
-            f"          {escape(in_one_line(update.memory, 300))}"
+            f"          {escape(make_one_line(update.memory, 300))}"
         )
 
 
@@ -170,7 +170,9 @@ def _print_results(
         if result.chunks_read:
             table.add_row("memory", escape(_draw_timeline(result.updates, result.chunks_read)))
         else:
-            table.add_row("shown", f"{result.trace.tokens_shown:,} tokens in {quantity(result.usage.turns, 'turn')}")
+            table.add_row(
+                "shown", f"{result.trace.tokens_shown:,} tokens in {format_count(result.usage.turns, 'turn')}"
+            )
         for source in result.evidence[:2] if result.memory != empty_memory else ():
             quote = " ".join(source.quote.split())
             location = f"chunk {source.chunk_index + 1}" if result.chunks_read else f"character {source.start_char:,}"

@@ -45,7 +45,7 @@ from memagent_evaluation.standings import (
     format_standings,
 )
 from memagent_evaluation.suites import format_suites
-from memagent_graph.plain_text import in_one_line, quantity
+from memagent_graph.plain_text import format_count, make_one_line
 from memagent_graph.results import Prices
 from memagent_graph.storage.private_files import write_atomically
 
@@ -141,8 +141,8 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
     by_system = compare_evaluations(first, second, names)
     first_keys, second_keys = ({(row.system, row.attempt_key) for row in results.rows} for results in (first, second))
     question_counts = (
-        f"{quantity(len(first_keys & second_keys), 'question')} in both; "
-        f"{quantity(len(first_keys ^ second_keys), 'row')} without a partner."
+        f"{format_count(len(first_keys & second_keys), 'question')} in both; "
+        f"{format_count(len(first_keys ^ second_keys), 'row')} without a partner."
     )
     parts = [f"# {names[0]} and {names[1]}", question_counts, STANDINGS_LEGEND]
     for system, lines in by_system.items():
@@ -213,13 +213,13 @@ def _format_legend(rows: Sequence[ResultRow]) -> str:
 
 
 def _format_introduction(results: Results) -> str:
-    statements = [f"{quantity(len(results.rows), 'attempt')} of {', '.join(results.systems)}"]
+    statements = [f"{format_count(len(results.rows), 'attempt')} of {', '.join(results.systems)}"]
     policy = results.settings.get("policy")
     if isinstance(policy, dict) and (model := policy.get("model")):
         statements.append(f"policy {model}")
     text = "; ".join([*statements, f"evaluation {results.evaluation}"]) + "."
     if results.missing:
-        text += f"\n\n**Not finished: {quantity(results.missing, 'question')} not asked yet.**"
+        text += f"\n\n**Not finished: {format_count(results.missing, 'question')} not asked yet.**"
     if results.commands:
         text += "\n\n```\n" + "\n".join(results.commands) + "\n```"
     return text
@@ -350,7 +350,7 @@ def _format_failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
         verb = "counts" if len(failed_rows) == 1 else "count"
         parts += [
             "## Failures",
-            f"{quantity(len(failed_rows), 'question')} failed twice, and {verb} as wrong:\n\n{lines}",
+            f"{format_count(len(failed_rows), 'question')} failed twice, and {verb} as wrong:\n\n{lines}",
         ]
     return parts
 
@@ -367,7 +367,7 @@ def _describe_losses(row: ResultRow) -> str:
 def _format_cell(text: str, max_characters: int = _MAX_CELL_CHARACTERS) -> str:
     """Return a text as a cell of a table: one line, with Markdown's characters escaped."""
     return (
-        in_one_line(text, max_characters)
+        make_one_line(text, max_characters)
         .replace("\\", "\\\\")
         .replace("|", "\\|")
         .replace("`", "'")

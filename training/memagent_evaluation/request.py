@@ -41,7 +41,7 @@ from memagent_graph.errors import EvaluationError, MemAgentError, PolicyError
 from memagent_graph.policies.scripted import is_scripted
 from memagent_graph.policy import Message, Policy, SamplingParams
 from memagent_graph.policy_registry import make_policy
-from memagent_graph.prompts import last_boxed
+from memagent_graph.prompts import extract_last_boxed
 from memagent_graph.reader import MemAgent
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
@@ -216,7 +216,7 @@ async def grade(policy: Policy, question: str, answer: str, expected: Sequence[s
     content = _PROMPT_FIELD.sub(lambda field: _PROMPT_TAG.sub(r"<\\", fields[field[1]]), _JUDGE_PROMPT)
     completion = await policy.complete([Message(role="user", content=content)], SamplingParams())
     reply = extract_reply(completion.text)
-    boxed_text = (last_boxed(reply) or "").strip().rstrip(".")
+    boxed_text = (extract_last_boxed(reply) or "").strip().rstrip(".")
     if re.fullmatch(r"\d+(?:\.\d+)?", boxed_text) and float(boxed_text) <= _MAX_GRADE:
         return float(boxed_text) / _MAX_GRADE
     raise EvaluationError(

@@ -17,7 +17,7 @@ import regex
 
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.samples import Metric, Sample
-from memagent_graph.prompts import AnswerFormat, last_boxed
+from memagent_graph.prompts import AnswerFormat, extract_last_boxed
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.words import ends_with_particle, is_unspaced, normalise_text
 
@@ -110,7 +110,7 @@ def score(
 
 def find_boxed_at_end(reply: str, gold: tuple[str, ...] = ()) -> str | None:
     r"""Return the last \boxed{} in the last 300 characters, or in twice the length of all gold strings if more."""
-    return last_boxed(reply[-max(_BOX_CHARACTERS, 2 * sum(map(len, gold))) :])
+    return extract_last_boxed(reply[-max(_BOX_CHARACTERS, 2 * sum(map(len, gold))) :])
 
 
 def is_exact_match(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:

@@ -15,24 +15,24 @@ from typing import Any
 import pytest
 from support.command_line import memagent
 from support.document_files import make_pdf
-from support.programs import Program, answers, kill_after, records
-from support.scripts import part, read_perfectly
+from support.programs import Program, kill_after, parse_answers, parse_records
+from support.scripts import extract, read_perfectly
 from support.server_faults import make_error
 
 from memagent_graph.cli.console import Console
-from memagent_graph.errors import install_command
+from memagent_graph.errors import make_install_command
 
 QUESTION = "What is the key of harbor?"
 
 
 def test_retrieval_reads_a_part_of_the_document_and_says_how_much_that_was(read, server) -> None:
     def respond(body: dict[str, Any], number: int) -> str:
-        return f"\\boxed{{{'4711' if 'harbor is 4711' in part(body['messages'][-1]['content'], 'text') else '?'}}}"
+        return f"\\boxed{{{'4711' if 'harbor is 4711' in extract(body['messages'][-1]['content'], 'text') else '?'}}}"
 
     server.respond, server.window = respond, 900
     result = read("--strategy", "retrieval:chunks=2:chunk_tokens=60", "--run-id", "r")
     too_long = read("--strategy", "full_context", code=7)
-    assert answers(result.stdout) == ["4711"]
+    assert parse_answers(result.stdout) == ["4711"]
     assert re.search(r"\b\d{2,3} of \d,\d{3} tokens shown by fake \(retrieval\), ", result.stderr), result.stderr
     run = json.loads(memagent("show", "r", "--json").stdout)
     assert (run["strategy"], run["answer"]) == ("retrieval", "4711")
@@ -49,7 +49,7 @@ def test_a_run_continues_on_another_machine_from_a_folder_that_both_mount(book, 
     book.unlink()
     resumed = memagent("resume", "r", *shared)
     run = json.loads(memagent("show", "r", "--json", *shared[:2], *files[2:]).stdout)
-    assert answers(resumed.stdout) == ["4711"]
+    assert parse_answers(resumed.stdout) == ["4711"]
     assert any("harbor is 4711" in item["quote"] for item in run["evidence"])
 
 
@@ -61,14 +61,14 @@ def test_several_questions_are_read_for_in_one_pass(book, options, tmp_path) -> 
     stop = memagent(*read, "--max-chunks", 2, code=5)
     latest = memagent("resume", "latest")
     resumed = memagent("resume", "r-1")
-    assert sorted(answers(latest.stdout)) == ["4711", "4711", "yet"], "all questions of the read"
-    assert answers(result.stdout) == ["4711", "4711", "yet"]
-    assert [record["question"] for record in records(result.stdout)][2] == ["What is the key of tower?"]
-    assert all(record["stopped"] == ["max_chunks after 2 chunks"] for record in records(stop.stdout))
+    assert sorted(parse_answers(latest.stdout)) == ["4711", "4711", "yet"], "all questions of the read"
+    assert parse_answers(result.stdout) == ["4711", "4711", "yet"]
+    assert [record["question"] for record in parse_records(result.stdout)][2] == ["What is the key of tower?"]
+    assert all(record["stopped"] == ["max_chunks after 2 chunks"] for record in parse_records(stop.stdout))
     results = json.loads(as_json.stdout)["results"]
     assert [result["run_id"] for result in results] == ["r-0", "r-1", "r-2"]
     assert [result["question"] for result in results][2] == "What is the key of tower?"
-    assert answers(resumed.stdout) == ["4711"]
+    assert parse_answers(resumed.stdout) == ["4711"]
     assert stop.stderr.count("continue with: memagent resume") == 3
 
 
@@ -84,7 +84,7 @@ def test_one_question_that_fails_leaves_the_others(read, server) -> None:
 def test_the_command_that_goes_on_is_the_one_that_works(read, tmp_path) -> None:
     stop = read("--max-chunks", 2, "--log", tmp_path / "my runs.sqlite", "--checkpoints", tmp_path / "c.sqlite", code=5)
     command = shlex.split(stop.stderr.rpartition("continue with: memagent ")[2])
-    assert answers(memagent(*command).stdout) == ["4711"]
+    assert parse_answers(memagent(*command).stdout) == ["4711"]
     without = read("--max-chunks", 2, "--no-log", code=5)
     assert "continue with" not in without.stderr, "no log, so no command could find it"
 
@@ -100,7 +100,7 @@ def test_an_interrupted_read_says_how_to_go_on(book, options, server, ending) ->
     assert process.returncode == 130
     assert "memagent resume mine" in errors
     assert "Traceback" not in errors
-    assert answers(memagent("resume", "mine").stdout) == ["4711"]
+    assert parse_answers(memagent("resume", "mine").stdout) == ["4711"]
 
 
 def test_an_interrupted_resume_of_several_questions_names_those_that_are_left(read, monkeypatch) -> None:
@@ -116,7 +116,7 @@ def test_an_interrupted_resume_of_several_questions_names_those_that_are_left(re
     again = memagent("resume", "r", code=6)
     assert "2 more questions of the same read without an answer; for all: memagent resume r" in one.stderr
     assert interrupted.stderr.strip().endswith("continue with: memagent resume r")
-    assert answers(resumed.stdout) == ["4711", "yet"], "of those that are left, in the order of the questions"
+    assert parse_answers(resumed.stdout) == ["4711", "yet"], "of those that are left, in the order of the questions"
     assert "several runs" in again.stderr
 
 
@@ -190,7 +190,7 @@ def test_after_a_wrong_model_the_printed_command_reads_on_with_the_one_that_is_s
     wrong = read("--model", "wrong", code=4)
     assert "it serves fake" in wrong.stderr
     result = memagent(*shlex.split(wrong.stderr.rpartition("continue with: memagent ")[2]))
-    assert answers(result.stdout) == ["4711"]
+    assert parse_answers(result.stdout) == ["4711"]
 
 
 def test_a_document_given_again_is_read_in_its_charset(book, read) -> None:
@@ -209,7 +209,7 @@ def test_doctor_finds_a_healthy_server_healthy_and_else_what_is_wrong(server) ->
     server.respond, server.vllm = lambda body, number: "fine", True
     subjects = ("server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt")
     assert check() == dict.fromkeys(subjects, "ok")
-    server.vllm, server.window, server.count = False, None, lambda text: len(text.split())
+    server.vllm, server.window, server.count_tokens = False, None, lambda text: len(text.split())
     status = check()
     assert (status["window"], status["token ids"], status["tokenizer"]) == ("note", "note", "note")
     gone = memagent("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded", code=4)
@@ -220,7 +220,7 @@ def test_without_the_local_extra_the_remedy_is_named(book, monkeypatch) -> None:
     for name in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, name, None)
     result = memagent("read", book, "-q", QUESTION, "--model", "embedded", code=7)
-    assert install_command("local") in result.stderr
+    assert make_install_command("local") in result.stderr
 
 
 def test_the_exit_code_says_whether_an_answer_has_its_form(read, server, tmp_path) -> None:
@@ -235,12 +235,12 @@ def test_the_exit_code_says_whether_an_answer_has_its_form(read, server, tmp_pat
     (tmp_path / "castles.json").write_text(json.dumps({**schema, "required": ["castle"]}))
     form = ("--context-window", 1500, "--question-tokens", 100, "--schema")
     result = read(*form, tmp_path / "keys.py:Key")
-    assert json.loads(*answers(result.stdout))["key"] == 4711
+    assert json.loads(*parse_answers(result.stdout))["key"] == 4711
     values = json.loads(read(*form, tmp_path / "keys.json", "--json").stdout)
     assert values["value"] == {"place": "harbor", "key": 4711}
     assert "key" in values["response_format"]["properties"]
     unfit = read(*form, tmp_path / "castles.json", code=8)
-    assert json.loads(*answers(unfit.stdout))["key"] == 4711
+    assert json.loads(*parse_answers(unfit.stdout))["key"] == 4711
     assert "the answer does not fit the schema: the answer does not have the required form" in unfit.stderr
     assert "'castle' is a required property" in unfit.stderr
 
@@ -258,4 +258,4 @@ def test_pages_are_chosen_of_a_pdf_and_named_in_the_evidence(options, tmp_path) 
 def test_without_a_writable_home_folder_only_reads_that_keep_nothing_work(book, read, monkeypatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(book / "home"))  # below a file
     assert "what to do:" in read(code=10).stderr
-    assert answers(read("--no-log").stdout) == ["4711"]
+    assert parse_answers(read("--no-log").stdout) == ["4711"]

@@ -19,7 +19,7 @@ from pyarrow import parquet
 from support.command_line import memagent
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after
-from support.scripts import part
+from support.scripts import extract
 from support.server_faults import make_error
 
 from memagent_evaluation.plots import draw_all
@@ -32,8 +32,8 @@ TESTS = Path(__file__).parents[2]
 @pytest.fixture
 def task(tmp_path: Path) -> str:
     path = tmp_path / "tasks.py"
-    path.write_text(f"import sys; sys.path.insert(0, {str(TESTS)!r})\nfrom support.evaluation import Keys\n")
-    return f"{path}:Keys"
+    path.write_text(f"import sys; sys.path.insert(0, {str(TESTS)!r})\nfrom support.evaluation import KeyTask\n")
+    return f"{path}:KeyTask"
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
 def section(body: dict[str, Any]) -> str:
     """What tells the reader's requests for memory apart; empty for all others."""
     prompt = body["messages"][-1]["content"]
-    return f"{part(prompt, 'problem')}|{part(prompt, 'section')}" if "<section>" in prompt else ""
+    return f"{extract(prompt, 'problem')}|{extract(prompt, 'section')}" if "<section>" in prompt else ""
 
 
 def test_a_limit_stops_it_resumably_and_more_may_be_asked_later_with_the_same_settings(evaluate, server, out) -> None:

@@ -14,7 +14,7 @@ import pytest
 import typer
 from support.added_package import add_package
 from support.command_line import memagent
-from support.programs import answers
+from support.programs import parse_answers
 from typer.testing import CliRunner
 
 from memagent_graph.cli import app
@@ -22,7 +22,7 @@ from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import OPTION_GROUPS
 from memagent_graph.entry_points import COMMANDS, POLICIES
-from memagent_graph.errors import PolicyError, install_command
+from memagent_graph.errors import PolicyError, make_install_command
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
@@ -160,7 +160,7 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(command, packag
     for name in [name for name in sys.modules if name.startswith((f"memagent_{command}", f"{package}."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    assert install_command(command) in memagent(command, code=ExitCode.SETTINGS).stderr
+    assert make_install_command(command) in memagent(command, code=ExitCode.SETTINGS).stderr
 
 
 def test_a_package_s_own_extra_is_named(package) -> None:
@@ -315,6 +315,6 @@ def test_a_policy_of_another_package_reads_and_its_run_is_resumed_from_the_log_a
     monkeypatch.syspath_prepend(site)
     read = ("read", book, "-q", "What is the key of harbor?", *options[2:])
     memagent(*read, "--policy", "perfect", "--run-id", "r", "--max-chunks", 2, code=ExitCode.STOPPED)
-    assert answers(memagent("resume", "r").stdout) == ["4711"]
+    assert parse_answers(memagent("resume", "r").stdout) == ["4711"]
     refusal = memagent(*read, "--policy", "perfekt", code=ExitCode.POLICY).stderr
     assert "there is no policy 'perfekt'" in refusal and "Did you mean perfect?" in refusal

@@ -9,7 +9,7 @@ from memagent_graph.cli import progress
 from memagent_graph.cli.console import Console
 from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import MemAgentError, PolicyError
-from memagent_graph.plain_text import in_one_line, plain
+from memagent_graph.plain_text import make_one_line, make_printable
 from memagent_graph.policies.scripted import ScriptedPolicy
 
 STEERING = "\x1b[2J\x1b]0;title\x07\u202ecba\x9b31m"
@@ -37,8 +37,8 @@ def test_errors_and_hints_cannot_steer_the_terminal(capsys) -> None:
 
 
 def test_lines_and_tabs_stay_in_texts_and_go_from_lines() -> None:
-    assert plain("a\r\nb\tc\x1b") == "a\nb\tc\ufffd"
-    assert in_one_line("a\nb\tc\x1b", 4) == "a b…"
+    assert make_printable("a\r\nb\tc\x1b") == "a\nb\tc\ufffd"
+    assert make_one_line("a\nb\tc\x1b", 4) == "a b…"
 
 
 def test_work_is_shown_on_a_terminal_alone(monkeypatch, capsys) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from support.command_line import memagent
-from support.report_documents import reads_keys_and_writes
+from support.report_documents import read_keys_and_write_report
 from support.scripts import make_document
 
 WIDE = ("--context-window", "1500", "--question-tokens", "60", "--answer-tokens", "200")
@@ -29,7 +29,7 @@ def books(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def report(server, options) -> Callable[..., Result]:
     """`memagent report` of these documents, with these options besides."""
-    server.respond = lambda body, number: reads_keys_and_writes(body["messages"][0]["content"])
+    server.respond = lambda body, number: read_keys_and_write_report(body["messages"][0]["content"])
     return lambda *more, code=0: memagent(
         "report", "Keys?", "-q", "What is the key of harbor?", *options, *WIDE, *more, code=code
     )

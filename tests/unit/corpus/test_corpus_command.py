@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 from support.command_line import memagent
-from support.corpus_world import QUESTIONS, CountingServer, corpus_command, make_text, read_rows, wait_until_it_reads
+from support.corpus_world import QUESTIONS, CountingServer, make_corpus_command, make_text, read_rows, wait_for_chunks
 from support.programs import Program
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.errors import install_command
+from memagent_graph.errors import make_install_command
 
 
 class CorpusCommandRunner:
@@ -33,10 +33,10 @@ class CorpusCommandRunner:
             (self.folder / f"d{number}.txt").write_text(make_text(number, 60))
 
     def run(self, *options: str, source: Path | None = None, code: int = 0) -> Result:
-        return memagent(*corpus_command(source or self.folder, self.out, self.server, *options)[3:], code=code)
+        return memagent(*make_corpus_command(source or self.folder, self.out, self.server, *options)[3:], code=code)
 
     def run_without_questions(self, *options: str, source: Path | None = None) -> Result:
-        command = corpus_command(source or self.folder, self.out, self.server, *options)[3:]
+        command = make_corpus_command(source or self.folder, self.out, self.server, *options)[3:]
         return memagent(*(argument for argument in command if argument not in {"-q", *QUESTIONS}))
 
     @property
@@ -54,7 +54,7 @@ def test_estimate_reads_nothing_and_is_an_upper_bound_for_the_run(corpus: Corpus
     corpus.write(5)
     estimate_options = ("--estimate", "--price-in", "1", "--price-out", "2", "--tokens-per-second", "100")
     estimate = json.loads(corpus.run(*estimate_options, "--json").stdout)
-    assert not corpus.server.read and not corpus.out.exists()
+    assert not corpus.server.answer_counts and not corpus.out.exists()
     assert (estimate["documents"], estimate["questions"], estimate["counted"]) == (5, 15, 5)
     assert estimate["price"] > 0 and estimate["seconds"] > 0
     printed_estimate = corpus.run(*estimate_options).stdout
@@ -94,9 +94,9 @@ def test_limit_stops_with_its_exit_code_and_a_second_run_continues(corpus: Corpu
 def test_interrupt_keeps_finished_rows_and_the_same_command_continues(corpus: CorpusCommandRunner) -> None:
     corpus.write(8)
     corpus.server.delay = 0.02
-    command = corpus_command(corpus.folder, corpus.out, corpus.server, "--documents", "2", "--quiet")
+    command = make_corpus_command(corpus.folder, corpus.out, corpus.server, "--documents", "2", "--quiet")
     with Program(command, stderr=subprocess.PIPE) as process:
-        wait_until_it_reads(process, corpus.server)
+        wait_for_chunks(process, corpus.server)
         os.kill(process.pid, signal.SIGINT)
         stderr = process.communicate()[1]
     assert process.returncode == ExitCode.INTERRUPTED, stderr
@@ -148,9 +148,9 @@ def test_missing_ray_error_names_the_install_command(
     monkeypatch.setitem(sys.modules, "ray", None)
     corpus.write(1)
     for exit_code, message, *options in (
-        (ExitCode.SETTINGS, install_command("ray"), "--ray", "auto"),
+        (ExitCode.SETTINGS, make_install_command("ray"), "--ray", "auto"),
         (ExitCode.USAGE, "--ray-actors", "--ray", "auto", "--ray-actors", "0"),
         (ExitCode.USAGE, "Choose one with --ray", "--ray-actors", "2"),
     ):
         assert message in corpus.run(*options, code=exit_code).stderr
-    assert not corpus.server.read
+    assert not corpus.server.answer_counts

@@ -15,11 +15,11 @@ from support.corpus_world import (
     NAMES,
     QUESTIONS,
     CountingServer,
-    corpus_command,
+    make_corpus_command,
     make_key,
     read_rows,
     run_corpus_command,
-    wait_until_it_reads,
+    wait_for_chunks,
     write_corpus,
 )
 from support.programs import Program
@@ -31,21 +31,21 @@ def test_corpus_run_killed_at_random_moments_writes_every_row_once(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
     document_count, kill_count = size(40, 2000), size(2, 30)
-    expected_numbers = write_corpus(tmp_path / "in", document_count, most_words=size(600, 8000))
+    expected_numbers = write_corpus(tmp_path / "in", document_count, max_words=size(600, 8000))
     out, random_delays = tmp_path / "out", random.Random(7)
     options = ("--documents", str(DOCUMENTS_IN_FLIGHT), "--rows-per-part", "40", "--quiet")
     with CountingServer(faults=0.1, delay=0.02) as server:
         for _ in range(kill_count):
-            with Program(corpus_command(tmp_path / "in", out, server, *options)) as process:
-                wait_until_it_reads(process, server)
+            with Program(make_corpus_command(tmp_path / "in", out, server, *options)) as process:
+                wait_for_chunks(process, server)
                 time.sleep(random_delays.uniform(0.0, size(400, 30_000) / 1000))
                 assert process.poll() is None, "the corpus was read before it could be killed"
                 os.kill(process.pid, signal.SIGKILL)
         final_run = run_corpus_command(tmp_path / "in", out, server, *options)
         assert final_run.returncode == 0, final_run.stderr
-        answer_count = sum(server.read.values())
+        answer_count = sum(server.answer_counts.values())
         repeated_run = run_corpus_command(tmp_path / "in", out, server, *options)
-        assert repeated_run.returncode == 0 and sum(server.read.values()) == answer_count, "nothing is read again"
+        assert repeated_run.returncode == 0 and sum(server.answer_counts.values()) == answer_count
     rows = read_rows(out)
     require_each_row_once(rows, expected_numbers)
     chunk_count, repeated_chunk_count = count_chunks(server)
@@ -72,6 +72,6 @@ def require_each_row_once(rows: list[dict[str, Any]], expected_numbers: dict[str
 def count_chunks(server: CountingServer) -> tuple[int, int]:
     """Return how many chunks were read, and how many repeated reads there were."""
     reads_by_chunk: dict[str, int] = {}
-    for (section, _), count in server.read.items():
+    for (section, _), count in server.answer_counts.items():
         reads_by_chunk[section] = max(count, reads_by_chunk.get(section, 0))
     return len(reads_by_chunk), sum(reads_by_chunk.values()) - len(reads_by_chunk)

@@ -18,7 +18,7 @@ from unittest.mock import Mock, call
 
 import pytest
 from support.corpus_world import read_rows
-from support.made_documents import made_documents
+from support.made_documents import make_documents
 from support.scripts import read_perfectly
 
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
@@ -187,7 +187,7 @@ def test_bad_file_is_a_row_with_an_error_without_local_paths(corpus: CorpusFixtu
     corpus.write("good.txt", 7)
     (corpus.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
     (corpus.folder / "empty.txt").write_text("  \n")
-    (mail,) = (document for document in made_documents() if document.name == "attached.eml")  # a part has no text
+    (mail,) = (document for document in make_documents() if document.name == "attached.eml")  # a part has no text
     (corpus.folder / mail.name).write_bytes(mail.data)
     summary = corpus.run()
     assert (summary.read, summary.failed, summary.failed_rows, summary.incomplete) == (4, 2, 2, 1)

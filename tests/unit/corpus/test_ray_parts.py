@@ -109,13 +109,13 @@ async def test_actor_waits_while_another_process_holds_a_run(tmp_path: Path, mon
         document = CorpusDocument(name="a", text=make_text(1, 60))
         (row,) = await actor.reader.read_one(document)
         with lease(tmp_path / "c.sqlite-reading", row.id):
-            server.read.clear()
+            server.answer_counts.clear()
             (failed_row,) = await actor.reader.read_one(document)
             assert failed_row.error_kind == RunHeldError.__name__
             monkeypatch.setattr("memagent_corpus.corpus_reader._LOCK_WAIT_SECONDS", 60)
             pending_read = asyncio.create_task(actor.reader.read_one(document))
             await asyncio.sleep(0.1)
-            assert not pending_read.done() and not server.read
+            assert not pending_read.done() and not server.answer_counts
         (row,) = await pending_read
         assert row.answer == "1010"
         await actor.close()

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel, Field, create_model, field_serializer
 from support.corpus_world import read_rows
-from support.scripts import part, read_perfectly
+from support.scripts import extract, read_perfectly
 from unit.corpus.test_corpus_run import CorpusFixture
 
 from memagent_corpus import CorpusReader, open_inputs
@@ -177,7 +177,7 @@ def test_invalid_answer_has_null_columns_and_an_error_and_can_be_retried(
     corpus: TypedCorpus,
 ) -> None:
     def answer_22_in_prose(prompt: str) -> str:
-        return "It is 22." if "<schema>" in prompt and "22" in part(prompt, "memory") else answer_in_json(prompt)
+        return "It is 22." if "<schema>" in prompt and "22" in extract(prompt, "memory") else answer_in_json(prompt)
 
     corpus.write_keys(1, 22)
     summary = corpus.run_with_schema(SCHEMA, answer_22_in_prose)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_server import FakeServer
-from support.scripts import make_document, part
+from support.scripts import extract, make_document
 from support.strategies import answer_perfectly
 
 from memagent_evaluation.result_table import QuestionOutcome
@@ -41,8 +41,8 @@ def answer_any_prompt(prompt: str) -> str:
     """Reply perfectly in any role, to the package's prompts and to those of the embedded policy."""
     if "<text>" not in prompt:
         return answer_perfectly(prompt)
-    subject = part(prompt, "problem").split()[-1].rstrip("?")
-    keys = re.findall(rf"The key of {subject} is (\d+)\.", part(prompt, "text"))
+    subject = extract(prompt, "problem").split()[-1].rstrip("?")
+    keys = re.findall(rf"The key of {subject} is (\d+)\.", extract(prompt, "text"))
     return f"\\boxed{{{keys[-1] if keys else 'none'}}}"
 
 
@@ -104,7 +104,7 @@ async def test_a_fact_in_a_short_document_is_found_and_usage_sums_all_calls(ask,
     policy = WindowedPolicy()
     attempt = await ask(name, SHORT_TEXT, policy, has_profile=has_profile)
     if name in {"full_context", "middle_truncation"}:
-        assert SHORT_TEXT in {part(policy.prompts[0], "text"), part(policy.prompts[0], "section")}, "all of it"
+        assert SHORT_TEXT in {extract(policy.prompts[0], "text"), extract(policy.prompts[0], "section")}, "all of it"
         assert attempt.detail == f"{count_tokens(SHORT_TEXT)} of {count_tokens(SHORT_TEXT)} tokens shown"
     assert (attempt.outcome, attempt.answer, attempt.raw_answer) == (QuestionOutcome.ANSWERED, "4711", "\\boxed{4711}")
     assert len(policy.prompts) == (2 if has_profile else 1) if name in EXCERPTS else len(policy.prompts) > 2
@@ -257,7 +257,7 @@ async def test_middle_truncation_shows_both_ends_of_a_long_document(ask, has_pro
     policy = WindowedPolicy()
     attempt = await ask("middle_truncation", make_document({depth: FACT}), policy, has_profile=has_profile)
     assert attempt.answer == (answer or "none")
-    excerpt = part(policy.prompts[0], "text") or part(policy.prompts[0], "section")
+    excerpt = extract(policy.prompts[0], "text") or extract(policy.prompts[0], "section")
     head, tail = re.split(r"\n\n(?:\[\.\.\.\]\n\n)?", excerpt)
     text = make_document({depth: FACT})
     assert text.startswith(head)
@@ -276,7 +276,7 @@ async def test_retrieved_chunks_are_shown_in_document_order(ask) -> None:
     )
     policy = WindowedPolicy()
     attempt = await ask("retrieval", text, policy, retrieval={"chunks": 3, "chunk_tokens": 40})
-    excerpts = part(policy.prompts[0], "text").split("\n\n[...]\n\n")
+    excerpts = extract(policy.prompts[0], "text").split("\n\n[...]\n\n")
     assert [("key" in excerpt, "north" in excerpt, "4711" in excerpt) for excerpt in excerpts] == [
         (True, False, False),
         (False, True, False),
@@ -289,7 +289,7 @@ async def test_adjacent_retrieved_chunks_are_joined(ask) -> None:
     policy = WindowedPolicy()
     text = " ".join(["The harbor is wide and deep and old."] * 12) + make_document({}, words=1200)
     await ask("retrieval", text, policy, retrieval={"chunks": 2, "chunk_tokens": 30})
-    assert text.startswith(part(policy.prompts[0], "text"))
+    assert text.startswith(extract(policy.prompts[0], "text"))
 
 
 async def test_retrieval_fills_the_window_with_chunks(ask) -> None:
@@ -303,7 +303,7 @@ async def test_retrieval_fills_the_window_with_chunks(ask) -> None:
 async def test_chunk_larger_than_the_window_is_truncated(ask, question) -> None:
     policy = WindowedPolicy()
     attempt = await ask("retrieval", LONG_TEXT, policy, question=question, retrieval={"chunk_tokens": 5000})
-    assert LONG_TEXT.startswith(part(policy.prompts[0], "text"))
+    assert LONG_TEXT.startswith(extract(policy.prompts[0], "text"))
     assert re.fullmatch(r"[78]\d\d of [\d,]+ tokens shown", attempt.detail)
 
 
@@ -327,7 +327,7 @@ async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
     text = "aaaa bbbb. " * 900 + "The jazz quiz of Zoltan in Oz. " + "cccc dddd. " * 900
     policy, settings = WindowedPolicy(), {"chunks": 1, "chunk_tokens": 30, "retriever": LetterCountRetriever()}
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)
-    assert "Zoltan" in part(policy.prompts[0], "text")
+    assert "Zoltan" in extract(policy.prompts[0], "text")
 
 
 # Refine
@@ -337,8 +337,8 @@ async def test_a_box_in_a_draft_does_not_shorten_it(ask) -> None:
     draft = "From the first part: it may be north.\n\\boxed{12}\nStill open: which harbor."
     policy = WindowedPolicy(lambda prompt: draft if "<draft>" in prompt else "\\boxed{12}")
     assert (await ask("refine", LONG_TEXT, policy)).answer == "12"
-    assert {part(prompt, "draft") for prompt in policy.prompts[1:-1]} == {draft}
-    assert part(policy.prompts[-1], "memory") == draft
+    assert {extract(prompt, "draft") for prompt in policy.prompts[1:-1]} == {draft}
+    assert extract(policy.prompts[-1], "memory") == draft
 
 
 # A document as long as the window, RULER's usual setting

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from support import traces
-from support.evaluation import Keys
+from support.evaluation import KeyTask
 from support.scripts import read_perfectly
-from support.traces import fan_out, make_answer, make_call, make_spans, make_trace
+from support.traces import make_answer, make_call, make_fan_out, make_spans, make_trace
 
 from memagent_evaluation.failures import Loss, NeedleLoss, find_losses, read_logged_run
 from memagent_evaluation.samples import Needle, Sample
@@ -23,7 +23,7 @@ NEEDLE = Needle("The key is 4711.", "4711", 0.5)
 
 
 def make_sample(*needles: Needle) -> Sample:
-    return Sample(Keys(), 100, 0, "What?", tuple(needle.gold for needle in needles), lambda: iter(["text"]), needles)
+    return Sample(KeyTask(), 100, 0, "What?", tuple(needle.gold for needle in needles), lambda: iter(["text"]), needles)
 
 
 def make_run(
@@ -157,7 +157,7 @@ def test_only_the_answer_sentence_of_a_paragraph_needle_counts() -> None:
     ids=["kept", "lost at the merge", "lost on its branch", "kept by the other", "written by the merge", "never"],
 )
 def test_fact_is_held_if_any_branch_that_leads_to_the_answer_holds_it(memories, merged_memory, expected) -> None:
-    trace = fan_out(memories, merged_memory, ["a", "b", "c", "d"])
+    trace = make_fan_out(memories, merged_memory, ["a", "b", "c", "d"])
     assert find_losses(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(NEEDLE, *expected),)
 
 
@@ -179,7 +179,7 @@ async def test_loss_is_determined_from_the_log_of_a_real_run(make_reader, log, s
     text = " ".join([fact, *(f"word{number} and then" for number in range(600))])
     reader = make_reader(ScriptedPolicy(reply_with_fact_last), run_log=log)
     result = await reader.aread(text, "What is the key of harbor?")
-    sample = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
+    sample = Sample(KeyTask(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
     run, completions = read_logged_run(log, result.run_id, store)
     assert find_losses(sample, run, completions) == (NeedleLoss(sample.needles[0], Loss.CUT_BY_CAP, 0),)
     assert "4711" not in run.updates[0].memory

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import ANY, Mock, call
 
 import pytest
-from support.evaluation import Keys
+from support.evaluation import KeyTask
 from support.scripts import read_perfectly
 
 from memagent_evaluation.attempt_rows import make_run_id
@@ -47,7 +47,7 @@ class OracleSystem:
         self.concurrent = self.max_concurrent = 0
 
     async def attempt(self, document: Any, question: str, *, run_id: str, answer_tokens: int, repeat: int) -> Attempt:
-        assert answer_tokens == Keys.answer_tokens
+        assert answer_tokens == KeyTask.answer_tokens
         self.run_ids.append(run_id)
         self.concurrent += 1
         self.max_concurrent = max(self.max_concurrent, self.concurrent)
@@ -70,8 +70,8 @@ class OracleSystem:
 PLAN = EvaluationPlan.grid(("oracle",), ("keys",), (100, 400), 8)
 
 
-class KeysWithSecondNeedle(Keys):
-    """Like `Keys`, with a second needle whose fact is not in the answer."""
+class KeysWithSecondNeedle(KeyTask):
+    """Like `KeyTask`, with a second needle whose fact is not in the answer."""
 
     def sample(self, length: int, index: int) -> Sample:
         sample = super().sample(length, index)
@@ -92,7 +92,7 @@ def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[E
     ) -> tuple[EvaluationEnd, list[ResultRow]]:
         by_name = {system.name: system for system in systems}
         evaluation = Evaluation(
-            replace(plan, systems=tuple(by_name)), {"keys": task or Keys()}, by_name, store=store, **options
+            replace(plan, systems=tuple(by_name)), {"keys": task or KeyTask()}, by_name, store=store, **options
         )
         try:
             with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
@@ -116,7 +116,7 @@ async def test_every_system_answers_every_question_of_every_length(run, store) -
     )
     assert all(row.strict == row.lenient == row.string_match == row.token_f1 == 1.0 for row in rows)
     assert all((row.outcome, row.error, row.attempts, row.calls) == ("answered", None, 1, 1) for row in rows)
-    sample = Keys().sample(100, 3)
+    sample = KeyTask().sample(100, 3)
     row = next(row for row in rows if row.sample_id == sample.id)
     assert (row.question, row.gold) == (sample.question, sample.gold)
     assert row.needle_depths == (0.0, sample.needles[0].depth)
@@ -152,7 +152,7 @@ async def test_document_is_stored_once_for_all_systems_and_removed_afterwards(ru
 
 
 async def test_text_shared_by_samples_is_kept_until_all_are_done(run, store) -> None:
-    class SameText(Keys):
+    class SameText(KeyTask):
         def sample(self, length: int, index: int) -> Sample:
             return replace(super().sample(length, 0), index=index)
 
@@ -290,7 +290,7 @@ async def test_wrong_and_missing_answers_score_zero_and_outcomes_are_counted(run
     ],
 )
 async def test_broken_samples_are_reported_after_all_others(run, tmp_path, store, error, fails_in_text, message):
-    class KeysWithBrokenSample(Keys):
+    class KeysWithBrokenSample(KeyTask):
         def sample(self, length: int, index: int) -> Sample:
             def text() -> Iterator[str]:
                 yield "The beginning. "
@@ -314,7 +314,7 @@ async def test_run_ids_name_the_question_and_rows_name_the_losses(run, tmp_path,
     def forget_at_the_end(prompt: str) -> str:
         return "nothing yet" if "the end " in prompt else read_perfectly(prompt)
 
-    class KeysWithEnding(Keys):
+    class KeysWithEnding(KeyTask):
         def sample(self, length: int, index: int) -> Sample:
             sample = super().sample(length, index)
             fillers = [f" filler{number}" for number in range(99)]

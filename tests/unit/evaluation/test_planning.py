@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.evaluation import Keys
+from support.evaluation import KeyTask
 
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
 from memagent_evaluation.planning import (
@@ -45,7 +45,7 @@ def test_invalid_lengths_are_refused(text) -> None:
 
 
 def test_explicit_lengths_apply_to_all_tasks() -> None:
-    tasks = {"keys": Keys(), "file": make_file_task({100: 3})}
+    tasks = {"keys": KeyTask(), "file": make_file_task({100: 3})}
     assert build_plan(("memagent",), tasks, (10, 20), 5) == EvaluationPlan.grid(
         ("memagent",), ("keys", "file"), (10, 20), 5
     )
@@ -53,7 +53,7 @@ def test_explicit_lengths_apply_to_all_tasks() -> None:
 
 def test_default_lengths_of_a_data_file_are_its_own() -> None:
     passages = SimpleNamespace(unit=LengthUnit.PASSAGES)
-    tasks = {"keys": Keys(), "passages": passages, "file": make_file_task({100: 3, 4000: 700})}
+    tasks = {"keys": KeyTask(), "passages": passages, "file": make_file_task({100: 3, 4000: 700})}
     plan = build_plan(("memagent",), tasks, None, 5)
     assert [cell for cell in plan.cells if cell.task == "file"] == [PlanCell("file", 100, 3), PlanCell("file", 4000, 5)]
     for name, unit in (("keys", LengthUnit.TOKENS), ("passages", LengthUnit.PASSAGES)):
@@ -81,8 +81,8 @@ async def test_answer_length_that_leaves_no_room_is_refused_with_the_task_name(m
     context = await make_reader().aprepare()
     context_without_room = replace(context, budget=replace(context.budget, answer_tokens=5000))
     with pytest.raises(BudgetError, match="keys does not fit in the policy's context window"):
-        check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, context_without_room)
-    check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": Keys()}, context)
+        check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": KeyTask()}, context_without_room)
+    check_plan(EvaluationPlan.grid((), ("keys",), (100,), 1), {"keys": KeyTask()}, context)
 
 
 async def test_length_too_small_for_any_planned_sample_is_refused(make_reader) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.made_tokenizers import KINDS
+from support.made_tokenizers import TOKENIZER_KINDS
 
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.lists import LISTS
@@ -21,7 +21,7 @@ def tokenizer(request, tmp_path_factory):
     if request.param == "embedded":
         return load_tokenizer("embedded")
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    KINDS[request.param]().save(str(path))
+    TOKENIZER_KINDS[request.param]().save(str(path))
     return load_tokenizer(path)
 
 

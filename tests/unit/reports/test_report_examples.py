@@ -9,13 +9,13 @@ from typing import Any
 
 from support.fake_server import FakeServer
 from support.programs import run_program
-from support.report_documents import writes_reports
+from support.report_documents import write_report
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def reply_to_request(body: dict[str, Any], number: int) -> str:
-    return writes_reports(body["messages"][0]["content"])
+    return write_report(body["messages"][0]["content"])
 
 
 def run_example(server: FakeServer, folder: Path, name: str, *arguments: str) -> str:

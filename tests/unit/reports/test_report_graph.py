@@ -18,8 +18,8 @@ import pytest
 from support.document_files import make_pdf
 from support.fake_server import FakeServer
 from support.programs import Program, kill_after, run_program
-from support.report_documents import asked_sections, reads_keys, reads_keys_and_writes, real_documents, writes_reports
-from support.scripts import make_document, part
+from support.report_documents import list_sections, read_keys, read_keys_and_write_report, write_report, write_topics
+from support.scripts import extract, make_document
 
 from memagent_graph import (
     Budget,
@@ -68,7 +68,7 @@ def write_keys(folder: Path, **keys_by_name: str) -> list[Path]:
 
 
 def test_report_on_ten_real_documents_quotes_them_exactly(make_agent, tmp_path) -> None:
-    paths, policy = real_documents(tmp_path / "files"), ScriptedPolicy(writes_reports)
+    paths, policy = write_topics(tmp_path / "files"), ScriptedPolicy(write_report)
     agent = make_agent(policy)
     result = report(agent, QUESTION, paths)
     texts = [path.read_text("utf-8") for path in paths]
@@ -89,16 +89,16 @@ def test_report_on_ten_real_documents_quotes_them_exactly(make_agent, tmp_path) 
         assert all(sentence.is_quoted for sentence in copied)
         assert {ProblemKind.NUMBER, ProblemKind.NAME} <= {problem.kind for problem in invented.problems}
     assert [reference.number for reference in result.references] == list(range(1, len(result.references) + 1))
-    reads_by_section = Counter(asked_sections(policy.prompts))
+    reads_by_section = Counter(list_sections(policy.prompts))
     assert set(reads_by_section.values()) == {1}
 
 
 def test_report_resumes_after_a_failure_and_reads_only_new_documents(make_agent, tmp_path) -> None:
     failures = [PolicyError("the server is gone")]
-    paths = real_documents(tmp_path / "files")
+    paths = write_topics(tmp_path / "files")
 
     def fail_once(prompt: str) -> Any:
-        return failures.pop() if failures and policy.prompts[8:] else writes_reports(prompt)
+        return failures.pop() if failures and policy.prompts[8:] else write_report(prompt)
 
     policy = ScriptedPolicy(fail_once)
     agent = make_agent(policy)
@@ -106,7 +106,7 @@ def test_report_resumes_after_a_failure_and_reads_only_new_documents(make_agent,
         report(agent, QUESTION, paths[:4], questions=PLANNED_QUESTIONS)
     first_report = report(agent, QUESTION, paths[:4], questions=PLANNED_QUESTIONS)
     assert {cell.state for cell in first_report.matrix.cells} <= {CellState.ANSWERED, CellState.EMPTY}
-    reads_by_section = Counter(asked_sections(policy.prompts))
+    reads_by_section = Counter(list_sections(policy.prompts))
     assert sum(reads_by_section.values()) - len(reads_by_section) <= 8, "one for each read that was under way"
     calls_before = len(policy.prompts)
     assert report(agent, QUESTION, paths[:4], questions=PLANNED_QUESTIONS) == first_report
@@ -114,14 +114,14 @@ def test_report_resumes_after_a_failure_and_reads_only_new_documents(make_agent,
     longer_report = report(agent, QUESTION, paths[:5], questions=PLANNED_QUESTIONS)
     assert longer_report.report_id != first_report.report_id
     assert longer_report.matrix.cells[:8] == first_report.matrix.cells
-    new_sections = {section for _, section in asked_sections(policy.prompts[calls_before:])}
+    new_sections = {section for _, section in list_sections(policy.prompts[calls_before:])}
     assert new_sections
     assert all(" ".join(section.split()) in " ".join(paths[4].read_text().split()) for section in new_sections)
 
 
 def test_calls_of_a_report_are_logged_as_runs(make_agent, tmp_path) -> None:
-    agent = make_agent(ScriptedPolicy(writes_reports))
-    result = report(agent, QUESTION, real_documents(tmp_path / "files")[:3], judge=True)
+    agent = make_agent(ScriptedPolicy(write_report))
+    result = report(agent, QUESTION, write_topics(tmp_path / "files")[:3], judge=True)
     log = RunLog(tmp_path / "runs.sqlite")
     runs = {run.run_id: run for run in log.runs()}
     cells = {cell.run_id: cell for cell in result.matrix.cells}
@@ -144,7 +144,7 @@ def test_calls_of_a_report_are_logged_as_runs(make_agent, tmp_path) -> None:
 def test_policy_without_report_prompts_or_room_gives_an_extractive_report(
     make_agent, tmp_path, options, reason
 ) -> None:
-    policy = ScriptedPolicy(reads_keys)
+    policy = ScriptedPolicy(read_keys)
     agent, paths = make_agent(policy, **options), write_keys(tmp_path, a="4711", b="12")
     result = report(agent, KEY_QUESTION, paths, judge=True)
     assert (result.mode, result.contradictions) == (ReportMode.EXTRACTIVE, ())
@@ -174,10 +174,10 @@ def test_profile_with_templates_for_the_report_roles_gives_a_written_report(make
         )
         for name, last_word in last_words.items()
     }
-    policy = ScriptedPolicy(writes_reports)
+    policy = ScriptedPolicy(write_report)
     profile = Profile(BUDGET, replace(load_prompts(), others=templates))
     agent = make_agent(policy, budget=None, prompts=None, profile=profile)
-    result = report(agent, QUESTION, real_documents(tmp_path / "files")[:3])
+    result = report(agent, QUESTION, write_topics(tmp_path / "files")[:3])
     assert (result.mode, list(result.matrix.questions)) == (ReportMode.WRITTEN, PLANNED_QUESTIONS)
     assert sum(prompt.startswith("My own") for prompt in policy.prompts) >= 3
 
@@ -185,7 +185,7 @@ def test_profile_with_templates_for_the_report_roles_gives_a_written_report(make
 def test_replies_with_invalid_unicode_do_not_stop_a_report(make_agent, tmp_path) -> None:
     def reply(prompt: str) -> str:
         if "<section>" in prompt or "<quotes>" in prompt or "<answers>" in prompt:
-            return reads_keys_and_writes(prompt)
+            return read_keys_and_write_report(prompt)
         return "\\boxed{4711 \ud800}"
 
     agent = make_agent(ScriptedPolicy(reply), budget=Budget())
@@ -199,7 +199,7 @@ def test_malformed_replies_fall_back_to_the_question_and_the_answers(make_agent,
     def reply(prompt: str) -> str:
         if prompt.rstrip().endswith(("Questions:", "Headings:", "Sentences:")):
             return "..."
-        return reads_keys(prompt)
+        return read_keys(prompt)
 
     result = report(make_agent(ScriptedPolicy(reply)), KEY_QUESTION, write_keys(tmp_path, a="4711"))
     assert result.matrix.questions == ("What is the key of harbor?",)
@@ -214,7 +214,7 @@ def test_wrong_quotes_of_a_sentence_are_replaced_by_supporting_quotes_of_its_sec
             return "The key of harbor is 12. [q1] [99]\nThe key of harbor is 4711.\nThe key of harbor is 5. [q1, q2]"
         if prompt.rstrip().endswith("Headings:"):
             return "Keys [1] [7]"
-        return reads_keys(prompt)
+        return read_keys(prompt)
 
     paths = write_keys(tmp_path, a="4711", b="12")
     result = report(make_agent(ScriptedPolicy(reply)), "Keys?", paths, questions=[KEY_QUESTION])
@@ -231,9 +231,9 @@ def test_policy_judges_each_pair_of_different_answers_on_request(make_agent, tmp
 
     def reply(prompt: str) -> str:
         if prompt.rstrip().endswith("COMPATIBLE:"):
-            judged_pairs.append(part(prompt, "answers"))
+            judged_pairs.append(extract(prompt, "answers"))
             return "CONTRADICT" if "b.txt" in judged_pairs[-1] else "COMPATIBLE"
-        return reads_keys_and_writes(prompt)
+        return read_keys_and_write_report(prompt)
 
     agent = make_agent(ScriptedPolicy(reply))
     paths = write_keys(tmp_path, a="4711", b="12", c="4711", d="", e="5")
@@ -251,7 +251,7 @@ def test_policy_judges_each_pair_of_different_answers_on_request(make_agent, tmp
 
 def test_pairs_beyond_the_limit_are_counted_and_not_judged(make_agent, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(report_writing, "_MAX_PAIRS", 2)
-    agent = make_agent(ScriptedPolicy(reads_keys_and_writes))
+    agent = make_agent(ScriptedPolicy(read_keys_and_write_report))
     paths = write_keys(tmp_path, a="4711", b="12", c="5")
     result = report(agent, "Keys?", paths, questions=[KEY_QUESTION], judge=True, extractive=True)
     assert [(event.kind, event.detail[:14]) for event in result.events] == [(EventKind.NOT_JUDGED, "1 further pair")]
@@ -260,7 +260,7 @@ def test_pairs_beyond_the_limit_are_counted_and_not_judged(make_agent, tmp_path,
 def test_quotes_have_page_numbers_if_the_document_has_pages(make_agent, tmp_path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
-    result = report(make_agent(ScriptedPolicy(reads_keys)), KEY_QUESTION, [path], extractive=True)
+    result = report(make_agent(ScriptedPolicy(read_keys)), KEY_QUESTION, [path], extractive=True)
     ((_, quote),) = result.matrix.quotes()
     assert (quote.text, quote.page) == ("The key of harbor is 4711.", "page 2")
     assert "page 2" in result.to_markdown()
@@ -269,7 +269,7 @@ def test_quotes_have_page_numbers_if_the_document_has_pages(make_agent, tmp_path
 def test_unreadable_document_is_a_row_of_failed_cells(make_agent, tmp_path) -> None:
     readable_paths = write_keys(tmp_path, a="4711")
     (tmp_path / "empty.txt").write_text("  \n")
-    agent = make_agent(ScriptedPolicy(reads_keys))
+    agent = make_agent(ScriptedPolicy(read_keys))
     paths = [*readable_paths, tmp_path / "missing.txt", tmp_path / "empty.txt"]
     result = report(agent, KEY_QUESTION, paths, extractive=True)
     states = [cell.state for cell in result.matrix.cells]
@@ -281,18 +281,18 @@ def test_unreadable_document_is_a_row_of_failed_cells(make_agent, tmp_path) -> N
 
 
 def test_equal_texts_are_read_once_and_equal_names_are_numbered(make_agent, tmp_path) -> None:
-    policy = ScriptedPolicy(reads_keys)
+    policy = ScriptedPolicy(read_keys)
     text = make_document({0.5: "The key of harbor is 4711."}, words=300)
     agent = make_agent(policy)
     documents = [Document.from_text(text, "a"), Document.from_text(text, "a"), Document.from_text("Rain.", "a")]
     result = report(agent, KEY_QUESTION, documents, extractive=True)
     assert [document.name for document in result.matrix.documents] == ["a", "a (2)", "a (3)"]
     assert [cell.answer for cell in result.matrix.cells] == ["4711", "4711", None]
-    assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
+    assert set(Counter(list_sections(policy.prompts)).values()) == {1}
 
 
 def test_bad_requests_are_refused_before_anything_is_read(make_agent, tmp_path) -> None:
-    policy = ScriptedPolicy(reads_keys)
+    policy = ScriptedPolicy(read_keys)
     agent = make_agent(policy)
     paths = write_keys(tmp_path, a="4711")
     for question, documents, options, message in (
@@ -307,7 +307,7 @@ def test_bad_requests_are_refused_before_anything_is_read(make_agent, tmp_path) 
 
 
 def test_report_that_another_process_writes_is_refused(make_agent, tmp_path) -> None:
-    agent = make_agent(ScriptedPolicy(reads_keys))
+    agent = make_agent(ScriptedPolicy(read_keys))
     paths = write_keys(tmp_path, a="4711")
     first_report = report(agent, KEY_QUESTION, paths, extractive=True)
     path = tmp_path / "checkpoints.sqlite-reading"
@@ -316,7 +316,7 @@ def test_report_that_another_process_writes_is_refused(make_agent, tmp_path) -> 
 
 
 async def test_concurrent_reports_share_their_common_reads(make_agent, tmp_path) -> None:
-    policy = ScriptedPolicy(reads_keys, delay=0.002)
+    policy = ScriptedPolicy(read_keys, delay=0.002)
     paths = write_keys(tmp_path, a="4711", b="12", c="5")
     questions = [KEY_QUESTION, "What is the key of castle?"]
     agent = make_agent(policy, budget=Budget(900, 50, 60, 100, 60))
@@ -326,7 +326,7 @@ async def test_concurrent_reports_share_their_common_reads(make_agent, tmp_path)
     )
     assert [cell.answer for cell in reports[0].matrix.column(0)] == ["4711", "12", "5"]
     assert [cell.answer for cell in reports[1].matrix.column(1)] == ["5", "12", "4711"]
-    assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
+    assert set(Counter(list_sections(policy.prompts)).values()) == {1}
 
 
 async def test_report_inside_another_graph_has_no_checkpoints_in_it(make_agent, tmp_path) -> None:
@@ -334,7 +334,7 @@ async def test_report_inside_another_graph_has_no_checkpoints_in_it(make_agent, 
     from langgraph.graph import END, START, StateGraph
 
     paths = write_keys(tmp_path, a="4711")
-    agent = make_agent(ScriptedPolicy(reads_keys), checkpoints=None)
+    agent = make_agent(ScriptedPolicy(read_keys), checkpoints=None)
 
     async def write_report(state: dict[str, Any]) -> dict[str, Any]:
         return {"report": (await areport(agent, KEY_QUESTION, paths, extractive=True)).to_dict()}
@@ -360,7 +360,7 @@ def test_report_killed_at_random_moments_reads_no_document_twice(
         (tmp_path / f"{number:02}.txt").write_text(text)
     random_source = random.Random(7)
 
-    with FakeServer(lambda body, _: reads_keys_and_writes(body["messages"][0]["content"]), delay=0.03) as server:
+    with FakeServer(lambda body, _: read_keys_and_write_report(body["messages"][0]["content"]), delay=0.03) as server:
         questions = ("-q", KEY_QUESTION, "-q", "What is the key of castle?")
         options = ("--base-url", server.base_url, "--tokenizer", "embedded", "--context-window", "1500",
                    "--question-tokens", "60", "--memory-tokens", "60", "--chunk-tokens", "100",
@@ -375,7 +375,7 @@ def test_report_killed_at_random_moments_reads_no_document_twice(
     rows = csv.DictReader((tmp_path / "out" / "matrix.csv").read_text("utf-8-sig").splitlines())
     answers = [row["answer"] for row in rows]
     assert answers == [key for number in range(document_count) for key in (f"{1000 + number}", f"{2000 + number}")]
-    calls_by_section = Counter((part(prompt, "problem"), prompt) for prompt in prompts if "<section>" in prompt)
+    calls_by_section = Counter((extract(prompt, "problem"), prompt) for prompt in prompts if "<section>" in prompt)
     repeated_count = sum(calls_by_section.values()) - len(calls_by_section)
     # A kill may lose the current chunk of both questions on each of the eight documents in flight.
     assert repeated_count <= kill_count * 2 * 8

@@ -23,8 +23,8 @@ from aiohttp import web
 from starlette.routing import Route
 from support.fake_server import FakeServer
 from support.scripts import make_document, read_perfectly
-from support.server_faults import TOO_LONG
-from support.serving import ALICE, BOB, KEYS, Served, served
+from support.server_faults import OVERSIZED
+from support.serving import ALICE, BOB, KEYS, Server, serve
 
 from memagent_graph import bounded_http
 from memagent_graph.documents import DocumentStore
@@ -32,9 +32,9 @@ from memagent_serve import completions, short_requests
 from memagent_serve.api_errors import ApiError
 from memagent_serve.app import make_app
 from memagent_serve.chat_replies import RUN_ID_HEADER
-from memagent_serve.chat_requests import parse, parse_fields
+from memagent_serve.chat_requests import parse_chat, parse_fields
 from memagent_serve.live import LivePage
-from memagent_serve.page_sessions import SIGN_IN
+from memagent_serve.page_sessions import SIGN_IN_PATH
 
 LONG_TEXT = make_document({0.3: "The key of harbor is 4711."}, words=1000)
 ALICE_HEADERS = {"Authorization": f"Bearer {ALICE}"}
@@ -50,15 +50,15 @@ def make_chat(content: Any, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Served]]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Server]]:
     folder = tmp_path_factory.mktemp("served")
     bounds = {"max_body": 3 * MEGABYTE, "request_memory": 4 * MEGABYTE, "storage": MEGABYTE, "idle_seconds": 0.5}
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, folder, keys=KEYS, **bounds) as server:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, folder, keys=KEYS, **bounds) as server:
         yield upstream, server
 
 
 @pytest.fixture
-def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
+def upstream(running: tuple[FakeServer, Server]) -> FakeServer:
     """The policy server of all tests, with its default reply."""
     upstream, _ = running
     upstream.respond = lambda body, number: "said"
@@ -66,15 +66,15 @@ def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
 
 
 @pytest.fixture
-def server(running: tuple[FakeServer, Served], upstream: FakeServer) -> Served:
+def server(running: tuple[FakeServer, Server], upstream: FakeServer) -> Server:
     return running[1]
 
 
-def post(server: Served, body: dict[str, Any], headers: dict[str, str] = ALICE_HEADERS) -> httpx2.Response:
+def post(server: Server, body: dict[str, Any], headers: dict[str, str] = ALICE_HEADERS) -> httpx2.Response:
     return httpx2.post(f"{server.api}/chat/completions", json=body, headers=headers, timeout=60)
 
 
-def upload(server: Served, name: str, data: bytes, headers: dict[str, str] = ALICE_HEADERS) -> httpx2.Response:
+def upload(server: Server, name: str, data: bytes, headers: dict[str, str] = ALICE_HEADERS) -> httpx2.Response:
     form = {"file": (name, data)}
     return httpx2.post(f"{server.api}/files", files=form, data={"purpose": "user_data"}, headers=headers, timeout=30)
 
@@ -86,7 +86,7 @@ def upload(server: Served, name: str, data: bytes, headers: dict[str, str] = ALI
     "authorization",
     [None, "Bearer", f"Basic {ALICE}", ALICE, f"Bearer {ALICE}x", f"Bearer {ALICE[:-1]}", "Bearer \xff\xfe"],
 )
-def test_requests_without_a_valid_key_are_refused(server: Served, authorization: str | None) -> None:
+def test_requests_without_a_valid_key_are_refused(server: Server, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization.encode("latin-1")}
     for path in ("/v1/models", "/v1/reads", "/metrics", "/nothing"):
         reply = httpx2.get(f"{server.url}{path}", headers=headers)
@@ -94,7 +94,7 @@ def test_requests_without_a_valid_key_are_refused(server: Served, authorization:
         assert reply.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_client_fields_cannot_redirect_calls_of_the_policy(server: Served, upstream: FakeServer) -> None:
+def test_client_fields_cannot_redirect_calls_of_the_policy(server: Server, upstream: FakeServer) -> None:
     requests_before = len(upstream.requests)
     for content in ("hello", LONG_TEXT):
         body = make_chat(content, base_url="http://evil.example/v1", api_key="stolen", extra_headers={"Host": "evil"})
@@ -110,7 +110,7 @@ def test_client_fields_cannot_redirect_calls_of_the_policy(server: Served, upstr
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil", "", "a/b"]
 )
-def test_unknown_host_name_is_refused(server: Served, host: str) -> None:
+def test_unknown_host_name_is_refused(server: Server, host: str) -> None:
     forwarded = {"X-Forwarded-Host": "localhost", "Forwarded": "host=localhost"}
     for path in ("/", "/v1/models", "/health"):
         reply = httpx2.get(f"{server.url}{path}", headers={**ALICE_HEADERS, **forwarded, "Host": host})
@@ -118,7 +118,7 @@ def test_unknown_host_name_is_refused(server: Served, host: str) -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example", "file://"])
-def test_foreign_origin_is_refused_without_cors_headers(server: Served, origin: str) -> None:
+def test_foreign_origin_is_refused_without_cors_headers(server: Server, origin: str) -> None:
     for method in ("GET", "OPTIONS"):
         headers = {**ALICE_HEADERS, "Origin": origin, "Access-Control-Request-Method": "GET"}
         reply = httpx2.request(method, f"{server.api}/models", headers=headers)
@@ -127,7 +127,7 @@ def test_foreign_origin_is_refused_without_cors_headers(server: Served, origin: 
 
 
 def test_local_and_configured_origins_are_allowed(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, origins=("https://chat.example",)) as server:
+    with serve(upstream.base_url, tmp_path, origins=("https://chat.example",)) as server:
         local_reply = httpx2.get(f"{server.api}/models", headers={"Origin": f"http://localhost:{server.port}"})
         assert local_reply.status_code == 200
         assert "access-control-allow-origin" not in local_reply.headers
@@ -136,7 +136,7 @@ def test_local_and_configured_origins_are_allowed(upstream: FakeServer, tmp_path
         assert httpx2.get(f"{server.api}/models", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
-def test_form_content_types_are_refused(server: Served) -> None:
+def test_form_content_types_are_refused(server: Server) -> None:
     body = json.dumps(make_chat("hello"))
     for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         reply = httpx2.post(
@@ -147,7 +147,7 @@ def test_form_content_types_are_refused(server: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models/../files", "/v1/../../etc/passwd", "/v1/chat/completions/../../x",
                                   "//v1/models", "/v1/%2e%2e/%2e%2e/etc/passwd"])  # fmt: skip
-def test_path_traversal_is_not_found(server: Served, path: str) -> None:
+def test_path_traversal_is_not_found(server: Server, path: str) -> None:
     assert send_raw(server, f"GET {path} HTTP/1.1", ALICE_HEADER).startswith(b"HTTP/1.1 404")
 
 
@@ -157,14 +157,14 @@ def make_request_head(*lines: str) -> bytes:
     return "\r\n".join([*lines, *host, "", ""]).encode("latin-1")
 
 
-def send_raw(server: Served, *lines: str, body: bytes = b"") -> bytes:
+def send_raw(server: Server, *lines: str, body: bytes = b"") -> bytes:
     """Send raw bytes; return the response."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(make_request_head(*lines, "Connection: close") + body)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_line_breaks_in_names_reach_no_header_or_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_line_breaks_in_names_reach_no_header_or_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     body = make_chat(LONG_TEXT, model="fake\r\nX-Evil: 1")
     reply = post(server, body)
     assert reply.status_code == 404
@@ -182,7 +182,7 @@ def test_line_breaks_in_names_reach_no_header_or_log(server: Served, caplog: pyt
 
 
 def test_policy_server_errors_are_logged_on_one_line(
-    server: Served, upstream: FakeServer, caplog: pytest.LogCaptureFixture
+    server: Server, upstream: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(body: dict[str, Any], number: int) -> web.Response:
         return web.json_response({"error": {"message": "no\r\nWARNING: forged\x1b[31m"}}, status=400)
@@ -198,7 +198,7 @@ def test_policy_server_errors_are_logged_on_one_line(
 
 
 @pytest.mark.parametrize("run_id", ["' OR '1'='1", "%", "_", "..%2f..%2freads.sqlite", "x\x00", "a" * 4000])
-def test_malicious_read_ids_are_not_found(server: Served, run_id: str) -> None:
+def test_malicious_read_ids_are_not_found(server: Server, run_id: str) -> None:
     assert post(server, make_chat(LONG_TEXT)).status_code == 200
     for method, path in (("GET", ""), ("POST", "/cancel")):
         url = f"{server.api}/reads/{run_id if '%2f' in run_id else quote(run_id)}{path}"
@@ -207,24 +207,24 @@ def test_malicious_read_ids_are_not_found(server: Served, run_id: str) -> None:
 
 def test_no_route_returns_data_of_another_key(upstream: FakeServer, tmp_path: Path) -> None:
     text = f"{LONG_TEXT} The key of castle is {PRIVATE_TEXT}."
-    with served(upstream.base_url, tmp_path, keys=KEYS, page=True) as server:
+    with serve(upstream.base_url, tmp_path, keys=KEYS, page=True) as server:
         file = upload(server, f"{PRIVATE_TEXT}.txt", text.encode()).json()
         run_id = post(server, make_chat(text)).headers[RUN_ID_HEADER]
         own_urls = [f"{server.api}/files", f"{server.api}/reads/{run_id}"]
         contents_before = [httpx2.get(url, headers=ALICE_HEADERS).content for url in own_urls]
         page_headers = {"X-Memagent-Page": "1", "Origin": server.url}
-        sign_in_reply = httpx2.post(f"{server.url}{SIGN_IN}", json={"token": BOB}, headers=page_headers)
+        sign_in_reply = httpx2.post(f"{server.url}{SIGN_IN_PATH}", json={"token": BOB}, headers=page_headers)
         cookie = sign_in_reply.headers["Set-Cookie"].partition(";")[0]
         foreign_headers = [BOB_HEADERS, {**page_headers, "Cookie": cookie}, {**BOB_HEADERS, "X-Api-Key": ALICE}]
         foreign_headers.append({"Authorization": f"Basic {ALICE}"})
-        routes = make_app(server.serving, LivePage(server.serving, server.sessions).routes()).routes
+        routes = make_app(server.resources, LivePage(server.resources, server.sessions).make_routes()).routes
         query = f"a={run_id}&b={run_id}&run={run_id}&q={PRIVATE_TEXT}&chunk=0&file={file['id']}&id={file['id']}"
         request_count = 0
         for route in routes:
             assert isinstance(route, Route) and route.methods
             ids = (run_id, file["id"]) if "{" in route.path else (run_id,)
             for resource_id, method in itertools.product(ids, sorted(route.methods - {"HEAD"})):
-                if route.path == SIGN_IN:
+                if route.path == SIGN_IN_PATH:
                     continue
                 url = f"{server.url}{re.sub('{.*}', resource_id, route.path)}?{query}"
                 body = make_chat([{"type": "file", "file": {"file_id": resource_id}}])
@@ -248,18 +248,18 @@ def test_no_route_returns_data_of_another_key(upstream: FakeServer, tmp_path: Pa
 @pytest.mark.parametrize(
     "file_id", ["../reads.sqlite", "file-" + "0" * 31 + "/", "file-" + "0" * 32, "..%2f..%2fx", "x"]
 )
-def test_malicious_file_ids_are_not_found(server: Served, file_id: str) -> None:
+def test_malicious_file_ids_are_not_found(server: Server, file_id: str) -> None:
     assert httpx2.get(f"{server.api}/files/{file_id}", headers=ALICE_HEADERS).status_code == 404
     content = [{"type": "file", "file": {"file_id": file_id}}]
     assert post(server, make_chat(content)).status_code == 404
 
 
-def test_too_large_and_empty_files_are_refused(server: Served) -> None:
+def test_too_large_and_empty_files_are_refused(server: Server) -> None:
     assert upload(server, "large.txt", b"x" * (2 * MEGABYTE)).status_code == 413
     assert upload(server, "empty.txt", b"").status_code == 400
 
 
-def test_form_with_too_many_parts_is_refused(server: Served) -> None:
+def test_form_with_too_many_parts_is_refused(server: Server) -> None:
     fields = {f"field{number}": "x" for number in range(100)}
     form = {"file": ("a.txt", b"text")}
     reply = httpx2.post(f"{server.api}/files", files=form, data=fields, headers=ALICE_HEADERS)
@@ -268,7 +268,7 @@ def test_form_with_too_many_parts_is_refused(server: Served) -> None:
     assert httpx2.post(f"{server.api}/files", files=files, headers=ALICE_HEADERS).status_code == 400
 
 
-def test_compressed_bodies_are_refused(server: Served) -> None:
+def test_compressed_bodies_are_refused(server: Server) -> None:
     headers = {**ALICE_HEADERS, "Content-Type": "application/json", "Content-Encoding": "gzip"}
     assert httpx2.post(f"{server.api}/chat/completions", content=b"\x1f\x8b", headers=headers).status_code == 415
 
@@ -280,7 +280,7 @@ def test_compressed_bodies_are_refused(server: Served) -> None:
     ("status", "content_type"), [(200, "application/json"), (200, "text/event-stream"), (500, "application/json")]
 )
 def test_policy_key_in_a_reply_is_hidden_from_clients(
-    server: Served, upstream: FakeServer, status: int, content_type: str
+    server: Server, upstream: FakeServer, status: int, content_type: str
 ) -> None:
     body = b'data: {"x": "the-server\'s-own-key"}\n\n'
     upstream.respond = lambda *_: web.Response(body=body, status=status, content_type=content_type)
@@ -291,7 +291,7 @@ def test_policy_key_in_a_reply_is_hidden_from_clients(
 
 @pytest.mark.parametrize("content_type", ["application/octet-stream", "text/html"])
 def test_policy_reply_of_another_content_type_is_not_relayed(
-    server: Served, upstream: FakeServer, content_type: str
+    server: Server, upstream: FakeServer, content_type: str
 ) -> None:
     upstream.respond = lambda *_: web.Response(body=b"<p>the-server's-own-key", content_type=content_type)
     reply = post(server, make_chat("hello"))
@@ -300,15 +300,15 @@ def test_policy_reply_of_another_content_type_is_not_relayed(
 
 
 @pytest.mark.parametrize(("content", "stream"), [(LONG_TEXT, True), ("hello", False)])
-@pytest.mark.parametrize("name", TOO_LONG)
+@pytest.mark.parametrize("name", OVERSIZED)
 def test_endless_policy_reply_is_cut_off_with_an_error(
-    name: str, stream: bool, content: str, server: Served, upstream: FakeServer, monkeypatch: pytest.MonkeyPatch
+    name: str, stream: bool, content: str, server: Server, upstream: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reply_endlessly(body: dict[str, Any], number: int) -> Any:
         text = body["messages"][-1]["content"]
         if "<problem>" in text:
             return read_perfectly(text)
-        reply = TOO_LONG[name]()
+        reply = OVERSIZED[name]()
         if body.get("stream"):
             reply.content_type = "text/event-stream"
         return reply
@@ -321,7 +321,7 @@ def test_endless_policy_reply_is_cut_off_with_an_error(
     assert json.loads(event)["error"]["code"] in {"bad_gateway", "policy_server_failed"}
 
 
-def test_connection_without_a_complete_head_is_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_without_a_complete_head_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "HEADER_SECONDS", 0.2)
     for partial_head in (b"", b"GET /health HTTP/1.1\r\nHost: loc"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
@@ -330,7 +330,7 @@ def test_connection_without_a_complete_head_is_closed(server: Served, monkeypatc
 
 
 @pytest.mark.parametrize("host", ["localhost", "evil.example"])
-def test_request_smuggling_with_two_body_lengths_is_refused(server: Served, host: str) -> None:
+def test_request_smuggling_with_two_body_lengths_is_refused(server: Server, host: str) -> None:
     lines = ("POST /v1/files HTTP/1.1", f"Host: {host}", "Content-Length: 4", "Transfer-Encoding: chunked")
     reply = send_raw(server, *lines, body=b"0\r\n\r\n" + make_request_head("GET /v1/files HTTP/1.1"))
     assert reply.startswith(b"HTTP/1.1 400")
@@ -339,11 +339,11 @@ def test_request_smuggling_with_two_body_lengths_is_refused(server: Served, host
 
 def test_stopping_server_and_full_disk_are_retryable_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(2) as pool, FakeServer(window=1000, delay=3) as slow_upstream:
-        with served(slow_upstream.base_url, tmp_path) as server:
+        with serve(slow_upstream.base_url, tmp_path) as server:
             plain_request, stream_request = (
                 pool.submit(post, server, make_chat(LONG_TEXT, stream=stream)) for stream in (False, True)
             )
-            reads = server.serving.manager._reads
+            reads = server.resources.manager._reads
             wait_until(lambda: [read.followers for read in list(reads.values())] == [2])  # of one read
             monkeypatch.setattr(DocumentStore, "_make_folders", raise_disk_full)
             refusal = post(server, make_chat(f"{LONG_TEXT} more"))
@@ -359,7 +359,7 @@ def raise_disk_full(store: DocumentStore) -> None:
     raise OSError(errno.ENOSPC, "no space left on device")
 
 
-def test_endless_headers_are_refused_early(server: Served) -> None:
+def test_endless_headers_are_refused_early(server: Server) -> None:
     """Clients without a key can send them too."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Endless: ")
@@ -369,13 +369,13 @@ def test_endless_headers_are_refused_early(server: Served) -> None:
     assert httpx2.get(f"{server.url}/health").status_code == 200
 
 
-def test_too_large_body_is_refused_before_it_is_received(server: Served) -> None:
+def test_too_large_body_is_refused_before_it_is_received(server: Server) -> None:
     assert send_raw(server, *POST_CHAT, "Content-Length: 999999999999").startswith(b"HTTP/1.1 413")
     chunked = b"".join(b"10000\r\n" + b"x" * 65536 + b"\r\n" for _ in range(49))
     refusal = send_raw(server, *POST_CHAT, "Transfer-Encoding: chunked", body=chunked)
     assert b"413" in refusal[:20]
     assert b"POST /v1/files" in refusal, "the error names the upload endpoint for longer documents"
-    assert server.serving.request_quota.used == 0
+    assert server.resources.request_quota.used_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -401,12 +401,12 @@ def test_invalid_utf8_is_refused_in_any_field() -> None:
 
 def test_long_text_of_escapes_and_quotes_is_accepted() -> None:
     text = '{"a": [1, "\\"]}, ' * 500_000
-    parsed = parse(parse_fields(json.dumps(make_chat(text)).encode()))
+    parsed = parse_chat(parse_fields(json.dumps(make_chat(text)).encode()))
     assert parsed.messages[0].parts[0].text is not None
     assert parsed.messages[0].parts[0].text.decode() == text
 
 
-def test_slow_bodies_time_out(server: Served) -> None:
+def test_slow_bodies_time_out(server: Server) -> None:
     assert send_raw(server, *POST_CHAT, "Content-Length: 100", body=b"{").startswith(b"HTTP/1.1 408")
     form_type = "Content-Type: multipart/form-data; boundary=x"
     head_lines = ("POST /v1/files HTTP/1.1", ALICE_HEADER, form_type, "Content-Length: 100")
@@ -414,32 +414,32 @@ def test_slow_bodies_time_out(server: Served) -> None:
 
 
 def test_large_requests_share_a_memory_quota_that_is_released(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
-        memory = server.serving.request_quota
+    with serve(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
+        memory = server.resources.request_quota
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(make_request_head(*POST_CHAT, f"Content-Length: {3 * MEGABYTE}") + b"x" * (2 * MEGABYTE))
-            wait_until(lambda: memory.used == 3 * MEGABYTE)
+            wait_until(lambda: memory.used_bytes == 3 * MEGABYTE)
             reply = post(server, make_chat("word " * 300_000))
             assert reply.status_code == 429
             assert int(reply.headers["Retry-After"]) >= 1
-        wait_until(lambda: memory.used == 0)
+        wait_until(lambda: memory.used_bytes == 0)
 
 
 def test_uploads_in_progress_share_a_quota_and_have_a_deadline(upstream: FakeServer, tmp_path: Path) -> None:
     head_lines = ("POST /v1/files HTTP/1.1", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 2000000")
     part_head = b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
     bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
-    with served(upstream.base_url, tmp_path, **bounds) as server:
-        upload_quota = server.serving.upload_quota
+    with serve(upstream.base_url, tmp_path, **bounds) as server:
+        upload_quota = server.resources.upload_quota
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(make_request_head(*head_lines) + part_head + b"x" * (MEGABYTE * 3 // 2))
-            wait_until(lambda: upload_quota.used > MEGABYTE)
+            wait_until(lambda: upload_quota.used_bytes > MEGABYTE)
             assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 429
             for _ in range(20):  # a client that is never idle
                 connection.sendall(b"x")
                 time.sleep(0.1)
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
-        wait_until(lambda: upload_quota.used == 0)
+        wait_until(lambda: upload_quota.used_bytes == 0)
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200
 
 
@@ -448,7 +448,7 @@ def test_conversions_block_no_other_key_and_end_with_their_clients(
 ) -> None:
     conversions = block_conversions(monkeypatch)
     file_part = {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8="}}
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, keys=KEYS) as server:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path, keys=KEYS) as server:
         with send_large_requests(server, 2, [file_part]):
             wait_until(lambda: conversions == ["begun"] * 2)
             large_request = make_chat("hello", padding="x" * MEGABYTE)
@@ -471,7 +471,7 @@ def block_conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return conversions
 
 
-def test_large_requests_of_one_key_are_parsed_one_at_a_time(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_requests_of_one_key_are_parsed_one_at_a_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed_lengths: list[int] = []
     may_finish = Event()
 
@@ -491,7 +491,7 @@ def test_large_requests_of_one_key_are_parsed_one_at_a_time(server: Served, monk
 
 
 @contextmanager
-def send_large_requests(server: Served, count: int, content: Any) -> Iterator[None]:
+def send_large_requests(server: Server, count: int, content: Any) -> Iterator[None]:
     """Send large requests of Alice without reading the replies."""
     body = json.dumps(make_chat(content, padding="x" * MEGABYTE)).encode()
     with ExitStack() as stack:
@@ -514,7 +514,7 @@ def wait_until(condition: Callable[[], Any]) -> Any:
 
 
 def test_unread_streams_do_not_block_other_requests(tmp_path: Path) -> None:
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path) as server, ExitStack() as stack:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path) as server, ExitStack() as stack:
         body = json.dumps(make_chat(LONG_TEXT, stream=True)).encode()
         for _ in range(50):
             connection = stack.enter_context(socket.socket())
@@ -528,7 +528,7 @@ def test_unread_streams_do_not_block_other_requests(tmp_path: Path) -> None:
 
 
 def test_connections_above_the_limit_are_refused_until_others_close(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, max_connections=8) as server, ExitStack() as stack:
+    with serve(upstream.base_url, tmp_path, max_connections=8) as server, ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         wait_until(lambda: httpx2.get(f"{server.api}/models").status_code == 503)

@@ -14,9 +14,9 @@ import openai
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
-from support.server_faults import BUSY, FINAL, MALFORMED
-from support.serving import Served, served
+from support.scripts import extract, make_document, read_perfectly
+from support.server_faults import FINAL_ERRORS, MALFORMED, RETRIED_ERRORS
+from support.serving import Server, serve
 
 from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy
 
@@ -30,13 +30,13 @@ def reply_to_request(body: dict[str, Any], number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Served]]:
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path_factory.mktemp("served")) as server:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Server]]:
+    with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path_factory.mktemp("served")) as server:
         yield upstream, server
 
 
 @pytest.fixture
-def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
+def upstream(running: tuple[FakeServer, Server]) -> FakeServer:
     """The policy server of all tests, with its default reply and no recorded requests."""
     upstream, _ = running
     upstream.respond = reply_to_request
@@ -46,12 +46,12 @@ def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
 
 
 @pytest.fixture
-def server(running: tuple[FakeServer, Served], upstream: FakeServer) -> Served:
+def server(running: tuple[FakeServer, Server], upstream: FakeServer) -> Server:
     return running[1]
 
 
 @pytest.fixture
-def client(server: Served) -> Iterator[openai.OpenAI]:
+def client(server: Server) -> Iterator[openai.OpenAI]:
     """A client that asks for a new read of each request, even if another test sent the same."""
     headers = {"X-Memagent-New-Read": "1"}
     with openai.OpenAI(base_url=server.api, api_key="whatever", max_retries=0, default_headers=headers) as client:
@@ -66,7 +66,7 @@ def make_user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def post(server: Served, *messages: dict[str, Any], **options: Any) -> httpx2.Response:
+def post(server: Server, *messages: dict[str, Any], **options: Any) -> httpx2.Response:
     body = {"model": "fake", "messages": list(messages), **options}
     return httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)
 
@@ -74,7 +74,7 @@ def post(server: Served, *messages: dict[str, Any], **options: Any) -> httpx2.Re
 # Short requests
 
 
-def test_short_request_is_relayed_unchanged_with_the_server_s_key(server: Served, upstream: FakeServer) -> None:
+def test_short_request_is_relayed_unchanged_with_the_server_s_key(server: Server, upstream: FakeServer) -> None:
     body = b'{ "model":"fake",\n "messages":[{"role":"user","content":"h\\u00e9llo"}], "unknown": [1,  2] }'
     headers = {"Content-Type": "application/json", "Authorization": "Bearer the-client's-key"}
     reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
@@ -102,7 +102,7 @@ def test_short_request_is_relayed_unchanged_with_the_server_s_key(server: Served
     ],
 )
 def test_invalid_fields_of_a_short_request_are_relayed_unchanged(
-    server: Served, upstream: FakeServer, fields: dict[str, Any]
+    server: Server, upstream: FakeServer, fields: dict[str, Any]
 ) -> None:
     upstream.respond = lambda body, number: web.json_response({"choices": []})
     body = json.dumps({"model": "fake", "messages": [make_user("hello")], **fields}, indent=3).encode()
@@ -111,7 +111,7 @@ def test_invalid_fields_of_a_short_request_are_relayed_unchanged(
     assert upstream.bodies == [body]
 
 
-def test_cache_salt_of_a_client_is_removed(server: Served, upstream: FakeServer) -> None:
+def test_cache_salt_of_a_client_is_removed(server: Server, upstream: FakeServer) -> None:
     for content in ("hello", LONG_TEXT):
         reply = post(server, make_user(content), make_user(QUESTION), tools=[], cache_salt="another's")
         assert reply.status_code == 200
@@ -137,7 +137,7 @@ def test_long_parts_of_every_type_are_read(client: openai.OpenAI, upstream: Fake
 
 @pytest.mark.parametrize("is_one_message", [True, False])
 def test_long_part_of_an_unreadable_type_is_refused_and_not_relayed(
-    is_one_message: bool, server: Served, upstream: FakeServer
+    is_one_message: bool, server: Server, upstream: FakeServer
 ) -> None:
     results_part = {"type": "search_results", "results": [{"text": LONG_TEXT}]}
     question_part = {"type": "text", "text": QUESTION}
@@ -159,7 +159,7 @@ def test_title_task_of_a_chat_client_is_shortened_to_one_call(client: openai.Ope
     assert len(task_of_request) < len(LONG_TEXT) / 2
 
 
-def test_policy_stream_is_relayed_unchanged(server: Served, upstream: FakeServer) -> None:
+def test_policy_stream_is_relayed_unchanged(server: Server, upstream: FakeServer) -> None:
     events = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n: beat\n\ndata: [DONE]\n\n'
     upstream.respond = lambda body, number: web.Response(body=events, content_type="text/event-stream")
     reply = post(server, make_user("hello"), stream=True)
@@ -171,15 +171,15 @@ async def test_concurrency_limit_of_reads_does_not_apply_to_short_requests(tmp_p
     body = {"model": "fake", "messages": [make_user("hello")]}
     with FakeServer(reply_to_request, delay=0.5, window=1000) as upstream:
         policy = OpenAICompatiblePolicy("fake", base_url=upstream.base_url, api_key="x", max_concurrency=2)
-        with served(None, tmp_path, policy=policy) as server:
+        with serve(None, tmp_path, policy=policy) as server:
             async with httpx2.AsyncClient(timeout=60) as client:
                 requests = [client.post(f"{server.api}/chat/completions", json=body) for _ in range(6)]
                 replies = await asyncio.gather(*requests)
     assert {reply.status_code for reply in replies} == {200}
-    assert upstream.most_at_once > policy.max_concurrency
+    assert upstream.peak_concurrency > policy.max_concurrency
 
 
-def test_policy_server_error_is_relayed(server: Served) -> None:
+def test_policy_server_error_is_relayed(server: Server) -> None:
     reply = post(server, make_user("hello"), model="other")
     assert reply.status_code == 404
     assert reply.json() == {"error": {"message": "The model `other` does not exist.", "code": 404}}
@@ -202,7 +202,7 @@ def test_long_message_is_read_and_its_question_is_answered(client: openai.OpenAI
     calls = [body["messages"] for body in upstream.requests]
     assert all(len(json.dumps(call)) < 3000 for call in calls), "a prompt was longer than the window"
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
-    assert reply.usage.prompt_tokens == sum(upstream.count(message["content"]) for call in calls for message in call)
+    assert reply.usage.prompt_tokens == sum(upstream.count_tokens(item["content"]) for call in calls for item in call)
     assert reply.memagent["calls"] == len(calls) == reply.memagent["chunks_read"] + 1
     assert reply.memagent["read"] == ["the message"]
 
@@ -211,7 +211,7 @@ def test_question_with_tags_is_escaped_and_shortened_to_fit(client: openai.OpenA
     question = "Why does <section> stand in the <memory> of a </problem> here? " * 12 + QUESTION
     reply = ask(client, make_user(f"{LONG_TEXT}\n\n{question}"))
     assert reply.choices[0].finish_reason == "stop"
-    problem = part(upstream.requests[-1]["messages"][-1]["content"], "problem")
+    problem = extract(upstream.requests[-1]["messages"][-1]["content"], "problem")
     assert QUESTION in problem
     assert "<\\section>" in problem
 
@@ -241,11 +241,11 @@ def test_stream_has_progress_as_reasoning_and_then_the_answer(client: openai.Ope
     assert any(getattr(delta, "annotations", None) for delta in deltas)
 
 
-def test_header_and_body_have_the_id_of_the_logged_run(server: Served) -> None:
+def test_header_and_body_have_the_id_of_the_logged_run(server: Server) -> None:
     reply = post(server, make_user(LONG_TEXT), make_user(QUESTION))
     run_id = reply.headers["X-Memagent-Run-Id"]
     assert reply.json()["memagent"]["run_id"] == run_id
-    assert server.serving.reader.run_log.get(run_id).answer == "4711"
+    assert server.resources.reader.run_log.get(run_id).answer == "4711"
 
 
 def test_several_long_parts_are_read_in_order_with_names(client: openai.OpenAI, upstream: FakeServer) -> None:
@@ -295,17 +295,18 @@ _FAULTY_EVENTS = {
 
 @pytest.mark.parametrize(
     ("fault", "is_stream"),
-    [*((name, True) for name in [*MALFORMED, *BUSY, *FINAL, *_FAULTY_EVENTS]), *((name, False) for name in MALFORMED)],
+    [(name, True) for name in [*MALFORMED, *RETRIED_ERRORS, *FINAL_ERRORS, *_FAULTY_EVENTS]]
+    + [(name, False) for name in MALFORMED],
 )
 def test_faulty_policy_replies_after_a_read_become_valid_api_replies(
-    fault: str, is_stream: bool, server: Served, upstream: FakeServer
+    fault: str, is_stream: bool, server: Server, upstream: FakeServer
 ) -> None:
     def respond(body: dict[str, Any], number: int) -> Any:
         if "<problem>" in (text := body["messages"][-1]["content"]):
             return read_perfectly(text)
         if fault in _FAULTY_EVENTS:
             return web.Response(text=f"data: {_FAULTY_EVENTS[fault]}\n\n", content_type="text/event-stream")
-        return {**MALFORMED, **BUSY, **FINAL}[fault]()
+        return {**MALFORMED, **RETRIED_ERRORS, **FINAL_ERRORS}[fault]()
 
     upstream.respond = respond
     reply = post(server, make_user(LONG_TEXT), make_user(QUESTION), tools=[{"type": "function"}], stream=is_stream)
@@ -409,7 +410,7 @@ def test_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
     ],
 )  # fmt: skip
 def test_unsupported_options_are_errors_of_the_api(
-    server: Served, upstream: FakeServer, options: dict[str, Any], status: int, message: str
+    server: Server, upstream: FakeServer, options: dict[str, Any], status: int, message: str
 ) -> None:
     reply = post(server, make_user(LONG_TEXT), make_user(QUESTION), **options)
     assert reply.status_code == status
@@ -420,14 +421,14 @@ def test_unsupported_options_are_errors_of_the_api(
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000])
-def test_malformed_json_is_refused(server: Served, body: bytes) -> None:
+def test_malformed_json_is_refused(server: Server, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_endpoints_that_are_not_served_are_named_in_errors(server: Served) -> None:
+def test_endpoints_that_are_not_served_are_named_in_errors(server: Server) -> None:
     for method, path in (("POST", "responses"), ("GET", "responses/resp_1"), ("POST", "responses/resp_1/cancel")):
         reply = httpx2.request(method, f"{server.api}/{path}")
         assert reply.status_code == 404
@@ -439,7 +440,7 @@ def test_endpoints_that_are_not_served_are_named_in_errors(server: Served) -> No
 def test_unreachable_policy_server_is_an_error_and_shown_by_health(tmp_path: Path) -> None:
     with FakeServer() as stopped_server:
         url = stopped_server.base_url
-    with served(url, tmp_path) as server:
+    with serve(url, tmp_path) as server:
         for messages in ([make_user("hello")], [make_user(LONG_TEXT), make_user(QUESTION)]):
             reply = post(server, *messages)
             assert reply.status_code == 503
@@ -462,7 +463,7 @@ def test_failure_during_a_stream_raises_an_error_in_the_client(client: openai.Op
         list(ask(client, make_user(LONG_TEXT), make_user(QUESTION), stream=True))
 
 
-def test_health_is_ok_and_metrics_count_requests(server: Served, client: openai.OpenAI) -> None:
+def test_health_is_ok_and_metrics_count_requests(server: Server, client: openai.OpenAI) -> None:
     def read_counters() -> list[float]:
         page = httpx2.get(f"{server.url}/metrics").text
         names = (
@@ -486,7 +487,7 @@ def test_health_is_ok_and_metrics_count_requests(server: Served, client: openai.
 def test_in_process_policy_answers_short_and_long_requests(tmp_path: Path) -> None:
     policy = ScriptedPolicy(lambda prompt: read_perfectly(prompt) if "<problem>" in prompt else f"said: {prompt[-5:]}")
     with (
-        served(None, tmp_path, policy=policy) as server,
+        serve(None, tmp_path, policy=policy) as server,
         openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client,
     ):
         model = policy.name

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from support.fake_server import FakeServer
 from support.scripts import make_document
-from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
+from support.serving import ALICE, BOB, KEYS, Server, ServingProcess, serve
 from unit.serving.test_attacks import JSON_HEADER, block_conversions, make_request_head, wait_until
 from unit.serving.test_reads import count_sections
 
@@ -38,7 +38,7 @@ class Browser:
         assert self.client.post("/page/session", json={"token": token}).status_code == 204
 
     @classmethod
-    def sign_in(cls, server: Served, key: str | None = None) -> Browser:
+    def sign_in(cls, server: Server, key: str | None = None) -> Browser:
         return cls(server.url, key or server.sessions.token)
 
     @classmethod
@@ -89,13 +89,13 @@ class Browser:
 
 
 @pytest.fixture
-def server(upstream: FakeServer, tmp_path: Path) -> Iterator[Served]:
-    with served(upstream.base_url, tmp_path, page=True) as running:
+def server(upstream: FakeServer, tmp_path: Path) -> Iterator[Server]:
+    with serve(upstream.base_url, tmp_path, page=True) as running:
         yield running
 
 
 @pytest.fixture
-def browser(server: Served) -> Browser:
+def browser(server: Server) -> Browser:
     return Browser.sign_in(server)
 
 
@@ -176,7 +176,7 @@ def test_paused_and_stopped_read_continues_at_its_chunk(browser: Browser, upstre
 
 @pytest.mark.usefixtures("slow_upstream")
 def test_queued_read_can_be_paused_and_continued(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, page=True, max_reads=1) as server:
+    with serve(upstream.base_url, tmp_path, page=True, max_reads=1) as server:
         browser = Browser.sign_in(server)
         _, queued_id = browser.start_reads(QUESTION, "What is the key of castle?")
         assert browser.post(f"reads/{queued_id}/pause").status_code == 204
@@ -189,7 +189,7 @@ def test_queued_read_can_be_paused_and_continued(upstream: FakeServer, tmp_path:
 
 
 @pytest.mark.usefixtures("slow_upstream")
-def test_read_continues_from_an_edited_memory_and_logs_the_editor(server: Served, browser: Browser) -> None:
+def test_read_continues_from_an_edited_memory_and_logs_the_editor(server: Server, browser: Browser) -> None:
     (run_id,) = browser.start_reads()
     newest = pause_after_chunks(browser, run_id, 8)
     reply = browser.edit(run_id, newest, "harbor 99")
@@ -197,7 +197,7 @@ def test_read_continues_from_an_edited_memory_and_logs_the_editor(server: Served
     assert browser.read(run_id)["edited"]
     browser.post(f"reads/{run_id}/continue")
     assert wait_until_finished(browser, run_id)["answer"] == "99"
-    log = server.serving.reader.run_log
+    log = server.resources.reader.run_log
     (event,) = log.events(run_id)
     assert (event.detail, event.text) == (describe_edit("local"), "harbor 99")
     (other_id,) = browser.start_reads()
@@ -261,11 +261,11 @@ def test_question_during_a_read_is_answered_and_the_read_goes_on(browser: Browse
     assert wait_until_finished(browser, run_id)["answer"] == "4711"
 
 
-def test_thumb_is_logged_as_a_reward_of_the_key(server: Served, browser: Browser) -> None:
+def test_thumb_is_logged_as_a_reward_of_the_key(server: Server, browser: Browser) -> None:
     (run_id,) = browser.start_reads()
     wait_until_finished(browser, run_id)
     assert browser.post(f"reads/{run_id}/thumbs", up=False).status_code == 204
-    (reward,) = server.serving.reader.run_log.rewards(run_id)
+    (reward,) = server.resources.reader.run_log.rewards(run_id)
     assert (reward.name, reward.value, reward.source) == ("thumbs", 0.0, "local")
     assert wait_until_finished(browser, run_id)["thumb"] == 0.0
 
@@ -287,8 +287,8 @@ def test_sources_link_to_the_passage_in_the_document(browser: Browser) -> None:
     assert [line["line"] for line in lines] == ["nothing yet", "harbor 4711"] or lines[-1]["line"] == "harbor 4711"
 
 
-def test_list_of_reads_has_pages_and_a_search(server: Served, browser: Browser) -> None:
-    ledger = server.serving.ledger
+def test_list_of_reads_has_pages_and_a_search(server: Server, browser: Browser) -> None:
+    ledger = server.resources.ledger
     for number in range(500):
         ledger.begin(
             Entry(f"run-{number}", "local", f"r{number}", f"Frage {number}: ÄRGER?", "buch.txt", float(number))
@@ -325,7 +325,7 @@ def test_reads_of_a_killed_server_continue_after_a_restart(tmp_path: Path) -> No
 PRIVATE_PATHS = ("/page/session", "/page/reads", "/page/events", "/page/reads/x/page")
 
 
-def test_page_is_public_and_its_data_is_not(server: Served) -> None:
+def test_page_is_public_and_its_data_is_not(server: Server) -> None:
     assert httpx2.get(f"{server.url}/").status_code == 200
     for path in PRIVATE_PATHS:
         assert httpx2.get(f"{server.url}{path}", headers=PAGE_HEADERS).status_code == 401
@@ -340,7 +340,7 @@ def test_page_is_public_and_its_data_is_not(server: Served) -> None:
         assert "set-cookie" not in reply.headers
 
 
-def test_session_cookie_is_strict_and_http_only(server: Served) -> None:
+def test_session_cookie_is_strict_and_http_only(server: Server) -> None:
     reply = httpx2.post(f"{server.url}/page/session", json={"token": server.sessions.token}, headers=PAGE_HEADERS)
     cookie = reply.headers["set-cookie"].lower()
     assert cookie.startswith(f"memagent_page_{server.port}=")
@@ -398,7 +398,7 @@ def test_scripts_in_names_documents_and_answers_are_sent_as_data(browser: Browse
 
 
 def test_request_bodies_are_limited_in_size_and_time(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server:
+    with serve(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server:
         browser = Browser.sign_in(server)
         assert browser.post("reads", files=["x" * 2**20], questions=["?"]).status_code == 413
         lines = ("POST /page/session HTTP/1.1", "X-Memagent-Page: 1", JSON_HEADER, "Content-Length: 10000")
@@ -418,7 +418,7 @@ def test_static_names_cannot_leave_the_folder(browser: Browser) -> None:
 
 
 def test_sessions_belong_to_one_key_and_end_on_sign_out(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, page=True, keys=KEYS) as server:
+    with serve(upstream.base_url, tmp_path, page=True, keys=KEYS) as server:
         assert server.sessions.token is None
         alice, bob = Browser.sign_in(server, ALICE), Browser.sign_in(server, BOB)
         (run_id,) = alice.start_reads()
@@ -465,7 +465,7 @@ async def test_event_streams_opened_at_once_are_limited(browser: Browser) -> Non
 
 @pytest.mark.parametrize("path", ["files", "reads"])
 def test_conversion_is_cancelled_when_its_client_disconnects(
-    server: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch, path: str
+    server: Server, browser: Browser, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     conversions = block_conversions(monkeypatch)
     files = {"file": ("a.txt", b"A text.")}

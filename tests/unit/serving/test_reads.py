@@ -15,8 +15,8 @@ import httpx2
 import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
-from support.scripts import make_document, part, read_perfectly
-from support.serving import ALICE, BOB, KEYS, served
+from support.scripts import extract, make_document, read_perfectly
+from support.serving import ALICE, BOB, KEYS, serve
 from unit.serving.test_attacks import POST_CHAT, make_request_head, wait_until
 
 from memagent_graph import Document, SamplingParams, ScriptedPolicy
@@ -54,7 +54,7 @@ def get_answer(reply: httpx2.Response) -> str:
 def count_sections(upstream: FakeServer) -> Counter[str]:
     """Return how often each chunk was sent to the policy."""
     prompts = [request["messages"][-1]["content"] for request in upstream.requests]
-    return Counter(part(prompt, "section") for prompt in prompts if "<section>" in prompt)
+    return Counter(extract(prompt, "section") for prompt in prompts if "<section>" in prompt)
 
 
 def send_and_disconnect(api: str, upstream: FakeServer) -> None:
@@ -70,7 +70,7 @@ def send_and_disconnect(api: str, upstream: FakeServer) -> None:
 
 
 def test_equal_request_joins_the_running_read_of_its_client(slow_upstream: FakeServer, tmp_path: Path) -> None:
-    with served(slow_upstream.base_url, tmp_path) as server:
+    with serve(slow_upstream.base_url, tmp_path) as server:
         send_and_disconnect(server.api, slow_upstream)
         reply = post(server.api, make_request())
         repeated_reply = post(server.api, make_request(stream=False))
@@ -83,7 +83,7 @@ def test_equal_request_joins_the_running_read_of_its_client(slow_upstream: FakeS
 
 
 def test_new_read_header_starts_a_read_that_later_requests_get(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path) as server:
+    with serve(upstream.base_url, tmp_path) as server:
         first_reply = post(server.api, make_request())
         new_reply = post(server.api, make_request(), **{"X-Memagent-New-Read": "1"})
         later_reply = post(server.api, make_request())
@@ -93,7 +93,7 @@ def test_new_read_header_starts_a_read_that_later_requests_get(upstream: FakeSer
 
 
 def test_expired_read_is_repeated(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, keep_seconds=0.0) as server:
+    with serve(upstream.base_url, tmp_path, keep_seconds=0.0) as server:
         first_reply, second_reply = post(server.api, make_request()), post(server.api, make_request())
     assert second_reply.headers["X-Memagent-Read"] == "started"
     assert first_reply.headers["X-Memagent-Run-Id"] != second_reply.headers["X-Memagent-Run-Id"]
@@ -101,7 +101,7 @@ def test_expired_read_is_repeated(upstream: FakeServer, tmp_path: Path) -> None:
 
 def test_other_question_or_sampling_starts_another_read(upstream: FakeServer, tmp_path: Path) -> None:
     changes = ({}, {"temperature": 0.7}, {"seed": 3}, {"max_tokens": 20}, {"question": "Which castle?"})
-    with served(upstream.base_url, tmp_path) as server, ThreadPoolExecutor(len(changes)) as pool:
+    with serve(upstream.base_url, tmp_path) as server, ThreadPoolExecutor(len(changes)) as pool:
         replies = list(pool.map(lambda change: post(server.api, make_request(**change)), changes))
     assert {reply.headers["X-Memagent-Read"] for reply in replies} == {"started"}
     assert len({reply.headers["X-Memagent-Run-Id"] for reply in replies}) == len(changes)
@@ -115,7 +115,7 @@ def test_failed_read_resumes_at_its_chunk(tmp_path: Path) -> None:
             return web.json_response({"error": {"message": "out of memory"}}, status=500)
         return read_perfectly(request["messages"][-1]["content"])
 
-    with FakeServer(respond, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
+    with FakeServer(respond, window=1000) as upstream, serve(upstream.base_url, tmp_path) as server:
         failure = post(server.api, make_request())
         is_broken = False
         reply = post(server.api, make_request())
@@ -128,7 +128,7 @@ def test_failed_read_resumes_at_its_chunk(tmp_path: Path) -> None:
 
 
 def test_read_stopped_by_a_limit_continues_with_an_equal_request(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, limits=Limits(max_chunks=5)) as server:
+    with serve(upstream.base_url, tmp_path, limits=Limits(max_chunks=5)) as server:
         replies = [post(server.api, make_request())]
         while replies[-1].json()["choices"][0]["finish_reason"] == "length":
             assert "Ask the same again, and it continues." in get_answer(replies[-1])
@@ -143,11 +143,11 @@ def test_read_stopped_by_a_limit_continues_with_an_equal_request(upstream: FakeS
 
 def test_disconnect_cancels_the_read_only_with_cancel_on_close(slow_upstream: FakeServer, tmp_path: Path) -> None:
     for cancels in (False, True):
-        with served(slow_upstream.base_url, tmp_path / str(cancels), cancel_on_close=cancels) as server:
+        with serve(slow_upstream.base_url, tmp_path / str(cancels), cancel_on_close=cancels) as server:
             send_and_disconnect(server.api, slow_upstream)
             if cancels:
-                wait_until(lambda server=server: not len(server.serving.manager))
-            entry = server.serving.ledger.search("local", "", newest=1)[0][0]
+                wait_until(lambda server=server: not len(server.resources.manager))
+            entry = server.resources.ledger.search("local", "", newest=1)[0][0]
             assert entry.state is (ReadState.CANCELLED if cancels else ReadState.RUNNING)
             assert get_answer(post(server.api, make_request())) == "4711"
     assert set(count_sections(slow_upstream).values()) <= {2, 3}, "two servers read, and one was stopped at a chunk"
@@ -155,7 +155,7 @@ def test_disconnect_cancels_the_read_only_with_cancel_on_close(slow_upstream: Fa
 
 def test_read_is_shown_and_cancelled_by_id_and_resumes_on_request(slow_upstream: FakeServer, tmp_path: Path) -> None:
     key = {"Authorization": f"Bearer {ALICE}"}
-    with served(slow_upstream.base_url, tmp_path, keys=KEYS) as server, ThreadPoolExecutor(1) as pool:
+    with serve(slow_upstream.base_url, tmp_path, keys=KEYS) as server, ThreadPoolExecutor(1) as pool:
         pending_reply = pool.submit(post, server.api, make_request())
         wait_until(lambda: len(slow_upstream.requests) > 3)
         (read,) = httpx2.get(f"{server.api}/reads", headers=key).json()["data"]
@@ -173,7 +173,7 @@ def test_read_is_shown_and_cancelled_by_id_and_resumes_on_request(slow_upstream:
 
 
 def test_reads_of_another_key_are_neither_visible_nor_shared(upstream: FakeServer, tmp_path: Path) -> None:
-    with served(upstream.base_url, tmp_path, keys=KEYS) as server:
+    with serve(upstream.base_url, tmp_path, keys=KEYS) as server:
         alice_reply, bob_reply = post(server.api, make_request()), post(server.api, make_request(), key=BOB)
         run_id = alice_reply.headers["X-Memagent-Run-Id"]
         assert bob_reply.headers["X-Memagent-Run-Id"] != run_id
@@ -184,7 +184,7 @@ def test_reads_of_another_key_are_neither_visible_nor_shared(upstream: FakeServe
 
 
 def test_each_key_has_its_own_cache_salt(tmp_path: Path) -> None:
-    with FakeServer(window=1000, vllm=True) as upstream, served(upstream.base_url, tmp_path, keys=KEYS) as server:
+    with FakeServer(window=1000, vllm=True) as upstream, serve(upstream.base_url, tmp_path, keys=KEYS) as server:
         post(server.api, make_request())
         salts = {request["cache_salt"] for request in upstream.requests}
         post(server.api, make_request(), key=BOB)
@@ -198,12 +198,12 @@ def test_each_key_has_its_own_cache_salt(tmp_path: Path) -> None:
 
 def test_request_above_the_limits_is_refused_with_retry_after(slow_upstream: FakeServer, tmp_path: Path) -> None:
     with (
-        served(slow_upstream.base_url, tmp_path, max_reads=1, max_waiting=1, max_reads_per_key=2) as server,
+        serve(slow_upstream.base_url, tmp_path, max_reads=1, max_waiting=1, max_reads_per_key=2) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         requests = [make_request(f"What is the key of harbor? {number}") for number in range(2)]
         pending_replies = [pool.submit(post, server.api, request) for request in requests]
-        wait_until(lambda: len(server.serving.manager) == 2)
+        wait_until(lambda: len(server.resources.manager) == 2)
         texts_before = list((tmp_path / "documents" / "texts").iterdir())
         refusal = post(server.api, make_request("A third question?", f"{LONG_TEXT} more"))
         assert refusal.status_code == 429
@@ -221,11 +221,11 @@ def test_request_above_the_limits_is_refused_with_retry_after(slow_upstream: Fak
 
 def test_one_key_cannot_use_all_read_slots(slow_upstream: FakeServer, tmp_path: Path) -> None:
     with (
-        served(slow_upstream.base_url, tmp_path, max_reads=2, max_waiting=8, max_reads_per_key=1, keys=KEYS) as server,
+        serve(slow_upstream.base_url, tmp_path, max_reads=2, max_waiting=8, max_reads_per_key=1, keys=KEYS) as server,
         ThreadPoolExecutor(1) as pool,
     ):
         pending_reply = pool.submit(post, server.api, make_request())
-        wait_until(lambda: len(server.serving.manager) == 1)
+        wait_until(lambda: len(server.resources.manager) == 1)
         assert post(server.api, make_request("Another?")).status_code == 429
         assert get_answer(post(server.api, make_request(), key=BOB)) == "4711"
         assert get_answer(pending_reply.result()) == "4711"
@@ -233,7 +233,7 @@ def test_one_key_cannot_use_all_read_slots(slow_upstream: FakeServer, tmp_path: 
 
 def test_key_may_have_lower_limits(upstream: FakeServer, tmp_path: Path) -> None:
     keys = Keys([(Owner("alice", max_tokens=500, max_bytes=20_000), ALICE), (Owner("bob"), BOB)])
-    with served(upstream.base_url, tmp_path, keys=keys) as server:
+    with serve(upstream.base_url, tmp_path, keys=keys) as server:
         stopped_reply, complete_reply = post(server.api, make_request()), post(server.api, make_request(), key=BOB)
         assert post(server.api, make_request(document="x" * 20_000)).status_code == 413
     assert stopped_reply.json()["memagent"]["stop_reason"] == "max_tokens_total"
@@ -243,7 +243,7 @@ def test_key_may_have_lower_limits(upstream: FakeServer, tmp_path: Path) -> None
 
 def test_heartbeats_keep_a_stream_open(slow_upstream: FakeServer, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(completions, "HEARTBEAT_SECONDS", 0.01)
-    with served(slow_upstream.base_url, tmp_path) as server:
+    with serve(slow_upstream.base_url, tmp_path) as server:
         lines = post(server.api, make_request(stream=True)).text.splitlines()
     assert any(line.startswith(": ping") for line in lines)
     assert "data: [DONE]" in lines

@@ -51,22 +51,22 @@ class World(NamedTuple):
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    from support.training_log import comparable, write_log
+    from support.training_log import select_comparable, write_log
     from support.training_world import make_world
 
     folder = tmp_path_factory.mktemp("world")
     shared = World(folder, make_world(folder))
-    write_log(shared.runs, comparable(shared.groups), shared.model)
+    write_log(shared.runs, select_comparable(shared.groups), shared.model)
     return shared
 
 
 @pytest.fixture(scope="session")
 def small_settings() -> Callable[..., Any]:
-    from support.training_world import SMALL
+    from support.training_world import SMALL_SETTINGS
 
     from memagent_training.job.job_settings import load_preset
 
-    defaults = SMALL | {"groups_per_step": 2, "save_strategy": "no"}
+    defaults = SMALL_SETTINGS | {"groups_per_step": 2, "save_strategy": "no"}
 
     def load(output: Path, preset: str = "memagent-paper", **changes: Any) -> Any:
         return load_preset(preset, output_dir=str(output), **(defaults | changes))

@@ -23,13 +23,13 @@ from safetensors.torch import load_file
 from step_from_rows import take_step
 from support.command_line import memagent
 from support.programs import Program
-from support.training_log import comparable, write_log
+from support.training_log import select_comparable, write_log
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.errors import install_command
+from memagent_graph.errors import make_install_command
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.commands import training_process
-from memagent_training.forward import recomputed
+from memagent_training.forward import recomputed_logprobs
 from memagent_training.job.row_export import COLUMNS
 
 ROOT = Path(__file__).parents[3]
@@ -69,7 +69,7 @@ def test_dry_run_prints_the_plan_without_loading_weights_or_writing(arguments, w
         assert expected_text in text, expected_text
     options = arguments("--dry-run", "--json", model=model_without_weights, groups_per_step="2")
     plan = json.loads(memagent(*options).stdout)
-    schedule, groups = plan["schedule"], len(comparable(world.groups))
+    schedule, groups = plan["schedule"], len(select_comparable(world.groups))
     assert (schedule["layout"], schedule["groups"]) == ("prefix_tree", groups - 1)
     assert schedule["steps_per_pass"] == math.ceil((groups - 1) / 2) == schedule["total_steps"]
     assert list(plan["dropped"].values()) == ["equal_rewards"]
@@ -89,9 +89,9 @@ def test_training_shorter_than_its_warmup_is_refused_after_the_plan(arguments, t
 
 
 def test_dry_run_names_refused_runs_and_the_option_that_helps(arguments, world, tmp_path) -> None:
-    groups = comparable(world.groups)
+    groups = select_comparable(world.groups)
     first_run_id = max(groups, key=lambda group: len(group.rollouts_G)).rollouts_G[0].run_id
-    runs = write_log(tmp_path / "gaps.sqlite", groups, world.model, of_run={first_run_id: {"token_ids": None}})
+    runs = write_log(tmp_path / "gaps.sqlite", groups, world.model, changes_by_run={first_run_id: {"token_ids": None}})
     text = memagent(*arguments("--dry-run", runs=runs)).stdout
     assert "refused, no_token_ids" in text and first_run_id in text
     assert "--partial-groups" in text
@@ -109,7 +109,7 @@ def test_training_writes_a_policy_folder(arguments, world, tmp_path) -> None:
     (model / "templates").mkdir()
     (model / "templates" / "update.txt").write_text("an update prompt")
     result = memagent(*arguments("--resume", model=model, save_strategy="no", max_steps="2"))
-    assert "no whole checkpoint" in result.stderr
+    assert "no complete checkpoint" in result.stderr
     assert result.stdout == f"{out}\n"
     assert "memagent read" in result.stderr and str(out) in result.stderr
     step_lines = [line for line in result.stderr.splitlines() if line.startswith("step ")]
@@ -148,7 +148,7 @@ def test_user_reward_function_determines_the_trained_groups(arguments, world, tm
     monkeypatch.chdir(tmp_path)
     Path("judging.py").write_text("def by_place(run):\n    return float(run.run_id.endswith('-0'))\n")
     plan = json.loads(memagent(*arguments("--dry-run", "--json", "--reward", "judging.py:by_place")).stdout)
-    run_ids = [[rollout.run_id for rollout in group.rollouts_G] for group in comparable(world.groups)]
+    run_ids = [[rollout.run_id for rollout in group.rollouts_G] for group in select_comparable(world.groups)]
     varied_count = sum(any(run_id.endswith("-0") for run_id in group_run_ids) for group_run_ids in run_ids)
     assert 0 < plan["schedule"]["groups"] == varied_count < len(run_ids)
 
@@ -193,7 +193,7 @@ def test_invalid_options_are_refused_with_a_hint(arguments, options, message) ->
 def test_missing_extra_error_names_the_install_command(arguments, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
-    assert install_command("train") in memagent(*arguments(), code=ExitCode.SETTINGS).stderr
+    assert make_install_command("train") in memagent(*arguments(), code=ExitCode.SETTINGS).stderr
 
 
 # Killed trainings
@@ -208,7 +208,7 @@ def test_resumed_killed_training_ends_with_the_same_weights(arguments, world, tm
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "training")}
     program = Program(command_line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 100
-    while not (out / "checkpoint-2" / recomputed.FILE_NAME).exists():
+    while not (out / "checkpoint-2" / recomputed_logprobs.FILE_NAME).exists():
         assert program.poll() is None and time.monotonic() < deadline, program.communicate()
         time.sleep(0.005)
     program.send_signal(signal.SIGKILL)
@@ -218,7 +218,7 @@ def test_resumed_killed_training_ends_with_the_same_weights(arguments, world, tm
 
     # Make the newest checkpoint incomplete, as a kill may leave it.
     newest_checkpoint = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
-    (newest_checkpoint / recomputed.FILE_NAME).unlink(missing_ok=True)
+    (newest_checkpoint / recomputed_logprobs.FILE_NAME).unlink(missing_ok=True)
     for name, value in (("learning_rate", "0.5"), ("beta", "0.1")):
         refusal = memagent(*arguments("--resume", **THREE_PASSES, **{name: value}), code=ExitCode.USAGE).stderr
         assert f"{name} was" in refusal and "Resume with the same" in refusal
@@ -279,4 +279,4 @@ def test_other_processes_report_a_failure_after_a_delay(monkeypatch) -> None:
     assert not delays
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert "cannot be read" in memagent(*arguments, code=ExitCode.USAGE).stderr
-    assert delays == [training_process.FAILURE_DELAY]
+    assert delays == [training_process.FAILURE_DELAY_SECONDS]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.evaluation import MadeTask
-from support.scripts import add_ids
+from support.scripts import make_completion
 
 from memagent_evaluation.samples import Sample
 from memagent_graph import Budget, Completion, MemAgent, PolicyError, ScriptedPolicy
@@ -128,7 +128,7 @@ async def test_failed_read_is_retried_and_its_group_is_complete_in_the_log(tmp_p
 
     def reply_with_ids(prompt: str) -> Completion | Exception:
         reply = script(prompt)
-        return add_ids(prompt, reply) if isinstance(reply, str) else reply
+        return make_completion(prompt, reply) if isinstance(reply, str) else reply
 
     agent.policy.script = reply_with_ids
     collection = await run_collection(agent, 1, rollouts=3)

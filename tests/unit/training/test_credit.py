@@ -15,7 +15,7 @@ pytest.importorskip("trl")
 
 from made_rollouts import make_conversation
 from support.rl_loops import SETTINGS, make_job
-from support.scripts import add_ids, make_document, part, read_perfectly
+from support.scripts import extract, make_completion, make_document, read_perfectly
 from support.strategies import answer_perfectly
 
 from memagent_graph import MemAgentError, RunLog, ScriptedPolicy
@@ -50,7 +50,7 @@ def reply_as_gate(prompt: str) -> str:
     memory = read_perfectly(prompt)
     if "<section>" not in prompt:
         return memory
-    return "KEEP" if memory in {part(prompt, "memory"), "nothing yet"} else f"REWRITE\n{memory}"
+    return "KEEP" if memory in {extract(prompt, "memory"), "nothing yet"} else f"REWRITE\n{memory}"
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_old_runs_are_scored_from_a_gold_file_with_evidence(read_run, tmp_path: 
 
 
 def test_runs_without_a_terms_reward_are_refused_and_counted(read_run, tmp_path: Path) -> None:
-    read_run(lambda prompt: add_ids(prompt, reply_as_gate(prompt)))
+    read_run(lambda prompt: make_completion(prompt, reply_as_gate(prompt)))
     terms = parse_credit_terms([{"reward": "kindness"}, {"reward": "evidence_f2"}])
     replay = load_groups(
         tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=choose_term_rewards(terms, has_gold=False)

@@ -93,7 +93,7 @@ def test_each_preset_equals_the_example_on_its_runs(
     training_world.make_model(tmp_path)
     changes = {**CASE["changes"], "drop_zero_variance": False}
     case = {"preset": preset, "changes": changes}
-    terms = training_world.config_of(case, tmp_path).advantage_settings.terms
+    terms = training_world.make_config(case, tmp_path).advantage_settings.terms
     term_rewards = choose_term_rewards(terms, has_gold=True, has_logged=False)
     replay = load_groups(log, term_rewards=term_rewards, find_gold=lambda run: GOLD_BY_QUESTION[run.question])
     groups = replay.require_groups()

@@ -110,7 +110,7 @@ def test_every_second_since_the_first_phase_belongs_to_a_phase(calls: list[tuple
         phases.begin(iteration, phase)
         clock.now += seconds
     expected_total = pytest.approx(clock.now - 5)
-    assert sum(sum(phases.times(index).values()) for index in range(iteration + 1)) == expected_total
+    assert sum(sum(phases.get_times(index).values()) for index in range(iteration + 1)) == expected_total
     phases.end()
     clock.now += 99
-    assert sum(sum(phases.times(index).values()) for index in range(iteration + 1)) == expected_total
+    assert sum(sum(phases.get_times(index).values()) for index in range(iteration + 1)) == expected_total

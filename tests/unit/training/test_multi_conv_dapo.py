@@ -27,7 +27,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from made_rollouts import make_example_settings  # noqa: E402
 from support.small_models import make_model  # noqa: E402
-from support.training_log import comparable, write_log  # noqa: E402
+from support.training_log import select_comparable, write_log  # noqa: E402
 
 from memagent_training.algorithm.advantages import (  # noqa: E402
     AdvantageBatch,
@@ -241,9 +241,9 @@ def test_training_takes_adamw_steps_with_the_initial_reference(capsys) -> None:
 @pytest.fixture
 def training_folder(world, tmp_path: Path) -> tuple[Path, RolloutGroup]:
     """A folder with a log of four rollouts, of which one is right, a model and gold answers; and the group."""
-    group = next(group for group in comparable(world.groups) if len(group.rollouts_G) == 4)
+    group = next(group for group in select_comparable(world.groups) if len(group.rollouts_G) == 4)
     changes = {group.rollouts_G[0].run_id: {"text": r"\boxed{4711}"}}
-    write_log(tmp_path / "runs.sqlite", [group], world.model, of_run=changes)
+    write_log(tmp_path / "runs.sqlite", [group], world.model, changes_by_run=changes)
     shutil.copytree(world.model, tmp_path / "model")
     gold = {"question": f"What is in {group.group_id}?", "answers": ["4711"]}
     (tmp_path / "gold.jsonl").write_text(json.dumps(gold))

@@ -60,7 +60,7 @@ def train_by_hand(world: World, order: list[list[str]], steps: int) -> list[dict
     folder, iterations = world
     settings = replace(dapo.DAPO, importance_cap=2.0)
     model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    learning_rate = online_world.SMALL["learning_rate"]
+    learning_rate = online_world.SMALL_SETTINGS["learning_rate"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     weights = []
     for iteration, groups in enumerate(iterations):
@@ -113,14 +113,14 @@ def test_each_group_is_in_exactly_one_step_of_its_iteration(steps: int, world, t
 def test_source_is_called_once_per_iteration_after_the_policy_is_saved(steps: int, trainings) -> None:
     training, _ = trainings[steps]
     assert training.source.iterations == list(range(ITERATIONS))
-    assert training.source.seen == [list(range(number + 1)) for number in range(ITERATIONS)]
+    assert training.source.saved_before == [list(range(number + 1)) for number in range(ITERATIONS)]
     initial = training.policies[0]
     assert all(find_max_difference(initial, training.policies[number]) > 0 for number in range(1, ITERATIONS))
 
 
 def test_ratios_compare_with_the_initial_weights_of_the_iteration(world, trainings) -> None:
     training, _ = trainings[3]
-    for step, old in enumerate(training.steps.old):
+    for step, old in enumerate(training.steps.old_logprobs):
         groups = world[1][step // 3]
         rollouts = {rollout.run_id: rollout for group in groups for rollout in group.rollouts_G}
         assert {run_id for run_id, _ in old} == set(rollouts)  # none of the previous iteration
@@ -221,10 +221,10 @@ def test_two_ranks_equal_one_and_end_together(world, trainings, tmp_path) -> Non
         assert main[case]["saved"] == other[case]["saved"]  # on every process, as sharded weights need
         assert (main[case]["iterations"], other[case]["iterations"]) == (main[case]["saved"], [])
     for rank in (main, other):
-        assert rank["whole"]["ended"] is None
-        assert isinstance(rank["end"]["ended"], EndOfLoop)
-        assert str(rank["end"]["ended"]) == "all is learnt"
-        error = rank["error"]["ended"]
+        assert rank["whole"]["error"] is None
+        assert isinstance(rank["end"]["error"], EndOfLoop)
+        assert str(rank["end"]["error"]) == "all is learnt"
+        error = rank["error"]["error"]
         assert (error.message, error.hint, error.run_id) == ("the server is gone", "Start it.", "run-7")
-    assert isinstance(main["defect"]["ended"], KeyError)
-    assert 'the main process failed with KeyError("of the source\'s own")' in other["defect"]["ended"].message
+    assert isinstance(main["defect"]["error"], KeyError)
+    assert 'the main process failed with KeyError("of the source\'s own")' in other["defect"]["error"].message

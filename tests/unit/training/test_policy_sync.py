@@ -25,8 +25,8 @@ from memagent_training.serving.policy_sync.probe import (
     PreviousLogProbs,
     Probe,
     ProbeLogProbs,
-    find_fault,
     find_largest_gap,
+    find_mismatch,
     score_with_folder,
 )
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
@@ -43,7 +43,7 @@ def compute_logprob(weights: float, token: int) -> float:
 
 def read_weights(policy: Path) -> float:
     """Return the number in a policy's folder; adapters add their number to that of the base model."""
-    folder = PolicyFolder.find(policy)
+    folder = PolicyFolder.inspect(policy)
     if folder.has_weights:
         return float(load_file(folder.path / "model.safetensors")["model.norm.weight"][0])
     return read_amount(folder.adapter) + read_weights(Path(folder.adapter_base))  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ class FakeVLLM(FakeServer):
     @web.middleware
     async def _record_call(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.calls.append(request.path)
-        if request.path.startswith("/v1") and (refusal := self._refusal(request)):
+        if request.path.startswith("/v1") and (refusal := self._refuse_wrong_key(request)):
             return refusal
         try:
             return await handler(request)  # type: ignore[no-any-return]
@@ -493,11 +493,11 @@ def test_only_differences_above_the_tolerance_are_faults(logprobs, data) -> None
     expected = ProbeLogProbs(tuple(logprobs[:half]), tuple(logprobs[half:]))
     answers = [logprob + data.draw(noise) for logprob in logprobs]
     close_answers = ProbeLogProbs(tuple(answers[:half]), tuple(answers[half:]))
-    assert find_fault(close_answers, expected, tolerance=1e-3) is None
+    assert find_mismatch(close_answers, expected, tolerance=1e-3) is None
     assert find_largest_gap(close_answers, expected) <= 1e-3
     answers[data.draw(st.integers(0, len(answers) - 1))] += data.draw(st.sampled_from([0.01, -3.0, float("nan")]))
     distant_answers = ProbeLogProbs(tuple(answers[:half]), tuple(answers[half:]))
-    assert find_fault(distant_answers, expected, tolerance=1e-3) is not None
+    assert find_mismatch(distant_answers, expected, tolerance=1e-3) is not None
     assert not find_largest_gap(distant_answers, expected) <= 1e-3
 
 
@@ -506,7 +506,7 @@ def test_small_updates_are_a_fault_if_the_server_missed_too_much(logprobs, step,
     old = tuple(logprobs)
     new = ProbeLogProbs(tuple(logprob + step for logprob in logprobs), (0.0,))
     answers = ProbeLogProbs(tuple(logprob + applied_share * step for logprob in logprobs), (0.0,))
-    fault = find_fault(answers, new, tolerance=1e-3, before=PreviousLogProbs(old, old))
+    fault = find_mismatch(answers, new, tolerance=1e-3, before=PreviousLogProbs(old, old))
     if abs(applied_share - 0.6) > 0.01:
         assert (fault is not None) == (applied_share < 0.6)
 
@@ -514,15 +514,15 @@ def test_small_updates_are_a_fault_if_the_server_missed_too_much(logprobs, step,
 def test_updates_below_the_server_precision_are_no_fault() -> None:
     old, new = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
     rounded = PreviousLogProbs((-1.02, -1.97), old)
-    assert find_fault(ProbeLogProbs((-1.02, -1.97), (0.0,)), new, tolerance=0.1, before=rounded) is None
+    assert find_mismatch(ProbeLogProbs((-1.02, -1.97), (0.0,)), new, tolerance=0.1, before=rounded) is None
 
 
 @given(st.integers(64, 200_000), st.none() | st.integers(16, 2048))
 def test_probe_fits_vocabulary_and_window(vocabulary, window) -> None:
-    probe = Probe.of_size(vocabulary, window)
+    probe = Probe.make(vocabulary, window)
     assert max(map(len, probe.prompts)) + 8 <= (window or 1024)
     assert all(0 < token < vocabulary for prompt in probe.prompts for token in prompt)
-    assert probe == Probe.of_size(vocabulary, window)
+    assert probe == Probe.make(vocabulary, window)
 
 
 # Log-probs of a folder

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conversations import DOCUMENT, make_conversation
-from support.scripts import add_ids, make_document, part, read_perfectly
+from support.scripts import extract, make_completion, make_document, read_perfectly
 
 from memagent_graph import Completion, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
 from memagent_graph.calls import Span
@@ -37,7 +37,7 @@ def reader(make_reader, log, tmp_path):
 
 
 def complete_with_ids(prompt: str, text: str | None = None) -> Completion:
-    return add_ids(prompt, read_perfectly(prompt) if text is None else text)
+    return make_completion(prompt, read_perfectly(prompt) if text is None else text)
 
 
 def make_attempt(run_id: str, position: int, answer_at: int, **changes: Any) -> Conversation:
@@ -151,7 +151,7 @@ def test_a_memory_that_a_guard_replaced_is_masked_and_counted(make_reader, log) 
     """The answer was saved by the memory that was kept: the invented one must not be rewarded for it."""
 
     def inventing(prompt: str) -> Completion:
-        word = part(prompt, "section").split()[0] if "<section>" in prompt else "\\boxed{4711}"
+        word = extract(prompt, "section").split()[0] if "<section>" in prompt else "\\boxed{4711}"
         return complete_with_ids(prompt, "harbor 99999" if next(calls) == 1 else word)
 
     for run_id in ("a", "b"):

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from support.conversations import make_conversation
-from support.evaluation import Keys
+from support.evaluation import KeyTask
 
 from memagent_evaluation.samples import Metric, Sample
 from memagent_evaluation.scorers import REWARD_NAMES, score
 from memagent_graph import Limits, ScriptedPolicy
 from memagent_graph.events import EventKind, ReadEvent
-from memagent_graph.prompts import AnswerFormat, last_boxed
+from memagent_graph.prompts import AnswerFormat, extract_last_boxed
 from memagent_graph.run_log import Conversation, Outcome, Reward, RunRecord
 from memagent_training.data.reward_functions import LoggedReward
 from memagent_training.data.training_runs import Gold, TrainingRun
@@ -153,11 +153,11 @@ REPLIES = [
 def test_a_reward_equals_the_score_of_an_evaluation_by_both_names(reply, metric, answer_format) -> None:
     """The run has its gold answer, as in the closed loop."""
     gold = ("red", "blue")
-    task = Keys()
+    task = KeyTask()
     task.metric = metric
     sample = Sample(task, 1, 0, QUESTION, gold, lambda: iter([""]))
     visible_text = reply.rpartition("</think>")[2].strip()
-    answer = last_boxed(visible_text) if answer_format is AnswerFormat.BOXED else visible_text
+    answer = extract_last_boxed(visible_text) if answer_format is AnswerFormat.BOXED else visible_text
     scores = score(sample, answer, reply, answer_format=answer_format)
     stop_reason = "no_answer" if answer is None else "answered"
     answer_run = run(reply, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))

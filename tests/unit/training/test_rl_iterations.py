@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("trl")
 
 from made_rollouts import make_conversation
-from support.rl_loops import Recorder, make_job, make_measurement
+from support.rl_loops import StatusRecorder, make_job, make_measurement
 from test_rl_serving import Sync
 
 from memagent_evaluation.score_statistics import Estimate
@@ -36,12 +36,12 @@ def source(tmp_path: Path) -> Iterator[loop._IterationSource]:
     prepared = prepare(make_job(tmp_path, lengths=(500, 1000), base_url="http://127.0.0.1:9/v1"))
     serving = ServerBackend(prepared)
     serving._sync = Sync()  # type: ignore[assignment]
-    serving.policy_folder(0).mkdir(parents=True)
+    serving.get_policy_folder(0).mkdir(parents=True)
     asyncio.run(serving.serve(0))
     for number in range(4):
-        serving.policy_folder(number).mkdir(exist_ok=True)
-        (serving.policy_folder(number) / "weights").write_text(str(number))
-    yield loop._IterationSource(prepared, serving, LoopJournal(tmp_path / "journal.jsonl"), Recorder())
+        serving.get_policy_folder(number).mkdir(exist_ok=True)
+        (serving.get_policy_folder(number) / "weights").write_text(str(number))
+    yield loop._IterationSource(prepared, serving, LoopJournal(tmp_path / "journal.jsonl"), StatusRecorder())
     serving.run_log.close()
 
 
@@ -83,7 +83,7 @@ async def test_a_best_policy_that_a_kill_left_aside_is_put_back(source, tmp_path
     measure_as(0.5)
     await source._measure(1)
     (tmp_path / "best").rename(tmp_path / "best.before")
-    loop._IterationSource(source._prepared, source.serving, source.journal, Recorder())
+    loop._IterationSource(source._prepared, source.serving, source.journal, StatusRecorder())
     assert (tmp_path / "best" / "weights").read_text() == "1"
     assert not (tmp_path / "best.before").exists()
 

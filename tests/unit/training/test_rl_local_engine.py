@@ -12,7 +12,7 @@ import write_tables
 
 pytest.importorskip("trl")
 
-from support.rl_loops import SETTINGS, Recorder, make_job
+from support.rl_loops import SETTINGS, StatusRecorder, make_job
 
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
@@ -48,7 +48,7 @@ def test_a_loop_runs_in_this_process_at_any_temperature_with_rewards_for_more_th
         measure_every=2, measure_lengths=(300,), measure_count=2,
         settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0, "credit": CREDIT},
     )  # fmt: skip
-    recorder = Recorder()
+    recorder = StatusRecorder()
     result = run(job, recorder)
     assert result.steps == 2
     assert rollouts and all(set(rollout.term_rewards) == {"evidence_f2", "format"} for rollout in rollouts)

@@ -28,7 +28,7 @@ from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.algorithm.advantages import AdvantageSettings, OverlongPenalty, prepare_batch  # noqa: E402
 from memagent_training.algorithm.step_metrics import compute_device_metrics, compute_row_metrics  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
-from memagent_training.forward import recomputed  # noqa: E402
+from memagent_training.forward import recomputed_logprobs  # noqa: E402
 from memagent_training.job.config import FIXED_OPTIONS, MultiConvDAPOConfig  # noqa: E402
 from memagent_training.job.job_settings import list_presets, load_preset  # noqa: E402
 from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
@@ -83,7 +83,7 @@ def test_a_resumed_run_ends_with_the_same_bits(two_passes, make_trainer, tmp_pat
 # Once: a training of one step kept no log-probs of the first weights: what went on from it had a ratio of 1.
 def test_a_short_training_saves_the_same_log_probs_as_a_longer_one(two_passes, make_trainer, tmp_path) -> None:
     make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
-    short, long = (load_file(folder / "checkpoint-1" / recomputed.FILE_NAME) for folder in (tmp_path, two_passes[1]))
+    short, long = (load_file(out / "checkpoint-1" / recomputed_logprobs.FILE_NAME) for out in (tmp_path, two_passes[1]))
     assert short and not find_changes(short, long)
 
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_other_runs_is_refused(two_passes, world, make_trainer, 
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_an_incomplete_checkpoint_is_refused(damage: str, two_passes, make_trainer, tmp_path) -> None:
     shutil.copytree(two_passes[1] / "checkpoint-1", tmp_path / "checkpoint-1")
-    file = tmp_path / "checkpoint-1" / recomputed.FILE_NAME
+    file = tmp_path / "checkpoint-1" / recomputed_logprobs.FILE_NAME
     if damage == "missing":
         file.unlink()
     else:
@@ -108,13 +108,13 @@ def test_an_incomplete_checkpoint_is_refused(damage: str, two_passes, make_train
 def test_old_checkpoints_are_deleted_only_after_the_new_one_is_complete(make_trainer, tmp_path, monkeypatch) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=1, save_total_limit=1, max_steps=3)
     complete: list[set[str]] = []
-    original = recomputed.save
+    original = recomputed_logprobs.save
 
     def save(path: Path, *rest: Any) -> None:
-        complete.append({path.parent.name for path in tmp_path.glob(f"checkpoint-*/{recomputed.FILE_NAME}")})
+        complete.append({path.parent.name for path in tmp_path.glob(f"checkpoint-*/{recomputed_logprobs.FILE_NAME}")})
         original(path, *rest)
 
-    monkeypatch.setattr(recomputed, "save", save)
+    monkeypatch.setattr(recomputed_logprobs, "save", save)
     trainer.train()
     assert complete == [set(), {"checkpoint-1"}, {"checkpoint-2"}]
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
@@ -333,11 +333,11 @@ def test_ranks_with_other_rewards_are_refused(world, tmp_path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(
         "import os, pathlib, pickle, sys\n"
-        "from support.training_world import config_of\n"
+        "from support.training_world import make_config\n"
         "from memagent_training.job.trainer import MultiConvDAPOTrainer\n"
         "folder, groups, out = map(pathlib.Path, sys.argv[1:])\n"
         "groups = pickle.loads((groups / os.environ['RANK']).read_bytes())\n"
-        "config = config_of({'preset': 'memagent-paper', 'changes': {'max_steps': 1}}, out)\n"
+        "config = make_config({'preset': 'memagent-paper', 'changes': {'max_steps': 1}}, out)\n"
         "MultiConvDAPOTrainer(str(folder / 'model'), groups, config).train()\n"
     )
     for rank, groups in enumerate((world.groups, edit_rollout(world.groups, reward=0.5))):

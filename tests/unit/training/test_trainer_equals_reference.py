@@ -154,7 +154,7 @@ def assert_equal(
     tmp_path: Path,
     tolerance: float = TOLERANCE,
 ) -> None:
-    config = training_world.config_of(case, tmp_path)
+    config = training_world.make_config(case, tmp_path)
     assert len(steps) == 2
     for number, step in enumerate(steps):
         loss, gradients = reference.step(config, number, step["weights"])

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.training_log import comparable, write_log
+from support.training_log import select_comparable, write_log
 
 from memagent_graph.errors import TokenizerError
 from memagent_training.algorithm.planner import Layout
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import Gold
-from memagent_training.forward import recomputed
+from memagent_training.forward import recomputed_logprobs
 from memagent_training.job import training_job
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.dry_run import plan_training
@@ -35,7 +35,7 @@ QUIET = {"use_cpu": True, "groups_per_step": 2, "warmup_steps": 0}
 @pytest.fixture(scope="module")
 def groups(world) -> list[RolloutGroup]:
     """Those of the world's log."""
-    return comparable(world.groups)
+    return select_comparable(world.groups)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_adapters_are_fewer_trained_weights_and_need_no_second_model(job) -> Non
 
 @pytest.mark.parametrize("what", ["tokenizer", "template"])
 def test_runs_of_two_tokenizers_or_templates_need_a_choice(world, groups, job, changed_log, what) -> None:
-    path = changed_log(of_run={rollout.run_id: {what: "another"} for rollout in groups[0].rollouts_G})
+    path = changed_log(changes_by_run={rollout.run_id: {what: "another"} for rollout in groups[0].rollouts_G})
     message = refusal(job(path))
     assert f"2 {what}s" in message and f"as in {what}" in message
     choice = prepare(job()).base.tokenizer if what == "tokenizer" else "another"
@@ -211,7 +211,7 @@ def test_incomplete_checkpoints_are_skipped(tmp_path) -> None:
         folder.mkdir()
         (folder / "trainer_state.json").write_text("{}")
         if number < 10:
-            (folder / recomputed.FILE_NAME).write_bytes(b"")
+            (folder / recomputed_logprobs.FILE_NAME).write_bytes(b"")
     (tmp_path / "checkpoint-9" / "trainer_state.json").unlink()
     checkpoints = find_checkpoints(tmp_path)
     assert checkpoints.newest == tmp_path / "checkpoint-2"
@@ -333,7 +333,7 @@ def test_the_loss_has_the_temperature_of_the_runs(job, changed_log) -> None:
 
 def test_runs_of_several_temperatures_are_refused_with_the_remedy(groups, job, changed_log) -> None:
     hotter = {rollout.run_id: {"sampling": {"temperature": 0.7}} for rollout in groups[0].rollouts_G}
-    assert "memagent export" in refusal(job(changed_log(of_run=hotter)))
+    assert "memagent export" in refusal(job(changed_log(changes_by_run=hotter)))
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

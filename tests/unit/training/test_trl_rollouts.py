@@ -49,7 +49,8 @@ def agent(tmp_path: Path) -> Iterator[MemAgent]:
 
 
 def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAgent) -> None:
-    task, settings = MadeTask("own", ask_row, answer_tokens=48), CollectSettings(rollouts=4, groups=1, max_questions=1)
+    task = MadeTask("own", ask_row, answer_tokens=48)
+    settings = CollectSettings(rollouts=4, groups=1, max_questions=1)
     worker = ReaderRollouts(agent, [task.sample(256, number) for number in range(2)], settings, reward=every_other)
     worker.update_model_version(3)
     worker.start()

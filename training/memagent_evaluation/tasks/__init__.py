@@ -26,7 +26,7 @@ from memagent_evaluation.tasks.needles import SHAPES, make_needle_task, make_var
 from memagent_evaluation.tasks.passages import PASSAGE_TASKS, load_passage_task
 from memagent_evaluation.tasks.state_tracking import STATES, StateTask, make_state_task
 from memagent_graph.errors import EvaluationError, StrategyError
-from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.own_code import is_own_code_name, load_own_code
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.strategies import convert_options, split_options
 
@@ -89,7 +89,7 @@ def _load(name: str, settings: TaskSettings) -> Task:
             return _apply_options(_GENERATED_TASKS[base_name](base_name, settings), name, options)
     except StrategyError as error:
         raise EvaluationError(error.message, hint=error.hint) from error
-    if names_own_code(name):
+    if is_own_code_name(name):
         return _load_own_task(name, settings)
     if name in list_data_tasks():
         return load_data_task(name, settings.data, settings)
@@ -121,7 +121,9 @@ def _apply_options(task: GeneratedTask, name: str, options: Mapping[str, str]) -
 
 
 def _load_own_task(name: str, settings: TaskSettings) -> Task:
-    task_or_class = load_own(name, what="a task", error=EvaluationError, hint="Name the task's class after the colon.")
+    task_or_class = load_own_code(
+        name, what="a task", error=EvaluationError, hint="Name the task's class after the colon."
+    )
     task = _instantiate(task_or_class, settings, name) if isinstance(task_or_class, type) else task_or_class
     missing_attributes = [attribute for attribute in _TASK_ATTRIBUTES if not hasattr(task, attribute)]
     if missing_attributes:

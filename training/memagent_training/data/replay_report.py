@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Self
 
-from memagent_graph.plain_text import list_names, quantity
+from memagent_graph.plain_text import format_count, list_names
 
 MAX_LISTED: Final = 3
 """The maximum number of runs or groups that a line names."""
@@ -82,7 +82,7 @@ class ZeroVarianceGroup:
     """The outcome of each."""
 
     def __str__(self) -> str:
-        return f"{self.question or self.group_id!r} ({quantity(self.rollouts, 'run')}, each {self.reward:g})"
+        return f"{self.question or self.group_id!r} ({format_count(self.rollouts, 'run')}, each {self.reward:g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,13 @@ class ReplayReport:
     def format_lines(self) -> list[str]:
         """Return the report as lines of text."""
         lines = [
-            f"{self.source}: {quantity(self.rollouts, 'rollout')} in {quantity(self.groups, 'group')} "
-            f"of {quantity(self.runs, 'run')}"
+            f"{self.source}: {format_count(self.rollouts, 'rollout')} in {format_count(self.groups, 'group')} "
+            f"of {format_count(self.runs, 'run')}"
         ]
         if self.rollouts:
             tokens = f"{self.prompt_tokens} prompt and {self.completion_tokens} completion tokens"
             lines += [
-                f"{quantity(self.conversations, 'conversation')}, {tokens}, the longest {self.longest}",
+                f"{format_count(self.conversations, 'conversation')}, {tokens}, the longest {self.longest}",
                 "policy versions: "
                 + ", ".join(f"{name or 'unknown'} ({count})" for name, count in self.versions.items()),
             ]
@@ -141,11 +141,13 @@ class ReplayReport:
             lines.append("staleness: " + ", ".join(f"{lag} ({count})" for lag, count in sorted(self.staleness.items())))
         if self.zero_variance_groups:
             groups = self.zero_variance_groups
-            lines.append(f"{quantity(len(groups), 'group')} with all rewards equal: {list_names(groups, MAX_LISTED)}")
+            lines.append(
+                f"{format_count(len(groups), 'group')} with all rewards equal: {list_names(groups, MAX_LISTED)}"
+            )
         if self.missing_run_ids:
             lines.append(f"named in the groups, but missing: {_list_runs(self.missing_run_ids)}")
         if self.masked_conversations:
-            conversations = quantity(self.masked_conversations, "conversation")
+            conversations = format_count(self.masked_conversations, "conversation")
             lines.append(f"masked, because a guard kept another memory: {conversations}")
         if self.non_default_sampling:
             lines.append(f"{_list_runs(self.non_default_sampling)} sampled with a temperature or top_p other than 1")
@@ -153,7 +155,7 @@ class ReplayReport:
             f"refused, {reason.value}: {_list_runs(run_ids)}; {reason.remedy}"
             for reason, run_ids in self.refused.items()
         ]
-        lines += [f"{detail}: {quantity(run_count, 'run')}" for detail, run_count in self.details.items()]
+        lines += [f"{detail}: {format_count(run_count, 'run')}" for detail, run_count in self.details.items()]
         return lines
 
     @property
@@ -169,4 +171,4 @@ class ReplayReport:
 
 
 def _list_runs(run_ids: Sequence[str]) -> str:
-    return f"{quantity(len(run_ids), 'run')} ({list_names(run_ids, MAX_LISTED)})"
+    return f"{format_count(len(run_ids), 'run')} ({list_names(run_ids, MAX_LISTED)})"

@@ -12,7 +12,7 @@ from typing import Final
 from memagent_evaluation import scorers
 from memagent_evaluation.samples import Metric
 from memagent_graph.events import StopReason
-from memagent_graph.prompts import last_boxed
+from memagent_graph.prompts import extract_last_boxed
 from memagent_graph.reasoning import extract_reply
 from memagent_training.data.training_runs import Gold, TrainingRun
 
@@ -40,7 +40,7 @@ class ExactMatch(_GoldReward):
         if gold is None or answer is None or run.raw_answer is None:
             return None
         reply = extract_reply(run.raw_answer)
-        final_answer = scorers.find_boxed_at_end(reply, gold.answers) if last_boxed(reply) == answer else answer
+        final_answer = scorers.find_boxed_at_end(reply, gold.answers) if extract_last_boxed(reply) == answer else answer
         return float(
             final_answer is not None and scorers.is_exact_match(final_answer, gold.answers, gold.metric or Metric.ANY)
         )

@@ -16,7 +16,7 @@ from memagent_evaluation.scorers import REWARD_NAMES, separate_words
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.grouping import group_values
-from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.own_code import is_own_code_name, load_own_code
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome
@@ -207,9 +207,9 @@ def _load_outcome_reward(name: str, choices: Collection[str] = tuple(OUTCOME_REW
 
 def _load_user_function(text: str) -> Any:
     """Return the user's own function; None if `text` does not name code."""
-    if not names_own_code(text):
+    if not is_own_code_name(text):
         return None
-    user_function = load_own(text, what="a reward", error=RewardError)
+    user_function = load_own_code(text, what="a reward", error=RewardError)
     hint = f"{REWARD_SIGNATURE}, which can use run.answer, run.question, run.gold and more; or a callable instance."
     if not callable(user_function) or isinstance(user_function, type):
         raise RewardError(f"{text} is not a function", hint=hint)

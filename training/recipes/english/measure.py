@@ -37,9 +37,9 @@ def is_right(answer: str | None, question: dict[str, Any]) -> bool:
 
 def texts_of(path: Path) -> list[tuple[str, str, list[dict[str, Any]]]]:
     """Return the name, the text and the questions of each text of a file of questions."""
-    from benchmarks.natural_questions import texts  # noqa: PLC0415  of the repository's root
+    from benchmarks.natural_questions import load_texts  # noqa: PLC0415  of the repository's root
 
-    other_texts = texts()
+    other_texts = load_texts()
     return [
         (
             table["name"],
