@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, exit_code
+from memagent_graph.cli.exit_codes import ExitCode, choose_exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.plain_text import format_count
 from memagent_training.training_errors import require_version
@@ -84,7 +84,7 @@ def report_failures(
     Args:
         as_json: whether standard output has a JSON object.
         interrupted: the message after Ctrl-C.
-        exit_codes: exit codes by class name of errors that `exit_code` does not know, because importing them is slow.
+        exit_codes: exit codes, by class name, of errors that are slow to import and unknown to `choose_exit_code`.
     """
     try:
         with warnings.catch_warnings():
@@ -96,7 +96,7 @@ def report_failures(
 
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(FAILURE_DELAY_SECONDS)
-        code = (exit_codes or {}).get(type(error).__name__, exit_code(error))
+        code = (exit_codes or {}).get(type(error).__name__, choose_exit_code(error))
         # The console prints only the ids of resumable runs.
         if error.run_id is not None and error.run_id not in error.message:
             error.message = f"{error.message} (run {error.run_id})"
