@@ -232,7 +232,7 @@ class RowBuilder:
     def draw_turn(
         self, rng: random.Random, facts: PlantedFacts, section: RowSection, hardness: float
     ) -> tuple[str, str, str]:
-        """Return memory, problem and reply of a branch; easy ones ask for facts in the section, hard ones about others."""
+        """Return memory, problem and reply of a branch: easy ones ask for facts in the section, hard ones do not."""
         present_facts = section.present_facts
         chance = rng.random()
         if chance < 0.12:
