@@ -1,4 +1,4 @@
-"""Fixtures of training's tests: torch has one thread, because they may share two cores, and they share a world."""
+"""Fixtures of the tests of training: torch with one thread, and a shared tiny policy with rollouts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_garbage_collection() -> Iterator[None]:
-    """accelerate begins each training with one over all imported modules: half the time of a small training."""
+    """Skip accelerate's garbage collection at each start, which takes half the time of a small training run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         yield
 
 
 class World(NamedTuple):
-    """A tiny policy and its rollouts, which no test changes."""
+    """A tiny policy and its rollouts, which tests must not change."""
 
     folder: Path
     groups: list[RolloutGroup]
@@ -45,7 +45,7 @@ class World(NamedTuple):
 
     @property
     def runs(self) -> Path:
-        """A log of those rollouts that a reader may have logged."""
+        """A log of the rollouts that a reader could have logged."""
         return self.folder / "runs.sqlite"
 
 
@@ -55,9 +55,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     from support.training_world import make_world
 
     folder = tmp_path_factory.mktemp("world")
-    shared = World(folder, make_world(folder))
-    write_log(shared.runs, select_comparable(shared.groups), shared.model)
-    return shared
+    world = World(folder, make_world(folder))
+    write_log(world.runs, select_comparable(world.groups), world.model)
+    return world
 
 
 @pytest.fixture(scope="session")
@@ -66,32 +66,32 @@ def small_settings() -> Callable[..., Any]:
 
     from memagent_training.job.job_settings import load_preset
 
-    usual = SMALL_SETTINGS | {"groups_per_step": 2, "save_strategy": "no"}
+    defaults = SMALL_SETTINGS | {"groups_per_step": 2, "save_strategy": "no"}
 
     def load(output: Path, preset: str = "memagent-paper", **changes: Any) -> Any:
-        return load_preset(preset, output_dir=str(output), **(usual | changes))
+        return load_preset(preset, output_dir=str(output), **(defaults | changes))
 
     return load
 
 
 @pytest.fixture(scope="session")
 def make_trainer(world: World, small_settings: Callable[..., Any]) -> Callable[..., Any]:
-    """A trainer of the world's model on its groups, unless others are given."""
+    """Makes trainers, by default of the world's model on its groups."""
     from memagent_training.job.trainer import MultiConvDAPOTrainer
 
     def make(
         output: Path, preset: str = "memagent-paper", *, groups: Any = None, kind: Any = MultiConvDAPOTrainer,
         model: Path = world.model, **changes: Any,
     ) -> Any:  # fmt: skip
-        rollouts = world.groups if groups is None else groups
-        return kind(str(model), rollouts, small_settings(output, preset, **changes))
+        rollout_groups = world.groups if groups is None else groups
+        return kind(str(model), rollout_groups, small_settings(output, preset, **changes))
 
     return make
 
 
 @pytest.fixture
 def plain_model(tmp_path: Path) -> Path:
-    """A model without a profile or words of its own, as from the hub."""
+    """A model without a profile or templates, like one from the hub."""
     folder = tmp_path / "plain"
     shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns("memagent.json", "templates"))
     return folder
