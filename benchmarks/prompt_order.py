@@ -52,9 +52,9 @@ def collect_in_order(order: PromptLayout, folder: Path, arguments: argparse.Name
             run_log=folder / f"{order.value}.sqlite",
             store=folder / "documents",
         )
-        metrics_before = server.metrics()
+        metrics_before = server.read_metrics()
         collection = asyncio.run(collect(agent, samples, settings, name="collected"))
-        metrics_after = server.metrics()
+        metrics_after = server.read_metrics()
     prompt_tokens, cached_tokens = (
         metrics_after[name] - metrics_before.get(name, 0.0)
         for name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")

@@ -58,7 +58,7 @@ def sample_during(server: VLLMServer, command: list[str]) -> list[Sample]:
 
     def collect_samples() -> None:
         while not has_ended.wait(0.5):
-            metrics = server.metrics()
+            metrics = server.read_metrics()
             samples.append(Sample(metrics["vllm:num_requests_running"], metrics["vllm:num_requests_waiting"]))
 
     thread = threading.Thread(target=collect_samples)

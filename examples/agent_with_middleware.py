@@ -1,7 +1,7 @@
 """Use the middleware for a tool result of 500,000 tokens: `python examples/agent_with_middleware.py [TOKENS]`.
 
-The embedded policy reads, or the server in OPENAI_BASE_URL. The agent's own model is scripted, so that no key is
-needed: it calls the tool once. Use your own model instead.
+The embedded policy reads, or the server in OPENAI_BASE_URL. The agent's model is scripted, so that no key is needed: it
+calls the tool once. Use your own model instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ScriptedModel(GenericFakeChatModel):
 
 
 def main(tokens: int) -> None:
-    """Ask the agent for a fact in the tool's result, and print what the model gets of that result."""
+    """Ask the agent for a fact in the tool's result, and print the text that the model gets instead of that result."""
     tokenizer = load_tokenizer("embedded")
     archive = make_number_document(tokenizer, tokens=tokens, questions=1)
 
@@ -44,7 +44,7 @@ def main(tokens: int) -> None:
     with MemAgent(policy) as reader:
         agent = create_agent(model, [fetch_archive], middleware=[MemAgentMiddleware(reader, result_tokens=2_000)])
         state = agent.invoke({"messages": [HumanMessage(archive.questions[0].question)]})
-    print(f"The tool returned {tokenizer.count(archive.text):,} tokens. This is what the model was shown of them:\n")
+    print(f"The tool returned {tokenizer.count(archive.text):,} tokens. The model was shown this text instead:\n")
     print(state["messages"][2].text)
     print(f"\nThe fact was {archive.questions[0].answer}, at {archive.questions[0].depth:.0%} of the text.")
 

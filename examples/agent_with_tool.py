@@ -40,11 +40,11 @@ def main(path: Path, question: str) -> None:
         tools=[ReadLongDocument(roots=[path.parent])],  # the only line to add to an existing agent
     )
     messages = []
-    for mode, part in agent.stream({"messages": [("user", question)]}, stream_mode=["custom", "values"]):
-        if mode == "custom" and part["type"] == "memagent.memory_update":
-            print(f"chunk {part['chunk_index']}: {part['progress']:.0%} read")
+    for mode, payload in agent.stream({"messages": [("user", question)]}, stream_mode=["custom", "values"]):
+        if mode == "custom" and payload["type"] == "memagent.memory_update":
+            print(f"chunk {payload['chunk_index']}: {payload['progress']:.0%} read")
         elif mode == "values":
-            messages = part["messages"]
+            messages = payload["messages"]
     for message in messages:
         print(f"{message.type}: {message.text}")
     reading = messages[-2].artifact["readings"][0]

@@ -16,11 +16,11 @@ from memagent_graph.settings import ReadSettings
 def main(path: Path, question: str) -> None:
     """Print each change of memory as it happens, then the answer."""
     with MemAgent(settings=ReadSettings.from_environment(os.environ)) as agent:
-        for part in agent.stream(path, question):
-            if isinstance(part, ReadResult):
-                print(f"answer: {part.answer} ({part.chunks_read} chunks, {part.usage.total_tokens:,} tokens)")
-            elif part.changed:
-                print(f"chunk {part.chunk_index}, characters {part.start_char}-{part.end_char}: {part.memory!r}")
+        for event in agent.stream(path, question):
+            if isinstance(event, ReadResult):
+                print(f"answer: {event.answer} ({event.chunks_read} chunks, {event.usage.total_tokens:,} tokens)")
+            elif event.changed:
+                print(f"chunk {event.chunk_index}, characters {event.start_char}-{event.end_char}: {event.memory!r}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Find contradictions between the files of a folder: `python examples/case_files.py FOLDER QUESTION...`.
 
-Every file is read for all questions. Answers that the policy judges to contradict each other are listed with a quote
-and its page or position. Set OPENAI_BASE_URL to use a model server; without it, the policy in MEMAGENT_MODEL
+Every file is read for all questions. Answers that contradict each other, as judged by the policy, are listed with a
+quote and its page or position. Set OPENAI_BASE_URL to use a model server; without it, the policy in MEMAGENT_MODEL
 reads, or one that was added to this machine.
 """
 
@@ -21,7 +21,7 @@ def main(folder: Path, questions: list[str]) -> None:
     files = sorted(path for path in folder.iterdir() if path.suffix in {".txt", ".md", ".pdf", ".docx"})
     agent = MemAgent(settings=ReadSettings.from_environment(os.environ), checkpoints=folder / "case.sqlite")
     with agent:
-        # The report is extractive, because no answer should be reworded in a legal case.
+        # The report is extractive, so that no answer of a legal case is reworded.
         case = report(agent, f"The case in {folder.name}", files, questions=questions, extractive=True, judge=True)
     matrix = case.matrix
     for contradiction in case.contradictions:

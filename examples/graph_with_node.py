@@ -1,6 +1,6 @@
 """Add a reading node to a LangGraph graph: `python examples/graph_with_node.py FILE QUESTION [THREAD]`.
 
-Kill it while it reads and start it again with the same thread: it continues at its chunk. Set OPENAI_BASE_URL
+If you kill it while it reads and start it again with the same thread, it continues at its chunk. Set OPENAI_BASE_URL
 to a server, or MEMAGENT_MODEL to a policy (`embedded` finds numbers).
 """
 
@@ -31,7 +31,7 @@ class State(TypedDict, total=False):
 
 
 def write_report(state: State) -> State:
-    """Write the report; this node stands for those that your graph already has."""
+    """Write the report; this node stands for the existing nodes of your graph."""
     quotes = "".join(f'\n  "{quote["quote"]}" at {quote["start_char"]}' for quote in state["quotes"])
     return {"report": f"{state['question']} {state['answer']}{quotes}"}
 

@@ -1,7 +1,7 @@
 """Read a document through the MCP server, as an agent does: `python examples/mcp_client.py FILE QUESTION [OPTION...]`.
 
 The client starts `memagent mcp` with the options, as in `--base-url http://localhost:8000/v1` or `--model embedded`.
-Without any, the server in OPENAI_BASE_URL reads, or the policy that was added to this machine.
+Without options, the server in OPENAI_BASE_URL reads, or the policy that was added to this machine.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ PRESETS = {
 
 
 def compare_rewards(R: Sequence[float], settings: Settings) -> list[float]:
-    """Return how much each reward differs from the others: 0 for a single one."""
+    """Return the difference of each reward from the group's mean; a single reward has 0."""
     means = [fmean(R[:i] + R[i + 1 :] if settings.leave_one_out and len(R) > 1 else R) for i in range(len(R))]
     scale = stdev(R) + settings.epsilon if settings.divide_by_std and len(R) > 1 else 1.0
     return [(reward - mean) / scale for reward, mean in zip(R, means, strict=True)]
@@ -107,25 +107,25 @@ def group_rewards(group: Group, term: Term) -> list[dict[tuple[int, tuple[int, .
         credited = tuple(k for k, role in enumerate(roles_K) if any(fnmatchcase(role, name) for name in term.roles))
         R = {"outcome": rollout.reward, **rollout.term_rewards}[term.reward]
         R_K = [R] * len(roles_K) if isinstance(R, float) else [*R]
-        of = [reward for role, reward in zip(roles_K, R_K, strict=True) if fnmatchcase(role, term.of)]
-        if term.scope != "conversation" and of:
-            rewards_by_scope["runs"][g, credited] = fmean(of)
+        counted_rewards = [reward for role, reward in zip(roles_K, R_K, strict=True) if fnmatchcase(role, term.of)]
+        if term.scope != "conversation" and counted_rewards:
+            rewards_by_scope["runs"][g, credited] = fmean(counted_rewards)
         for k in credited if term.scope == "conversation" else ():
             rewards_by_scope[rollout.conversations_K[k].slot_key][g, (k,)] = R_K[k]
     return list(rewards_by_scope.values())
 
 
 def compute_advantages(group: Group, settings: Settings) -> list[list[float]]:
-    """Return A for the K conversations of each of the G rollouts, of which there are two at least."""
-    longest, cache = settings.overlong or (math.inf, 1)
+    """Return A for the K conversations of each of the G rollouts; G is at least 2."""
+    max_length, ramp = settings.overlong or (math.inf, 1)
     lengths_GK = [[len(row.completion_ids_T) for row in rollout.conversations_K] for rollout in group.rollouts_G]
-    penalties_G = [min(max((max(lengths_K) - longest + cache) / cache, 0.0), 1.0) for lengths_K in lengths_GK]
+    penalties_G = [min(max((max(lengths_K) - max_length + ramp) / ramp, 0.0), 1.0) for lengths_K in lengths_GK]
     A_GK = [[0.0 for _ in lengths_K] for lengths_K in lengths_GK]
     for term in settings.terms:
-        std = settings.divide_by_std if term.divide_by_std is None else term.divide_by_std
+        term_settings = settings if term.divide_by_std is None else replace(settings, divide_by_std=term.divide_by_std)
         for rewards in group_rewards(group, term):
             R = [reward - penalties_G[g] * (term.reward == "outcome") for (g, _), reward in rewards.items()]
-            for (g, credited), A in zip(rewards, compare_rewards(R, replace(settings, divide_by_std=std)), strict=True):
+            for (g, credited), A in zip(rewards, compare_rewards(R, term_settings), strict=True):
                 for k in credited:
                     A_GK[g][k] += term.weight * A
     return A_GK
@@ -134,8 +134,8 @@ def compute_advantages(group: Group, settings: Settings) -> list[list[float]]:
 def is_trained_on(group: Group, settings: Settings) -> bool:
     """Return whether a group is part of the step; other groups count in no mean."""
     rewards = [[*rewards_gk.values()] for term in settings.terms for rewards_gk in group_rewards(group, term)]
-    differ = any(not math.isclose(min(R), max(R), abs_tol=1e-12) for R in rewards)
-    return len(group.rollouts_G) > 1 and (differ or not settings.drop_zero_variance)
+    has_variance = any(not math.isclose(min(R), max(R), abs_tol=1e-12) for R in rewards)
+    return len(group.rollouts_G) > 1 and (has_variance or not settings.drop_zero_variance)
 
 
 def mask_learned(conversation: Conversation, settings: Settings) -> list[bool]:
@@ -194,19 +194,19 @@ def compute_step_loss(
     ]
     if not rows:
         raise ValueError("nothing can be learned from these groups: roll out more, or drop and mask less")
-    tokens_of = Counter(run_id for run_id, _, row, _ in rows for learned in mask_learned(row, settings) if learned)
+    learned_tokens = Counter(run_id for run_id, _, row, _ in rows for learned in mask_learned(row, settings) if learned)
     loss = torch.zeros(())
     for run_id, k, conversation, A in rows:
         losses = compute_losses(model, conversation, A, settings, None if old is None else old[run_id, k], reference)
         divisor = {
-            "token_mean": tokens_of.total(),
-            "rollout_mean": len(tokens_of) * tokens_of[run_id],
+            "token_mean": learned_tokens.total(),
+            "rollout_mean": len(learned_tokens) * learned_tokens[run_id],
             "conversation_mean": len(rows) * len(losses),
         }[settings.loss_weights]
-        part = losses.sum() / divisor
-        if backward:  # at once, so that one conversation is held at a time
-            part.backward()  # type: ignore[no-untyped-call]
-        loss = loss + (part.detach() if backward else part)
+        conversation_loss = losses.sum() / divisor
+        if backward:  # now, so that only one conversation's graph is in memory
+            conversation_loss.backward()  # type: ignore[no-untyped-call]
+        loss = loss + (conversation_loss.detach() if backward else conversation_loss)
     return loss
 
 
@@ -220,10 +220,10 @@ def train(model: Model, groups: Sequence[Group], settings: Settings, *, steps: i
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     for step in range(1, steps + 1):
         loss = compute_step_loss(model, groups, settings, old=old, reference=reference, backward=True)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step}: loss {loss:+.6f}, gradient norm {norm:.3f}")
+        print(f"step {step}: loss {loss:+.6f}, gradient norm {gradient_norm:.3f}")
 
 
 def main() -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from memagent_training.data.training_runs import TrainingRun
 
-FREE_CHARACTERS = 500
-"""The length of a memory, in characters, up to which it costs nothing."""
+FREE_MEMORY_CHARACTERS = 500
+"""The length of a memory, in characters, without a penalty."""
 
 
 def reward(run: TrainingRun) -> float | None:
     """Return 1 for a right answer, minus up to 0.5 for long memories; None if the right answer is unknown."""
     if run.answer is None or run.gold is None:
         return None
-    longest = max(len(memory or "") for memory in run.memories)
-    return float(run.answer in run.gold.answers) - min(0.5, max(0, longest - FREE_CHARACTERS) / 10_000)
+    longest_memory = max(len(memory or "") for memory in run.memories)
+    return float(run.answer in run.gold.answers) - min(0.5, max(0, longest_memory - FREE_MEMORY_CHARACTERS) / 10_000)

@@ -10,7 +10,7 @@ from memagent_graph.reading.steps import answer, chosen_chunk, overwrite_memory,
 
 
 def parse_yes_or_no(text, prompts):
-    """Return the decision, True for yes; any reply but yes and no is malformed, and the reader asks again."""
+    """Return the decision, True for yes. Any reply except yes and no is malformed, and the reader asks again."""
     word = text.strip(" .").casefold()
     if word not in {"yes", "no"}:
         return ParseFailure(EventKind.MALFORMED, f"the gate said {text[:20]!r} and neither yes nor no")
@@ -47,7 +47,7 @@ class OwnGate(Strategy):
 
 
 async def ask_gate(state, step):
-    """Ask whether the chosen chunk has anything new; every reply but a clear no counts as yes."""
+    """Ask whether the chosen chunk has anything new; every reply except a clear no counts as yes."""
     span = chosen_chunk(state)
     reply = await step.ask(GATE, memory=state["memory"], chunk=step.read_text(span), reads=[span])
     if reply.value is False:

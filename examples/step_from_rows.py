@@ -22,10 +22,10 @@ def take_step(model: Any, rows: list[dict[str, Any]], learning_rate: float = 1.0
         ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
         logits = model(ids).logits[0, len(row["prompt_ids"]) - 1 : -1].float()
         logprobs = logits.log_softmax(-1).gather(1, torch.tensor(row["completion_ids"])[:, None])[:, 0]
-        old = logprobs.detach()
-        ratio, advantage = (logprobs - old).exp(), row["advantage"]
+        old_logprobs = logprobs.detach()
+        ratio, advantage = (logprobs - old_logprobs).exp(), row["advantage"]
         token_losses = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
-        token_losses = token_losses * (old - torch.tensor(row["logprobs"])).exp().clamp(max=2.0)
+        token_losses = token_losses * (old_logprobs - torch.tensor(row["logprobs"])).exp().clamp(max=2.0)
         loss = loss + (token_losses * row["weight"])[torch.tensor(row["mask"])].sum()
     loss.backward()
     torch.optim.SGD(model.parameters(), lr=learning_rate).step()

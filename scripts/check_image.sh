@@ -11,9 +11,9 @@
 # --debian-base builds the base image from Debian packages, for machines that cannot reach a registry. It needs root and
 # debootstrap; DEBIAN_MIRROR sets the mirror. The image gets the tag of the official image, if that does not exist yet.
 #
-# What is checked: the build, the health check, the user, the API key, a short and a long request, and SIGTERM during a
-# read. Then a second container with the same volume must have the files and the reads, and must continue the interrupted
-# read.
+# It checks the build, the health check, the user, the API key, a short and a long request, and SIGTERM during a
+# read. Then it checks that a second container with the same volume has the files and the reads, and continues the
+# interrupted read.
 set -euo pipefail
 
 readonly KEY=a-key-of-the-image-check
@@ -52,10 +52,10 @@ fi
 scratch=$(mktemp -d)
 readonly scratch
 readonly name=memagent-check-$$
-policy=
+policy_pid=
 
 clean_up() {
-    [[ -z $policy ]] || kill "$policy" 2>/dev/null || true
+    [[ -z $policy_pid ]] || kill "$policy_pid" 2>/dev/null || true
     "$engine" rm --force "$name" >/dev/null 2>&1 || true
     "$engine" volume rm --force "$name" >/dev/null 2>&1 || true
     rm -rf "$scratch"
@@ -83,18 +83,18 @@ if "$debian_base" && ! "$engine" image inspect "$base" >/dev/null 2>&1; then
 fi
 
 # Send a request to the API: a GET, unless curl options add a body.
-ask() {
+send_request() {
     local path=$1
     shift
     curl --silent --show-error --max-time 120 --header "Authorization: Bearer $KEY" "$@" "$API$path"
 }
 
-read_file() { ask /v1/chat/completions --header "Content-Type: application/json" --data-binary "@$scratch/$1" "${@:2}"; }
+read_file() { send_request /v1/chat/completions --header "Content-Type: application/json" --data-binary "@$scratch/$1" "${@:2}"; }
 
 expect() {
-    local what=$1 found=$2 pattern=$3
-    [[ $found == *$pattern* ]] || die "$what: expected $pattern, found: ${found:0:2000}"
-    say "$what: as expected"
+    local check=$1 output=$2 pattern=$3
+    [[ $output == *$pattern* ]] || die "$check: expected $pattern, found: ${output:0:2000}"
+    say "$check: as expected"
 }
 
 start_container() {
@@ -132,9 +132,9 @@ say "built in $((SECONDS - begin)) s: $(($(size "$IMAGE") / 1000000)) MB, includ
 
 curl --silent --max-time 5 "$API/health" >/dev/null && die "port 8080 is already in use"
 PYTHONPATH=$repository/tests:$repository "$python" -m support.policy_process 0 100 "$scratch/asked" >"$scratch/port" &
-policy=$!
+policy_pid=$!
 until [[ -s $scratch/port ]]; do
-    kill -0 "$policy" 2>/dev/null || die "the policy server did not start"
+    kill -0 "$policy_pid" 2>/dev/null || die "the policy server did not start"
     sleep 0.1
 done
 base_url=http://127.0.0.1:$(<"$scratch/port")/v1
@@ -163,29 +163,29 @@ expect "no key" "$(curl --silent --output /dev/null --write-out '%{http_code}' "
 expect "short request" "$(read_file short)" unknown
 expect "long request" "$(read_file long --dump-header "$scratch/headers")" 4711
 run_id=$(sed -n 's/^x-memagent-run-id: *\([^[:space:]]*\).*/\1/Ip' "$scratch/headers")
-expect "its run" "$(ask "/v1/reads/$run_id")" finished
-expect "upload" "$(ask /v1/files --form purpose=user_data --form "file=@$scratch/long;filename=kept.txt")" kept.txt
+expect "its run" "$(send_request "/v1/reads/$run_id")" finished
+expect "upload" "$(send_request /v1/files --form purpose=user_data --form "file=@$scratch/long;filename=kept.txt")" kept.txt
 
 read_file longer >/dev/null 2>&1 &
-asking=$!
-until [[ $(ask "/v1/reads") == *running* ]]; do sleep 0.2; done
+request_pid=$!
+until [[ $(send_request "/v1/reads") == *running* ]]; do sleep 0.2; done
 sleep 3
 stop_container
-wait "$asking" || true
-asked_before=$(wc -l <"$scratch/asked")
+wait "$request_pid" || true
+prompts_before=$(wc -l <"$scratch/asked")
 
 start_container
-expect "the run in the volume" "$(ask "/v1/reads/$run_id")" finished
-expect "the file in the volume" "$(ask /v1/files)" kept.txt
+expect "the run in the volume" "$(send_request "/v1/reads/$run_id")" finished
+expect "the file in the volume" "$(send_request /v1/files)" kept.txt
 expect "the long request again" "$(read_file long --include | tr '[:upper:]' '[:lower:]')" "x-memagent-read: repeated"
-[[ $(wc -l <"$scratch/asked") == "$asked_before" ]] || die "the policy was called again for a finished read"
-found=$(read_file longer --include)
-expect "the interrupted request" "$(tr '[:upper:]' '[:lower:]' <<<"$found")" "x-memagent-read: resumed"
-expect "its answer" "$found" 4711
-asked_twice=$("$python" -c 'import sys; from collections import Counter
+[[ $(wc -l <"$scratch/asked") == "$prompts_before" ]] || die "the policy was called again for a finished read"
+response=$(read_file longer --include)
+expect "the interrupted request" "$(tr '[:upper:]' '[:lower:]' <<<"$response")" "x-memagent-read: resumed"
+expect "its answer" "$response" 4711
+repeated_prompts=$("$python" -c 'import sys; from collections import Counter
 lines = open(sys.argv[1]).readlines()
 print(len(lines) - len(set(lines)))' "$scratch/asked")
-say "prompts that were sent twice: $asked_twice"
-((asked_twice <= 1)) || die "more than the interrupted chunk was read again"
+say "prompts that were sent twice: $repeated_prompts"
+((repeated_prompts <= 1)) || die "more than the interrupted chunk was read again"
 stop_container
 say "all checks passed"

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-FOLDERS: Final = ("memagent_graph", "integrations", "training")
+PROJECT_FOLDERS: Final = ("memagent_graph", "integrations", "training")
 _RESUMABLE_FLAGS: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _MAX_ENTRIES: Final = 2
 
@@ -43,25 +43,25 @@ class Journey:
 
     def profile(self, frame: FrameType, event: str, _: Any) -> None:
         """Count a call, as `sys.setprofile` reports it."""
-        if event != "call" or not self.is_on or (file := self._file(frame)) is None or not _is_function(frame):
+        if event != "call" or not self.is_on or (file := self._find_file(frame)) is None or not _is_function(frame):
             return
         if frame.f_code.co_flags & _RESUMABLE_FLAGS:
             if frame in self._suspended:
                 return
             self._suspended.add(frame)
         caller = frame.f_back
-        while caller is not None and self._file(caller) is None:
+        while caller is not None and self._find_file(caller) is None:
             caller = caller.f_back
         if caller is not None and not _is_function(caller):
             return
         self.files.add(file)
-        if caller is not None and self._file(caller) != file:
+        if caller is not None and self._find_file(caller) != file:
             self.entries[file] += 1
 
-    def _file(self, frame: FrameType) -> str | None:
+    def _find_file(self, frame: FrameType) -> str | None:
         """Return the path of a frame's file within the checkout, or None if it is not of the project."""
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(self.root) and (relative := path.relative_to(self.root)).parts[0] in FOLDERS:
+        if path.is_relative_to(self.root) and (relative := path.relative_to(self.root)).parts[0] in PROJECT_FOLDERS:
             return str(relative)
         return None
 
@@ -83,36 +83,36 @@ def count_read(root: Path) -> tuple[Journey, Journey, Journey]:
 
     from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, SamplingParams  # noqa: PLC0415
 
-    request, row, chunk = Journey(root), Journey(root), Journey(root)
-    completions = 0
+    request_journey, row_journey, chunk_journey = Journey(root), Journey(root), Journey(root)
+    completion_count = 0
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        for journey in (request, row, chunk):
+        for journey in (request_journey, row_journey, chunk_journey):
             journey.profile(frame, event, argument)
 
     send = aiohttp.ClientSession._request
 
-    async def watched_send(session: aiohttp.ClientSession, *arguments: Any, **options: Any) -> Any:
-        nonlocal completions
-        completions += "chat/completions" in str(arguments)
-        request.is_on, chunk.is_on = completions < 1, completions == 2
+    async def track_and_send(session: aiohttp.ClientSession, *arguments: Any, **options: Any) -> Any:
+        nonlocal completion_count
+        completion_count += "chat/completions" in str(arguments)
+        request_journey.is_on, chunk_journey.is_on = completion_count < 1, completion_count == 2
         reply = await send(session, *arguments, **options)
-        row.is_on = completions == 1
+        row_journey.is_on = completion_count == 1
         return reply
 
-    class WatchedConnection(sqlite3.Connection):
+    class TrackingConnection(sqlite3.Connection):
         def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
             if sql.startswith("INSERT INTO conversations"):
-                row.is_on = False
+                row_journey.is_on = False
             return super().execute(sql, *parameters)
 
     connect = sqlite3.connect
     threading.setprofile(profile)
     sys.setprofile(profile)
     with tempfile.TemporaryDirectory() as folder, FakeServer(vllm=True) as fake, contextlib.ExitStack() as stack:
-        aiohttp.ClientSession._request = watched_send  # type: ignore[method-assign]
+        aiohttp.ClientSession._request = track_and_send  # type: ignore[method-assign]
         stack.callback(setattr, aiohttp.ClientSession, "_request", send)
-        sqlite3.connect = lambda *arguments, **options: connect(*arguments, factory=WatchedConnection, **options)  # type: ignore[assignment]
+        sqlite3.connect = lambda *arguments, **options: connect(*arguments, factory=TrackingConnection, **options)  # type: ignore[assignment]
         stack.callback(setattr, sqlite3, "connect", connect)
         agent = MemAgent(
             OpenAICompatiblePolicy("fake", base_url=fake.base_url),
@@ -123,21 +123,21 @@ def count_read(root: Path) -> tuple[Journey, Journey, Journey]:
             checkpoints=InMemorySaver(),
             run_log=Path(folder) / "runs.sqlite",
         )
-        text = " and then ".join(f"word{number}" for number in range(600))
+        text = " and then ".join(f"word{index}" for index in range(600))
 
-        async def read() -> None:
-            request.is_on = True
+        async def read_text() -> None:
+            request_journey.is_on = True
             await agent.aread(text, "What is said?")
             await agent.aclose()
 
-        asyncio.run(read())
+        asyncio.run(read_text())
     sys.setprofile(None)
     threading.setprofile(None)  # type: ignore[arg-type]
-    return request, row, chunk
+    return request_journey, row_journey, chunk_journey
 
 
 def count_training(root: Path) -> Journey:
-    """Count the journey from logged runs, those of the recorded promises, to the first loss."""
+    """Count the journey from logged runs (of the recorded promises) to the first loss."""
     from promises.scenarios import PLAIN_STEP, TRAINING, home, log_of_lines, run  # noqa: PLC0415
 
     journey = Journey(root)
@@ -153,24 +153,24 @@ def count_training(root: Path) -> Journey:
         if not has_ended:
             journey.profile(frame, event, argument)
 
-    settings = [part for name, value in PLAIN_STEP.items() for part in ("--set", f"{name}={value}")]
+    setting_options = [argument for name, value in PLAIN_STEP.items() for argument in ("--set", f"{name}={value}")]
     with tempfile.TemporaryDirectory() as folder, home(Path(folder)):
         runs = log_of_lines(TRAINING / "runs.jsonl", Path(folder) / "runs.sqlite")
         sys.setprofile(profile)
         _, _, errors = run(
             *("train", runs, "--model", TRAINING / "model", "--out", Path(folder) / "out"),
-            *("--preset", "memagent-paper", *settings),
+            *("--preset", "memagent-paper", *setting_options),
         )
         sys.setprofile(None)
     if not has_ended:
-        raise SystemExit(f"the training did not come to a loss: {errors}")
+        raise SystemExit(f"the training did not compute a loss: {errors}")
     return journey
 
 
 def main() -> None:
-    """Print the counts of a checkout; a new process with the right PYTHONPATH counts, if this one has another."""
+    """Print the counts of a checkout, in a new process if PYTHONPATH is not right for it."""
     root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
-    paths = [str(root / room) for room in (".", "integrations", "training", "tests")]
+    paths = [str(root / folder) for folder in (".", "integrations", "training", "tests")]
     if os.environ.get("PYTHONPATH", "").split(os.pathsep) != paths:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         raise SystemExit(subprocess.call([sys.executable, __file__, str(root)], env=environment, cwd=root))

@@ -2,8 +2,9 @@
 
     python scripts/draw_structure.py
 
-The first figure shows the packages. Each other figure shows the parts of one package: the modules and packages directly
-in it. Imports inside functions or only for type checkers are dashed arrows. Arrows that follow from others are omitted.
+The first figure shows the packages. The other figures show the parts of one package each: the modules and packages
+directly in it. Imports inside functions or only for type checkers are dashed arrows. Arrows that follow from others are
+omitted.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _CODE = re.compile(r"(?s)(```.*?```)")
 _LAYER = re.compile(r"(?s)subgraph \w+\[\"(.*?)\"\](.*?)\n  end")
 _FIRST_PAGE = PurePosixPath("README.md")
-_PROJECT = (
+_PROJECT_PAGES = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
@@ -31,16 +31,16 @@ _PROJECT = (
 def on_files(files: Any, config: Any) -> Any:
     """Add the files that pages link to, directly or through other added files, and return all files."""
     queue = [PurePosixPath("docs") / file.src_uri for file in files.documentation_pages()]
-    queue += map(PurePosixPath, _PROJECT)
-    seen = set(queue)
+    queue += map(PurePosixPath, _PROJECT_PAGES)
+    known_paths = set(queue)
     while queue:
         path = queue.pop()
         if not path.is_relative_to("docs"):
             files.append(File.generated(config, _find_site_path(path), abs_src_path=str(ROOT / path)))
         if path.suffix == ".md":
             targets = {target for target in _find_links(path) if (ROOT / target).is_file() and target != _FIRST_PAGE}
-            queue += targets - seen
-            seen |= targets
+            queue += targets - known_paths
+            known_paths |= targets
     return files
 
 

@@ -34,9 +34,11 @@ def list_commands() -> list[tuple[str, Any]]:
     group: Any = typer.main.get_command(app)
     for name in group.list_commands(None):
         command = group.get_command(None, name)
-        parts = getattr(command, "commands", None)
+        subcommands = getattr(command, "commands", None)
         named_commands += (
-            [(f"{name} {part}", subcommand) for part, subcommand in parts.items()] if parts else [(name, command)]
+            [(f"{name} {part}", subcommand) for part, subcommand in subcommands.items()]
+            if subcommands
+            else [(name, command)]
         )
     return named_commands
 

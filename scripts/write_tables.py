@@ -20,7 +20,7 @@ from memagent_graph.run_log.records import Conversation, RunRecord
 from memagent_graph.strategies import list_strategy_names, load_strategy
 
 REFERENCE: Final = Path(__file__).resolve().parent.parent / "docs/reference"
-_DOCS: Final = {
+_COLUMN_MEANINGS: Final = {
     "conversation": "Its row in the log: what `memagent reward --conversation` takes.",
     "escaped": "The columns whose text is escaped as in a JSON string, because it has half surrogate pairs.",
     "run_events": "Events that belong to no conversation, such as edited memories, as JSON.",
@@ -28,7 +28,7 @@ _DOCS: Final = {
     "rewards": "The conversation's own rewards, in the form of `run_rewards`.",
 }
 """The meanings of columns that are not fields of a record."""
-_SETTINGS: Final = {
+_SETTING_MEANINGS: Final = {
     "learning_rate": "AdamW's learning rate.",
     "lr_scheduler_type": "How the learning rate changes. The names are those of transformers.",
     "warmup_steps": "The number of optimizer steps in which the learning rate grows.",
@@ -100,11 +100,11 @@ METRICS: Final = {
     "sync/seconds, collect/seconds, measure/seconds": "`rl`: seconds of each phase of an iteration.",
 }
 """The metrics that training logs; a test compares the names with those of real training."""
-_TYPES: Final = {
+_ARROW_TYPES: Final = {
     "ids": "list<uint32>", "logprobs": "list<float>", "names": "list<string>", "spans": "list<struct>",
     "rewards": "list<struct>",
 }  # fmt: skip
-_LENGTHS: Final = {"memory_tokens": "the memory", "answer_tokens": "the answer", "question_tokens": "the question"}
+_BUDGET_NAMES: Final = {"memory_tokens": "the memory", "answer_tokens": "the answer", "question_tokens": "the question"}
 
 
 def read_field_docs(kind: type) -> dict[str, str]:
@@ -131,25 +131,30 @@ def format_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterat
 
 def make_template_rows() -> Iterator[tuple[str, str, str, str]]:
     """Yield the roles of the strategies that ship: file, strategies, fields and the maximum length of the reply."""
-    users: dict[str, list[str]] = {}
+    strategies_by_role: dict[str, list[str]] = {}
     roles = {}
     for name in list_strategy_names():
         strategy: Strategy = load_strategy(name)
         for role in strategy.roles:
-            users.setdefault(role.name, []).append(name)
+            strategies_by_role.setdefault(role.name, []).append(name)
             roles[role.name] = role
     for name, role in roles.items():
-        names = ", ".join(f"`{{{field}}}`" for field in ("prompt", *sorted(role.fields)))
-        length = _LENGTHS.get(str(role.max_tokens), f"{role.max_tokens} tokens")
-        yield f"`{name}.txt`", ", ".join(users[name]), names, length
+        fields = ", ".join(f"`{{{field}}}`" for field in ("prompt", *sorted(role.fields)))
+        length = _BUDGET_NAMES.get(str(role.max_tokens), f"{role.max_tokens} tokens")
+        yield f"`{name}.txt`", ", ".join(strategies_by_role[name]), fields, length
 
 
 def make_column_rows() -> Iterator[tuple[str, str, str]]:
     """Yield the columns of an export: name, type and meaning."""
     run_docs, conversation_docs = read_field_docs(RunRecord), read_field_docs(Conversation)
-    docs = {**{f"run_{name}": text for name, text in run_docs.items()}, **run_docs, **conversation_docs, **_DOCS}
+    docs = {
+        **{f"run_{name}": text for name, text in run_docs.items()},
+        **run_docs,
+        **conversation_docs,
+        **_COLUMN_MEANINGS,
+    }
     for name, column in parquet.COLUMNS.items():
-        yield f"`{name}`", f"`{_TYPES.get(column.arrow, column.arrow)}`", docs.get(name, "")
+        yield f"`{name}`", f"`{_ARROW_TYPES.get(column.arrow, column.arrow)}`", docs.get(name, "")
 
 
 def render_tables_page() -> str:
@@ -177,10 +182,12 @@ def render_training_page() -> str:
     from memagent_training.job import config, job_settings, row_export  # noqa: PLC0415  this imports PyTorch
     from memagent_training.rewards import reward_names  # noqa: PLC0415
 
-    config_type, names = config.MultiConvDAPOConfig, job_settings.list_presets()
-    docs, values = read_field_docs(config_type), {name: job_settings.read_preset(name) for name in names}
-    shown = [name for name in config_type.__annotations__ if name not in config.FIXED_OPTIONS]
-    shown += sorted({name for preset in values.values() for name in preset} - set(shown) - set(config.FIXED_OPTIONS))
+    config_type, presets = config.MultiConvDAPOConfig, job_settings.list_presets()
+    docs, preset_values = read_field_docs(config_type), {name: job_settings.read_preset(name) for name in presets}
+    setting_names = [name for name in config_type.__annotations__ if name not in config.FIXED_OPTIONS]
+    setting_names += sorted(
+        {name for preset in preset_values.values() for name in preset} - set(setting_names) - set(config.FIXED_OPTIONS)
+    )
     fields = config_type.__dataclass_fields__
 
     def format_cell(value: object) -> str:
@@ -189,10 +196,10 @@ def render_training_page() -> str:
     def make_setting_row(name: str) -> Iterator[str]:
         yield f"`{name}`"
         yield format_cell(fields[name].default)
-        for preset in names:
-            value = values[preset].get(name, fields[name].default)
+        for preset in presets:
+            value = preset_values[preset].get(name, fields[name].default)
             yield "" if value == fields[name].default else format_cell(value)
-        yield docs.get(name) or _SETTINGS[name]
+        yield docs.get(name) or _SETTING_MEANINGS[name]
 
     lines = ["# Tables of training", "", "Written by `python scripts/write_tables.py` from the code.", ""]
     lines += ["## Settings", ""]
@@ -201,9 +208,11 @@ def render_training_page() -> str:
         "none. A preset's column has what differs from the default.",
         "",
     ]
-    lines += format_table(("setting", "default", *names, "meaning"), map(make_setting_row, shown))
-    others = ", ".join(f"`{name}`" for name in config_type.list_names() if name not in {*shown, *config.FIXED_OPTIONS})
-    lines += ["", f"With the meaning that transformers and TRL give them: {others}.", ""]
+    lines += format_table(("setting", "default", *presets, "meaning"), map(make_setting_row, setting_names))
+    other_settings = ", ".join(
+        f"`{name}`" for name in config_type.list_names() if name not in {*setting_names, *config.FIXED_OPTIONS}
+    )
+    lines += ["", f"With the meaning that transformers and TRL give them: {other_settings}.", ""]
     lines += ["Any other value of these is refused:", ""]
     lines += format_table(
         ("setting", "value", "instead"),
@@ -220,8 +229,8 @@ def render_training_page() -> str:
         "[An example](../../examples/own_reward.py). Those that come with the package:",
         "",
     ]
-    kinds = {"the run": reward_names.OUTCOME_REWARDS, "each conversation": reward_names.STEP_REWARDS}
-    rewards = [(name, unit, reward) for unit, rewards in kinds.items() for name, reward in rewards.items()]
+    rewards_by_unit = {"the run": reward_names.OUTCOME_REWARDS, "each conversation": reward_names.STEP_REWARDS}
+    rewards = [(name, unit, reward) for unit, rewards in rewards_by_unit.items() for name, reward in rewards.items()]
     lines += format_table(
         ("name", "reward of", "meaning"), ((f"`{n}`", unit, read_summary(type(reward))) for n, unit, reward in rewards)
     )

@@ -130,7 +130,7 @@ def list_quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, A
     """Return the first quotes as JSON values, each with its location and the surrounding text, without file paths."""
     rows = []
     for quote in islice(evidence, MAX_QUOTES):
-        text_before, text_after = view.quote_context(quote, _CONTEXT_LENGTH)
+        text_before, text_after = view.get_quote_context(quote, _CONTEXT_LENGTH)
         context = shorten_line(text_before + quote.quote + text_after, _MAX_QUOTE_LENGTH + 2 * _CONTEXT_LENGTH)
         row = {
             **asdict(quote),

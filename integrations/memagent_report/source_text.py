@@ -14,7 +14,7 @@ from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.events import StopReason
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.overlap import find_quotes as find_shared_passages
-from memagent_graph.provenance.places import section_at
+from memagent_graph.provenance.places import find_section_label
 from memagent_graph.results import ReadResult
 from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
 from memagent_report.stated_facts import Facts, extract_facts, list_content_stems, stem
@@ -52,7 +52,7 @@ class SourceText:
 
     def find_page(self, start: int) -> str | None:
         """Return the page or source of a character; None if the document has neither."""
-        return section_at(self.sections, start)
+        return find_section_label(self.sections, start)
 
     def find_sentence(self, start: int, end: int) -> tuple[int, int, bool]:
         """Return the complete sentences, list items or table rows around a passage.

@@ -1,4 +1,4 @@
-"""Errors in the form of the OpenAI API: a status, a type, a code, and the parameter that caused it."""
+"""Errors in the format of the OpenAI API: a status, a type, a code, and the parameter that caused the error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memagent_graph.errors import (
     RunLogError,
 )
 
-_TYPES: Final = {
+_ERROR_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -32,7 +32,7 @@ _RETRY_HEADERS: Final = {"Retry-After": "5"}
 _DISK_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE}
 )
-_PRIVATE: Final = re.compile(r"https?://[^\s,;)'\"]+(?<![:.])|(?<![\w./])/(?:[^\s/:'\",]+/)+[^\s/:'\",]*")
+_PRIVATE_TEXT: Final = re.compile(r"https?://[^\s,;)'\"]+(?<![:.])|(?<![\w./])/(?:[^\s/:'\",]+/)+[^\s/:'\",]*")
 """Addresses inside the network, and absolute paths."""
 
 
@@ -45,43 +45,43 @@ class ApiError(Exception):
     message: str
     """The problem and the remedy."""
     code: str | None = field(default=None, kw_only=True)
-    """The API's short name for it."""
+    """The API's short name for the problem."""
     param: str | None = field(default=None, kw_only=True)
-    """The field of the request that caused it."""
+    """The field of the request that caused the problem."""
     headers: Mapping[str, str] | None = field(default=None, kw_only=True)
     """Further headers of the reply, such as Retry-After."""
 
     def __str__(self) -> str:
         return self.message
 
-    def body(self) -> dict[str, Any]:
+    def to_body(self) -> dict[str, Any]:
         """Return the error as sent by the API."""
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error_type = _ERROR_TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
 
-def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return a request that is invalid or not possible."""
+def make_bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """Return the error for a request that is invalid or not possible."""
     return ApiError(400, message, param=param, code=code)
 
 
-def not_found(message: str, code: str = "not_found", param: str | None = None) -> ApiError:
+def make_not_found(message: str, code: str = "not_found", param: str | None = None) -> ApiError:
     """Return the error for an object that does not exist, or belongs to another key."""
     return ApiError(404, message, code=code, param=param)
 
 
-def too_busy(message: str, seconds: int) -> ApiError:
+def make_too_busy(message: str, seconds: int) -> ApiError:
     """Return the error for a limit that is reached; the same request may be sent again after this many seconds."""
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, seconds))})
 
 
-def stopping_error() -> ApiError:
-    """Return the error for a request that the end of the server interrupts."""
+def make_stopping_error() -> ApiError:
+    """Return the error for a request that is interrupted because the server stops."""
     message = "the server is stopping; send the same request again later, and a read continues where it was"
     return ApiError(503, message, code="server_stopping", headers=_RETRY_HEADERS)
 
 
-def api_error(error: Exception) -> ApiError:
+def to_api_error(error: Exception) -> ApiError:
     """Convert an error to an error of the API.
 
     Folders and addresses of this server are hidden, and so are the messages of errors from other packages. Temporary
@@ -91,9 +91,9 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         error = DocumentStoreError(str(error))
-    for kinds, status, code, template in _FAILURES:
-        if isinstance(error, kinds):
-            message = template.format(_PRIVATE.sub("[hidden]", str(error)))
+    for error_classes, status, code, template in _REPLIES_BY_ERROR:
+        if isinstance(error, error_classes):
+            message = template.format(_PRIVATE_TEXT.sub("[hidden]", str(error)))
             return ApiError(status, message, code=code, headers=_RETRY_HEADERS if status in {503, 507} else None)
     return ApiError(500, f"the server failed ({type(error).__name__}); see its log", code="internal")
 
@@ -101,7 +101,7 @@ def api_error(error: Exception) -> ApiError:
 _DISK_MESSAGE: Final = (
     "the server cannot use its disk now, which may be full; see its log. Send the request again later"
 )
-_FAILURES: Final[tuple[tuple[type | tuple[type, ...], int, str, str], ...]] = (
+_REPLIES_BY_ERROR: Final[tuple[tuple[type | tuple[type, ...], int, str, str], ...]] = (
     ((DocumentStoreError, CheckpointError, RunLogError), 507, "insufficient_storage", _DISK_MESSAGE),
     ((DocumentError, MissingExtraError), 400, "document_not_readable", "{}"),
     ((PolicyUnreachableError, PolicyOverloadedError), 503, "policy_server_unavailable", "{}"),
@@ -110,4 +110,4 @@ _FAILURES: Final[tuple[tuple[type | tuple[type, ...], int, str, str], ...]] = (
     (RunHeldError, 503, "read_in_use", "{}"),
     (MemAgentError, 500, "read_failed", "{}"),
 )
-"""Status, code and message by kinds of errors. The first match is used."""
+"""Status, code and message for classes of errors. The first match is used."""

@@ -1,4 +1,4 @@
-"""The application and its routes. `memagent serve` runs it, tests and other servers can mount it."""
+"""The application and its routes. `memagent serve` runs it; tests and other servers can mount it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
-from memagent_serve.api_errors import ApiError, bad_request, not_found
+from memagent_serve.api_errors import ApiError, make_bad_request, make_not_found
 from memagent_serve.bodies import BodyQuota, limit_body
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
@@ -39,11 +39,11 @@ from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import bad_gateway_on_error, pass_on
 from memagent_serve.uploads import UploadedFile, Uploads
 
-_HEALTH_SECONDS: Final = 5.0
+_HEALTH_TIMEOUT_S: Final = 5.0
 _MAX_LISTED_READS: Final = 100
 _MIN_FREE_BYTES: Final = 16 << 20
 _FORM_BYTES: Final = 1 << 16
-"""The maximum size of an upload's form besides the file."""
+"""The maximum size of an upload's form without the file."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class ServerResources:
             self.reader.store,
             quota=settings.storage,
             total_quota=settings.total_storage,
-            texts_in_use=self.manager.texts_in_use,
+            texts_in_use=self.manager.list_texts_in_use,
         )
         self.request_quota = BodyQuota(settings.request_memory, max(settings.max_body, settings.request_memory // 2))
         self.upload_quota = BodyQuota(settings.total_storage, settings.storage + _FORM_BYTES)
@@ -77,10 +77,10 @@ class ServerResources:
         self.completions = ChatCompletions(
             self.reader, self.manager, self.uploads, settings, self.metrics, self.request_quota
         )
-        self.metrics.watch(
-            "memagent_request_bytes", "Bytes of large requests in memory.", lambda: self.request_quota.used
+        self.metrics.add_gauge(
+            "memagent_request_bytes", "Bytes of large requests in memory.", lambda: self.request_quota.used_bytes
         )
-        self.metrics.watch("memagent_reads", "Running and waiting reads.", lambda: len(self.manager))
+        self.metrics.add_gauge("memagent_reads", "Running and waiting reads.", lambda: len(self.manager))
 
     async def aclose(self) -> None:
         """End all reads; they continue when they are requested again."""
@@ -89,25 +89,25 @@ class ServerResources:
 
 
 def make_app(
-    serving: ServerResources, routes: Sequence[BaseRoute] = (), sessions: PageSessions | None = None
+    resources: ServerResources, routes: Sequence[BaseRoute] = (), sessions: PageSessions | None = None
 ) -> Starlette:
     """Return the application.
 
     Args:
-        serving: its resources; they are closed with the application.
-        routes: additional ones, which the guard protects too.
+        resources: the resources of the routes; they are closed with the application.
+        routes: additional routes, which the guard protects too.
         sessions: the browsers that may use the live page, if its routes are included.
     """
-    settings = serving.settings
+    settings = resources.settings
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await serving.aclose()
+        await resources.aclose()
 
-    names = AllowedNames(settings.names, settings.origins)
-    secrets = getattr(serving.reader.policy, "secrets", ())
-    middleware = [Middleware(Guard, names, settings.keys, serving.metrics, sessions, secrets)]
+    allowed_names = AllowedNames(settings.names, settings.origins)
+    secrets = getattr(resources.reader.policy, "secrets", ())
+    middleware = [Middleware(Guard, allowed_names, settings.keys, resources.metrics, sessions, secrets)]
     if settings.origins:
         cors = Middleware(
             CORSMiddleware,
@@ -118,7 +118,7 @@ def make_app(
         )
         middleware.insert(0, cors)
     app = Starlette(
-        routes=[*_make_routes(serving), *routes],
+        routes=[*_make_routes(resources), *routes],
         middleware=middleware,
         exception_handlers={HTTPException: _make_error_response},
         lifespan=lifespan,
@@ -134,29 +134,29 @@ def get_owner(request: Request) -> Owner:
     return owner
 
 
-async def store_upload(serving: ServerResources, request: Request) -> UploadedFile:
+async def store_upload(resources: ServerResources, request: Request) -> UploadedFile:
     """Store the file of a request's form.
 
     Raises:
         ApiError: the form has no file, or the file is too large or does not arrive.
     """
-    owner, settings = get_owner(request), serving.settings
-    limit = (owner.max_bytes or settings.storage) + _FORM_BYTES
-    with serving.upload_quota.reservation(owner) as reserve:
-        receive = limit_body(request.receive, limit, settings.idle_seconds, settings.body_seconds, reserve=reserve)
-        whole = Request(request.scope, receive)
-        async with whole.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
+    owner, settings = get_owner(request), resources.settings
+    max_bytes = (owner.max_bytes or settings.storage) + _FORM_BYTES
+    with resources.upload_quota.reservation(owner) as reserve:
+        receive = limit_body(request.receive, max_bytes, settings.idle_seconds, settings.body_seconds, reserve=reserve)
+        form_request = Request(request.scope, receive)
+        async with form_request.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
             file, purpose = form.get("file"), form.get("purpose", "user_data")
             if not isinstance(file, UploadFile) or not isinstance(purpose, str):
-                raise bad_request("the form has no file; send it as the field file", "file")
-            return await asyncio.to_thread(serving.uploads.add, owner, file.filename, purpose, file.file)
+                raise make_bad_request("the form has no file; send it as the field file", "file")
+            return await asyncio.to_thread(resources.uploads.add, owner, file.filename, purpose, file.file)
 
 
-def _make_routes(serving: ServerResources) -> list[Route]:
-    reader, manager, uploads = serving.reader, serving.manager, serving.uploads
+def _make_routes(resources: ServerResources) -> list[Route]:
+    reader, manager, uploads = resources.reader, resources.manager, resources.uploads
 
     async def create_completion(request: Request) -> Response:
-        return await serving.completions.respond(request, get_owner(request))
+        return await resources.completions.respond(request, get_owner(request))
 
     async def list_models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": await _list_models(reader)})
@@ -166,26 +166,26 @@ def _make_routes(serving: ServerResources) -> list[Route]:
         for entry in await _list_models(reader):
             if entry.get("id") == model_id:
                 return JSONResponse(entry)
-        raise not_found("there is no such model here; GET /v1/models lists them", "model_not_found", "model")
+        raise make_not_found("there is no such model here; GET /v1/models lists them", "model_not_found", "model")
 
     async def refuse_responses(request: Request) -> Response:
-        raise not_found(
+        raise make_not_found(
             "the Responses API is not served here; use /v1/chat/completions, which reads requests of any length",
             "unsupported_api",
         )
 
     async def add_file(request: Request) -> Response:
-        return JSONResponse((await store_upload(serving, request)).body())
+        return JSONResponse((await store_upload(resources, request)).to_body())
 
     async def list_files(request: Request) -> Response:
         entries = await asyncio.to_thread(uploads.list_files, get_owner(request))
-        return JSONResponse({"object": "list", "data": [file.body() for file in entries], "has_more": False})
+        return JSONResponse({"object": "list", "data": [file.to_body() for file in entries], "has_more": False})
 
     async def get_file(request: Request) -> Response:
-        return JSONResponse(uploads.get(get_owner(request), request.path_params["id"]).body())
+        return JSONResponse(uploads.get(get_owner(request), request.path_params["id"]).to_body())
 
     async def get_file_content(request: Request) -> Response:
-        path = uploads.content(get_owner(request), request.path_params["id"])
+        path = uploads.get_content_path(get_owner(request), request.path_params["id"])
         return FileResponse(path, media_type="application/octet-stream")
 
     async def delete_file(request: Request) -> Response:
@@ -195,35 +195,37 @@ def _make_routes(serving: ServerResources) -> list[Route]:
 
     async def list_reads(request: Request) -> Response:
         owner, newest = get_owner(request), _MAX_LISTED_READS
-        entries, _ = await asyncio.to_thread(serving.ledger.search, owner.name, "", newest=newest)
-        return JSONResponse({"object": "list", "data": [_read_object(entry) for entry in entries]})
+        entries, _ = await asyncio.to_thread(resources.ledger.search, owner.name, "", newest=newest)
+        return JSONResponse({"object": "list", "data": [_make_read_object(entry) for entry in entries]})
 
     async def get_read(request: Request) -> Response:
         owner, run_id = get_owner(request), request.path_params["id"]
-        entry = await asyncio.to_thread(serving.ledger.get, owner.name, run_id)
+        entry = await asyncio.to_thread(resources.ledger.get, owner.name, run_id)
         if entry is None:
-            raise not_found("there is no such read")
-        return JSONResponse(_read_object(entry, manager.find(owner, run_id)))
+            raise make_not_found("there is no such read")
+        return JSONResponse(_make_read_object(entry, manager.find(owner, run_id)))
 
     async def cancel_read(request: Request) -> Response:
-        running = manager.find(get_owner(request), request.path_params["id"])
-        if running is not None:
-            await manager.cancel(running)
+        running_read = manager.find(get_owner(request), request.path_params["id"])
+        if running_read is not None:
+            await manager.cancel(running_read)
         return await get_read(request)
 
     async def get_health(request: Request) -> Response:
-        usage = await asyncio.to_thread(shutil.disk_usage, serving.settings.folder)
-        parts = {
+        usage = await asyncio.to_thread(shutil.disk_usage, resources.settings.folder)
+        components = {
             "server": "ok",
             "policy": await _check_policy(reader),
-            "reads": await _check_ledger(serving.ledger),
+            "reads": await _check_ledger(resources.ledger),
             "disk": "ok" if usage.free >= _MIN_FREE_BYTES else "its disk is full",
         }
-        is_healthy = all(part == "ok" for part in parts.values())
-        return JSONResponse({"status": "ok" if is_healthy else "failed", "parts": parts}, 200 if is_healthy else 503)
+        is_healthy = all(component == "ok" for component in components.values())
+        return JSONResponse(
+            {"status": "ok" if is_healthy else "failed", "parts": components}, 200 if is_healthy else 503
+        )
 
     async def get_metrics(request: Request) -> Response:
-        return Response(serving.metrics.render(), media_type=serving.metrics.content_type)
+        return Response(resources.metrics.render(), media_type=resources.metrics.content_type)
 
     return [
         Route("/v1/chat/completions", create_completion, methods=["POST"]),
@@ -248,13 +250,13 @@ async def _make_error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  what the handler is registered for
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     refusal = ApiError(error.status_code, error.detail, code=code, headers=error.headers)
-    return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers)
+    return JSONResponse(refusal.to_body(), refusal.status, headers=refusal.headers)
 
 
-def _read_object(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
+def _make_read_object(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
     values = {name: value for name, value in asdict(entry).items() if name not in {"owner", "request", "read_request"}}
     if read is not None:
-        values["chunks"] = read.chunks
+        values["chunks"] = read.update_count
         values["progress"] = read.update.progress if read.update else None
     return {"object": "read", **values}
 
@@ -273,14 +275,14 @@ async def _list_models(reader: MemAgent) -> list[dict[str, Any]]:
 async def _check_policy(reader: MemAgent) -> str:
     """Return the policy's state. Its error messages are left out, because anyone may request the health."""
     try:
-        async with asyncio.timeout(_HEALTH_SECONDS):
+        async with asyncio.timeout(_HEALTH_TIMEOUT_S):
             if isinstance(reader.policy, OpenAICompatiblePolicy):
                 reply = await pass_on(reader.policy, "GET", "models")
                 return "ok" if reply.status_code == 200 else f"its server answers {reply.status_code}"
             if isinstance(reader.policy, SelfDescribing):
                 await reader.policy.describe()
     except TimeoutError:
-        return f"its server does not answer within {_HEALTH_SECONDS:g} s"
+        return f"its server does not answer within {_HEALTH_TIMEOUT_S:g} s"
     except (ApiError, MemAgentError):
         return "its server cannot be reached or gives no list of models; is it running, and is --base-url right?"
     return "ok"

@@ -1,4 +1,4 @@
-"""Request bodies: bounded in size and time, and large ones together and by key."""
+"""Limits request bodies: each in size and time, and large bodies in total and for each key."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from memagent_serve.api_errors import ApiError, too_busy
+from memagent_serve.api_errors import ApiError, make_too_busy
 from memagent_serve.keys import Owner
 
 LARGE_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 16
-"""Smaller bodies do not count for `BodyQuota`."""
-_WAIT_SECONDS: Final = 10
+"""Bodies up to this size do not count for `BodyQuota`."""
+_RETRY_SECONDS: Final = 10
 
 
 class BodyQuota:
@@ -31,12 +31,12 @@ class BodyQuota:
     def __init__(self, limit: int, limit_per_key: int) -> None:
         self._limit = limit
         self._limit_per_key = limit_per_key
-        self._used_by: Counter[str] = Counter()
+        self._bytes_by_owner: Counter[str] = Counter()
 
     @property
-    def used(self) -> int:
-        """Bytes in use now."""
-        return self._used_by.total()
+    def used_bytes(self) -> int:
+        """The bytes in use now."""
+        return self._bytes_by_owner.total()
 
     @contextmanager
     def reservation(self, owner: Owner) -> Iterator[Callable[[int], None]]:
@@ -50,17 +50,22 @@ class BodyQuota:
             nonlocal reserved_bytes
             if size <= max(reserved_bytes, _SMALL_BYTES):
                 return
-            more = size - reserved_bytes
-            if self.used + more > self._limit or self._used_by[owner.name] + more > self._limit_per_key:
-                raise too_busy("other requests use all the space for large ones; send it again later", _WAIT_SECONDS)
-            self._used_by[owner.name] += more
+            new_bytes = size - reserved_bytes
+            if (
+                self.used_bytes + new_bytes > self._limit
+                or self._bytes_by_owner[owner.name] + new_bytes > self._limit_per_key
+            ):
+                raise make_too_busy(
+                    "other requests use all the space for large ones; send it again later", _RETRY_SECONDS
+                )
+            self._bytes_by_owner[owner.name] += new_bytes
             reserved_bytes = size
 
         try:
             yield reserve
         finally:
-            self._used_by[owner.name] -= reserved_bytes
-            self._used_by += Counter()  # without zeros
+            self._bytes_by_owner[owner.name] -= reserved_bytes
+            self._bytes_by_owner += Counter()  # removes zeros
 
 
 def limit_body(
@@ -77,7 +82,7 @@ def limit_body(
         receive: the server's function for the parts of a request.
         max_bytes: the maximum size in bytes.
         idle_seconds: how long a client may pause.
-        total_seconds: how long the whole body may take.
+        total_seconds: how long the body may take to arrive.
         reserve: called with the size so far; see `BodyQuota`.
 
     Returns:
@@ -114,13 +119,13 @@ async def read_body(
     A size that the client declares is checked before anything arrives.
 
     Raises:
-        ApiError: 415, it is not plain JSON; or an error of `limit_body`.
+        ApiError: 415, it is not uncompressed JSON; or an error of `limit_body`.
     """
-    require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    length = request.headers.get("content-length", "")
-    if length.isdecimal():
-        require_size(int(length), max_bytes)
-        reserve(int(length))
+    require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    declared_length = request.headers.get("content-length", "")
+    if declared_length.isdecimal():
+        require_size(int(declared_length), max_bytes)
+        reserve(int(declared_length))
     receive = limit_body(request.receive, max_bytes, idle_seconds, total_seconds, reserve=reserve)
     return await Request(request.scope, receive).body()
 
@@ -140,8 +145,8 @@ def require_size(size: int, max_bytes: int) -> None:
         )
 
 
-def require_plain(content_type: str | None, content_encoding: str | None) -> None:
-    """Refuse everything but plain JSON; also compressed bodies, which may be bombs.
+def require_json(content_type: str | None, content_encoding: str | None) -> None:
+    """Refuse everything except uncompressed JSON. A compressed body may be a decompression bomb.
 
     Raises:
         ApiError: 415.

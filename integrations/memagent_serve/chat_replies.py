@@ -1,4 +1,4 @@
-"""A read in the form of the chat API: a completion, or chunks of one. Progress is sent as reasoning."""
+"""Formats a read as a reply of the chat API: a completion, or its chunks. Progress is sent as reasoning."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class ReplyHead:
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def completion(
+    def make_completion(
         self, message: dict[str, Any], finish_reason: str, usage: dict[str, Any], **fields: Any
     ) -> dict[str, Any]:
-        """Return a whole reply."""
+        """Return a complete reply."""
         return {
-            **self._head("chat.completion"),
+            **self._make_common_fields("chat.completion"),
             "choices": [
                 {
                     "index": 0,
@@ -50,20 +50,22 @@ class ReplyHead:
             **fields,
         }
 
-    def chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **fields: Any) -> str:
-        """Return a part of a streamed reply, as JSON."""
+    def make_chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **fields: Any) -> str:
+        """Return a chunk of a streamed reply, as JSON."""
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return json.dumps({**self._head("chat.completion.chunk"), "choices": [choice], **fields}, ensure_ascii=False)
+        return json.dumps(
+            {**self._make_common_fields("chat.completion.chunk"), "choices": [choice], **fields}, ensure_ascii=False
+        )
 
-    def usage_chunk(self, usage: dict[str, Any]) -> str:
-        """Return the part with the reply's usage."""
-        return json.dumps({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
+    def make_usage_chunk(self, usage: dict[str, Any]) -> str:
+        """Return the chunk with the reply's usage."""
+        return json.dumps({**self._make_common_fields("chat.completion.chunk"), "choices": [], "usage": usage})
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _make_common_fields(self, kind: str) -> dict[str, Any]:
         return {"id": f"chatcmpl-{self.run_id}", "object": kind, "created": self.created, "model": self.model}
 
 
-def answer_text(result: ReadResult, stops: Sequence[str]) -> str:
+def format_answer(result: ReadResult, stop_texts: Sequence[str]) -> str:
     """Return the reply's text: the answer, cut at the request's stop texts, or else the reason and the notes."""
     if result.stop_reason.resumable:
         return (
@@ -72,20 +74,20 @@ def answer_text(result: ReadResult, stops: Sequence[str]) -> str:
         )
     if result.stop_reason is StopReason.NO_ANSWER or result.answer is None:
         return f"No answer was found.\n\nNoted while reading:\n{result.memory.strip() or '(nothing)'}"
-    cuts = [position for stop in stops if stop and (position := result.answer.find(stop)) >= 0]
+    cuts = [position for stop in stop_texts if stop and (position := result.answer.find(stop)) >= 0]
     return result.answer[: min(cuts)] if cuts else result.answer
 
 
-def finish_reason(result: ReadResult) -> str:
+def get_finish_reason(result: ReadResult) -> str:
     """Return the API's finish reason of the reply."""
     answers = result.trace.answers
     was_cut = bool(answers) and answers[-1].completion.finish_reason == "length"
     return "length" if result.stop_reason.resumable or was_cut else "stop"
 
 
-def sum_usage(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]:
+def sum_usage(usage: Usage, server_usage: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the usage of a read, plus the usage of the reply that the model server wrote from its findings."""
-    reply_usage = more or {}
+    reply_usage = server_usage or {}
     prompt = usage.prompt_tokens + (reply_usage.get("prompt_tokens") or 0)
     completion = usage.completion_tokens + (reply_usage.get("completion_tokens") or 0)
     cached = usage.cached_tokens + ((reply_usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
@@ -98,7 +100,7 @@ def sum_usage(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any
     }
 
 
-def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
+def describe_read(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
     """Return the reply's data on the read, under "memagent"."""
     return {
         "run_id": result.run_id,
@@ -119,8 +121,8 @@ def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
 def build_annotations(result: ReadResult, text: str) -> list[dict[str, Any]]:
     """Return a citation of the document for each quote that supports the answer.
 
-    The API has one kind of annotation in chat completions, `url_citation`. Its URL names the text by its digest, and
-    the characters as RFC 5147 does; nothing can be fetched there.
+    The API has one kind of annotation in chat completions, `url_citation`. Its URL identifies the text by its digest,
+    and the characters as in RFC 5147. It cannot be fetched.
     """
     annotations = []
     for evidence in result.evidence[:_MAX_QUOTES]:
@@ -141,15 +143,15 @@ def build_annotations(result: ReadResult, text: str) -> list[dict[str, Any]]:
     return annotations
 
 
-def format_progress(progress: ServedRead, memory_before: str) -> str:
-    """Return a line for people: how far the read is, and what is new in memory."""
-    update = progress.update
-    if progress.state is ReadState.WAITING:
+def format_progress(read: ServedRead, memory_before: str) -> str:
+    """Return a line for people: how much was read, and what is new in memory."""
+    update = read.update
+    if read.state is ReadState.WAITING:
         return "Waiting for other reads.\n"
     if update is None:
         return "Reading.\n"
     old_lines = set(memory_before.splitlines())
-    new = "\n".join(line for line in update.memory.splitlines() if line.strip() and line not in old_lines)
+    new_lines = "\n".join(line for line in update.memory.splitlines() if line.strip() and line not in old_lines)
     fraction = f"{update.progress:.0%} read" if update.progress is not None else "reading"
-    part = "" if update.chunk_index is None else f", part {update.chunk_number}"
-    return make_printable(f"{fraction}{part}. {new}"[:_MAX_NOTE_LENGTH].rstrip()) + "\n"
+    chunk = "" if update.chunk_index is None else f", part {update.chunk_number}"
+    return make_printable(f"{fraction}{chunk}. {new_lines}"[:_MAX_NOTE_LENGTH].rstrip()) + "\n"

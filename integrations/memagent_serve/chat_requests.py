@@ -12,16 +12,16 @@ import msgspec
 from msgspec import Meta, Raw
 
 from memagent_graph.policy import SamplingParams
-from memagent_serve.api_errors import ApiError, bad_request
+from memagent_serve.api_errors import ApiError, make_bad_request
 
 Fields: TypeAlias = Mapping[str, Raw]
 """A JSON object's values, as raw JSON."""
 
 _MAX_MESSAGES: Final = 100_000
 _MAX_NAME_LENGTH: Final = 512
-_SMALL_BYTES: Final = 4 << 20
+_SMALL_BODY_BYTES: Final = 4 << 20
 _MAX_STRINGS: Final = 1_000_000
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_JSON_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _EMPTY_VALUES: Final = frozenset({b"null", b"false", b"0", b"0.0", b"[]", b"{}"})
 
 _fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
@@ -29,7 +29,7 @@ _list_decoder: Final = msgspec.json.Decoder(list[Raw])
 
 
 class Options(msgspec.Struct, frozen=True):
-    """The fields that determine how a request is read. Others are passed on without being parsed."""
+    """The fields that determine how a request is read. Other fields are passed on without being parsed."""
 
     model: Annotated[str, Meta(max_length=_MAX_NAME_LENGTH)] | None = None
     stream: bool | None = None
@@ -41,7 +41,7 @@ class Options(msgspec.Struct, frozen=True):
     stop: str | list[str] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    """Both: below 1 for no limit."""
+    """For both fields, a value below 1 means no limit."""
 
     @property
     def answer_tokens(self) -> int | None:
@@ -52,16 +52,16 @@ class Options(msgspec.Struct, frozen=True):
         """
         limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None and limit > 0}
         if len(limits) > 1:
-            raise bad_request("max_tokens and max_completion_tokens contradict each other; send one", "max_tokens")
+            raise make_bad_request("max_tokens and max_completion_tokens contradict each other; send one", "max_tokens")
         return next(iter(limits), None)
 
-    def sampling(self, base: SamplingParams) -> SamplingParams:
+    def make_sampling(self, base: SamplingParams) -> SamplingParams:
         """Return a policy's sampling with the request's choices."""
         values = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
         return replace(base, **{name: value for name, value in values.items() if value is not None})
 
     @property
-    def stops(self) -> tuple[str, ...]:
+    def stop_texts(self) -> tuple[str, ...]:
         """The texts at which the reply ends."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
@@ -132,7 +132,7 @@ class ChatMessage:
     fields: Fields
     parts: tuple[MessagePart, ...]
 
-    def field(self, name: str) -> Any:
+    def get_field(self, name: str) -> Any:
         """Return the value of a small field; None if it is missing."""
         return msgspec.json.decode(self.fields[name]) if name in self.fields else None
 
@@ -149,15 +149,15 @@ class ChatRequest:
         """The options.
 
         Raises:
-            ApiError: 400; one has a value that is not possible.
+            ApiError: 400; an option has an invalid value.
         """
-        small = {name: self.fields[name] for name in Options.__struct_fields__ if name in self.fields}
+        option_fields = {name: self.fields[name] for name in Options.__struct_fields__ if name in self.fields}
         try:
-            return msgspec.convert(msgspec.json.decode(msgspec.json.encode(small)), Options, strict=False)
+            return msgspec.convert(msgspec.json.decode(msgspec.json.encode(option_fields)), Options, strict=False)
         except msgspec.ValidationError as error:
-            raise bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
+            raise make_bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
 
-    def has(self, name: str) -> bool:
+    def has_value(self, name: str) -> bool:
         """Return whether a field has a value: not null, false, 0 or empty."""
         return name in self.fields and not _is_one_of(self.fields[name], _EMPTY_VALUES)
 
@@ -176,14 +176,14 @@ class ChatRequest:
         return any(part.kind == "file" for part in self.parts.values())
 
     @property
-    def unreadable(self) -> str | None:
+    def unreadable_kind(self) -> str | None:
         """The kind of the first part that cannot be read as text, if there is one."""
         kinds = (part.kind for part in self.parts.values())
         return next((kind for kind in kinds if kind not in {"text", "file", "refusal"}), None)
 
 
 def parse_fields(body: bytes) -> dict[str, Raw]:
-    """Return the fields of a body, without being parsed themselves.
+    """Return the fields of a body. Their values are not parsed.
 
     Raises:
         ApiError: 400, it is not a JSON object; 413, it has too many values.
@@ -191,13 +191,13 @@ def parse_fields(body: bytes) -> dict[str, Raw]:
     _require_few_values(body)
     try:
         for _ in codecs.iterdecode((body[start : start + 2**20] for start in range(0, len(body), 2**20)), "utf-8"):
-            pass  # a field that is not parsed here may have bytes that are no text
+            pass  # a field that is not parsed here may have bytes that are not UTF-8
         return _fields_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from error
+        raise make_bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from error
 
 
-def parse(fields: Fields) -> ChatRequest:
+def parse_chat(fields: Fields) -> ChatRequest:
     """Parse the messages of a request.
 
     Raises:
@@ -206,33 +206,35 @@ def parse(fields: Fields) -> ChatRequest:
     try:
         raw_messages = _list_decoder.decode(fields["messages"]) if "messages" in fields else []
         if len(raw_messages) > _MAX_MESSAGES:
-            raise bad_request(f"at most {_MAX_MESSAGES:,} messages are allowed, got {len(raw_messages):,}", "messages")
+            raise make_bad_request(
+                f"at most {_MAX_MESSAGES:,} messages are allowed, got {len(raw_messages):,}", "messages"
+            )
         messages = tuple(_parse_message(_fields_decoder.decode(raw)) for raw in raw_messages)
     except msgspec.ValidationError as error:
-        raise bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
+        raise make_bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
+        raise make_bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not messages:
-        raise bad_request("there are no messages; send at least one", "messages", "empty_array")
+        raise make_bad_request("there are no messages; send at least one", "messages", "empty_array")
     return ChatRequest(fields, messages)
 
 
 def _require_few_values(body: bytes) -> None:
     """Refuse a large body with a huge number of small values, which would need many times their size in memory.
 
-    In a normal request only text is long, so strings are skipped, and the rest is measured.
+    In a normal request only strings are long, so they are skipped, and the other bytes are counted.
     """
-    if len(body) <= _SMALL_BYTES:
+    if len(body) <= _SMALL_BODY_BYTES:
         return
-    between = position = 0
-    for number, string in enumerate(_STRING.finditer(body)):
-        between += string.start() - position
+    other_bytes = position = 0
+    for number, string in enumerate(_JSON_STRING.finditer(body)):
+        other_bytes += string.start() - position
         position = string.end()
-        if number > _MAX_STRINGS or between > _SMALL_BYTES:
+        if number > _MAX_STRINGS or other_bytes > _SMALL_BODY_BYTES:
             break
     else:
-        between += len(body) - position
-        if between <= _SMALL_BYTES:
+        other_bytes += len(body) - position
+        if other_bytes <= _SMALL_BODY_BYTES:
             return
     raise ApiError(
         413, "the request has too many values besides its texts; send fewer messages", code="too_many_values"
@@ -250,7 +252,7 @@ def _parse_message(fields: dict[str, Raw]) -> ChatMessage:
 
 
 def _is_one_of(raw: Raw, values: frozenset[bytes]) -> bool:
-    """Return whether a value is one of a few short ones; a long one is not copied for the comparison."""
+    """Return whether a value is one of a few short values. A long value is not copied for the comparison."""
     view = memoryview(raw)
     return len(view) <= max(map(len, values)) and bytes(view) in values
 
@@ -270,7 +272,7 @@ def _parse_part(raw: Raw) -> MessagePart:
     if source is not None and source.type == "base64":
         name = msgspec.json.decode(fields["title"], type=str | None) if "title" in fields else None
         return MessagePart("file", file=FileContent(filename=name, file_data=source.data), raw=raw)
-    # The text of a part: also of input_text, output_text, and a tool's result.
+    # The text of a part, including input_text, output_text, and a tool's result.
     text_fields = {"document": None, "tool_result": "content", "refusal": "refusal"}
     name = text_fields.get(kind, "text")
     text_json = source.data if source is not None and source.type == "text" else fields.get(name or "", Raw(b""))
@@ -298,11 +300,11 @@ def require_readable(request: ChatRequest) -> None:
         ApiError: 400, naming the field.
     """
     if (request.options.n or 1) != 1:
-        raise bad_request(
+        raise make_bad_request(
             "this request is longer than the policy's window, so it is read, and a read gives one answer; send n=1", "n"
         )
-    if (kind := request.unreadable) is not None:
-        raise bad_request(
+    if (kind := request.unreadable_kind) is not None:
+        raise make_bad_request(
             f"this request must be read, and a part of type {kind!r} cannot be; send text or files", "messages"
         )
     _ = request.options.answer_tokens

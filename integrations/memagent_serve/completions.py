@@ -1,4 +1,4 @@
-"""Handles a chat request: it is passed on, or read, or read and then passed on with the findings."""
+"""Handles chat requests: a request is passed on, or read, or read and then passed on with the findings."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_serve.api_errors import ApiError, bad_request
+from memagent_serve.api_errors import ApiError, make_bad_request
 from memagent_serve.bodies import LARGE_BYTES, BodyQuota, read_body
 from memagent_serve.chat_replies import (
     DONE,
     HEARTBEAT_SECONDS,
     RUN_ID_HEADER,
     ReplyHead,
-    answer_text,
     build_annotations,
-    finish_reason,
+    describe_read,
+    format_answer,
     format_progress,
-    read_details,
+    get_finish_reason,
     sum_usage,
 )
 from memagent_serve.chat_requests import (
@@ -43,13 +43,13 @@ from memagent_serve.chat_requests import (
     FileContent,
     JsonText,
     Options,
-    parse,
+    parse_chat,
     parse_fields,
     require_readable,
 )
 from memagent_serve.keys import Owner
 from memagent_serve.long_parts import (
-    MEDIA,
+    MEDIA_KIND,
     ReadingPlan,
     compose_question,
     count_part_tokens,
@@ -68,7 +68,7 @@ from memagent_serve.request_texts import (
 )
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import (
-    EVENTS,
+    EVENT_STREAM,
     answer_locally,
     bad_gateway_on_error,
     get_media_type,
@@ -76,14 +76,14 @@ from memagent_serve.short_requests import (
     make_gateway_error,
     pass_on,
     require_model,
-    require_possible,
+    require_supported,
 )
-from memagent_serve.uploads import Uploads, display_name
+from memagent_serve.uploads import Uploads, clean_file_name
 
 NEW_READ_HEADER: Final = "X-Memagent-New-Read"
 READ_HEADER: Final = "X-Memagent-Read"
-_NOTE_SECONDS: Final = 0.2
-_SEND_SECONDS: Final = 60.0
+_SECONDS_BETWEEN_NOTES: Final = 0.2
+_SEND_TIMEOUT_S: Final = 60.0
 _FRAME_TOKENS: Final = 128
 """Tokens reserved for the sentences that introduce the findings."""
 
@@ -95,13 +95,13 @@ class LongRequest:
     """A request that must be read."""
 
     options: Options
-    names: tuple[str, ...]
+    source_names: tuple[str, ...]
     """The names of the texts that are read."""
     read_request: ReadRequest
     continuation: Continuation | None
     """None if the read's answer is the reply."""
     reservation: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """The memory of the request's body, until the request has been passed on."""
+    """The reserved memory of the request's body, until the request has been passed on."""
 
 
 @dataclass(eq=False, repr=False)
@@ -114,14 +114,14 @@ class ChatCompletions:
     """The files that requests may refer to."""
     settings: ServeSettings
     metrics: Metrics
-    memory: BodyQuota
+    request_quota: BodyQuota
     """The quota of large requests in memory."""
 
     def __post_init__(self) -> None:
-        self._server = self.reader.policy if isinstance(self.reader.policy, OpenAICompatiblePolicy) else None
+        self._policy_server = self.reader.policy if isinstance(self.reader.policy, OpenAICompatiblePolicy) else None
         self._parse_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """One for each API key: its large requests are parsed one at a time, so that they do not hold up other keys."""
-        self._parsing = asyncio.Semaphore(2)
+        """One for each API key: its large requests are parsed one at a time, so that they do not delay other keys."""
+        self._parse_slots = asyncio.Semaphore(2)
 
     async def respond(self, request: Request, owner: Owner) -> Response:
         """Reply to a request.
@@ -134,16 +134,16 @@ class ChatCompletions:
         if isinstance(long_request, Response):
             return long_request
         try:
-            self.metrics.ways.labels("read_and_passed" if long_request.continuation else "read").inc()
-            read, kind = await self.manager.start(
+            self.metrics.completions.labels("read_and_passed" if long_request.continuation else "read").inc()
+            read, start_kind = await self.manager.start(
                 long_request.read_request, read_again=request.headers.get(NEW_READ_HEADER) in {"1", "true"}
             )
             if long_request.options.stream:
                 return EventSourceResponse(
                     self._stream_events(long_request, read),
-                    headers={RUN_ID_HEADER: read.run_id, READ_HEADER: kind},
+                    headers={RUN_ID_HEADER: read.run_id, READ_HEADER: start_kind},
                     ping=HEARTBEAT_SECONDS,
-                    send_timeout=_SEND_SECONDS,
+                    send_timeout=_SEND_TIMEOUT_S,
                     sep="\n",
                 )
             async with long_request.reservation:
@@ -152,7 +152,7 @@ class ChatCompletions:
             await long_request.reservation.aclose()
             raise
         response.headers[RUN_ID_HEADER] = read.run_id
-        response.headers[READ_HEADER] = kind
+        response.headers[READ_HEADER] = start_kind
         return response
 
     async def _receive(self, request: Request, owner: Owner) -> Response | LongRequest:
@@ -161,20 +161,22 @@ class ChatCompletions:
         accept = request.headers.get("accept")
         max_bytes = min(owner.max_bytes or settings.max_body, settings.max_body)
         async with AsyncExitStack() as stack:
-            reserve = stack.enter_context(self.memory.reservation(owner))
+            reserve = stack.enter_context(self.request_quota.reservation(owner))
             body = await read_body(request, max_bytes, settings.idle_seconds, settings.body_seconds, reserve=reserve)
             is_large = len(body) > LARGE_BYTES
-            locks = (self._parse_locks[owner.name], self._parsing) if is_large else (nullcontext(), nullcontext())
+            locks = (self._parse_locks[owner.name], self._parse_slots) if is_large else (nullcontext(), nullcontext())
             try:
                 async with locks[0], locks[1]:
                     fields = await asyncio.to_thread(parse_fields, body) if is_large else parse_fields(body)
                     plan = await self._plan_request(body, fields, context)
                 if isinstance(plan, bytes):
-                    self.metrics.ways.labels("passed").inc()
+                    self.metrics.completions.labels("passed").inc()
                     return await cancel_on_disconnect(request, self._pass_on(plan, accept, context))
                 long_request = await cancel_on_disconnect(request, self._make_long_request(*plan, owner, context))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
+                raise make_bad_request(
+                    f"a text in the request is not valid JSON: {error}", code="invalid_json"
+                ) from error
             if long_request.continuation:
                 return replace(long_request, reservation=stack.pop_all())
             return long_request
@@ -182,10 +184,10 @@ class ChatCompletions:
     # Short requests
 
     async def _pass_on(self, body: bytes, accept: str | None, context: ReaderContext) -> Response:
-        if self._server is not None:
-            return await pass_on(self._server, "POST", "chat/completions", body, accept=accept or "*/*")
-        chat = parse(parse_fields(body))
-        require_possible(chat, self.reader.policy)
+        if self._policy_server is not None:
+            return await pass_on(self._policy_server, "POST", "chat/completions", body, accept=accept or "*/*")
+        chat = parse_chat(parse_fields(body))
+        require_supported(chat, self.reader.policy)
         return await answer_locally(chat, self.reader.policy, context.sampling, context.budget.answer_tokens)
 
     # Long requests
@@ -193,31 +195,35 @@ class ChatCompletions:
     async def _plan_request(
         self, body: bytes, fields: dict[str, msgspec.Raw], context: ReaderContext
     ) -> tuple[ChatRequest, ReadingPlan] | bytes:
-        """Plan what to read of a request. If the request fits, return its body, which is passed on."""
-        if fields.pop("cache_salt", None) is not None:  # it would give access to another key's cache
+        """Return the request and the plan of what to read. If the request fits, return the body to pass on instead."""
+        if fields.pop("cache_salt", None) is not None:  # it would give access to the prefix cache of another key
             body = msgspec.json.encode(fields)
         budget, tokenizer = context.budget, context.tokenizer
         window = context.window or budget.context_window
         fits = len(body) <= (self.settings.read_above or window * 3 // 4)  # a token has at least one byte
         try:
-            chat = parse(fields)
+            chat = parse_chat(fields)
         except ApiError:
-            if fits and self._server is not None:
-                return body  # its server may understand it
+            if fits and self._policy_server is not None:
+                return body  # the policy server may understand it
             raise
         if fits and not chat.has_files:
             return body
-        room = self.settings.read_above or window - min(_count_reply_tokens(chat, budget.answer_tokens), window // 4)
-        sizes = await asyncio.to_thread(count_part_tokens, chat, tokenizer)
-        total = await asyncio.to_thread(count_prompt_tokens, chat, sizes, tokenizer)
-        findings = budget.memory_tokens + budget.answer_tokens + _FRAME_TOKENS
-        plan = plan_reading(chat, sizes, total=total, room=room, findings=findings)
+        max_tokens = self.settings.read_above or window - min(
+            _count_reply_tokens(chat, budget.answer_tokens), window // 4
+        )
+        token_counts = await asyncio.to_thread(count_part_tokens, chat, tokenizer)
+        prompt_tokens = await asyncio.to_thread(count_prompt_tokens, chat, token_counts, tokenizer)
+        findings_tokens = budget.memory_tokens + budget.answer_tokens + _FRAME_TOKENS
+        plan = plan_reading(
+            chat, token_counts, prompt_tokens=prompt_tokens, max_tokens=max_tokens, findings_tokens=findings_tokens
+        )
         if plan.is_empty:
-            if total > room and not MEDIA.search(chat.unreadable or "image"):
+            if prompt_tokens > max_tokens and not MEDIA_KIND.search(chat.unreadable_kind or "image"):
                 require_readable(chat)
             return body
         if not chat.has_files and is_front_end_task(chat):
-            return await asyncio.to_thread(shorten_task, chat, room, tokenizer)
+            return await asyncio.to_thread(shorten_task, chat, max_tokens, tokenizer)
         return chat, plan
 
     async def _make_long_request(
@@ -226,30 +232,30 @@ class ChatCompletions:
         """Store the texts to read. Converting files may take long."""
         require_readable(chat)
         require_model(chat, self.reader.policy.name)
-        continues = self._server is not None and needs_model_server(chat, plan)
-        if self._server is None:
-            require_possible(chat, self.reader.policy)
-        question, short_request = await asyncio.to_thread(_compose_questions, chat, plan, context, continues)
+        needs_continuation = self._policy_server is not None and needs_model_server(chat, plan)
+        if self._policy_server is None:
+            require_supported(chat, self.reader.policy)
+        question, short_request = await asyncio.to_thread(_compose_questions, chat, plan, context, needs_continuation)
         self.manager.require_capacity(owner, question)
-        attached = {position: part.file for position, part in chat.parts.items() if part.file is not None}
-        files = {position: await self._store_file(file, owner) for position, file in attached.items()}
+        attached_files = {position: part.file for position, part in chat.parts.items() if part.file is not None}
+        files = {position: await self._store_file(file, owner) for position, file in attached_files.items()}
         sources = list_sources(chat, plan, files, self.reader.store)
         options = chat.options
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
-        lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not continues
-        names = tuple(source.name for source in sources)
+        lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not needs_continuation
+        source_names = tuple(source.name for source in sources)
         reference = sources[0].reference if len(sources) == 1 else None
         return LongRequest(
             options=options,
-            names=names,
+            source_names=source_names,
             read_request=ReadRequest(
                 owner=owner,
                 document=reference or await self.uploads.add_text(owner, join_sources(sources)),
                 question=question,
-                sampling=options.sampling(context.sampling),
+                sampling=options.make_sampling(context.sampling),
                 answer_tokens=requested_tokens if lowers_budget else None,
             ),
-            continuation=Continuation(chat, plan, short_request) if continues else None,
+            continuation=Continuation(chat, plan, short_request) if needs_continuation else None,
         )
 
     async def _store_file(self, file: FileContent, owner: Owner) -> DocumentRef:
@@ -257,33 +263,35 @@ class ChatCompletions:
             return await self.uploads.read_text(owner, file.file_id)
         data = JsonText.of(file.file_data)
         if data is None:
-            raise bad_request("a file part has neither file_id nor file_data", "messages")
-        data_file = io.BytesIO(await asyncio.to_thread(_decode, data))
-        return await self.uploads.add_text(owner, Document.from_file(data_file, display_name(file.filename)))
+            raise make_bad_request("a file part has neither file_id nor file_data", "messages")
+        data_file = io.BytesIO(await asyncio.to_thread(_decode_base64, data))
+        return await self.uploads.add_text(owner, Document.from_file(data_file, clean_file_name(file.filename)))
 
     # Replies
 
     async def _respond(self, long_request: LongRequest, read: ServedRead) -> Response:
-        async with aclosing(self.manager.follow(read)) as parts:
-            async for part in parts:
-                if isinstance(part, ReadResult):
+        async with aclosing(self.manager.follow(read)) as changes:
+            async for change in changes:
+                if isinstance(change, ReadResult):
                     if (continuation := long_request.continuation) is not None:
-                        return await self._continue(long_request, continuation, part)
-                    return await self._answer(long_request, part)
+                        return await self._continue(long_request, continuation, change)
+                    return await self._answer(long_request, change)
         raise AssertionError("a read that is followed ends with its result")
 
     async def _answer(self, long_request: LongRequest, result: ReadResult) -> Response:
-        text = answer_text(result, long_request.options.stops)
+        text = format_answer(result, long_request.options.stop_texts)
         annotations = await asyncio.to_thread(build_annotations, result, text)
         head = ReplyHead(result.run_id, self.reader.policy.name)
         message = {"content": text, "annotations": annotations}
-        details = read_details(result, long_request.names)
-        return JSONResponse(head.completion(message, finish_reason(result), sum_usage(result.usage), memagent=details))
+        details = describe_read(result, long_request.source_names)
+        return JSONResponse(
+            head.make_completion(message, get_finish_reason(result), sum_usage(result.usage), memagent=details)
+        )
 
     async def _continue(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
-        assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
+        assert self._policy_server is not None  # noqa: S101  otherwise the read's answer is the reply
         response = await pass_on(
-            self._server, "POST", "chat/completions", continuation.make_body(result, long_request.names)
+            self._policy_server, "POST", "chat/completions", continuation.make_body(result, long_request.source_names)
         )
         annotations = await asyncio.to_thread(build_annotations, result, "")
         with bad_gateway_on_error("reply"):
@@ -293,24 +301,26 @@ class ChatCompletions:
             for choice in reply["choices"]:
                 choice["message"]["annotations"] = annotations
             reply["usage"] = sum_usage(result.usage, reply.get("usage"))
-            reply["memagent"] = read_details(result, long_request.names)
+            reply["memagent"] = describe_read(result, long_request.source_names)
             return JSONResponse(reply)
 
     async def _stream_events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""
         head = ReplyHead(read.run_id, self.reader.policy.name)
-        names = ", ".join(long_request.names)
+        source_names = ", ".join(long_request.source_names)
         async with long_request.reservation:
-            yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
-            async with aclosing(self.manager.follow(read)) as parts:
+            yield head.make_chunk({"role": "assistant", "reasoning_content": f"Reading {source_names}.\n"})
+            async with aclosing(self.manager.follow(read)) as changes:
                 memory, last_note = "", 0.0
-                async for part in parts:
-                    if isinstance(part, ReadResult):
-                        async for event in self._stream_result(long_request, head, part):
+                async for change in changes:
+                    if isinstance(change, ReadResult):
+                        async for event in self._stream_result(long_request, head, change):
                             yield event
-                    elif (part.update or not part.state.has_ended) and time.monotonic() - last_note >= _NOTE_SECONDS:
-                        yield head.chunk({"reasoning_content": format_progress(part, memory)})
-                        memory = part.update.memory if part.update else memory
+                        continue
+                    is_note_due = time.monotonic() - last_note >= _SECONDS_BETWEEN_NOTES
+                    if is_note_due and (change.update or not change.state.has_ended):
+                        yield head.make_chunk({"reasoning_content": format_progress(change, memory)})
+                        memory = change.update.memory if change.update else memory
                         last_note = time.monotonic()
 
     async def _stream_result(
@@ -320,33 +330,33 @@ class ChatCompletions:
             async for event in self._stream_continuation(long_request, continuation, head, result):
                 yield event
             return
-        text = answer_text(result, long_request.options.stops)
-        yield head.chunk({"content": text})
+        text = format_answer(result, long_request.options.stop_texts)
+        yield head.make_chunk({"content": text})
         annotations = await asyncio.to_thread(build_annotations, result, text)
-        yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
-        yield head.chunk({}, finish_reason(result))
+        yield head.make_chunk({"annotations": annotations}, memagent=describe_read(result, long_request.source_names))
+        yield head.make_chunk({}, get_finish_reason(result))
         if long_request.options.wants_usage:
-            yield head.usage_chunk(sum_usage(result.usage))
+            yield head.make_usage_chunk(sum_usage(result.usage))
         yield DONE
 
     async def _stream_continuation(
         self, long_request: LongRequest, continuation: Continuation, head: ReplyHead, result: ReadResult
     ) -> AsyncIterator[str]:
         annotations = await asyncio.to_thread(build_annotations, result, "")
-        yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
-        assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
+        yield head.make_chunk({"annotations": annotations}, memagent=describe_read(result, long_request.source_names))
+        assert self._policy_server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        async with self._server.relay(
-            "POST", "chat/completions", continuation.make_body(result, long_request.names), headers
-        ) as relayed:
-            if get_media_type(relayed) != EVENTS:
-                raise await make_gateway_error(relayed)
-            async for event in iter_events(relayed):
-                if (merged := self._merge(event, long_request, head, result)) is not None:
-                    yield merged
+        async with self._policy_server.relay(
+            "POST", "chat/completions", continuation.make_body(result, long_request.source_names), headers
+        ) as server_reply:
+            if get_media_type(server_reply) != EVENT_STREAM:
+                raise await make_gateway_error(server_reply)
+            async for event in iter_events(server_reply):
+                if (merged_event := self._merge_event(event, long_request, head, result)) is not None:
+                    yield merged_event
 
-    def _merge(self, event: str, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> str | None:
-        """Return an event of the model's reply as a part of this one; None for one that was not requested."""
+    def _merge_event(self, event: str, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> str | None:
+        """Return an event of the model's reply as an event of this reply; None if it was not requested."""
         if event == DONE:
             return DONE
         with bad_gateway_on_error("stream"):
@@ -367,17 +377,17 @@ async def cancel_on_disconnect(request: Request, reply: Awaitable[T]) -> T:
     Raises:
         ApiError: the client has disconnected.
     """
-    work = asyncio.ensure_future(reply)
-    watch = asyncio.ensure_future(_wait_for_disconnect(request))
+    reply_task = asyncio.ensure_future(reply)
+    disconnect_task = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
+        await asyncio.wait({reply_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+        if reply_task.done():
+            return reply_task.result()
         raise ApiError(499, "the client has gone", code="client_gone")
     finally:
-        for task in (work, watch):
+        for task in (reply_task, disconnect_task):
             task.cancel()
-        await asyncio.gather(work, watch, return_exceptions=True)
+        await asyncio.gather(reply_task, disconnect_task, return_exceptions=True)
 
 
 async def _wait_for_disconnect(request: Request) -> None:
@@ -385,40 +395,40 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-def _count_reply_tokens(chat: ChatRequest, usual: int) -> int:
-    """Return how many tokens to leave for the reply. Contradictory limits are left to the model server."""
+def _count_reply_tokens(chat: ChatRequest, default_tokens: int) -> int:
+    """Return how many tokens to reserve for the reply. The model server decides about contradictory limits."""
     try:
-        return chat.options.answer_tokens or usual
+        return chat.options.answer_tokens or default_tokens
     except ApiError:
-        return usual
+        return default_tokens
 
 
 def _compose_questions(
-    chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool
+    chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, needs_continuation: bool
 ) -> tuple[str, str]:
     """Return the question of the read, and the replacement of a long user request in the request that is passed on."""
-    tokens, tokenizer = context.budget.question_tokens, context.tokenizer
-    question = _escape_within(
-        tokens, compose_question(chat, plan, tokenizer, tokens, with_context=not continues), context
+    max_tokens, tokenizer = context.budget.question_tokens, context.tokenizer
+    question = _shorten_to_budget(
+        max_tokens, compose_question(chat, plan, tokenizer, max_tokens, with_context=not needs_continuation), context
     )
-    was_read = continues and any(position.message == plan.latest for position in plan.positions)
-    return question, compose_question(chat, plan, tokenizer, tokens, with_context=False) if was_read else ""
+    is_request_read = needs_continuation and any(position.message == plan.latest_index for position in plan.positions)
+    return question, compose_question(chat, plan, tokenizer, max_tokens, with_context=False) if is_request_read else ""
 
 
-def _escape_within(tokens: int, question: str, context: ReaderContext) -> str:
-    """Shorten a question until it is within its budget even with its tags escaped."""
-    limit = tokens
-    while (excess := context.count_shown_tokens(question) - tokens) > 0 and limit > 1:
+def _shorten_to_budget(max_tokens: int, question: str, context: ReaderContext) -> str:
+    """Shorten a question until it fits in `max_tokens` tokens, even with its tags escaped."""
+    limit = max_tokens
+    while (excess := context.count_shown_tokens(question) - max_tokens) > 0 and limit > 1:
         limit = max(1, limit - excess)
         question = shorten_text(question, limit, context.tokenizer.count)
     return question
 
 
-def _decode(data: JsonText) -> bytes:
-    """Decode base64, alone or in a data URL."""
+def _decode_base64(data: JsonText) -> bytes:
+    """Decode base64 text or a base64 data URL."""
     try:
         text = data.decode()
         digits = "".join((text.partition(",")[2] if text.startswith("data:") else text).split())
         return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
     except (ValueError, msgspec.DecodeError) as error:
-        raise bad_request(f"file_data is not base64: {error}", "messages") from error
+        raise make_bad_request(f"file_data is not base64: {error}", "messages") from error

@@ -19,12 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memagent_graph.addresses import AllowedNames
 from memagent_graph.plain_text import make_one_line
 from memagent_graph.policies.redaction import make_redaction
-from memagent_serve.api_errors import ApiError, api_error, stopping_error
+from memagent_serve.api_errors import ApiError, make_stopping_error, to_api_error
 from memagent_serve.keys import Keys
 from memagent_serve.metrics import Metrics
-from memagent_serve.page_sessions import PAGE, PageSessions
+from memagent_serve.page_sessions import PAGE_PREFIX, PageSessions
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _METRIC_PATHS: Final = (
     "/v1/chat/completions",
@@ -34,26 +34,26 @@ _METRIC_PATHS: Final = (
     "/v1/responses",
     "/health",
     "/metrics",
-    PAGE,
+    PAGE_PREFIX,
 )
 
 
-_LAST_EVENT_SECONDS: Final = 1.0
-_SHORT_SECRET: Final = 8
-"""A shorter password may be a word of an answer, so it is removed only from errors."""
+_LAST_EVENT_TIMEOUT_S: Final = 1.0
+_MIN_SECRET_LENGTH: Final = 8
+"""A shorter secret may be a word of an answer, so it is removed only from errors."""
 
 
 class Guard:
-    """Passes a request on to the application with its key's owner in `request.state.owner`, or refuses it.
+    """Passes a request to the application with the owner of its key in `request.state.owner`, or refuses it.
 
     All replies pass through it, so it also removes the policy's secrets from them.
 
     Args:
         app: the application.
-        names: the names and pages that clients may use.
+        names: the host names and the web pages that clients may use.
         keys: the known keys.
         metrics: the counters.
-        sessions: the browsers that may use the live page; None if there is none.
+        sessions: the browsers that may use the live page; None if there is no live page.
         secrets: the policy's keys and passwords.
     """
 
@@ -72,26 +72,26 @@ class Guard:
         self._metrics = metrics
         self._sessions = sessions
         self._redact_errors = make_redaction(secrets)
-        self._redact_texts = make_redaction(secret for secret in secrets if len(secret) >= _SHORT_SECRET)
+        self._redact_texts = make_redaction(secret for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = next((prefix for prefix in _METRIC_PATHS if scope["path"].startswith(prefix)), "other")
-        response = _GuardedResponse(send, self._redact, self._metrics.seconds.labels(path).observe)
+        metric_path = next((prefix for prefix in _METRIC_PATHS if scope["path"].startswith(prefix)), "other")
+        response = _GuardedResponse(send, self._redact, self._metrics.request_seconds.labels(metric_path).observe)
         try:
             self._admit(scope)
             await self._app(scope, receive, response.send)
             if response.is_open_stream:  # a stream ends by itself, or because the server stops
-                await response.fail(stopping_error(), scope, receive)
+                await response.fail(make_stopping_error(), scope, receive)
         except ClientDisconnect:
             response.status = response.status or 499
         except (Exception, asyncio.CancelledError) as error:
-            failure = stopping_error() if isinstance(error, asyncio.CancelledError) else api_error(error)
+            failure = make_stopping_error() if isinstance(error, asyncio.CancelledError) else to_api_error(error)
             if failure.status >= 500:
-                log.warning(
+                logger.warning(
                     "request to %s failed: %s",
                     make_one_line(scope["path"], 200),
                     make_one_line(str(error)),
@@ -101,7 +101,7 @@ class Guard:
                 raise
             await response.fail(failure, scope, receive)
         finally:
-            self._metrics.requests.labels(path, str(response.status)).inc()
+            self._metrics.requests.labels(metric_path, str(response.status)).inc()
 
     def _redact(self, body: bytes, *, is_error: bool) -> bytes:
         redact = self._redact_errors if is_error else self._redact_texts
@@ -109,7 +109,7 @@ class Guard:
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have used the other one
+        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have used the other length
             message = "the request has two lengths, Content-Length and Transfer-Encoding"
             raise ApiError(400, message, headers={"Connection": "close"})
         if not self._names.allows_host(headers.get("host", "")):
@@ -124,9 +124,9 @@ class Guard:
                 "web pages of this origin are not allowed; start the server with --allow-origin to allow them",
                 code="origin_not_allowed",
             )
-        if scope["path"] == "/health":  # it has no private data
+        if scope["path"] == "/health":  # the reply has no private data
             return
-        if self._sessions is not None and self._sessions.serves(scope["path"]):
+        if self._sessions is not None and self._sessions.is_page_path(scope["path"]):
             scope.setdefault("state", {})["owner"] = self._sessions.admit(scope)
             return
         owner = self._keys.find_owner(headers.get("authorization"))
@@ -146,15 +146,15 @@ class _GuardedResponse:
 
     _send: Send
     _redact: Callable[..., bytes]
-    """Removes secrets from a part of its body."""
+    """Removes secrets from a part of the body."""
     _observe: Callable[[float], None]
     """Called with the seconds until the response begins."""
-    _began: float = field(default_factory=time.perf_counter)
+    _started_at: float = field(default_factory=time.perf_counter)
     _start_message: Message | None = None
-    """The start of the response, held back until the redacted body has its length."""
+    """The start of the response, which is sent when the length of the redacted body is known."""
     _is_text: bool = True
     is_open_stream: bool = False
-    """Whether it is a stream of events that has begun and not ended."""
+    """Whether the response is a stream of events that has begun and not ended."""
     status: int = 0
     """The HTTP status; 0 before the response begins."""
 
@@ -162,12 +162,12 @@ class _GuardedResponse:
         """Send a message of the application."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self._observe(time.perf_counter() - self._began)
+            self._observe(time.perf_counter() - self._started_at)
             headers = MutableHeaders(scope=message)
             headers["X-Content-Type-Options"] = "nosniff"
-            kind = headers.get("content-type", "")
-            self._is_text = kind != "application/octet-stream"
-            self.is_open_stream = kind.startswith("text/event-stream")
+            content_type = headers.get("content-type", "")
+            self._is_text = content_type != "application/octet-stream"
+            self.is_open_stream = content_type.startswith("text/event-stream")
             if self._is_text and "content-length" in headers:
                 self._start_message = message
                 return
@@ -176,8 +176,8 @@ class _GuardedResponse:
         if self._start_message is not None:
             if not message.get("more_body"):
                 MutableHeaders(scope=self._start_message)["Content-Length"] = str(len(message.get("body", b"")))
-            start, self._start_message = self._start_message, None
-            await self._send(start)
+            start_message, self._start_message = self._start_message, None
+            await self._send(start_message)
         if message["type"] == "http.response.body" and not message.get("more_body"):
             self.is_open_stream = False
         await self._send(message)
@@ -185,9 +185,9 @@ class _GuardedResponse:
     async def fail(self, failure: ApiError, scope: Scope, receive: Receive) -> None:
         """Send an error as the response, or as the last event of a stream that has begun."""
         if not self.is_open_stream:
-            await JSONResponse(failure.body(), failure.status, headers=failure.headers)(scope, receive, self.send)
+            await JSONResponse(failure.to_body(), failure.status, headers=failure.headers)(scope, receive, self.send)
             return
-        event = f"data: {json.dumps(failure.body())}\n\n".encode()
-        with suppress(TimeoutError):  # of a client that reads nothing
-            async with asyncio.timeout(_LAST_EVENT_SECONDS):
+        event = f"data: {json.dumps(failure.to_body())}\n\n".encode()
+        with suppress(TimeoutError):  # the client may not read
+            async with asyncio.timeout(_LAST_EVENT_TIMEOUT_S):
                 await self.send({"type": "http.response.body", "body": event})

@@ -1,4 +1,4 @@
-"""Keys from a file or the environment, each with a name, which owns runs and files, and its limits."""
+"""Loads API keys from a file or the environment. Each key has a name, which owns runs and files, and limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from memagent_graph.errors import MemAgentError
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _MIN_KEY_LENGTH: Final = 16
 
 
@@ -31,7 +31,7 @@ class Owner:
 
 
 LOCAL: Final = Owner("local")
-"""Everyone, if the server has no keys."""
+"""The owner of all requests, if the server has no keys."""
 
 
 class Keys:
@@ -41,14 +41,14 @@ class Keys:
         keys: each owner with their key; none means that everyone is `LOCAL`.
 
     Raises:
-        MemAgentError: two owners have one name or one key, a name is not allowed, or a key is too short.
+        MemAgentError: two owners have the same name or key, a name is not allowed, or a key is too short.
     """
 
     def __init__(self, keys: Iterable[tuple[Owner, str]] = ()) -> None:
         self._owners: dict[bytes, Owner] = {}
         names: set[str] = set()
         for owner, key in keys:
-            if not _NAME.fullmatch(owner.name) or owner.name in names:
+            if not _NAME_PATTERN.fullmatch(owner.name) or owner.name in names:
                 raise MemAgentError(
                     f"the name of a key must be unique and plain, got {owner.name!r}",
                     hint="Use at most 64 letters, digits, hyphens, underscores and dots; a dot cannot be the first.",
@@ -58,7 +58,7 @@ class Keys:
                     f"the key of {owner.name} must have at least {_MIN_KEY_LENGTH} ASCII characters without spaces",
                     hint="Make a key with `openssl rand -hex 24`.",
                 )
-            digest = _digest(key)
+            digest = _hash_key(key)
             if digest in self._owners:
                 raise MemAgentError(
                     f"{owner.name} and {self._owners[digest].name} have the same key",
@@ -74,10 +74,10 @@ class Keys:
     def load(cls, file: Path | None, key_list: str = "") -> Keys:
         """Load the keys in a TOML file, and those in a list such as `alice:KEY,bob:KEY`.
 
-        In the file, `alice = "KEY"`, or a table `[alice]` with `key` and the limits that `Owner` has.
+        The file has a line `alice = "KEY"` for each key, or a table `[alice]` with `key` and the limits of `Owner`.
 
         Raises:
-            MemAgentError: the file cannot be read, or has another form.
+            MemAgentError: the file cannot be read or has an invalid entry.
         """
         pairs: list[tuple[Owner, str]] = []
         for entry in filter(None, (entry.strip() for entry in key_list.split(","))):
@@ -98,9 +98,9 @@ class Keys:
         if not self._owners:
             return LOCAL
         scheme, _, key = (authorization or "").partition(" ")
-        key_digest = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        key_digest = _hash_key(key.strip()) if scheme.lower() == "bearer" else b""
         match = None
-        # Compare with all of them, so that the time does not reveal which one it is.
+        # Compare with all keys, so that the time does not reveal which one matches.
         for digest, owner in self._owners.items():
             if hmac.compare_digest(digest, key_digest):
                 match = owner
@@ -123,5 +123,5 @@ def _parse_entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
     return Owner(name, **limits), table["key"]
 
 
-def _digest(key: str) -> bytes:
+def _hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()

@@ -23,7 +23,7 @@ class ReadState(StrEnum):
     """The state of a read. All except FINISHED continue when they are requested again."""
 
     WAITING = "waiting"
-    """It has not begun; other reads are before it."""
+    """The read has not begun; other reads are ahead of it."""
     RUNNING = "running"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -35,18 +35,18 @@ class ReadState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended. The same request may continue it."""
+        """Whether the read has ended. The same request may continue it."""
         return self not in {ReadState.WAITING, ReadState.RUNNING}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A read in the ledger. One that a killed process left is still RUNNING or WAITING."""
+    """A read in the ledger. A read that a killed process left is still RUNNING or WAITING."""
 
     run_id: str
     owner: str
     request: str
-    """A digest of everything that the read depends on; equal requests of a key have the same."""
+    """A digest of everything that the read depends on; equal requests of a key have the same digest."""
     question: str
     document: str
     """The document's name."""
@@ -56,9 +56,9 @@ class Entry:
     state: ReadState = ReadState.WAITING
     error: str | None = None
     edited: bool = False
-    """Whether a person changed it; the same request then gets another read."""
+    """Whether a person changed the read; the same request then starts another read."""
     read_request: str = ""
-    """What is read, as JSON, so that another process can continue the read (`ReadRequest.of_entry`)."""
+    """The request to read, as JSON, so that another process can continue the read (`ReadRequest.from_entry`)."""
 
 
 _SCHEMA: Final = (
@@ -73,7 +73,7 @@ _SCHEMA: Final = (
     "CREATE INDEX reads_of_requests ON reads (owner, request, began)",
     "CREATE INDEX reads_of_owners ON reads (owner, began)",
 )
-_CONTAINS: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
+_CONTAINS_TEXT: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
 
 
 class Ledger:
@@ -98,12 +98,12 @@ class Ledger:
 
     def begin(self, entry: Entry) -> None:
         """Add a read."""
-        self.run("INSERT INTO reads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(entry))
+        self.execute("INSERT INTO reads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(entry))
 
     def mark(self, run_id: str, state: ReadState, error: str | None = None) -> None:
         """Record the state of a read."""
         ended = time.time() if state.has_ended else None
-        self.run("UPDATE reads SET state = ?, ended = ?, error = ? WHERE run_id = ?", (state, ended, error, run_id))
+        self.execute("UPDATE reads SET state = ?, ended = ?, error = ? WHERE run_id = ?", (state, ended, error, run_id))
 
     def find_by_request(self, owner: str, request: str) -> list[Entry]:
         """Return the reads of one request of a key, the newest first."""
@@ -116,13 +116,15 @@ class Ledger:
             `newest` of them after the first `skip`, and the total number.
         """
         values = owner, text.casefold()
-        ((total,),) = self.run(f"SELECT count(*) FROM reads WHERE {_CONTAINS}", values)  # noqa: S608  one of those above
-        page = self._select(f"{_CONTAINS} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*values, newest, skip))
+        ((total,),) = self.execute(f"SELECT count(*) FROM reads WHERE {_CONTAINS_TEXT}", values)  # noqa: S608  one of those above
+        page = self._select(
+            f"{_CONTAINS_TEXT} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*values, newest, skip)
+        )
         return page, total
 
     def mark_edited(self, run_id: str, *, edited: bool = True) -> None:
         """Record whether a person changed a read."""
-        self.run("UPDATE reads SET edited = ? WHERE run_id = ?", (edited, run_id))
+        self.execute("UPDATE reads SET edited = ? WHERE run_id = ?", (edited, run_id))
 
     def get(self, owner: str, run_id: str) -> Entry | None:
         """Return a read; None if it does not exist, or belongs to another key."""
@@ -134,10 +136,10 @@ class Ledger:
             self._connection.close()
 
     def _select(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
-        rows = self.run(f"SELECT * FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
+        rows = self.execute(f"SELECT * FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
         return [Entry(**{**dict(row), "state": ReadState(row["state"]), "edited": bool(row["edited"])}) for row in rows]
 
-    def run(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    def execute(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """Return the rows of a statement."""
         try:
             with self.lock, closing(self._connection.execute(statement, values)) as cursor:

@@ -1,4 +1,4 @@
-"""Determines which parts of a request become documents, and which text is the question. Pure functions.
+"""Determines which parts of a request are read, and which text is the question. Pure functions.
 
 If a request does not fit, its largest parts are read: as few as necessary. If that is not enough, the older part of the
 conversation is read too. The user's latest request is never left out.
@@ -18,9 +18,9 @@ from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, Mes
 MESSAGE_TOKENS: Final = 8
 """Tokens reserved for what a chat template adds to each message."""
 OTHER_PART_TOKENS: Final = 1024
-"""The assumed tokens of an image, a sound or a video."""
-MEDIA: Final = re.compile("image|audio|video")
-"""Kinds of parts whose sizes are not known."""
+"""The assumed number of tokens of an image, a sound or a video."""
+MEDIA_KIND: Final = re.compile("image|audio|video")
+"""Kinds of parts whose token counts are not known."""
 _STUB_TOKENS: Final = 64
 """Tokens of the text that replaces a part that is read."""
 _EXACT_BYTES: Final = 1 << 18
@@ -38,24 +38,24 @@ _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 class ReadingPlan:
     """The parts of a request that are read."""
 
-    history: int
+    history_length: int
     """The number of messages at the beginning that are read as a transcript, except system messages."""
     positions: tuple[PartPosition, ...]
     """Parts of later messages, and of system messages, that are read, in order."""
-    latest: int | None
+    latest_index: int | None
     """The message of the user's latest request; None if there is none."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing has to be read."""
-        return not self.history and not self.positions
+        return not self.history_length and not self.positions
 
 
-Sizes = Mapping[PartPosition, int]
+TokenCounts = Mapping[PartPosition, int]
 """Tokens of each part."""
 
 
-def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> Sizes:
+def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> TokenCounts:
     """Return the tokens of each part; files count as 0, because they are always read.
 
     A part of another type, such as a tool's result with parts of its own, counts with its JSON.
@@ -63,77 +63,81 @@ def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> Sizes:
 
     def count_tokens(part: MessagePart) -> int:
         if part.text is not None:
-            exact, text = part.text.size <= _EXACT_BYTES, part.text
-            return tokenizer.count(text.decode()) if exact else text.size // _BYTES_PER_TOKEN
+            is_exact, text = part.text.size <= _EXACT_BYTES, part.text
+            return tokenizer.count(text.decode()) if is_exact else text.size // _BYTES_PER_TOKEN
         if part.kind == "file" or part.raw is None:
             return 0
-        if MEDIA.search(part.kind):
+        if MEDIA_KIND.search(part.kind):
             return OTHER_PART_TOKENS
         content = bytes(part.raw)
-        exact = len(content) <= _EXACT_BYTES
-        return tokenizer.count(content.decode(errors="replace")) if exact else len(content) // _BYTES_PER_TOKEN
+        is_exact = len(content) <= _EXACT_BYTES
+        return tokenizer.count(content.decode(errors="replace")) if is_exact else len(content) // _BYTES_PER_TOKEN
 
     return {position: count_tokens(part) for position, part in request.parts.items()}
 
 
-def count_prompt_tokens(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
+def count_prompt_tokens(request: ChatRequest, token_counts: TokenCounts, tokenizer: Tokenizer) -> int:
     """Return the tokens of the request's prompt, including tool calls and descriptions of tools."""
     tools = [request.fields[name] for name in ("tools", "functions") if name in request.fields]
-    tools += [message.fields[name] for message in request.messages for name in _CALLS if name in message.fields]
+    tools += [message.fields[name] for message in request.messages for name in _CALL_FIELDS if name in message.fields]
     tool_tokens = sum(tokenizer.count(bytes(raw).decode(errors="replace")) for raw in tools)
-    return tool_tokens + sum(sizes.values()) + MESSAGE_TOKENS * len(request.messages)
+    return tool_tokens + sum(token_counts.values()) + MESSAGE_TOKENS * len(request.messages)
 
 
-_CALLS: Final = ("tool_calls", "function_call")
+_CALL_FIELDS: Final = ("tool_calls", "function_call")
 
 
-def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, findings: int) -> ReadingPlan:
+def plan_reading(
+    request: ChatRequest, token_counts: TokenCounts, *, prompt_tokens: int, max_tokens: int, findings_tokens: int
+) -> ReadingPlan:
     """Determine what to read so that the rest fits.
 
     Args:
         request: the request.
-        sizes: the sizes of its parts, in tokens.
-        total: tokens of the whole prompt.
-        room: the maximum tokens of a prompt.
-        findings: tokens of the findings that replace the read parts.
+        token_counts: the tokens of each part.
+        prompt_tokens: the tokens of the prompt.
+        max_tokens: the maximum tokens of a prompt.
+        findings_tokens: tokens of the findings that replace the read parts.
     """
     messages = request.messages
-    latest = find_latest_request(messages)
+    latest_index = find_latest_request(messages)
     files = [position for position, part in request.parts.items() if part.kind == "file"]
-    if total <= room and not files:
-        return ReadingPlan(0, (), latest)
-    room -= findings
+    if prompt_tokens <= max_tokens and not files:
+        return ReadingPlan(0, (), latest_index)
+    max_tokens -= findings_tokens
 
     def find_texts(longer_than: int) -> list[PartPosition]:
         texts = (position for position, part in request.parts.items() if part.text is not None)
-        return [position for position in texts if sizes[position] > longer_than]
+        return [position for position in texts if token_counts[position] > longer_than]
 
-    large = find_texts(max(findings // 2, _STUB_TOKENS))
-    largest, remaining_tokens = _choose_largest(large, sizes, total + _STUB_TOKENS * len(files), room)
-    if remaining_tokens <= room:
-        return ReadingPlan(0, tuple(sorted([*files, *largest])), latest)
+    large = find_texts(max(findings_tokens // 2, _STUB_TOKENS))
+    largest, remaining_tokens = _choose_largest(
+        large, token_counts, prompt_tokens + _STUB_TOKENS * len(files), max_tokens
+    )
+    if remaining_tokens <= max_tokens:
+        return ReadingPlan(0, tuple(sorted([*files, *largest])), latest_index)
     history, remaining_indices = 0, set(range(len(messages)))
-    # A tool's result must follow the call, or model servers refuse it.
+    # A tool's result must follow its call, or model servers refuse the request.
     for history in (index for index in range(1, len(messages)) if messages[index].role not in {"tool", "function"}):
         remaining_indices = {
             index
             for index, message in enumerate(messages)
-            if index >= history or message.role in _SYSTEM or index == latest
+            if index >= history or message.role in _SYSTEM_ROLES or index == latest_index
         }
-        rest = sum(size for position, size in sizes.items() if position.message in remaining_indices)
-        rest += MESSAGE_TOKENS * len(remaining_indices)
+        rest_tokens = sum(size for position, size in token_counts.items() if position.message in remaining_indices)
+        rest_tokens += MESSAGE_TOKENS * len(remaining_indices)
         large = [position for position in largest if position.message in remaining_indices]
-        if rest - sum(_count_saved_tokens(sizes, position) for position in large) <= room:
+        if rest_tokens - sum(_count_saved_tokens(token_counts, position) for position in large) <= max_tokens:
             break
     else:  # Not even the last message fits with the system message: everything is read.
         large = [position for position in find_texts(_STUB_TOKENS) if position.message in remaining_indices]
     # Files of older messages are read with the transcript.
     files = [file for file in files if file.message in remaining_indices]
-    return ReadingPlan(history, tuple(sorted({*large, *files})), latest)
+    return ReadingPlan(history, tuple(sorted({*large, *files})), latest_index)
 
 
 def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
-    """Return the last message with text of the user."""
+    """Return the index of the last user message with text."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].role == "user" and any(part.text and part.text.size for part in messages[index].parts):
             return index
@@ -141,55 +145,58 @@ def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
 
 
 def is_front_end_task(request: ChatRequest) -> bool:
-    """Return whether the user's latest request is a chat front end's own task, such as a title for the conversation.
+    """Return whether the latest request is a task of the chat front end itself, such as a title for the conversation.
 
-    Open WebUI begins these with "### Task:".
+    Open WebUI begins such requests with "### Task:".
     """
-    latest = find_latest_request(request.messages)
-    if latest is None:
+    latest_index = find_latest_request(request.messages)
+    if latest_index is None:
         return False
-    first = next(part.text for part in request.messages[latest].parts if part.text and part.text.size)
-    return first.decode().lstrip().startswith("### Task:")
+    first_text = next(part.text for part in request.messages[latest_index].parts if part.text and part.text.size)
+    return first_text.decode().lstrip().startswith("### Task:")
 
 
 def compose_question(
-    request: ChatRequest, plan: ReadingPlan, tokenizer: Tokenizer, tokens: int, *, with_context: bool
+    request: ChatRequest, plan: ReadingPlan, tokenizer: Tokenizer, max_tokens: int, *, with_context: bool
 ) -> str:
-    """Return the question for reading a request, in at most `tokens` tokens.
+    """Return the question for reading a request, in at most `max_tokens` tokens.
 
     Args:
         request: the request.
-        plan: its parts that are read.
-        tokenizer: counts.
-        tokens: the question's budget.
+        plan: the parts of the request that are read.
+        tokenizer: counts tokens.
+        max_tokens: the question's budget.
         with_context: whether the question includes the system message and earlier messages; not needed if the model
             sees these messages afterwards.
     """
-    message = request.messages[plan.latest] if plan.latest is not None else None
-    is_small = tokens < _MIN_TOKENS_FOR_CONTEXT
+    message = request.messages[plan.latest_index] if plan.latest_index is not None else None
+    is_small = max_tokens < _MIN_TOKENS_FOR_CONTEXT
     texts = []
     for part_index, part in enumerate(message.parts if message else ()):
-        if part.text is not None and PartPosition(plan.latest or 0, part_index) in plan.positions:
-            texts.append(_cut_to_paragraphs(part.text, tokens, tokenizer, only_one=is_small))
+        if part.text is not None and PartPosition(plan.latest_index or 0, part_index) in plan.positions:
+            texts.append(_cut_to_paragraphs(part.text, max_tokens, tokenizer, only_one=is_small))
         elif part.text is not None:
-            texts.append(_limit_length(part.text, tokens))
+            texts.append(_limit_length(part.text, max_tokens))
     question = "\n\n".join(filter(None, (text.strip() for text in texts))) or _DEFAULT_QUESTION
     if is_small or not with_context:
-        return shorten_text(question, tokens, tokenizer.count)
-    question = shorten_text(question, tokens // 2, tokenizer.count)
-    room = tokens - tokenizer.count(question) - _STUB_TOKENS
-    system = _collect_unread_text(request, plan, tokens, lambda index, role: role in _SYSTEM)
-    system = shorten_text(f"Instructions: {system}", max(1, room // 2), tokenizer.count) if system else ""
-    room -= tokenizer.count(system)
-    earlier = _collect_unread_text(
-        request, plan, tokens, lambda index, role: role not in _SYSTEM and index < (plan.latest or 0)
+        return shorten_text(question, max_tokens, tokenizer.count)
+    question = shorten_text(question, max_tokens // 2, tokenizer.count)
+    context_tokens = max_tokens - tokenizer.count(question) - _STUB_TOKENS
+    system_text = _collect_unread_text(request, plan, max_tokens, lambda index, role: role in _SYSTEM_ROLES)
+    if system_text:
+        system_text = shorten_text(f"Instructions: {system_text}", max(1, context_tokens // 2), tokenizer.count)
+    context_tokens -= tokenizer.count(system_text)
+    earlier_text = _collect_unread_text(
+        request, plan, max_tokens, lambda index, role: role not in _SYSTEM_ROLES and index < (plan.latest_index or 0)
     )
-    earlier = shorten_text(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer.count) if earlier else ""
-    parts = [system, earlier, f"Question: {question}" if system or earlier else question]
-    return shorten_text("\n\n".join(filter(None, parts)), tokens, tokenizer.count)
+    if earlier_text:
+        earlier_text = f"Earlier in the conversation: {earlier_text}"
+        earlier_text = shorten_text(earlier_text, max(1, context_tokens), tokenizer.count)
+    parts = [system_text, earlier_text, f"Question: {question}" if system_text or earlier_text else question]
+    return shorten_text("\n\n".join(filter(None, parts)), max_tokens, tokenizer.count)
 
 
-_SYSTEM: Final = frozenset({"system", "developer"})
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _SPEAKERS: Final = {"user": "User", "assistant": "Assistant", "tool": "Result", "function": "Result"}
 
 
@@ -199,71 +206,76 @@ def name_speaker(message: ChatMessage) -> str:
 
 
 def _collect_unread_text(
-    request: ChatRequest, plan: ReadingPlan, tokens: int, is_included: Callable[[int, str], bool]
+    request: ChatRequest, plan: ReadingPlan, max_tokens: int, is_included: Callable[[int, str], bool]
 ) -> str:
     """Return the text of chosen messages, except the parts that are read."""
     paragraphs = []
     for index, message in enumerate(request.messages):
-        if not is_included(index, message.role) or (index < plan.history and message.role not in _SYSTEM):
+        if not is_included(index, message.role) or (index < plan.history_length and message.role not in _SYSTEM_ROLES):
             continue
         parts = [
             (part.text, PartPosition(index, part_index) in plan.positions)
             for part_index, part in enumerate(message.parts)
         ]
-        # In a long system message, the beginning has the instructions.
+        # The instructions are at the beginning of a long system message.
         texts = [
-            _limit_length(text, tokens)[: tokens * 2 if is_read else None]
+            _limit_length(text, max_tokens)[: max_tokens * 2 if is_read else None]
             for text, is_read in parts
-            if text is not None and (message.role in _SYSTEM or not is_read)
+            if text is not None and (message.role in _SYSTEM_ROLES or not is_read)
         ]
         text = "\n".join(texts).strip()
         if text:
-            paragraphs.append(text if message.role in _SYSTEM else f"{name_speaker(message)}: {text}")
+            paragraphs.append(text if message.role in _SYSTEM_ROLES else f"{name_speaker(message)}: {text}")
     return "\n".join(paragraphs)
 
 
-def _limit_length(text: JsonText, tokens: int) -> str:
-    """Return a text; only its beginning and end if it certainly has more than `tokens` tokens."""
-    limit = tokens * _MAX_TOKEN_LENGTH
-    whole = text.decode()
-    return whole if len(whole) <= 2 * limit else f"{whole[:limit]} [...] {whole[-limit:]}"
+def _limit_length(text: JsonText, max_tokens: int) -> str:
+    """Return a text. If it certainly has more than `max_tokens` tokens, return only its beginning and end."""
+    max_length = max_tokens * _MAX_TOKEN_LENGTH
+    full_text = text.decode()
+    return (
+        full_text if len(full_text) <= 2 * max_length else f"{full_text[:max_length]} [...] {full_text[-max_length:]}"
+    )
 
 
-def _cut_to_paragraphs(text: JsonText, tokens: int, tokenizer: Tokenizer, *, only_one: bool) -> str:
+def _cut_to_paragraphs(text: JsonText, max_tokens: int, tokenizer: Tokenizer, *, only_one: bool) -> str:
     """Return the first and the last paragraph of a long text, where a question with a document usually is.
 
     Args:
         text: the text.
-        tokens: the maximum for both.
-        tokenizer: counts.
-        only_one: return only one of them: the one with a question, otherwise the last.
+        max_tokens: the maximum for both paragraphs together.
+        tokenizer: counts tokens.
+        only_one: return only one paragraph: the one with a question, otherwise the last.
     """
-    reach = tokens * _MAX_TOKEN_LENGTH
-    whole = text.decode()
-    first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
-    last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
+    max_length = max_tokens * _MAX_TOKEN_LENGTH
+    full_text = text.decode()
+    first_paragraph = _PARAGRAPHS.split(full_text[:max_length].strip(), 1)[0].strip()
+    last_paragraph = _PARAGRAPHS.split(full_text[-max_length:].strip())[-1].strip()
     if only_one:
-        return shorten_text(first if first.endswith("?") and not last.endswith("?") else last, tokens, tokenizer.count)
-    half = max(1, tokens // 2 - 4)
-    return f"{shorten_text(first, half, tokenizer.count)}\n[...]\n{shorten_text(last, half, tokenizer.count)}"
+        is_first_better = first_paragraph.endswith("?") and not last_paragraph.endswith("?")
+        return shorten_text(first_paragraph if is_first_better else last_paragraph, max_tokens, tokenizer.count)
+    tokens_each = max(1, max_tokens // 2 - 4)
+    beginning = shorten_text(first_paragraph, tokens_each, tokenizer.count)
+    end = shorten_text(last_paragraph, tokens_each, tokenizer.count)
+    return f"{beginning}\n[...]\n{end}"
 
 
 def _choose_largest(
-    positions: Sequence[PartPosition], sizes: Sizes, total: int, room: int
+    positions: Sequence[PartPosition], token_counts: TokenCounts, prompt_tokens: int, max_tokens: int
 ) -> tuple[list[PartPosition], int]:
-    """Choose the fewest large parts so that the rest fits; if it never fits, choose all of them.
+    """Choose the fewest large parts so that the rest fits. If the rest never fits, choose all of them.
 
     Returns:
         the chosen parts, and the tokens of the rest.
     """
-    chosen: list[PartPosition] = []
-    for position in sorted(positions, key=lambda position: -sizes[position]):
-        if total <= room:
+    chosen_positions: list[PartPosition] = []
+    for position in sorted(positions, key=lambda position: -token_counts[position]):
+        if prompt_tokens <= max_tokens:
             break
-        chosen.append(position)
-        total -= _count_saved_tokens(sizes, position)
-    return chosen, total
+        chosen_positions.append(position)
+        prompt_tokens -= _count_saved_tokens(token_counts, position)
+    return chosen_positions, prompt_tokens
 
 
-def _count_saved_tokens(sizes: Sizes, position: PartPosition) -> int:
-    return sizes[position] - _STUB_TOKENS
+def _count_saved_tokens(token_counts: TokenCounts, position: PartPosition) -> int:
+    return token_counts[position] - _STUB_TOKENS

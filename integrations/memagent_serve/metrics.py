@@ -14,36 +14,40 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300
 
 
 class Metrics:
-    """One server's counts."""
+    """The metrics of one server."""
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.requests = self._counter("requests", "Requests by path and status.", "path", "status")
+        self.requests = self._make_counter("requests", "Requests by path and status.", "path", "status")
         help_text, labels = "Seconds until a reply began.", ["path"]
-        self.seconds = Histogram(
+        self.request_seconds = Histogram(
             "memagent_request_seconds", help_text, labels, buckets=_BUCKETS, registry=self._registry
         )
-        self.ways = self._counter("completions", "Chat completions by outcome: passed, read, read_and_passed.", "way")
+        self.completions = self._make_counter(
+            "completions", "Chat completions by outcome: passed, read, read_and_passed.", "way"
+        )
         help_text = "Requested reads: started, joined, resumed, repeated, refused."
-        self.reads = self._counter("reads_asked", help_text, "kind")
-        self.ends = self._counter("reads_ended", "Reads that ended: finished, stopped, failed, cancelled.", "state")
-        self.tokens = self._counter("tokens", "Tokens used by reads: prompt, completion, cached.", "kind")
+        self.reads = self._make_counter("reads_asked", help_text, "kind")
+        self.ended_reads = self._make_counter(
+            "reads_ended", "Reads that ended: finished, stopped, failed, cancelled.", "state"
+        )
+        self.tokens = self._make_counter("tokens", "Tokens used by reads: prompt, completion, cached.", "kind")
 
-    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+    def _make_counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"memagent_{name}", help_text, labels, registry=self._registry)
 
-    def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+    def add_gauge(self, name: str, help_text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is computed on request."""
         Gauge(name, help_text, registry=self._registry).set_function(value)
 
-    def count(self, usage: Usage | TokenUsage) -> None:
+    def count_tokens(self, usage: Usage | TokenUsage) -> None:
         """Count the tokens of a read, or of a single answer."""
         self.tokens.labels("prompt").inc(usage.prompt_tokens)
         self.tokens.labels("completion").inc(usage.completion_tokens)
         self.tokens.labels("cached").inc(usage.cached_tokens)
 
     def render(self) -> bytes:
-        """All metrics in Prometheus's text format."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

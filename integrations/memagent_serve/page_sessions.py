@@ -19,14 +19,14 @@ from starlette.types import Scope
 from memagent_serve.api_errors import ApiError
 from memagent_serve.keys import LOCAL, Keys, Owner
 
-PAGE: Final = "/page"
+PAGE_PREFIX: Final = "/page"
 """The prefix of all paths of the page except "/"."""
-SIGN_IN: Final = f"{PAGE}/session"
-STATIC: Final = f"{PAGE}/static/"
+SIGN_IN_PATH: Final = f"{PAGE_PREFIX}/session"
+STATIC_PREFIX: Final = f"{PAGE_PREFIX}/static/"
 PAGE_HEADER: Final = "X-Memagent-Page"
 """A header of the page's requests that change something; forms and images of other pages cannot send it."""
 _SESSIONS_PER_OWNER: Final = 64
-"""The maximum number of sessions of one key; a new one ends the key's oldest."""
+"""The maximum number of sessions of one key; a new session ends the oldest one of the key."""
 _TRUSTED_SITES: Final = frozenset({"same-origin", "none"})
 
 
@@ -51,10 +51,10 @@ class PageSessions:
             port: the server's port. It is in the cookie's name, because all ports of a host share their cookies.
 
         Returns:
-            a response that sets its cookie.
+            a response that sets the cookie.
 
         Raises:
-            ApiError: 401; it is neither the token nor a key.
+            ApiError: 401; `credential` is neither the token nor a key.
         """
         if self.token is None:
             owner = self._keys.find_owner(f"Bearer {credential}")
@@ -63,22 +63,22 @@ class PageSessions:
         if owner is None:
             raise ApiError(401, "this is not the token of the start-up message, nor a key", code="invalid_page_token")
         session = secrets.token_urlsafe(32)
-        digests = [digest for digest, other in self._sessions.items() if other.name == owner.name]
+        digests = [digest for digest, session_owner in self._sessions.items() if session_owner.name == owner.name]
         for digest in digests[: max(0, len(digests) + 1 - _SESSIONS_PER_OWNER)]:
             del self._sessions[digest]
-        self._sessions[_digest(session)] = owner
+        self._sessions[_hash_session(session)] = owner
         response = Response(status_code=204)
         response.set_cookie(_name_cookie(port), session, path="/", httponly=True, samesite="strict")
         return response
 
     def sign_out(self, scope: Scope) -> None:
         """Sign out the browser that sent a request."""
-        self._sessions.pop(_digest(_read_session(scope)), None)
+        self._sessions.pop(_hash_session(_read_session(scope)), None)
 
     @staticmethod
-    def serves(path: str) -> bool:
+    def is_page_path(path: str) -> bool:
         """Return whether a path belongs to the page."""
-        return path == "/" or path.startswith(f"{PAGE}/")
+        return path == "/" or path.startswith(f"{PAGE_PREFIX}/")
 
     def admit(self, scope: Scope) -> Owner | None:
         """Return the owner of a request to the page; None for public paths: the page itself, and the sign-in.
@@ -92,14 +92,14 @@ class PageSessions:
         is_foreign = origin is not None and origin.lower() not in {
             f"{scheme}://{headers.get('host', '').lower()}" for scheme in ("http", "https")
         }
-        is_public = path == "/" or path.startswith(STATIC)
+        is_public = path == "/" or path.startswith(STATIC_PREFIX)
         if is_foreign or (not is_public and headers.get("sec-fetch-site", "none") not in _TRUSTED_SITES):
             raise ApiError(403, "other web pages may not send this request", code="origin_not_allowed")
         if not is_safe and PAGE_HEADER not in headers:
             raise ApiError(403, f"the header {PAGE_HEADER} is missing", code="not_from_the_page")
-        if is_public or (path == SIGN_IN and scope["method"] == "POST"):
+        if is_public or (path == SIGN_IN_PATH and scope["method"] == "POST"):
             return None
-        owner = self._sessions.get(_digest(_read_session(scope)))
+        owner = self._sessions.get(_hash_session(_read_session(scope)))
         if owner is None:
             raise ApiError(401, "sign in with the token of the start-up message, or a key", code="not_signed_in")
         return owner
@@ -118,5 +118,5 @@ def _read_session(scope: Scope) -> str:
     return cookie.value if cookie else ""
 
 
-def _digest(session: str) -> bytes:
+def _hash_session(session: str) -> bytes:
     return hashlib.sha256(session.encode(errors="replace")).digest()

@@ -29,16 +29,16 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import ApiError, api_error, too_busy
+from memagent_serve.api_errors import ApiError, make_too_busy, to_api_error
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
 from memagent_serve.serve_settings import ServeSettings
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_READERS: Final = 64
-_DEFAULT_SECONDS: Final = 10.0
+_DEFAULT_READ_SECONDS: Final = 10.0
 _MAX_WAIT_SECONDS: Final = 60
 """The longest time in `Retry-After`, in seconds. The official clients ignore longer times."""
 
@@ -54,13 +54,13 @@ class ReadRequest:
     answer_tokens: int | None = None
     """A smaller maximum for the answer than the budget's."""
 
-    def digest(self, settings: str, model: str) -> str:
+    def compute_digest(self, settings: str, model: str) -> str:
         """Return a hash that identifies the request; `settings` is the fingerprint of the reader's settings."""
         values = [self.owner.name, self.document["key"], self.question, asdict(self.sampling), self.answer_tokens]
         return hashlib.sha256(json.dumps([*values, settings, model], sort_keys=True).encode()).hexdigest()
 
     @classmethod
-    def of_entry(cls, entry: Entry, owner: Owner) -> ReadRequest:
+    def from_entry(cls, entry: Entry, owner: Owner) -> ReadRequest:
         """Return the request of a read in the ledger, with the limits that its owner has now."""
         return replace(msgspec.json.decode(entry.read_request, type=cls), owner=owner)
 
@@ -82,21 +82,21 @@ class ServedRead:
     state_if_cancelled: ReadState = ReadState.CANCELLED
     """Its state after its task is cancelled."""
     task: asyncio.Task[None] | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    change_event: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next change, and then replaced by a new event."""
 
-    def add(self, update: MemoryUpdate) -> None:
+    def add_update(self, update: MemoryUpdate) -> None:
         """Add an update, and wake all followers."""
         self.updates.append(update)
-        self.change()
+        self.wake_followers()
 
-    def change(self) -> None:
+    def wake_followers(self) -> None:
         """Wake all followers."""
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+        change_event, self.change_event = self.change_event, asyncio.Event()
+        change_event.set()
 
     @property
-    def chunks(self) -> int:
+    def update_count(self) -> int:
         """Memory updates so far, in this process."""
         return len(self.updates)
 
@@ -126,8 +126,8 @@ class ReadManager:
         self._salts: defaultdict[str, str] = defaultdict(lambda: secrets.token_hex(32))
         """By key: gives its reads a part of the policy server's prefix cache that no other key can ask about."""
         self._fingerprint: str | None = None
-        self._mean_seconds = _DEFAULT_SECONDS
-        self._refused: deque[float] = deque()
+        self._mean_seconds = _DEFAULT_READ_SECONDS
+        self._refusal_times: deque[float] = deque()
         """The times of the refusals in the last `Retry-After` period: about one for each client that waits."""
         self._retry_seconds = 0.0
 
@@ -148,20 +148,20 @@ class ReadManager:
         """
         if self._fingerprint is None:
             self._fingerprint = (await self.reader.agraph()).reader_context.settings
-        request = read_request.digest(self._fingerprint, self.reader.policy.name)
+        request = read_request.compute_digest(self._fingerprint, self.reader.policy.name)
         async with self._lock:
-            running = [read for read in self._reads.values() if read.request == request]
-            if running and not read_again:
+            running_reads = [read for read in self._reads.values() if read.request == request]
+            if running_reads and not read_again:
                 self.metrics.reads.labels("joined").inc()
-                return running[-1], "joined"
+                return running_reads[-1], "joined"
             self.require_capacity(read_request.owner)
             entries = await asyncio.to_thread(self.ledger.find_by_request, read_request.owner.name, request)
-            last = next((entry for entry in entries if not entry.edited), None) if not read_again else None
-            if last is not None and not self._is_outdated(last):
-                read = ServedRead(last.run_id, read_request, request, last.began)
-                kind = "repeated" if last.state is ReadState.FINISHED else "resumed"
+            last_entry = next((entry for entry in entries if not entry.edited), None) if not read_again else None
+            if last_entry is not None and not self._is_outdated(last_entry):
+                read = ServedRead(last_entry.run_id, read_request, request, last_entry.began)
+                start_kind = "repeated" if last_entry.state is ReadState.FINISHED else "resumed"
             else:
-                read, kind = ServedRead(f"{request[:24]}-{len(entries)}", read_request, request), "started"
+                read, start_kind = ServedRead(f"{request[:24]}-{len(entries)}", read_request, request), "started"
                 entry = Entry(
                     read.run_id,
                     read_request.owner.name,
@@ -172,8 +172,8 @@ class ReadManager:
                     read_request=msgspec.json.encode(read_request).decode(),
                 )
                 await asyncio.to_thread(self.ledger.begin, entry)
-            self._launch(read, kind)
-        return read, kind
+            self._launch(read, start_kind)
+        return read, start_kind
 
     async def resume(self, owner: Owner, entry: Entry) -> None:
         """Continue one read of a key where it stopped, independent of other requests; one that is running goes on.
@@ -186,19 +186,21 @@ class ReadManager:
                 return
             self.require_capacity(owner)
             request = "" if entry.edited else entry.request
-            self._launch(ServedRead(entry.run_id, ReadRequest.of_entry(entry, owner), request, entry.began), "resumed")
+            self._launch(
+                ServedRead(entry.run_id, ReadRequest.from_entry(entry, owner), request, entry.began), "resumed"
+            )
 
-    def _launch(self, read: ServedRead, kind: str) -> None:
-        self.metrics.reads.labels(kind).inc()
+    def _launch(self, read: ServedRead, start_kind: str) -> None:
+        self.metrics.reads.labels(start_kind).inc()
         self._reads[read.run_id] = read
-        read.task = asyncio.create_task(self._drive(read, kind))
+        read.task = asyncio.create_task(self._run(read, start_kind))
 
     def find(self, owner: Owner, run_id: str) -> ServedRead | None:
         """Return a waiting or running read; None if there is none, or it belongs to another key."""
         read = self._reads.get(run_id)
         return read if read is not None and read.read_request.owner.name == owner.name else None
 
-    def texts_in_use(self) -> set[str]:
+    def list_texts_in_use(self) -> set[str]:
         """Return the keys of the documents of waiting and running reads."""
         return {read.read_request.document["key"] for read in list(self._reads.values())}
 
@@ -216,14 +218,14 @@ class ReadManager:
         A slow follower misses changes in between, and nothing waits for it.
 
         Raises:
-            Exception: the error of the read. asyncio.CancelledError: it was cancelled.
+            Exception: the error of the read; an `ApiError`, 409, if the read was cancelled.
         """
         read.followers += 1
         try:
             while read.result is None and read.error is None:
-                changed = read.changed
+                change_event = read.change_event
                 yield read
-                await changed.wait()
+                await change_event.wait()
             if read.error is not None:
                 raise read.error
             if read.result is not None:
@@ -250,8 +252,8 @@ class ReadManager:
         self._readers.clear()
 
     def _is_outdated(self, entry: Entry) -> bool:
-        finished = entry.state is ReadState.FINISHED and entry.ended is not None
-        return finished and time.time() - (entry.ended or 0.0) > self.settings.keep_seconds
+        is_finished = entry.state is ReadState.FINISHED and entry.ended is not None
+        return is_finished and time.time() - (entry.ended or 0.0) > self.settings.keep_seconds
 
     def require_capacity(self, owner: Owner, question: str | None = None) -> None:
         """Refuse a read of a key if too many are running, unless it may join one with the same question.
@@ -271,27 +273,27 @@ class ReadManager:
         """Return a refusal whose Retry-After spreads the refused clients over the time that their reads will take."""
         self.metrics.reads.labels("refused").inc()
         now = time.monotonic()
-        self._refused.append(now)
-        while self._refused[0] < now - self._retry_seconds:
-            self._refused.popleft()
-        rounds = (len(self._reads) + len(self._refused)) / self.settings.max_reads
+        self._refusal_times.append(now)
+        while self._refusal_times[0] < now - self._retry_seconds:
+            self._refusal_times.popleft()
+        rounds = (len(self._reads) + len(self._refusal_times)) / self.settings.max_reads
         # Half of the time until the last read is done, because some clients may not try again.
         seconds = self._retry_seconds = min(_MAX_WAIT_SECONDS, round(self._mean_seconds * max(1.0, rounds / 2)))
-        return too_busy(f"{message}; send it again later", seconds)
+        return make_too_busy(f"{message}; send it again later", seconds)
 
-    async def _drive(self, read: ServedRead, kind: str) -> None:
+    async def _run(self, read: ServedRead, start_kind: str) -> None:
         """Read to the end, with or without followers."""
         state: ReadState = ReadState.CANCELLED
         error: Exception | None = None
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             async with self._slots:
                 await self._mark(read, ReadState.RUNNING)
-                began = time.monotonic()
-                result = await self._read(read, resumes=kind != "started")
+                started_at = time.monotonic()
+                result = await self._read(read, may_resume=start_kind != "started")
             state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
-            if kind != "repeated":
-                self.metrics.count(result.usage)
+            if start_kind != "repeated":
+                self.metrics.count_tokens(result.usage)
             await asyncio.to_thread(self.ledger.mark, read.run_id, state)
             read.result = result
         except asyncio.CancelledError:
@@ -304,33 +306,38 @@ class ReadManager:
             raise
         except Exception as failure:  # noqa: BLE001  the followers raise it; nothing else awaits this task
             state, error = ReadState.FAILED, failure
-            log.warning("read %s failed: %s", read.run_id, make_one_line(str(failure)))
+            logger.warning("read %s failed: %s", read.run_id, make_one_line(str(failure)))
         finally:
             if error is not None:
                 await asyncio.shield(asyncio.to_thread(self._record_failure, read.run_id, state, error))
             read.error, read.state = error, state
             self._reads.pop(read.run_id, None)
-            self.metrics.ends.labels(state.value).inc()
-            seconds = time.monotonic() - began
-            self._mean_seconds += 0.2 * (seconds - self._mean_seconds)
-            read.change()
+            self.metrics.ended_reads.labels(state.value).inc()
+            elapsed_s = time.monotonic() - started_at
+            self._mean_seconds += 0.2 * (elapsed_s - self._mean_seconds)
+            read.wake_followers()
 
     def _record_failure(self, run_id: str, state: ReadState, error: Exception) -> None:
         try:
-            self.ledger.mark(run_id, state, api_error(error).message)
+            self.ledger.mark(run_id, state, to_api_error(error).message)
         except MemAgentError as failure:
-            log.warning("%s", failure)
+            logger.warning("%s", failure)
 
     async def _mark(self, read: ServedRead, state: ReadState) -> None:
         read.state = state
-        read.change()
+        read.wake_followers()
         await asyncio.to_thread(self.ledger.mark, read.run_id, state)
 
-    async def _read(self, read: ServedRead, *, resumes: bool) -> ReadResult:
+    async def _read(self, read: ServedRead, *, may_resume: bool) -> ReadResult:
         reader, request = await self.get_reader(read.read_request), read.read_request
         limits = self.settings.limits.tighten(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
         return await reader.aresume_or_read(
-            read.run_id, request.document, request.question, may_resume=resumes, on_update=read.add, limits=limits
+            read.run_id,
+            request.document,
+            request.question,
+            may_resume=may_resume,
+            on_update=read.add_update,
+            limits=limits,
         )
 
     async def get_reader(self, read_request: ReadRequest) -> MemAgent:
@@ -341,14 +348,14 @@ class ReadManager:
             policy = self.reader.policy
             if salt and isinstance(policy, OpenAICompatiblePolicy):
                 policy = policy.with_fields({"cache_salt": salt})
-            choices: dict[str, Any] = (
+            options: dict[str, Any] = (
                 {} if read_request.answer_tokens is None else {"answer_tokens": read_request.answer_tokens}
             )
             self._readers[key] = self.reader.copy(
                 policy=policy,
                 sampling=replace(read_request.sampling, logprobs=(await self.reader.aprepare()).sampling.logprobs),
                 checkpoints=await self.reader.acheckpointer(),
-                **choices,
+                **options,
             )
             while len(self._readers) > _MAX_READERS:
                 self._readers.popitem(last=False)

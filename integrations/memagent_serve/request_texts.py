@@ -1,6 +1,6 @@
-"""The document that is read for a request, and the request that is passed on with the findings instead.
+"""Makes the document that is read for a request, and the request with the findings that is then passed on.
 
-The document is the request's long parts one after the other, each with its name.
+The document consists of the long parts of the request, one after the other, each with its name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart, 
 from memagent_serve.long_parts import MESSAGE_TOKENS, ReadingPlan, find_latest_request, name_speaker
 
 _MAX_NAME_LENGTH: Final = 120
-_HEAD_CHARS: Final = 600
-"""Characters of a long system message that stay in the request."""
-_BREAK: Final = "\n\n"
+_MAX_INSTRUCTION_LENGTH: Final = 600
+"""The number of characters of a long system message that stay in the request."""
+_PARAGRAPH_BREAK: Final = "\n\n"
 
 Pieces: TypeAlias = Iterator[Block | Omission]
 Files: TypeAlias = Mapping[PartPosition, DocumentRef]
@@ -36,8 +36,8 @@ class Source:
     """One of the texts that are read, with its name."""
 
     name: str
-    pieces: Callable[[], Pieces]
-    """Returns its text, with the names of its sections."""
+    load_pieces: Callable[[], Pieces]
+    """Returns the blocks of the text, with the names of its sections, and its omissions."""
     reference: DocumentRef | None = None
     """The text in the store, if it is there already."""
 
@@ -45,35 +45,35 @@ class Source:
 def list_sources(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
     """Return the texts that a plan reads, in order."""
     sources, parts = [], request.parts
-    if plan.history:
+    if plan.history_length:
         sources.append(Source("the earlier conversation", lambda: _iter_transcript(request, plan, files, store)))
     for position in plan.positions:
         reference = files.get(position)
-        pieces = _make_pieces(parts[position], reference, store)
-        sources.append(Source(_name_source(request, position, reference), pieces, reference))
+        load_pieces = _make_piece_loader(parts[position], reference, store)
+        sources.append(Source(_name_source(request, position, reference), load_pieces, reference))
     return sources
 
 
 def join_sources(sources: Sequence[Source]) -> Document:
-    """Return all sources as one document; if there are several, each is a section with its name as heading."""
+    """Return all sources as one document. If there are several, each is a section with its name as the heading."""
     if len(sources) == 1:
-        return Document.from_pieces(sources[0].pieces, sources[0].name)
+        return Document.from_pieces(sources[0].load_pieces, sources[0].name)
     names = make_one_line(", ".join(source.name for source in sources), _MAX_NAME_LENGTH)
     return Document.from_pieces(lambda: _iter_sources(sources), f"{len(sources)} texts: {names}")
 
 
 def _iter_sources(sources: Sequence[Source]) -> Pieces:
     for number, source in enumerate(sources, 1):
-        begin = "" if number == 1 else _BREAK
-        yield Block(f"{begin}[{number} of {len(sources)}: {source.name}]{_BREAK}", source.name)
-        for piece in source.pieces():
+        separator = "" if number == 1 else _PARAGRAPH_BREAK
+        yield Block(f"{separator}[{number} of {len(sources)}: {source.name}]{_PARAGRAPH_BREAK}", source.name)
+        for piece in source.load_pieces():
             if isinstance(piece, Block):
                 yield replace(piece, label=piece.label and f"{source.name}, {piece.label}")
             else:
                 yield replace(piece, place=", ".join(filter(None, (source.name, piece.place))))
 
 
-def _make_pieces(part: MessagePart, reference: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
+def _make_piece_loader(part: MessagePart, reference: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
     if reference is not None:
         return lambda: iter_stored_pieces(store, reference)
     text = part.text
@@ -87,33 +87,33 @@ def iter_stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
     blocks = {mark.start_char: Block("", mark.label) for mark in store.sections(ref)}
     for mark in store.headings(ref) if "headings" in ref else ():
         blocks[mark.start_char] = replace(blocks.get(mark.start_char, Block("")), headings=(mark.label,))
-    starts = sorted(blocks, reverse=True)
+    block_starts = sorted(blocks, reverse=True)
     position = 0
     for piece in store.pieces(ref):
         block, text = Block(""), piece
-        while starts and starts[-1] < position + len(text):
-            begin = starts.pop()
-            yield replace(block, text=text[: begin - position])
-            block, text, position = blocks[begin], text[begin - position :], begin
+        while block_starts and block_starts[-1] < position + len(text):
+            block_start = block_starts.pop()
+            yield replace(block, text=text[: block_start - position])
+            block, text, position = blocks[block_start], text[block_start - position :], block_start
         yield replace(block, text=text)
         position += len(text)
 
 
 def _iter_transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
     """Yield the older messages as a dialogue, one paragraph each, without system messages and the latest request."""
-    for index, message in enumerate(request.messages[: plan.history]):
-        if message.role in {"system", "developer"} or index == plan.latest:
+    for index, message in enumerate(request.messages[: plan.history_length]):
+        if message.role in {"system", "developer"} or index == plan.latest_index:
             continue
         yield Block(f"{name_speaker(message)}: ")
         for part_index, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
-                for piece in _make_pieces(part, files.get(PartPosition(index, part_index)), store)():
+                for piece in _make_piece_loader(part, files.get(PartPosition(index, part_index)), store)():
                     yield Block(piece.text) if isinstance(piece, Block) else piece
             else:
                 yield Block(f"[{part.kind}]")
         if (calls := message.fields.get("tool_calls")) is not None:
-            yield Block(f"{_BREAK}Assistant calls {bytes(calls).decode(errors='replace')}")
-        yield Block(_BREAK)
+            yield Block(f"{_PARAGRAPH_BREAK}Assistant calls {bytes(calls).decode(errors='replace')}")
+        yield Block(_PARAGRAPH_BREAK)
 
 
 def _name_source(request: ChatRequest, position: PartPosition, reference: DocumentRef | None) -> str:
@@ -128,12 +128,12 @@ def _name_source(request: ChatRequest, position: PartPosition, reference: Docume
 
 
 def _find_tool_name(request: ChatRequest, message: ChatMessage) -> str:
-    """Return the name of the tool whose result a message has; "a tool" if no message has the call."""
-    if isinstance(name := message.field("name"), str) and name:
+    """Return the name of the tool whose result is in a message; "a tool" if no message has the call."""
+    if isinstance(name := message.get_field("name"), str) and name:
         return name
-    call_id = message.field("tool_call_id")
-    for other in request.messages:
-        for call in _parse_tool_calls(other):
+    call_id = message.get_field("tool_call_id")
+    for other_message in request.messages:
+        for call in _parse_tool_calls(other_message):
             if call.id == call_id and call.function is not None:
                 return call.function.name
     return "a tool"
@@ -169,14 +169,14 @@ _SERVER_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "presen
 def needs_model_server(request: ChatRequest, plan: ReadingPlan) -> bool:
     """Return whether the model server must write the reply from the findings; otherwise the read's answer is the reply.
 
-    This is so if only the model server supports the request (tools, a format, log-probs), or if tool results or the
-    older part of a conversation are read.
+    It must if only the model server supports the request (tools, a response format, log-probs), or if tool results or
+    the older part of a conversation are read.
     """
-    needs_field = any(map(request.has, _SERVER_FIELDS)) or (
-        request.has("response_format") and not _is_text_format(request)
+    needs_field = any(map(request.has_value, _SERVER_FIELDS)) or (
+        request.has_value("response_format") and not _is_text_format(request)
     )
     reads_results = any(request.messages[position.message].role in {"tool", "function"} for position in plan.positions)
-    return needs_field or reads_results or plan.history > 0
+    return needs_field or reads_results or plan.history_length > 0
 
 
 def _is_text_format(request: ChatRequest) -> bool:
@@ -200,17 +200,17 @@ class Continuation:
             result: the read.
             names: the names of the texts that were read.
         """
-        reading = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
-        report = f"[{', '.join(names)}: {reading}]\n\n{result.findings()}"
-        report_position = None if self.plan.history else self.plan.positions[-1]
+        explanation = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
+        findings_text = f"[{', '.join(names)}: {explanation}]\n\n{result.findings()}"
+        findings_position = None if self.plan.history_length else self.plan.positions[-1]
         messages: list[dict[str, Any]] = []
-        is_reported = False
+        has_findings = False
         for index, message in enumerate(self.request.messages):
             is_system = message.role in {"system", "developer"}
-            if self.plan.history and not is_system and not is_reported:
-                messages.append({"role": "user", "content": f"[Of earlier messages:]\n\n{report}"})
-                is_reported = True
-            if index < self.plan.history and not is_system and index != self.plan.latest:
+            if self.plan.history_length and not is_system and not has_findings:
+                messages.append({"role": "user", "content": f"[Of earlier messages:]\n\n{findings_text}"})
+                has_findings = True
+            if index < self.plan.history_length and not is_system and index != self.plan.latest_index:
                 continue
             read_parts = {position.part for position in self.plan.positions if position.message == index}
             if not read_parts:
@@ -219,19 +219,19 @@ class Continuation:
             texts = {}
             for part_index in read_parts:
                 text = (
-                    report
-                    if PartPosition(index, part_index) == report_position
+                    findings_text
+                    if PartPosition(index, part_index) == findings_position
                     else "[Too long to show; the findings are given separately.]"
                 )
-                if index == self.plan.latest and message.parts[part_index].kind == "text":
+                if index == self.plan.latest_index and message.parts[part_index].kind == "text":
                     text = f"{text}\n\n{self.shortened_request}"
                 elif is_system and (instructions := message.parts[part_index].text) is not None:
-                    text = f"{instructions.decode()[:_HEAD_CHARS]} [...]\n\n{text}"
+                    text = f"{instructions.decode()[:_MAX_INSTRUCTION_LENGTH]} [...]\n\n{text}"
                 texts[part_index] = text
             messages.append({**message.fields, "content": _replace_texts(message, texts)})
         values: dict[str, Any] = {**self.request.fields, "messages": messages}
         if self.request.options.stream and not self.request.options.wants_usage:
-            # The server reports the call's usage at the stream's end, if requested.
+            # The server reports the usage of the call at the end of the stream only if it is requested.
             values["stream_options"] = {**(self.request.options.stream_options or {}), "include_usage": True}
         return msgspec.json.encode(values)
 
@@ -245,24 +245,24 @@ def _replace_texts(message: ChatMessage, texts: dict[int, str]) -> Any:
     ]
 
 
-def shorten_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes:
+def shorten_task(request: ChatRequest, max_tokens: int, tokenizer: Tokenizer) -> bytes:
     """Return the request body with only the system messages and the latest message, truncated in the middle to fit.
 
     Args:
         request: the request.
-        room: maximum tokens of the prompt.
+        max_tokens: the maximum tokens of the prompt.
         tokenizer: counts the tokens.
     """
-    latest = find_latest_request(request.messages)
-    originals = [
+    latest_index = find_latest_request(request.messages)
+    selected_messages = [
         message
         for index, message in enumerate(request.messages)
-        if index == latest or message.role in {"system", "developer"}
+        if index == latest_index or message.role in {"system", "developer"}
     ]
-    tokens = max(1, room // len(originals) - MESSAGE_TOKENS)
-    texts = ["\n\n".join(part.text.decode() for part in message.parts if part.text) for message in originals]
+    tokens_per_message = max(1, max_tokens // len(selected_messages) - MESSAGE_TOKENS)
+    texts = ["\n\n".join(part.text.decode() for part in message.parts if part.text) for message in selected_messages]
     messages = [
-        {"role": message.role, "content": shorten_text(text, tokens, tokenizer.count)}
-        for message, text in zip(originals, texts, strict=True)
+        {"role": message.role, "content": shorten_text(text, tokens_per_message, tokenizer.count)}
+        for message, text in zip(selected_messages, texts, strict=True)
     ]
     return msgspec.json.encode({**request.fields, "messages": messages})

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from memagent_serve.serve_settings import ServeSettings
 
 _MEGABYTE: Final = 2**20
-_SETTINGS: Final = (
+_SETTING_NAMES: Final = (
     "max_reads", "max_waiting", "max_reads_per_key", "cancel_on_close", "read_above", "max_connections"
 )  # fmt: skip
-"""Options whose values are settings of the server. The values of `_SIZES` are in MiB, the settings in bytes."""
-_SIZES: Final = ("max_body", "request_memory", "storage", "total_storage")
-_SECONDS_TO_STOP: Final = 5
-_SECONDS_TO_ASK: Final = 5
+"""Options whose values are settings of the server."""
+_SIZE_NAMES: Final = ("max_body", "request_memory", "storage", "total_storage")
+"""Options in MiB; the settings with these names are in bytes."""
+_SHUTDOWN_TIMEOUT_S: Final = 5
+_DESCRIPTION_TIMEOUT_S: Final = 5
 """How long to wait for the policy server's description of its model before requests are accepted without it."""
 
 
@@ -105,7 +106,7 @@ class Serve(ReaderOptions):
         """Return the server's reader."""
         return open_reader(self, self.settings())
 
-    def serve_settings(self) -> ServeSettings:
+    def make_serve_settings(self) -> ServeSettings:
         """Return the server's settings.
 
         Raises:
@@ -134,8 +135,8 @@ class Serve(ReaderOptions):
             origins=tuple(self.allow_origin or ()),
             keep_seconds=self.keep_minutes * 60,
             limits=Limits(max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds),
-            **{name: getattr(self, name) for name in _SETTINGS},
-            **{name: getattr(self, name) * _MEGABYTE for name in _SIZES},
+            **{name: getattr(self, name) for name in _SETTING_NAMES},
+            **{name: getattr(self, name) * _MEGABYTE for name in _SIZE_NAMES},
         )
 
     def run(self) -> None:
@@ -149,8 +150,8 @@ class Serve(ReaderOptions):
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
-async def _serve(request: Serve) -> None:
-    settings = request.serve_settings()
+async def _serve(command: Serve) -> None:
+    settings = command.make_serve_settings()
     import asyncio  # noqa: PLC0415
 
     import uvicorn  # noqa: PLC0415
@@ -161,16 +162,16 @@ async def _serve(request: Serve) -> None:
     from memagent_serve.live import LivePage  # noqa: PLC0415
     from memagent_serve.page_sessions import PageSessions  # noqa: PLC0415
 
-    with listen(request.host, request.port) as listener:
-        async with request.make_reader() as reader:
+    with listen(command.host, command.port) as listener:
+        async with command.make_reader() as reader:
             try:
-                await asyncio.wait_for(asyncio.shield(reader.aprepare()), _SECONDS_TO_ASK)
-            except (PolicyError, TimeoutError) as error:  # its server may start later; other errors need a change
+                await asyncio.wait_for(asyncio.shield(reader.aprepare()), _DESCRIPTION_TIMEOUT_S)
+            except (PolicyError, TimeoutError) as error:  # its server may start later; other errors stop this command
                 typer.echo(f"the policy does not answer yet. {make_one_line(str(error))}", err=True)
-            serving = ServerResources(reader, settings)
+            resources = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(
-                f"serving at http://{format_host(host)}:{port}/v1 with {request.settings().policy_reason}; "
+                f"serving at http://{format_host(host)}:{port}/v1 with {command.settings().policy_reason}; "
                 "press Ctrl-C to stop",
                 err=True,
             )
@@ -180,13 +181,13 @@ async def _serve(request: Serve) -> None:
             if not settings.keys:
                 typer.echo("there are no keys: everyone who can reach this address may use it", err=True)
             config = uvicorn.Config(
-                make_app(serving, LivePage(serving, sessions).routes(), sessions),
+                make_app(resources, LivePage(resources, sessions).make_routes(), sessions),
                 log_level="warning",
                 access_log=False,
                 server_header=False,
                 limit_concurrency=settings.max_connections,
                 # Without this, a stream that never ends would keep the server from stopping.
-                timeout_graceful_shutdown=_SECONDS_TO_STOP,
+                timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
                 **BOUNDED_HTTP,
             )
             await uvicorn.Server(config).serve(sockets=[listener])

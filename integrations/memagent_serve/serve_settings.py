@@ -1,4 +1,4 @@
-"""A server's settings: addresses, access and limits. From flags or the environment."""
+"""The settings of a server: addresses, access and limits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from memagent_serve.keys import Keys
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """A server's settings. Sizes are in bytes, times in seconds."""
+    """The settings of a server. Sizes are in bytes, times in seconds."""
 
     folder: Path
     """The folder of uploads and the list of reads."""
     keys: Keys = field(default_factory=Keys)
     names: tuple[str, ...] = ()
-    """Host names that clients may use, besides localhost."""
+    """Host names that clients may use, in addition to localhost."""
     origins: tuple[str, ...] = ()
     """Other hosts whose web pages may send requests; none by default."""
     max_reads: int = 4
@@ -31,18 +31,18 @@ class ServeSettings:
     cancel_on_close: bool = False
     """Whether a read ends when the last client that follows it disconnects."""
     limits: Limits = field(default_factory=Limits)
-    """Limits of each read, in addition to its key's."""
+    """Limits of each read, in addition to the limits of its key."""
     read_above: int | None = None
     """Prompts of more tokens than this are read; None: those that do not fit the policy's window."""
     max_body: int = 64 * 2**20
     request_memory: int = 256 * 2**20
-    """The maximum size of all large requests together; decoding them takes about as much again."""
+    """The maximum size of all large requests together. Decoding them takes about as much memory again."""
     storage: int = 2**30
-    """The maximum size on disk of one key's uploaded files and texts together."""
+    """The maximum size of the uploaded files and texts of one key, on disk."""
     total_storage: int = 2**34
-    """The maximum size of all keys' files and texts together."""
+    """The maximum size of the files and texts of all keys together."""
     idle_seconds: float = 30.0
-    """The longest pause of a client inside a request."""
+    """The longest pause of a client within a request."""
     body_seconds: float = 900.0
-    """The longest time for a whole request to arrive."""
+    """The longest time until a request has arrived."""
     max_connections: int = 2000

@@ -1,4 +1,4 @@
-"""Answers requests that fit the policy's window, through its server or with a policy in this process.
+"""Answers requests that fit the policy's window, through the policy's server or with a policy in this process.
 
 The client's body is passed on unchanged, with this server's key, and the server's reply is relayed.
 """
@@ -21,15 +21,15 @@ from memagent_graph.policies.sending import read_body, read_error_body
 from memagent_graph.policies.server_errors import OverlongReplyError
 from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams
 from memagent_graph.reasoning import extract_reply
-from memagent_serve.api_errors import ApiError, bad_request, not_found
+from memagent_serve.api_errors import ApiError, make_bad_request, make_not_found
 from memagent_serve.chat_replies import DONE, ReplyHead
 from memagent_serve.chat_requests import ChatRequest
 
 _RELAYED_HEADERS: Final = frozenset({"retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
 _MAX_REPLY_BYTES: Final = 1 << 25
 """Bytes of a reply, or of a line or event of a stream."""
-_TOO_LONG: Final = f"a line or event may have {_MAX_REPLY_BYTES:,} bytes"
-EVENTS: Final = "text/event-stream"
+_TOO_LONG_MESSAGE: Final = f"a line or event may have {_MAX_REPLY_BYTES:,} bytes"
+EVENT_STREAM: Final = "text/event-stream"
 
 
 async def pass_on(
@@ -51,8 +51,10 @@ async def pass_on(
     async with AsyncExitStack() as stack:
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
         reply = await stack.enter_async_context(server.relay(method, path, body, headers))
-        if accept and get_media_type(reply) == EVENTS:
-            return StreamingResponse(_iter_lines(reply, stack.pop_all()), reply.status, _pick_headers(reply), EVENTS)
+        if accept and get_media_type(reply) == EVENT_STREAM:
+            return StreamingResponse(
+                _iter_lines(reply, stack.pop_all()), reply.status, _pick_headers(reply), EVENT_STREAM
+            )
         if 300 <= reply.status < 400 or get_media_type(reply) != "application/json":
             raise await make_gateway_error(reply)
         return Response(
@@ -61,7 +63,7 @@ async def pass_on(
 
 
 def get_media_type(reply: aiohttp.ClientResponse) -> str:
-    """Return the reply's media type; "" if the reply is compressed, since it may be a bomb."""
+    """Return the reply's media type; "" if the reply is compressed, since it may be a decompression bomb."""
     return "" if reply.headers.get("Content-Encoding", "identity") != "identity" else reply.content_type
 
 
@@ -80,26 +82,26 @@ async def make_gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
 
 
 @contextmanager
-def bad_gateway_on_error(what: str) -> Iterator[None]:
+def bad_gateway_on_error(noun: str) -> Iterator[None]:
     """Raise an `ApiError`, 502, if the policy server's reply turns out to be malformed."""
     try:
         yield
     except (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ApiError(502, f"the policy server's {what} cannot be understood", code="bad_gateway") from error
+        raise ApiError(502, f"the policy server's {noun} cannot be understood", code="bad_gateway") from error
 
 
 async def _iter_lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
-    """Yield whole lines as they arrive, so that no secret in them is divided. The stack is closed at the end."""
-    rest = bytearray()
+    """Yield complete lines as they arrive, so that no secret in them is split. The stack is closed at the end."""
+    incomplete_line = bytearray()
     async with stack:
         async for chunk in reply.content.iter_any():
             if end := chunk.rfind(b"\n") + 1:
-                yield bytes(rest) + chunk[:end]
-                rest.clear()
-            rest += chunk[end:]
-            if len(rest) > _MAX_REPLY_BYTES:
-                raise OverlongReplyError(_TOO_LONG)
-        yield bytes(rest)
+                yield bytes(incomplete_line) + chunk[:end]
+                incomplete_line.clear()
+            incomplete_line += chunk[end:]
+            if len(incomplete_line) > _MAX_REPLY_BYTES:
+                raise OverlongReplyError(_TOO_LONG_MESSAGE)
+        yield bytes(incomplete_line)
 
 
 async def iter_events(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
@@ -110,7 +112,7 @@ async def iter_events(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
             if line.startswith(b"data:"):
                 data += line[5:].removeprefix(b" ") + b"\n"
                 if len(data) > _MAX_REPLY_BYTES:
-                    raise OverlongReplyError(_TOO_LONG)
+                    raise OverlongReplyError(_TOO_LONG_MESSAGE)
             elif not line and data:
                 yield data[:-1].decode(errors="replace")
                 data.clear()
@@ -120,7 +122,7 @@ async def iter_events(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
 
 # A policy in this process
 
-_REASONS: Final = {FinishReason.LENGTH: "length", FinishReason.REFUSED: "content_filter"}
+_FINISH_REASONS: Final = {FinishReason.LENGTH: "length", FinishReason.REFUSED: "content_filter"}
 _SERVER_ONLY_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "response_format", "modalities", "audio")
 
 
@@ -130,30 +132,30 @@ def _make_text_messages(request: ChatRequest) -> list[Message]:
     Raises:
         ApiError: a message has something other than text.
     """
-    if (kind := request.unreadable) is not None:
-        raise bad_request(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
+    if (kind := request.unreadable_kind) is not None:
+        raise make_bad_request(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
     return [
         Message(role=message.role, content="\n".join(part.text.decode() for part in message.parts if part.text))
         for message in request.messages
     ]
 
 
-def require_possible(request: ChatRequest, policy: Policy) -> None:
-    """Refuse what a policy without a server cannot do.
+def require_supported(request: ChatRequest, policy: Policy) -> None:
+    """Refuse a request that a policy without a server does not support.
 
     Raises:
         ApiError: 400 naming the field, 404 for another model.
     """
     require_model(request, policy.name)
     for name in _SERVER_ONLY_FIELDS:
-        if request.has(name):
-            raise bad_request(
+        if request.has_value(name):
+            raise make_bad_request(
                 f"the policy runs in this process and does not know {name}; start memagent serve with --base-url "
                 "and a model server that does",
                 name,
             )
     if (request.options.n or 1) != 1:
-        raise bad_request("the policy gives one answer; send n=1", "n")
+        raise make_bad_request("the policy gives one answer; send n=1", "n")
 
 
 def require_model(request: ChatRequest, name: str) -> None:
@@ -163,7 +165,7 @@ def require_model(request: ChatRequest, name: str) -> None:
         ApiError: 404.
     """
     if request.options.model not in {None, name}:
-        raise not_found(
+        raise make_not_found(
             f"the model {request.options.model!r} does not read long requests here; {name!r} does",
             "model_not_found",
             "model",
@@ -178,27 +180,33 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
         ApiError: 400; a message has something other than text.
     """
     options = request.options
-    limit = min(options.answer_tokens or max_tokens, max_tokens)
-    params = options.sampling(base)
-    sampling = SamplingParams(limit, params.temperature, params.top_p, seed=params.seed, stop=options.stops)
+    reply_tokens = min(options.answer_tokens or max_tokens, max_tokens)
+    params = options.make_sampling(base)
+    sampling = SamplingParams(
+        reply_tokens,
+        params.temperature,
+        params.top_p,
+        seed=params.seed,
+        stop=options.stop_texts,
+    )
     completion = await policy.complete(_make_text_messages(request), sampling)
     head = ReplyHead(secrets.token_hex(12), completion.model)
-    text, reason = extract_reply(completion.text).strip(), _REASONS.get(completion.finish_reason, "stop")
+    text, finish_reason = extract_reply(completion.text).strip(), _FINISH_REASONS.get(completion.finish_reason, "stop")
     counts = completion.usage
-    prompt, completion_tokens = (counts.prompt_tokens, counts.completion_tokens) if counts else (0, 0)
+    prompt_tokens, completion_tokens = (counts.prompt_tokens, counts.completion_tokens) if counts else (0, 0)
     usage = {
-        "prompt_tokens": prompt,
+        "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
-        "total_tokens": prompt + completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
     }
     if not options.stream:
-        return JSONResponse(head.completion({"content": text}, reason, usage))
+        return JSONResponse(head.make_completion({"content": text}, finish_reason, usage))
 
-    async def events() -> AsyncIterator[str]:
-        yield head.chunk({"role": "assistant", "content": text})
-        yield head.chunk({}, reason)
+    async def iter_reply_events() -> AsyncIterator[str]:
+        yield head.make_chunk({"role": "assistant", "content": text})
+        yield head.make_chunk({}, finish_reason)
         if options.wants_usage:
-            yield head.usage_chunk(usage)
+            yield head.make_usage_chunk(usage)
         yield DONE
 
-    return EventSourceResponse(events(), sep="\n")
+    return EventSourceResponse(iter_reply_events(), sep="\n")

@@ -28,8 +28,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(is_set: bool) -> None:
-    if is_set:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         typer.echo(f"memagent {version('memagent-graph')}")
@@ -47,16 +47,16 @@ def memagent(
 
 def main() -> None:
     """Run the `memagent` command."""
-    # Threads that spin while they wait make a local policy many times slower if another program runs.
+    # Threads that spin while they wait make a local policy many times slower if another program is running.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    gc.set_threshold(50_000)  # objects from imports stay, so collecting garbage is useless here
-    _make_writable()
+    gc.set_threshold(50_000)  # imported objects stay, so frequent collections would be useless
+    _replace_unprintable_characters()
     try:
         app()
     except OSError as error:
-        if error.errno not in _NOT_WRITABLE or error.filename is not None:  # another file than standard output
+        if error.errno not in _WRITE_ERROR_CODES or error.filename is not None:  # the error is not of standard output
             raise
-        # The remaining output would fail again at the exit.
+        # Otherwise the remaining output would fail again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.stderr.write(
             f"error: cannot write to standard output: {error.strerror}\n"
@@ -65,8 +65,8 @@ def main() -> None:
         sys.exit(1)
 
 
-def _make_writable() -> None:
-    """Print question marks for characters that the terminal does not have."""
+def _replace_unprintable_characters() -> None:
+    """Let standard output and error replace characters that the terminal cannot show by question marks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # the parent process has closed it
@@ -75,4 +75,4 @@ def _make_writable() -> None:
             stream.reconfigure(errors="replace")
 
 
-_NOT_WRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_WRITE_ERROR_CODES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

@@ -1,4 +1,4 @@
-"""The commands. A command is a frozen dataclass of its arguments and options.
+"""The commands of the command line. A command is a frozen dataclass of its arguments and options.
 
 The module of a command is imported when the command or the list of commands is needed. Other packages add commands with
 entry points in the group "memagent.commands", which are such classes.
@@ -58,8 +58,8 @@ class Command(Protocol):
     """A command: a frozen dataclass whose docstring is the command's help.
 
     Its fields are the arguments and options, annotated for typer. A field with the name of a setting of `ReadSettings`
-    needs no annotation. The help shows fields of the class first, then inherited fields. Many options are in groups,
-    the common ones first. `examples` are command lines for the end of the help.
+    needs no annotation. The help shows fields of the class first, then inherited fields. The options of a long help are
+    in groups, the common ones first. `examples` are command lines for the end of the help.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -72,15 +72,16 @@ class Command(Protocol):
 def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     """Add a command to a command line, by the name that the user types."""
     annotations, signature = _make_annotations(command), inspect.signature(command).parameters
-    order = dict.fromkeys(field for kind in command.__mro__ for field in vars(kind).get("__annotations__", ()))
-    names = [name for name in order if name in annotations and name in signature]
-    if grouped := len(names) > _MAX_UNGROUPED:
+    classes = command.__mro__
+    field_names = dict.fromkeys(name for base in classes for name in vars(base).get("__annotations__", ()))
+    names = [name for name in field_names if name in annotations and name in signature]
+    if has_groups := len(names) > _MAX_UNGROUPED_OPTIONS:
         names.sort(key=lambda name: _HELP_ORDER.get(name, -1))
     parameters = [
         signature[name].replace(
             kind=inspect.Parameter.KEYWORD_ONLY,
-            annotation=_in_group(annotations[name], _GROUP_OF[name])
-            if grouped and name in _GROUP_OF
+            annotation=_add_help_group(annotations[name], _GROUP_BY_OPTION[name])
+            if has_groups and name in _GROUP_BY_OPTION
             else annotations[name],
         )
         for name in names
@@ -118,28 +119,28 @@ def _make_annotations(command: type[Command]) -> dict[str, Any]:
     return annotations
 
 
-_MAX_UNGROUPED: Final = 14
+_MAX_UNGROUPED_OPTIONS: Final = 14
 """Maximum number of arguments and options in a help without groups."""
-_GROUP_OF: Final = {name: group for group, names in OPTION_GROUPS.items() for name in names}
-_HELP_ORDER: Final = {name: position for position, name in enumerate(_GROUP_OF)}
+_GROUP_BY_OPTION: Final = {name: group for group, names in OPTION_GROUPS.items() for name in names}
+_HELP_ORDER: Final = {name: position for position, name in enumerate(_GROUP_BY_OPTION)}
 
 
-def _in_group(annotation: Any, group: str) -> Any:
+def _add_help_group(annotation: Any, group: str) -> Any:
     """Return the annotation with its option in this group of the help."""
-    kind, info = get_args(annotation)
+    option_type, info = get_args(annotation)
     if not isinstance(info, OptionInfo):
         return annotation
     info = copy.copy(info)
     info.rich_help_panel = group
-    return Annotated[kind, info]
+    return Annotated[option_type, info]
 
 
 class CommandGroup(typer.core.TyperGroup):
-    """The commands of this package and of others, loaded when they are needed."""
+    """The commands of this package and of other packages. A command's module is imported when it is needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands, those of this package first."""
-        return [*_BUILT_IN, *_list_added()]
+        return [*_BUILT_IN, *_list_added_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command. Other packages are searched only for names that this package does not have."""
@@ -147,22 +148,22 @@ class CommandGroup(typer.core.TyperGroup):
             return self.commands[cmd_name]
         if cmd_name in _BUILT_IN:
             return _load_built_in_command(cmd_name)
-        added = _list_added()
-        if cmd_name in added:
-            return _load_added_command(added[cmd_name])
-        # typer proposes a name of these.
+        added_commands = _list_added_commands()
+        if cmd_name in added_commands:
+            return _load_added_command(added_commands[cmd_name])
+        # typer suggests one of these names.
         self.commands = {name: typer.core.TyperCommand(name) for name in self.list_commands(ctx)}
         return None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """List the commands. Of commands of other packages, which are not imported, only the help is known."""
+        """List the commands. Those of other packages are shown by their summaries, without importing them."""
         self.commands = {name: _load_built_in_command(name) for name in _BUILT_IN}
-        for name, entry in _list_added().items():
+        for name, entry in _list_added_commands().items():
             self.commands[name] = typer.core.TyperCommand(name, help=read_summary(entry))
         super().format_help(ctx, formatter)
 
 
-def _list_added() -> dict[str, EntryPoint]:
+def _list_added_commands() -> dict[str, EntryPoint]:
     """Return the commands of other packages by name, without the names that this package has."""
     from memagent_graph.entry_points import COMMANDS, list_entry_points
 
@@ -181,8 +182,8 @@ def read_summary(entry: EntryPoint) -> str:
 
 
 def _load_built_in_command(name: str) -> Any:
-    module, _, kind = _BUILT_IN[name].partition(":")
-    command = getattr(import_module(f"memagent_graph.cli.{module}"), kind)
+    module, _, attribute = _BUILT_IN[name].partition(":")
+    command = getattr(import_module(f"memagent_graph.cli.{module}"), attribute)
     if not isinstance(command, Mapping):
         return _make_click_command({name: command})
     group = _make_click_command(command)
@@ -213,13 +214,13 @@ def _load_added_command(entry: EntryPoint) -> Any:
         ) from error
 
     try:
-        loaded = _make_click_command({entry.name: entry.load()})
+        click_command = _make_click_command({entry.name: entry.load()})
     except Exception as error:  # noqa: BLE001  whatever another package raises, the other commands work
         context = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
         return typer.core.TyperCommand(
             entry.name, callback=partial(fail, error), help=f"Cannot be loaded: {error}.", context_settings=context
         )
-    callback = loaded.callback
+    callback = click_command.callback
 
     @wraps(callback)
     def run(*arguments: Any, **options: Any) -> Any:
@@ -228,5 +229,5 @@ def _load_added_command(entry: EntryPoint) -> Any:
         except ModuleNotFoundError as error:  # a package of the command's extra
             fail(error)
 
-    loaded.callback = run
-    return loaded
+    click_command.callback = run
+    return click_command

@@ -28,14 +28,14 @@ def escape(text: str) -> str:
 
 
 class Console:
-    """The output of a command. With `as_json`, standard output is a single JSON object."""
+    """The output of a command. With `as_json`, all that it prints on standard output is one JSON object."""
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
         self.out = rich.console.Console(highlight=False, soft_wrap=True)
         self.err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
-        self._says_policy = not (as_json or quiet)
-        self._quiet = quiet or not self.err.is_terminal
+        self._shows_policy = not (as_json or quiet)
+        self._is_quiet = quiet or not self.err.is_terminal
         if quiet and logging.lastResort:  # the handler of last resort prints warnings
             logging.lastResort.setLevel(logging.ERROR)
         self.resume_command: str | None = None
@@ -43,12 +43,12 @@ class Console:
 
     def print_policy(self, reason: str) -> None:
         """Print the policy and the reason for its choice on standard error."""
-        if self._says_policy:
+        if self._shows_policy:
             self.err.print(f"[dim]{escape(reason)}[/]")
 
     def show_status(self, activity: str) -> AbstractContextManager[object]:
         """Return a context manager that shows an activity on a terminal while its body runs."""
-        return nullcontext() if self._quiet else self.err.status(f"[dim]{activity}[/]")
+        return nullcontext() if self._is_quiet else self.err.status(f"[dim]{activity}[/]")
 
     async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
         """Show the progress of a pass for many questions. `read` gets a function to call with every update."""
@@ -58,7 +58,7 @@ class Console:
         self, documents: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
     ) -> _T:
         """Show the progress of reads of several documents. `read` gets a function to call with every update."""
-        with ProgressDisplay("reading", quiet=self._quiet, console=self.err, as_percentage=True) as display:
+        with ProgressDisplay("reading", quiet=self._is_quiet, console=self.err, as_percentage=True) as display:
             progress = dict[str, dict[str, float]]()
 
             def show(document: str, question: str, update: MemoryUpdate) -> None:
@@ -72,7 +72,7 @@ class Console:
             return await read(show)
 
     def print_results(self, outcomes: Sequence[ReadResult | Exception], *, updates: bool = False) -> None:
-        """Print the outcome of a question, or of several questions. In JSON, several are a list with failures.
+        """Print the outcomes of one or more questions. In JSON, several outcomes are a list, failures included.
 
         Raises:
             Exception: an outcome is an unexpected error.
@@ -83,8 +83,8 @@ class Console:
                 for outcome in outcomes
             ]
             print_json(values[0] if len(outcomes) == 1 else {"results": values})
-        for number, outcome in enumerate(() if self.as_json else outcomes):
-            if number:
+        for index, outcome in enumerate(() if self.as_json else outcomes):
+            if index:
                 self.out.print()
             if isinstance(outcome, ReadResult):
                 self.print_result(outcome)
@@ -99,7 +99,7 @@ class Console:
         """Print question, answer and evidence on standard output, and facts about the read on standard error.
 
         The parts have a label and a colon at the beginning of a line. Further lines are indented by two spaces, so an
-        empty line is always between two questions.
+        empty line only separates questions.
         """
         self._print_field("question", result.question)
         if result.answer is None:
@@ -109,7 +109,7 @@ class Console:
             self._print_field("memory", result.memory or "(empty)")
         else:
             self._print_field("answer", result.answer)
-            for sentence, quote in result.view().sentences():
+            for sentence, quote in result.view().list_sentences():
                 location = quote.place or f"chunk {quote.chunk_index + 1}"
                 self._print_field("evidence", f'"{" ".join(sentence.split())}" ({make_one_line(location)})')
         if not result.is_whole or result.answer is None:
@@ -122,17 +122,17 @@ class Console:
         for kind, count in count_events(result.events).items():
             self.err.print(f"[yellow]{kind.value}: {count}[/]")
         usage = result.usage
-        saved = ""
+        savings = ""
         if result.chunks_read > 1 and usage.flops and (usage.full_context_flops or 0.0) > usage.flops:
             factor = (usage.full_context_flops or 0.0) / usage.flops
-            saved = f", about {factor:.1f} times fewer operations than one full-context call"
+            savings = f", about {factor:.1f} times fewer operations than one full-context call"
         read, turns = format_count(result.chunks_read, "chunk"), format_count(usage.turns, "turn")
         if not result.chunks_read and (tokens := result.trace.tokens_shown):
             read = f"{tokens:,} of {usage.document_tokens:,} tokens shown"
         self.err.print(
             f"[dim]{read} by {escape(result.model)} ({escape(result.strategy)}), "
             f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in {turns}, "
-            f"{usage.seconds:.1f} s{saved}; run {escape(result.run_id)}[/]"
+            f"{usage.seconds:.1f} s{savings}; run {escape(result.run_id)}[/]"
         )
         if result.stop_reason.resumable and self.resume_command:
             self.err.print(f"continue with: {escape(self.resume_command)}")
@@ -153,8 +153,8 @@ class Console:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
         if error.run_id and self.resume_command and not isinstance(error, _NOT_RESUMABLE):
             at = "" if error.chunk_index is None else f" at chunk {error.chunk_index + 1}"
-            served = getattr(error, "served", "")
-            command = f"{self.resume_command} --model {served}" if served else self.resume_command
+            served_model = getattr(error, "served", "")
+            command = f"{self.resume_command} --model {served_model}" if served_model else self.resume_command
             self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(command)}")
         return int(code)
 
@@ -166,7 +166,7 @@ class Console:
 
 
 _NOT_RESUMABLE: Final = (BudgetError, RunHeldError, RunMismatchError, StrategyError)
-"""Errors that would occur again with the same command."""
+"""Errors that the same command would raise again."""
 
 
 def _collect_error_values(error: Exception) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from memagent_graph.cli.output import print_json
 if TYPE_CHECKING:
     from memagent_graph.cli.policy_checks import PolicyCheck
 
-_MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[red]failed[/]"}
+_STATUS_MARKUP: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[red]failed[/]"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,14 @@ class Doctor(ReaderOptions):
 
         async def run() -> list[PolicyCheck]:
             with console.show_status("loading the policy"):
-                loaded = MemAgent(settings=self.settings(), run_log=False)
-            async with loaded as reader:
+                reader = MemAgent(settings=self.settings(), run_log=False)
+            async with reader:
                 checks = []
                 async for check in check_policy(reader):
                     checks.append(check)
                     if not self.as_json:
                         line = f"[bold]{check.subject}[/]: {escape(check.detail)}"
-                        console.out.print(f"{_MARKS[check.status]:>6}  {line}")
+                        console.out.print(f"{_STATUS_MARKUP[check.status]:>6}  {line}")
                         if check.remedy and check.status != "ok":
                             console.out.print(f"        {escape(check.remedy)}")
                 return checks

@@ -1,4 +1,4 @@
-"""The exit codes of `memagent`, and how a command ends on an error."""
+"""The exit codes of `memagent`, and the report of errors at the end of a command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-def exit_code(error: MemAgentError) -> ExitCode:
+def choose_exit_code(error: MemAgentError) -> ExitCode:
     """Return the exit code for an error."""
     codes = (
         (DocumentStoreError | CheckpointError, ExitCode.CHECKPOINTS),
@@ -56,7 +56,7 @@ def exit_code(error: MemAgentError) -> ExitCode:
         (BudgetError | ProfileError | PromptError | TokenizerError, ExitCode.SETTINGS),
         (EvaluationError | CorpusError | MissingExtraError | ResponseFormatError, ExitCode.SETTINGS),
     )
-    return next((code for kinds, code in codes if isinstance(error, kinds)), ExitCode.USAGE)
+    return next((code for error_types, code in codes if isinstance(error, error_types)), ExitCode.USAGE)
 
 
 @contextmanager
@@ -67,4 +67,4 @@ def report_failures(console: Console | None = None, *, as_json: bool = False) ->
     except MemAgentError as error:
         from memagent_graph.cli.console import Console
 
-        raise typer.Exit((console or Console(as_json=as_json)).report_error(error, exit_code(error))) from None
+        raise typer.Exit((console or Console(as_json=as_json)).report_error(error, choose_exit_code(error))) from None

@@ -71,16 +71,16 @@ SmallOption = Annotated[
 def make_setting_options() -> dict[str, Any]:
     """Return the annotations (type and option) of all settings that have a text form, by name."""
     options: dict[str, Any] = {}
-    for name, (field, kind) in list_text_fields(ReadSettings).items():
-        notes = field.metadata
-        flags = [f"--{name.replace('_', '-')}"] if kind is bool else []
-        default = {} if notes["shown"] is None else {"show_default": notes["shown"]}
-        option = typer.Option(*flags, help=notes["help"], min=notes["min"], max=notes["max"], **default)
-        options[name] = Annotated[kind, option]
+    for name, (field, option_type) in list_text_fields(ReadSettings).items():
+        metadata = field.metadata
+        flags = [f"--{name.replace('_', '-')}"] if option_type is bool else []
+        default = {} if metadata["shown"] is None else {"show_default": metadata["shown"]}
+        option = typer.Option(*flags, help=metadata["help"], min=metadata["min"], max=metadata["max"], **default)
+        options[name] = Annotated[option_type, option]
     return options
 
 
-# Where a call stops
+# Limits of a call
 
 MaxTokensTotalOption = Annotated[
     int | None, typer.Option(min=1, help="Stop after this many tokens. The run can be resumed.")
@@ -89,7 +89,7 @@ MaxSecondsOption = Annotated[
     float | None, typer.Option(min=0.001, help="Stop after this many seconds. The run can be resumed.")
 ]
 
-# What it writes, and where
+# Outputs and their places
 
 CHECKPOINTS_HELP: Final = (
     "SQLite file for checkpoints, or a PostgreSQL server that several machines share: postgresql://USER@HOST/DATABASE."

@@ -26,13 +26,13 @@ class CheckStatus(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """It works, but a useful feature is missing."""
+    """The policy works, but a useful feature is missing."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyCheck:
-    """A check: its subject, its outcome, and the remedy for a problem."""
+    """The result of a check: its subject, its outcome, and the remedy for a problem."""
 
     subject: str
     status: CheckStatus
@@ -40,43 +40,44 @@ class PolicyCheck:
     remedy: str | None = None
 
 
-def _ok(subject: str, detail: str) -> PolicyCheck:
+def _make_ok(subject: str, detail: str) -> PolicyCheck:
     return PolicyCheck(subject, CheckStatus.OK, detail)
 
 
-def _note(subject: str, detail: str, remedy: str | None = None) -> PolicyCheck:
+def _make_note(subject: str, detail: str, remedy: str | None = None) -> PolicyCheck:
     return PolicyCheck(subject, CheckStatus.NOTE, detail, remedy)
 
 
 async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
-    """Check server, model, window, budget, completion, token ids and log-probs, and the tokenizer's agreement.
+    """Check the server, model, window, budget, a completion, token ids and log-probs, and the tokenizer's counts.
 
-    It stops at a failure that makes the following checks meaningless.
+    The checks stop at a failure that makes the later ones meaningless.
     """
     policy, subject = reader.policy, "server"
     try:
         if isinstance(policy, OpenAICompatiblePolicy):
-            served = await policy.find_served_model()
-            yield _ok("server", f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
+            served_model = await policy.find_served_model()
+            yield _make_ok("server", f"{policy.base_url} answers ({served_model.get('owned_by', 'unnamed')})")
             if policy.model_list_error:
                 detail = policy.model_list_error.message
-                yield _note("models", detail, "Ignore this if the model's name is right.")
+                yield _make_note("models", detail, "Ignore this if the model's name is right.")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
-        yield _ok("model", f"{policy.name}{computed}")
+        yield _make_ok("model", f"{policy.name}{computed}")
         yield _check_window(info)
         subject = "budget"
         context = await reader.aprepare()
         budget = context.budget
-        parts = f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
-        yield _ok("budget", f"{parts} in {budget.context_window} tokens")
+        memory_and_chunk = f"memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
+        detail = f"question {budget.question_tokens} + {memory_and_chunk} in {budget.context_window} tokens"
+        yield _make_ok("budget", detail)
         subject = "completion"
         completion = await policy.complete(_make_prompt(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
-        how = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
-        yield _ok("completion", how)
-        yield _check_tokens(completion)
+        reply = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
+        yield _make_ok("completion", reply)
+        yield _check_token_ids(completion)
         subject = "tokenizer"
-        yield await _check_agreement(context, completion)
+        yield await _check_token_counts(context, completion)
         subject = "longest prompt"
         if context.prompt_counts is not None:
             yield await _check_longest_prompt(context, context.prompt_counts)
@@ -90,42 +91,42 @@ def _make_prompt(text: str) -> list[Message]:
 
 def _check_window(info: ModelInfo) -> PolicyCheck:
     if info.context_window is None:
-        return _note("window", "the policy does not report it", "Set --context-window; 8192 is assumed.")
-    return _ok("window", f"{info.context_window} tokens")
+        return _make_note("window", "the policy does not report it", "Set --context-window; 8192 is assumed.")
+    return _make_ok("window", f"{info.context_window} tokens")
 
 
-def _check_tokens(completion: Completion) -> PolicyCheck:
+def _check_token_ids(completion: Completion) -> PolicyCheck:
     ids, logprobs = completion.token_ids, completion.logprobs
-    values = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
-    missing = [name for name, value in values.items() if value is None]
+    fields = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
+    missing = [name for name, value in fields.items() if value is None]
     if not missing:
         if len(ids or ()) != len(logprobs or ()):
             detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
             return PolicyCheck("token ids", CheckStatus.FAILED, detail, "Report this.")
-        return _ok("token ids", "prompt ids, completion ids and log-probs are returned")
-    return _note(
+        return _make_ok("token ids", "prompt ids, completion ids and log-probs are returned")
+    return _make_note(
         "token ids",
         f"no {', '.join(missing)}: such runs can be read, but not trained on",
         "Serve the policy with vLLM 0.10 or newer.",
     )
 
 
-async def _check_agreement(context: ReaderContext, completion: Completion) -> PolicyCheck:
-    """Compare our token count with the server's. The difference of two prompts excludes the chat template."""
-    shorter = (
+async def _check_token_counts(context: ReaderContext, completion: Completion) -> PolicyCheck:
+    """Compare the tokenizer's count with the server's. The difference of two prompts excludes the chat template."""
+    short_completion = (
         await context.policy.complete(_make_prompt("A"), SamplingParams(max_tokens=1)) if completion.usage else None
     )
-    if completion.usage is None or shorter is None or shorter.usage is None:
-        return _note("tokenizer", "the policy does not report token counts, so they cannot be compared")
-    server_tokens = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
+    if completion.usage is None or short_completion is None or short_completion.usage is None:
+        return _make_note("tokenizer", "the policy does not report token counts, so they cannot be compared")
+    server_tokens = completion.usage.prompt_tokens - short_completion.usage.prompt_tokens
     own_tokens = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")
     name = context.tokenizer.name
     if own_tokens == server_tokens:
-        return _ok("tokenizer", f"{name} counts as the policy does ({own_tokens} tokens of a sample)")
-    return _note(
+        return _make_ok("tokenizer", f"{name} counts as the policy does ({own_tokens} tokens of a sample)")
+    return _make_note(
         "tokenizer",
-        f"{name} counts {own_tokens} tokens and the policy {server_tokens}: it can read, but chunks are longer or "
-        "shorter than set",
+        f"{name} counts {own_tokens} tokens and the policy {server_tokens}: the policy can read, but chunks are longer "
+        "or shorter than set",
         "Pass the served model's own tokenizer with --tokenizer.",
     )
 
@@ -133,25 +134,27 @@ async def _check_agreement(context: ReaderContext, completion: Completion) -> Po
 async def _check_longest_prompt(context: ReaderContext, counts: PromptCounts) -> PolicyCheck:
     """Send a prompt of the maximum length of a read, and check that the server does not cut it."""
     budget, count = context.budget, context.tokenizer.count
-    tokens = budget.question_tokens + budget.memory_tokens + budget.chunk_tokens
-    filler = "\n".join([_SAMPLE] * (tokens // count(f"{_SAMPLE}\n")))
+    prompt_tokens = budget.question_tokens + budget.memory_tokens + budget.chunk_tokens
+    filler = "\n".join([_SAMPLE] * (prompt_tokens // count(f"{_SAMPLE}\n")))
     question = "Which word is named at the beginning? Answer with this word only."
     prompt = _make_prompt(f"The word is umbrella.\n{filler}\n{question}")
     completion = await context.policy.complete(prompt, SamplingParams(max_tokens=16))
     server_count = completion.usage.prompt_tokens if completion.usage else 0
     text = prompt[0]["content"]
-    whole = Span(0, 0, len(text), 0, len(text.encode()), count(text))
+    prompt_span = Span(0, 0, len(text), 0, len(text.encode()), count(text))
 
     async def count_at_server(text: str) -> int:
         usage = (await context.policy.complete(_make_prompt(text), SamplingParams(max_tokens=16))).usage
         return usage.prompt_tokens if usage else 0
 
-    if missing := await counts.count_missing_tokens(prompt, [whole], server_count, count_at_server):
-        tokens = server_count + missing
-        detail = f"of a prompt of about {tokens:,} tokens, as reads will send, the server counts {server_count:,}"
+    if missing_tokens := await counts.count_missing_tokens(prompt, [prompt_span], server_count, count_at_server):
+        prompt_tokens = server_count + missing_tokens
+        detail = (
+            f"of a prompt of about {prompt_tokens:,} tokens, as reads will send, the server counts {server_count:,}"
+        )
         remedy = f"Raise the server's window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {server_count}."
         return PolicyCheck("longest prompt", CheckStatus.FAILED, f"{detail}: it cut the prompt", remedy)
-    reply = f"the reply to about {tokens:,} tokens was {completion.text[:30]!r}"
+    reply = f"the reply to about {prompt_tokens:,} tokens was {completion.text[:30]!r}"
     if server_count or "umbrella" in completion.text.lower():
-        return _ok("longest prompt", reply)
-    return _note("longest prompt", f"{reply}, without the word at its beginning; tokens are not counted")
+        return _make_ok("longest prompt", reply)
+    return _make_note("longest prompt", f"{reply}, without the word at its beginning; tokens are not counted")

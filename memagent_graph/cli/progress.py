@@ -1,4 +1,4 @@
-"""The progress of a command on standard error: a bar on a terminal, or else a line from time to time."""
+"""The progress of a command on standard error: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def describe_progress(seconds: float, others: str, *, failed: int, tokens: int, 
         others: figures of the command.
         failed: the number of failures.
         tokens: the number of tokens since the beginning.
-        done: the size of the work since the beginning; 0 if there is nothing to estimate the time from.
-        left: the size of the work that is left.
+        done: the amount of work since the beginning; 0 if the time left cannot be estimated.
+        left: the amount of work that is left.
     """
-    parts = [others, f"{failed:,} failed" if failed else "", f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"]
+    figures = [others, f"{failed:,} failed" if failed else "", f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"]
     if done:
-        parts.append(f"{timedelta(seconds=round(seconds * max(0, left) / done))} left")
-    return ", ".join(filter(None, parts))
+        figures.append(f"{timedelta(seconds=round(seconds * max(0, left) / done))} left")
+    return ", ".join(filter(None, figures))
 
 
 class ProgressDisplay:
     """Shows the progress of a command. Use it as a context manager. Other threads may call `update`.
 
     Args:
-        description: the activity, such as "reading".
+        description: a word for the activity, such as "reading".
         quiet: whether to show nothing.
         console: the console, by default on standard error.
         as_percentage: whether to show a percentage and the remaining time, instead of a count.
@@ -56,10 +56,10 @@ class ProgressDisplay:
             disable=quiet or not self._console.is_terminal,
         )
         self._task = self._bar.add_task(description, total=None, status="")
-        self._printed = time.monotonic()
+        self._last_print_time = time.monotonic()
 
     def update(self, completed: float, status: str = "", *, total: int | None = None) -> None:
-        """Show that `completed` units are done.
+        """Show the number of completed units.
 
         Args:
             completed: the number of units.
@@ -68,11 +68,11 @@ class ProgressDisplay:
         """
         self._bar.update(self._task, completed=completed, status=status, total=total)
         now = time.monotonic()
-        if self._quiet or self._console.is_terminal or now - self._printed < _SECONDS_BETWEEN_LINES:
+        if self._quiet or self._console.is_terminal or now - self._last_print_time < _SECONDS_BETWEEN_LINES:
             return
-        self._printed = now
-        size = self._bar.tasks[0].total
-        count = f"{completed:,}" if size is None else f"{completed:,} of {int(size):,}"
+        self._last_print_time = now
+        total_units = self._bar.tasks[0].total
+        count = f"{completed:,}" if total_units is None else f"{completed:,} of {int(total_units):,}"
         line = f"{self._description}: {count}" + (f", {status}" if status else "")
         self._console.print(line, markup=False, soft_wrap=True)
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -71,13 +71,14 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             from memagent_graph.response_format import ResponseFormat
 
             questions = expand_questions(self.question)
-            form = None if self.schema is None else ResponseFormat.load(self.schema)
+            response_format = None if self.schema is None else ResponseFormat.load(self.schema)
             source = (
                 Document.from_file(sys.stdin.buffer, encoding=self.encoding)
                 if self.document == "-"
                 else Document.from_path(require_file(Path(self.document)), encoding=self.encoding)
             ).only(self.pages)
-            name = self.run_id or new_run_id()
+            run_id = self.run_id or new_run_id()
+            options: Any = {"response_format": response_format, "run_id": run_id, "limits": self.limits}
             # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.
             store = open_store(store_url).with_options(
                 converter=self.converter, replace_undecodable=self.replace_undecodable
@@ -87,19 +88,19 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             settings = self.settings()
             console.print_policy(settings.policy_reason)
             with console.show_status("loading the policy"):
-                loaded = open_reader(self, settings, store=store, is_logged=not self.no_log)
-            async with loaded as reader:
+                reader = open_reader(self, settings, store=store, is_logged=not self.no_log)
+            async with reader:
                 await self.prepare(reader, console)
                 if not self.no_log:
-                    console.resume_command = self.resume_command(name)
+                    console.resume_command = self.resume_command(run_id)
                 if len(questions) > 1:
                     return await console.follow_questions(
                         lambda show: reader.aread(
-                            reference, questions=questions, response_format=form, run_id=name, limits=self.limits,
-                            max_concurrency=self.concurrency, return_exceptions=True, on_update=show,
+                            reference, questions=questions, on_update=show, return_exceptions=True,
+                            max_concurrency=self.concurrency, **options,
                         )
                     )  # fmt: skip
-                stream = reader.astream(reference, questions[0], response_format=form, run_id=name, limits=self.limits)
+                stream = reader.astream(reference, questions[0], **options)
                 return [await console.follow_questions(lambda show: await_result(stream, partial(show, questions[0])))]
 
         is_temporary = self.no_log and self.store is None

@@ -69,12 +69,12 @@ class Resume(RunOptions):
             run_ids = find_runs_to_resume(log, self.run_id)
             run_id, read_id = run_ids[0], find_read_id(run_ids[0])
             if open_questions := {*list_open_questions(log, read_id)} - {*run_ids}:
-                count = format_count(len(open_questions), "more question")
+                question_count = format_count(len(open_questions), "more question")
                 console.print_policy(
-                    f"{count} of the same read without an answer; for all: {self.resume_command(read_id)}"
+                    f"{question_count} of the same read without an answer; for all: {self.resume_command(read_id)}"
                 )
-            logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
-            settings = logged.with_other(
+            logged_settings = ReadSettings.from_log(log.get(run_id).settings, run_id)
+            settings = logged_settings.with_other(
                 policy=self.policy,
                 model=self.model,
                 base_url=self.base_url,
@@ -89,14 +89,15 @@ class Resume(RunOptions):
                     f"run {run_id} was imported, so its server URL, {settings.base_url}, is not trusted",
                     hint="Name the server yourself: --base-url URL.",
                 )
-            path = self.document
-            source = None if path is None else Document.from_path(require_file(path), encoding=self.encoding)
+            document = None
+            if self.document is not None:
+                document = Document.from_path(require_file(self.document), encoding=self.encoding)
             with console.show_status("loading the policy"):
-                loaded = open_reader(self, settings)
-            async with loaded as reader:
+                reader = open_reader(self, settings)
+            async with reader:
                 console.resume_command = self.resume_command(read_id if len(run_ids) > 1 else run_id)
                 response_format = None if self.schema is None else ResponseFormat.load(self.schema)
-                options: Any = {"document": source, "response_format": response_format, "limits": self.limits}
+                options: Any = {"document": document, "response_format": response_format, "limits": self.limits}
 
                 async def resume_run(run_id: str, show: Callable[..., None], barrier: Barrier) -> ReadResult:
                     return await await_result(
@@ -110,8 +111,8 @@ class Resume(RunOptions):
                             [partial(resume_run, run_id, show) for run_id in run_ids], MAX_SHARED_READS
                         )
                     )
-                    have_failed = all(isinstance(outcome, Exception) for outcome in outcomes)
-                    return [*raise_first_error(outcomes)] if have_failed else outcomes
+                    all_failed = all(isinstance(outcome, Exception) for outcome in outcomes)
+                    return [*raise_first_error(outcomes)] if all_failed else outcomes
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
                         server = settings.base_url

@@ -18,21 +18,21 @@ from memagent_graph.errors import RunLogError, RunNotFoundError
 if TYPE_CHECKING:
     from memagent_graph.run_log import RunFilter, RunLog
 
-_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([mhdw])")
+_AGE_PATTERN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([mhdw])")
 LISTED_RUNS: Final = 20
 """The number of runs to list by default."""
-_SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
+_SECONDS_PER_UNIT: Final = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def parse_time(text: str) -> float:
     """Return seconds since 1970 for an ISO date or time (local if it has no zone), or an age: 90m, 12h, 7d, 2w.
 
     Raises:
-        typer.BadParameter: the text is neither.
+        typer.BadParameter: the text is neither a time nor an age.
     """
-    age = _AGE.fullmatch(text.strip().lower())
+    age = _AGE_PATTERN.fullmatch(text.strip().lower())
     if age:
-        return time.time() - float(age[1]) * _SECONDS[age[2]]
+        return time.time() - float(age[1]) * _SECONDS_PER_UNIT[age[2]]
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -127,7 +127,7 @@ def find_run(log: RunLog, name: str) -> str:
             f"{log.path} holds no runs yet", hint="Read a document first: memagent read FILE -q QUESTION"
         )
     if not run_ids:
-        return log.get(name).run_id  # which says that there is none
+        return log.get(name).run_id  # raises the error for a missing run
     raise RunNotFoundError(
         f"several runs begin with {name!r}", hint=f"Use a longer part of the id: {', '.join(run_ids)}."
     )
@@ -149,22 +149,22 @@ def find_runs_to_resume(log: RunLog, name: str) -> list[str]:
 
 def find_read_id(run_id: str) -> str:
     """Return the common prefix of the run ids of a read of several questions; empty for other runs."""
-    read, _, number = run_id.rpartition("-")
-    return read if _QUESTION.fullmatch(number) else ""
+    read_id, _, question_index = run_id.rpartition("-")
+    return read_id if _QUESTION_INDEX.fullmatch(question_index) else ""
 
 
-def list_open_questions(log: RunLog, read: str) -> list[str]:
+def list_open_questions(log: RunLog, read_id: str) -> list[str]:
     """Return the unfinished runs with this prefix, in the order of their questions."""
     from memagent_graph.events import StopReason
     from memagent_graph.run_log import RunFilter
 
-    runs = log.runs(RunFilter(run_id_begins=f"{read}-", is_own=True))
+    runs = log.runs(RunFilter(run_id_begins=f"{read_id}-", is_own=True))
     open_runs = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
-    of_read = [run_id for run_id in open_runs if _QUESTION.fullmatch(run_id.removeprefix(f"{read}-"))]
-    return sorted(of_read, key=lambda run_id: (len(run_id), run_id))
+    run_ids = [run_id for run_id in open_runs if _QUESTION_INDEX.fullmatch(run_id.removeprefix(f"{read_id}-"))]
+    return sorted(run_ids, key=lambda run_id: (len(run_id), run_id))
 
 
-_QUESTION: Final = re.compile(r"\d{1,7}")
+_QUESTION_INDEX: Final = re.compile(r"\d{1,7}")
 """The index of the question at the end of a run id. The suffix of a generated id is longer."""
 _MAX_NAMES: Final = 8
 """Maximum number of runs with the same prefix in an error."""
@@ -176,7 +176,7 @@ def open_log(path: Path | None) -> RunLog:
     from memagent_graph.storage.private_files import get_default_run_log
 
     path = path or get_default_run_log()
-    with suppress(PermissionError):  # which the log explains
+    with suppress(PermissionError):  # the log reports it with a hint
         if not path.exists():
             raise RunLogError(
                 f"there is no run log at {path}",

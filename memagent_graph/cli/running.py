@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, exit_code, report_failures
+from memagent_graph.cli.exit_codes import ExitCode, choose_exit_code, report_failures
 from memagent_graph.cli.options import (
     CheckpointsOption,
     JSONOption,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from memagent_graph.results import ReadResult
 
 
-_FEW_TOKENS: Final = 64
+_MIN_USUAL_CHUNK_TOKENS: Final = 64
 """Fewer tokens per chunk are probably a mistake, because the prompt template is as long."""
 
 
@@ -87,10 +87,13 @@ class RunOptions:
         """Ask the policy for missing settings, and print how it reads."""
         with console.show_status("asking the policy"):
             context = await reader.aprepare()
-        part = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
+        excerpt_note = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
         tokens = context.budget.chunk_tokens
-        few = "; so few cost a call each, with the whole prompt" if tokens < _FEW_TOKENS else ""
-        console.print_policy(f"strategy {reader.strategy.name}{part}; {tokens:,} tokens in a chunk{few}")
+        budget_note = (
+            "; each such short chunk costs a call with the whole prompt" if tokens < _MIN_USUAL_CHUNK_TOKENS else ""
+        )
+        strategy = f"strategy {reader.strategy.name}{excerpt_note}"
+        console.print_policy(f"{strategy}; {tokens:,} tokens in a chunk{budget_note}")
 
     def resume_command(self, run_id: str) -> str:
         """Return the command that continues a run (or the runs with a common prefix) with the same files."""
@@ -112,7 +115,7 @@ class RunOptions:
         from memagent_graph.cli.console import Console
         from memagent_graph.events import StopReason
 
-        async def until_ended(console: Console) -> list[ReadResult | Exception]:
+        async def run_until_signal(console: Console) -> list[ReadResult | Exception]:
             """Run. SIGTERM has the effect of Ctrl-C."""
             task = asyncio.current_task()
             if task is not None and os.name == "posix":
@@ -124,14 +127,14 @@ class RunOptions:
         console = Console(as_json=self.as_json, quiet=self.quiet)
         with report_failures(console):
             try:
-                outcomes = asyncio.run(until_ended(console))
+                outcomes = asyncio.run(run_until_signal(console))
             except ValueError as error:
                 raise typer.Exit(console.report_error(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
                 raise typer.Exit(console.report_interruption(ExitCode.INTERRUPTED)) from None
         console.print_results(outcomes, updates=self.updates)
         if errors := [outcome for outcome in outcomes if isinstance(outcome, MemAgentError)]:
-            raise typer.Exit(exit_code(errors[0]))
+            raise typer.Exit(choose_exit_code(errors[0]))
         reasons = {outcome.stop_reason for outcome in outcomes if not isinstance(outcome, Exception)}
         if any(reason.resumable for reason in reasons):
             raise typer.Exit(ExitCode.STOPPED)

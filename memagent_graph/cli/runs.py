@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from memagent_graph.run_log import RunLog, RunRecord, RunTotals
 
-_MAX_CELL: Final = 60
+_MAX_CELL_CHARS: Final = 60
 _WIDTH_WITHOUT_TERMINAL: Final = 240
 _WIDTH_WITH_TOKENS: Final = 150
 _WIDTH_WITH_DETAILS: Final = 80
-"""Minimum terminal width for the columns for training. Without them, other cells need not be cut."""
+"""Minimum terminal widths for more columns. On narrower terminals, the other cells need not be cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Runs(RunChoice):
             newest = None if self.as_json or self.delete or run_ids else LISTED_RUNS
             records = list(log.runs(self.filter(run_ids, newest=newest)))
             if self.delete:
-                _delete(log, records, self)
+                _delete_runs(log, records, self)
                 return
             totals = log.totals(record.run_id for record in records)
             if self.as_json:
@@ -96,12 +96,12 @@ class GiveReward:
             names = ("conversation", "name", "value", "source", "note")
             print_json({"run_id": run_id, **{name: getattr(self, name) for name in names}})
         else:
-            of = "run" if self.conversation is None else f"conversation {self.conversation} of run"
-            typer.echo(f"{make_one_line(self.name)} of {of} {make_one_line(run_id)}: {self.value:g}", err=True)
+            target = "run" if self.conversation is None else f"conversation {self.conversation} of run"
+            typer.echo(f"{make_one_line(self.name)} of {target} {make_one_line(run_id)}: {self.value:g}", err=True)
 
 
-def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
-    if records and not request.yes:
+def _delete_runs(log: RunLog, records: Sequence[RunRecord], command: Runs) -> None:
+    if records and not command.yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter(
                 "there is no terminal to confirm on; use --yes to delete without confirmation", param_hint="'--yes'"
@@ -114,20 +114,20 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
         )
     open_runs = [run.run_id for run in records if run.stop_reason is None and _is_being_read(log, run.run_id)]
     records = [run for run in records if run.run_id not in open_runs]
-    if open_runs and not request.as_json:
+    if open_runs and not command.as_json:
         names = ", ".join(map(make_one_line, open_runs))
         typer.echo(f"not deleted, because it is being read: {names}", err=True)
-    before = log.size_bytes
-    deleted = log.delete(record.run_id for record in records) if records else 0
-    freed = max(before - log.size_bytes, 0)
-    if request.as_json:
-        print_json({"deleted": deleted, "bytes_freed": freed, "being_read": open_runs})
+    bytes_before = log.size_bytes
+    deleted_count = log.delete(record.run_id for record in records) if records else 0
+    freed_bytes = max(bytes_before - log.size_bytes, 0)
+    if command.as_json:
+        print_json({"deleted": deleted_count, "bytes_freed": freed_bytes, "being_read": open_runs})
         return
-    typer.echo(f"{format_count(deleted, 'run')} deleted, {format_size(freed)} given back", err=True)
+    typer.echo(f"{format_count(deleted_count, 'run')} deleted, {format_size(freed_bytes)} freed", err=True)
 
 
 def _is_being_read(log: RunLog, run_id: str) -> bool:
-    """Return whether a reader holds a run in the default checkpoint file or in the one next to the log."""
+    """Return whether a reader holds a run, by the default checkpoint file and the one in the log's folder."""
     from memagent_graph.storage.checkpoints import is_being_read
     from memagent_graph.storage.private_files import get_default_checkpoints
 
@@ -143,13 +143,20 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
         terminal.width = _WIDTH_WITHOUT_TERMINAL
     if records:
         terminal.print(_make_table(records, totals, terminal.width))
-    count, conversations = log.counts()
+    run_count, conversations = log.counts()
     terminal.print(
-        f"{len(records):,} of {format_count(count, 'run')} with {format_count(conversations, 'conversation')}, "
+        f"{len(records):,} of {format_count(run_count, 'run')} with {format_count(conversations, 'conversation')}, "
         f"{format_size(log.size_bytes)}, in {make_one_line(str(log.path))}",
         markup=False,
         soft_wrap=True,
     )
+
+
+def _describe_id_count(totals: RunTotals) -> str:
+    """Return whether all, some or none of a run's conversations have token ids."""
+    if totals.conversations == totals.with_ids > 0:
+        return "yes"
+    return "some" if totals.with_ids else "no"
 
 
 def _make_table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], width: int) -> Table:
@@ -159,9 +166,9 @@ def _make_table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], w
 
     names = ["run", "ended", "question"]
     if width >= _WIDTH_WITH_DETAILS:
-        strategy = ["strategy"] if any(record.strategy != "overwrite" for record in records) else []
-        numbers = ["turns", "tokens in", "out", "ids"] if width >= _WIDTH_WITH_TOKENS else []
-        names = ["run", "begun", "document", "question", *strategy, "ended", *numbers, "rewards"]
+        strategy_column = ["strategy"] if any(record.strategy != "overwrite" for record in records) else []
+        count_columns = ["turns", "tokens in", "out", "ids"] if width >= _WIDTH_WITH_TOKENS else []
+        names = ["run", "begun", "document", "question", *strategy_column, "ended", *count_columns, "rewards"]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in names:
         table.add_column(
@@ -172,19 +179,19 @@ def _make_table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], w
             min_width=max(len(make_one_line(run.run_id)) for run in records) if name == "run" else None,
         )
     for record in records:
-        total = totals[record.run_id]
+        run_totals = totals[record.run_id]
         cells = {
             "begun": datetime.fromtimestamp(record.began).strftime("%Y-%m-%d %H:%M"),
             "document": record.document["name"],
             "question": record.question,
             "strategy": record.strategy,
             "ended": record.stop_reason or "not yet",
-            "turns": f"{total.conversations:,}",
-            "tokens in": f"{total.prompt_tokens:,}",
-            "out": f"{total.completion_tokens:,}",
-            "ids": "yes" if total.conversations == total.with_ids > 0 else "some" if total.with_ids else "no",
-            "rewards": ", ".join(f"{name} {value:g}" for name, value in total.rewards.items()),
+            "turns": f"{run_totals.conversations:,}",
+            "tokens in": f"{run_totals.prompt_tokens:,}",
+            "out": f"{run_totals.completion_tokens:,}",
+            "ids": _describe_id_count(run_totals),
+            "rewards": ", ".join(f"{name} {value:g}" for name, value in run_totals.rewards.items()),
         }
-        row = (make_one_line(cells[name], _MAX_CELL) for name in names[1:])
+        row = (make_one_line(cells[name], _MAX_CELL_CHARS) for name in names[1:])
         table.add_row(Text(make_one_line(record.run_id)), *map(Text, row))
     return table

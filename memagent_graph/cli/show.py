@@ -97,18 +97,18 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
 
 def _print_view_as_json(view: RunView) -> None:
     provenance = view.provenance
-    texts = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
-    lists: dict[str, Sequence[Any]] = {"evidence": view.evidence, "rewards": view.rewards, "updates": view.updates}
-    lines: dict[str, Sequence[LineOrigin | LostLine]] = {"lines": provenance.lines, "lost": provenance.lost}
+    text_fields = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
+    item_lists: dict[str, Sequence[Any]] = {"evidence": view.evidence, "rewards": view.rewards, "updates": view.updates}
+    line_lists: dict[str, Sequence[LineOrigin | LostLine]] = {"lines": provenance.lines, "lost": provenance.lost}
     print_json(
         {
-            **{name: getattr(view, name) for name in texts},
+            **{name: getattr(view, name) for name in text_fields},
             "document": dict(view.document),
             "memory": view.trace.final_memory,
             **{
                 name: [asdict(line) | {"first_chunk": view.updates[line.update].chunk_index} for line in values]
-                for name, values in lines.items()
+                for name, values in line_lists.items()
             },
-            **{name: [asdict(value) for value in values] for name, values in lists.items()},
+            **{name: [asdict(value) for value in values] for name, values in item_lists.items()},
         }
     )

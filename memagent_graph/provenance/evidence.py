@@ -1,4 +1,4 @@
-"""Finds the origin of a memory's lines from verbatim overlap with the chunks, without a model.
+"""Finds the origins of a memory's lines from their verbatim overlap with chunks, without a model.
 
 A line of the final memory is traced back through rewordings and merges to the update that first wrote it. Its quotes
 are the passages that it shares with the chunks of that update. They do not prove that a line is true or follows from
@@ -32,14 +32,14 @@ from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
 from memagent_graph.words import WORD, find_sentence_ends, fold_words, is_unspaced, list_terms
 
-_SAME_LINE = 0.6
-_CONTAINED = 0.8
-_MIN_CONTAINED = 3
-_MIN_SENTENCE = 40
-_SUPPORTED = 0.5
+_MIN_LIKENESS = 0.6
+_MIN_CONTAINED_SHARE = 0.8
+_MIN_CONTAINED_WORDS = 3
+_MIN_SENTENCE_CHARS = 40
+_MIN_CHUNK_COVERAGE = 0.5
 _SPACED_SENTENCE = re.compile(r"[.!?][\"'”’)\]]*$")
-_MAX_SENTENCE = 500
-_NOWHERE = Places()
+_MAX_SENTENCE_CHARS = 500
+_NO_PLACES = Places()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class SupportSpan:
 def find_provenance(
     trace: Trace,
     chunk_text: Callable[[MemoryUpdate], str | None],
-    places: Places = _NOWHERE,
+    places: Places = _NO_PLACES,
 ) -> Provenance:
     """Return the origins of the final memory's lines, and the lost lines.
 
@@ -143,14 +143,14 @@ def find_provenance(
     origins: list[LineOrigin] = []
     evidence: list[Evidence] = []
     for line_index, line in enumerate(lines):
-        words = TokenizedText(line.text)
-        quotes = _find_line_quotes(line, words, trace, chunk_text, chunks)
-        coverage = measure_coverage(words, quotes)
-        for candidate in quotes:
-            update = updates[candidate.source]
+        line_words = TokenizedText(line.text)
+        quotes = _find_line_quotes(line, line_words, trace, chunk_text, chunks)
+        coverage = measure_coverage(line_words, quotes)
+        for quote in quotes:
+            update = updates[quote.source]
             evidence.append(
                 _make_evidence(
-                    candidate,
+                    quote,
                     update.start_char,
                     places,
                     line=line.text,
@@ -158,17 +158,17 @@ def find_provenance(
                     chunk_index=update.chunk_index or 0,
                     coverage=coverage,
                     branch=update.branch,
-                    update=candidate.source,
+                    update=quote.source,
                 )
             )
-        by_person = any(event.kind is EventKind.MEMORY_EDITED for event in updates[line.first].events)
-        first_quotes = [candidate for candidate in quotes if candidate.source == line.first]
+        has_edit = any(event.kind is EventKind.MEMORY_EDITED for event in updates[line.first_update].events)
+        first_update_quotes = [quote for quote in quotes if quote.source == line.first_update]
         origins.append(
             LineOrigin(
                 line=line.text,
-                update=line.first,
-                reworded=line.reworded,
-                edited=by_person and measure_coverage(words, first_quotes) < _SUPPORTED,
+                update=line.first_update,
+                reworded=line.rewording_updates,
+                edited=has_edit and measure_coverage(line_words, first_update_quotes) < _MIN_CHUNK_COVERAGE,
                 coverage=coverage,
             )
         )
@@ -176,7 +176,7 @@ def find_provenance(
 
 
 def find_excerpt_evidence(
-    trace: Trace, answer: str, span_text: Callable[[Span], str | None], places: Places = _NOWHERE
+    trace: Trace, answer: str, span_text: Callable[[Span], str | None], places: Places = _NO_PLACES
 ) -> tuple[Evidence, ...]:
     """Return quotes from an excerpt, for a run that showed one instead of reading chunks.
 
@@ -190,20 +190,22 @@ def find_excerpt_evidence(
         Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory. They
         are whole sentences of the document, because the answer may be a single word.
     """
-    reading = trace.newest_excerpt_call
-    if reading is None:
+    excerpt_call = trace.newest_excerpt_call
+    if excerpt_call is None:
         return ()
     texts = {
-        number: TokenizedText(text)
-        for number, span in enumerate(reading.reads)
+        span_index: TokenizedText(text)
+        for span_index, span in enumerate(excerpt_call.reads)
         if (text := span_text(span)) is not None
     }
     evidence: dict[tuple[int, int, int], Evidence] = {}
-    for line_index, line in enumerate(split_memory(answer if reading.writes is Writes.ANSWER else trace.final_memory)):
-        words = TokenizedText(line)
-        quotes = choose_quotes(words, chain(*(find_possible_quotes(words, texts[number], number) for number in texts)))
+    supported_text = answer if excerpt_call.writes is Writes.ANSWER else trace.final_memory
+    for line_index, line in enumerate(split_memory(supported_text)):
+        line_words = TokenizedText(line)
+        candidates = (find_possible_quotes(line_words, text, span_index) for span_index, text in texts.items())
+        quotes = choose_quotes(line_words, chain(*candidates))
         for quote in quotes:
-            span, text = reading.reads[quote.source], quote.chunk.text
+            span, text = excerpt_call.reads[quote.source], quote.chunk.text
             start, end = find_sentence_around(text, quote.start, quote.end)
             evidence.setdefault(
                 (line_index, span.start_char + start, span.start_char + end),
@@ -214,8 +216,8 @@ def find_excerpt_evidence(
                     line=line,
                     line_index=line_index,
                     chunk_index=span.index,
-                    coverage=measure_coverage(words, quotes),
-                    branch=reading.branch,
+                    coverage=measure_coverage(line_words, quotes),
+                    branch=excerpt_call.branch,
                     update=-1,
                 ),
             )
@@ -225,12 +227,14 @@ def find_excerpt_evidence(
 def find_sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
     """Return the start and end of the sentence around a quote, or of the quote in a very long sentence."""
     ends = find_sentence_ends(text)
-    first = max((position for position in ends if position <= start), default=0)
-    last = min((position for position in ends if position >= end), default=len(text))
-    sentence = text[first:last]
-    if len(sentence) > max(_MAX_SENTENCE, end - start):
+    sentence_start = max((position for position in ends if position <= start), default=0)
+    sentence_end = min((position for position in ends if position >= end), default=len(text))
+    sentence = text[sentence_start:sentence_end]
+    if len(sentence) > max(_MAX_SENTENCE_CHARS, end - start):
         return start, end
-    return first + len(sentence) - len(sentence.lstrip()), last - len(sentence) + len(sentence.rstrip())
+    return sentence_start + len(sentence) - len(sentence.lstrip()), sentence_end - len(sentence) + len(
+        sentence.rstrip()
+    )
 
 
 def _make_evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> Evidence:
@@ -240,9 +244,9 @@ def _make_evidence(quote: Quote, text_start: int, places: Places, **values: Any)
         start_char=start,
         end_char=text_start + quote.end,
         quote=quote.chunk.text[quote.start : quote.end],
-        section=places.section(start),
-        page=places.page(start),
-        link=places.link(start),
+        section=places.find_section(start),
+        page=places.find_page(start),
+        link=places.make_link(start),
         **values,
     )
 
@@ -254,39 +258,41 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
         trace: the run.
         chunk_text: as for `find_provenance`.
     """
-    after: list[list[_Line]] = []
+    lines_after_update: list[list[_Line]] = []
     chunks: dict[int, TokenizedText | None] = {}
-    quoted: dict[_Line, frozenset[int]] = {}
+    chunks_by_line: dict[_Line, frozenset[int]] = {}
     for index, update in enumerate(trace.updates):
         sources = trace.source_indices(update)
-        lines = [line for source in sources for line in after[source]]
+        lines = [line for source in sources for line in lines_after_update[source]]
         # After a merge, an unchanged memory may be equal to one of several.
         is_unchanged = not update.changed and len(sources) == 1
-        after.append(lines if is_unchanged else _match_next_lines(lines, split_memory(update.memory), index)[0])
-        for line in after[-1]:
-            if line not in quoted:
+        if not is_unchanged:
+            lines = _match_next_lines(lines, split_memory(update.memory), index)[0]
+        lines_after_update.append(lines)
+        for line in lines_after_update[-1]:
+            if line not in chunks_by_line:
                 quotes = _find_line_quotes(line, TokenizedText(line.text), trace, chunk_text, chunks)
-                quoted[line] = frozenset(trace.updates[quote.source].chunk_index or 0 for quote in quotes)
-    return [frozenset().union(*(quoted[line] for line in lines)) for lines in after]
+                chunks_by_line[line] = frozenset(trace.updates[quote.source].chunk_index or 0 for quote in quotes)
+    return [frozenset().union(*(chunks_by_line[line] for line in lines)) for lines in lines_after_update]
 
 
 def _find_line_quotes(
     line: _Line,
-    words: TokenizedText,
+    line_words: TokenizedText,
     trace: Trace,
     chunk_text: Callable[[MemoryUpdate], str | None],
     chunks: dict[int, TokenizedText | None],
 ) -> list[Quote]:
     """Return the quotes of a line from the chunks of its words. `chunks` caches their texts by update."""
     candidates: list[Quote] = []
-    for index in _with_lookups({line.first, *line.sources.values()}, trace):
+    for index in _with_lookups({line.first_update, *line.sources.values()}, trace):
         if index not in chunks:
             update = trace.updates[index]
             text = None if update.chunk_index is None else chunk_text(update)
             chunks[index] = None if text is None else TokenizedText(text)
         chunk = chunks[index]
-        candidates += [] if chunk is None else find_possible_quotes(words, chunk, index)
-    return choose_quotes(words, candidates)
+        candidates += [] if chunk is None else find_possible_quotes(line_words, chunk, index)
+    return choose_quotes(line_words, candidates)
 
 
 def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
@@ -307,36 +313,40 @@ def find_supporting_lines(answer: str, question: str, lines: Sequence[str]) -> f
     """Return the indices of the memory lines that support an answer.
 
     They are the smallest set of lines with all words of the answer that are in memory. Among equal sets, lines with
-    more words of the question win. An answer without such words ("yes") has the line with most words of the question.
-    An answer such as "not stated" has no line.
+    more words of the question win. An answer without such words ("yes") has the line with the most words of the
+    question. An answer such as "not stated" has no line.
     """
     if gives_no_answer(answer, quoted=True):
         return frozenset()
-    words = [_find_anchors(line) for line in lines]
-    topic, indices = _find_anchors(question), set[int]()
+    line_words = [_find_anchors(line) for line in lines]
+    question_words, indices = _find_anchors(question), set[int]()
 
-    def next_line(needed: frozenset[str]) -> None:
-        """Add the line with most of the needed words."""
-        indices.add(max(range(len(words)), key=lambda at: (len(words[at] & needed), len(words[at] & topic), -at)))
+    def add_best_line(needed_words: frozenset[str]) -> None:
+        """Add the line with the most of the needed words."""
 
-    memory_words = frozenset().union(*words)
-    while missing := (_find_anchors(answer) & memory_words).difference(*(words[at] for at in indices)):
-        next_line(missing)
-    if not indices and topic & memory_words:
-        next_line(topic)
+        def count_common_words(index: int) -> tuple[int, int, int]:
+            return len(line_words[index] & needed_words), len(line_words[index] & question_words), -index
+
+        indices.add(max(range(len(line_words)), key=count_common_words))
+
+    memory_words = frozenset().union(*line_words)
+    while missing_words := (_find_anchors(answer) & memory_words).difference(*(line_words[index] for index in indices)):
+        add_best_line(missing_words)
+    if not indices and question_words & memory_words:
+        add_best_line(question_words)
     return frozenset(indices)
 
 
 def _find_anchors(text: str) -> frozenset[str]:
     """Return the content words of a text; in scripts without spaces, all pairs of characters."""
     pairs = frozenset(term for term in list_terms(text) if len(term) > 1 and is_unspaced(term))
-    return pairs.union(word for _, word in TokenizedText(text).anchors())
+    return pairs.union(word for _, word in TokenizedText(text).find_anchors())
 
 
 def find_support(answer: str, lines: Sequence[str]) -> tuple[SupportSpan, ...]:
     """Return the parts of memory lines whose words the answer repeats."""
     answer_words = TokenizedText(answer)
-    parts: list[SupportSpan] = []
+    spans: list[SupportSpan] = []
     for line_index, line in enumerate(lines):
         text = TokenizedText(line)
         end = 0
@@ -344,8 +354,8 @@ def find_support(answer: str, lines: Sequence[str]) -> tuple[SupportSpan, ...]:
             start = max(end, text.spans[match.chunk_start][0])
             end = max(end, text.spans[match.chunk_start + match.length - 1][1])
             if start < end:
-                parts.append(SupportSpan(line_index, start, end))
-    return tuple(parts)
+                spans.append(SupportSpan(line_index, start, end))
+    return tuple(spans)
 
 
 def split_memory(memory: str) -> list[str]:
@@ -355,7 +365,7 @@ def split_memory(memory: str) -> list[str]:
         start = 0
         for end in find_sentence_ends(line):
             sentence = line[start:end].strip()
-            if len(sentence) > _MIN_SENTENCE or not _SPACED_SENTENCE.search(sentence):
+            if len(sentence) > _MIN_SENTENCE_CHARS or not _SPACED_SENTENCE.search(sentence):
                 lines.append(sentence)
                 start = end
         lines.append(line[start:].strip())
@@ -368,12 +378,12 @@ class _Line:
 
     text: str
     words: tuple[str, ...]
-    content: frozenset[str]
-    first: int
-    reworded: tuple[int, ...]
+    content_words: frozenset[str]
+    first_update: int
+    rewording_updates: tuple[int, ...]
     """The updates that reworded it, in order."""
     sources: dict[str, int]
-    """The update that added each word of `content`."""
+    """The update that added each of `content_words`."""
 
 
 def _trace_lines(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
@@ -381,78 +391,96 @@ def _trace_lines(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     path, last_sources = trace.final_path, trace.final_sources
     uses = Counter(chain(last_sources, *map(trace.source_indices, path)))
     has_branches = any(count > 1 for count in uses.values())
-    after: dict[int, list[_Line]] = {}
+    lines_after_update: dict[int, list[_Line]] = {}
 
     def join_memories(indices: Sequence[int]) -> list[_Line]:
         """Return the lines of several memories, and drop lines that no later memory needs."""
         uses.subtract(indices)
-        memories = [after[index] if uses[index] else after.pop(index) for index in indices]
+        memories = [lines_after_update[index] if uses[index] else lines_after_update.pop(index) for index in indices]
         return memories[0] if len(memories) == 1 else list(chain(*memories))
 
-    lost: dict[_Line, int] = {}
+    loss_updates: dict[_Line, int] = {}
     ancestors: set[_Line] = set()
     for update in path:
         index = trace.update_indices[update.call_id]
         lines = join_memories(trace.source_indices(update))
         if update.changed:
             lines, removed, reworded = _match_next_lines(lines, split_memory(update.memory), index)
-            lost |= dict.fromkeys(removed, index)
+            loss_updates |= dict.fromkeys(removed, index)
             ancestors.update(reworded if has_branches else ())
-        after[index] = lines
-    final = join_memories(last_sources)
+        lines_after_update[index] = lines
+    final_lines = join_memories(last_sources)
     # A line is not lost if another branch kept it, if it came back in the same words, or if it has no content.
-    final_words = {line.words for line in final}
+    final_words = {line.words for line in final_lines}
     losses = [
         (line, index)
-        for line, index in lost.items()
+        for line, index in loss_updates.items()
         if line not in ancestors and line.words not in final_words and not gives_no_answer(line.text)
     ]
-    return final, tuple(LostLine(line.text, line.first, index) for line, index in sorted(losses, key=itemgetter(1)))
+    losses.sort(key=itemgetter(1))
+    return final_lines, tuple(LostLine(line.text, line.first_update, index) for line, index in losses)
 
 
 def _match_next_lines(
-    old: Sequence[_Line], texts: Sequence[str], update: int
+    old_lines: Sequence[_Line], texts: Sequence[str], update_index: int
 ) -> tuple[list[_Line], list[_Line], list[_Line]]:
-    """Return the lines of the next memory, the lines of `old` without a successor, and the reworded lines.
+    """Return the lines of the next memory, the lines of `old_lines` without a successor, and the reworded lines.
 
     An unchanged line has no other successor. Otherwise similar facts in a list would inherit from each other.
     """
-    by_text = group_values((line.text, index) for index, line in enumerate(old))
+    by_text = group_values((line.text, index) for index, line in enumerate(old_lines))
     unchanged: list[int | None] = [by_text[text].pop(0) if by_text.get(text) else None for text in texts]
-    candidates = set(range(len(old))).difference(index for index in unchanged if index is not None)
-    lines_by_word = group_values((word, index) for index in candidates for word in old[index].content)
+    candidates = set(range(len(old_lines))).difference(index for index in unchanged if index is not None)
+    lines_by_word = group_values((word, index) for index in candidates for word in old_lines[index].content_words)
     lines: list[_Line] = []
     lost = set(candidates)
-    for text, same in zip(texts, unchanged, strict=True):
-        if same is not None:
-            lines.append(old[same])
+    for text, unchanged_index in zip(texts, unchanged, strict=True):
+        if unchanged_index is not None:
+            lines.append(old_lines[unchanged_index])
             continue
-        folded = tuple(fold_words(text))
-        content = select_content_words(folded)
-        shared = Counter(index for word in content for index in lines_by_word.get(word, ()))
-        likeness = {index: _compute_likeness(count, content, old[index].content) for index, count in shared.items()}
-        best = max(likeness, key=lambda index: (likeness[index], -index), default=None)
-        if best is None or likeness[best] < _SAME_LINE:
-            lines.append(_Line(text, folded, content, update, (), dict.fromkeys(content, update)))
+        folded_words = tuple(fold_words(text))
+        content_words = select_content_words(folded_words)
+        shared_word_counts = Counter(index for word in content_words for index in lines_by_word.get(word, ()))
+        likeness = {
+            index: _compute_likeness(count, content_words, old_lines[index].content_words)
+            for index, count in shared_word_counts.items()
+        }
+        best_index = max(likeness, key=lambda index: (likeness[index], -index), default=None)
+        if best_index is None or likeness[best_index] < _MIN_LIKENESS:
+            lines.append(
+                _Line(text, folded_words, content_words, update_index, (), dict.fromkeys(content_words, update_index))
+            )
             continue
-        parents = [index for index, count in shared.items() if count >= _SAME_LINE * len(old[index].content)]
-        lost.difference_update(parents, (best,))
-        lines.append(_reword(text, folded, content, old[best], [old[index] for index in parents], update))
-    return lines, [old[index] for index in sorted(lost)], [old[index] for index in candidates - lost]
+        parent_indices = [
+            index
+            for index, count in shared_word_counts.items()
+            if count >= _MIN_LIKENESS * len(old_lines[index].content_words)
+        ]
+        lost.difference_update(parent_indices, (best_index,))
+        parents = [old_lines[index] for index in parent_indices]
+        lines.append(_reword(text, folded_words, content_words, old_lines[best_index], parents, update_index))
+    return lines, [old_lines[index] for index in sorted(lost)], [old_lines[index] for index in candidates - lost]
 
 
 def _reword(
-    text: str, words: tuple[str, ...], content: frozenset[str], line: _Line, others: Sequence[_Line], update: int
+    text: str,
+    words: tuple[str, ...],
+    content_words: frozenset[str],
+    line: _Line,
+    parents: Sequence[_Line],
+    update_index: int,
 ) -> _Line:
     if words == line.words:
         return replace(line, text=text)
-    sources = {word: source for other in others for word, source in other.sources.items()} | line.sources
-    word_sources = {word: sources.get(word, update) for word in content}
-    return _Line(text, words, content, line.first, (*line.reworded, update), word_sources)
+    sources = {word: source for parent in parents for word, source in parent.sources.items()} | line.sources
+    word_sources = {word: sources.get(word, update_index) for word in content_words}
+    rewording_updates = (*line.rewording_updates, update_index)
+    return _Line(text, words, content_words, line.first_update, rewording_updates, word_sources)
 
 
-def _compute_likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:
-    """Return the fraction of common words, where a part of a longer line counts as similar, too."""
-    dice = 2 * shared / (len(new) + len(old))
-    contained = shared / len(new)
-    return max(dice, contained) if shared >= _MIN_CONTAINED and contained >= _CONTAINED else dice
+def _compute_likeness(shared_count: int, new_words: frozenset[str], old_words: frozenset[str]) -> float:
+    """Return the Dice coefficient of two lines' words; a part of a longer line also counts as similar."""
+    dice = 2 * shared_count / (len(new_words) + len(old_words))
+    contained_share = shared_count / len(new_words)
+    is_contained = shared_count >= _MIN_CONTAINED_WORDS and contained_share >= _MIN_CONTAINED_SHARE
+    return max(dice, contained_share) if is_contained else dice

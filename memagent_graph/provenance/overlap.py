@@ -12,10 +12,10 @@ from memagent_graph.words import find_words, fold_word, is_unspaced
 
 MAX_QUOTES = 3
 """Maximum number of quotes of a line."""
-_MAX_GAP = 4
+_MAX_GAP_WORDS = 4
 _MAX_OCCURRENCES = 64
 _MAX_REPEATS = 3
-_UNSPACED_RUN = 4
+_UNSPACED_ANCHOR_CHARS = 4
 _NAME = re.compile(r"(?<=[a-z,]\s)[A-Z]\w+")
 _STOP_WORDS = frozenset(
     re.findall(
@@ -38,9 +38,9 @@ def find_quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[t
     word that is not a function word, or four characters of a script without spaces; passages a few words apart are
     joined.
     """
-    words = TokenizedText(line)
-    chosen = choose_quotes(words, find_possible_quotes(words, TokenizedText(chunk_text), 0))
-    return [(chunk_start_char + quote.start, chunk_start_char + quote.end) for quote in chosen]
+    line_words = TokenizedText(line)
+    quotes = choose_quotes(line_words, find_possible_quotes(line_words, TokenizedText(chunk_text), 0))
+    return [(chunk_start_char + quote.start, chunk_start_char + quote.end) for quote in quotes]
 
 
 class TokenizedText:
@@ -53,15 +53,15 @@ class TokenizedText:
         self.spans = find_words(text)
         self.words = [fold_word(text[start:end]) for start, end in self.spans]
 
-    def anchors(self) -> list[tuple[int, str]]:
+    def find_anchors(self) -> list[tuple[int, str]]:
         """Return the words that make a shared passage worth quoting, with their positions.
 
         These are content words, and four characters in a row of scripts without spaces.
         """
-        words = [(index, word) for index, word in enumerate(self.words) if _is_content(word)]
-        return sorted([*words, *self._iter_unspaced()])
+        words = [(index, word) for index, word in enumerate(self.words) if _is_content_word(word)]
+        return sorted([*words, *self._find_unspaced_anchors()])
 
-    def names(self) -> dict[str, list[int]]:
+    def find_names(self) -> dict[str, list[int]]:
         """Return the positions of capitalized words within sentences, by spelling."""
         return group_values(
             (self.text[start:end], index)
@@ -69,25 +69,25 @@ class TokenizedText:
             if _NAME.match(self.text, start)
         )
 
-    def positions(self, anchors: Container[str]) -> dict[str, list[int]]:
+    def find_positions(self, anchors: Container[str]) -> dict[str, list[int]]:
         """Return the positions of some anchors."""
-        places = chain(enumerate(self.words), self._iter_unspaced())
-        return group_values((word, position) for position, word in places if word in anchors)
+        words_at_positions = chain(enumerate(self.words), self._find_unspaced_anchors())
+        return group_values((word, position) for position, word in words_at_positions if word in anchors)
 
-    def _iter_unspaced(self) -> Iterator[tuple[int, str]]:
+    def _find_unspaced_anchors(self) -> Iterator[tuple[int, str]]:
         if self.text.isascii():
             return
         length = 0
         for index, word in enumerate(self.words):
             length = length + 1 if is_unspaced(word) else 0
-            if length >= _UNSPACED_RUN:
-                start = index - _UNSPACED_RUN + 1
+            if length >= _UNSPACED_ANCHOR_CHARS:
+                start = index - _UNSPACED_ANCHOR_CHARS + 1
                 yield start, "".join(self.words[start : index + 1])
 
 
 @dataclass(frozen=True, slots=True)
 class MatchingSpan:
-    """Equal words in the same order in a line and in a chunk: `length` words from each start."""
+    """A run of equal words in a line and in a chunk: `length` words from each start."""
 
     line_start: int
     chunk_start: int
@@ -95,7 +95,7 @@ class MatchingSpan:
 
     @property
     def line_indices(self) -> frozenset[int]:
-        """The indices of the line's words in it."""
+        """The indices of the line's words in the span."""
         return frozenset(range(self.line_start, self.line_start + self.length))
 
 
@@ -108,7 +108,7 @@ class Quote:
     start: int
     end: int
     line_indices: frozenset[int]
-    """The indices of the line's words in it."""
+    """The indices of the line's words in the quote."""
     max_match_length: int
     """The number of words of the longest matching span. The same words in another order may mean the opposite."""
 
@@ -123,56 +123,58 @@ def find_matching_spans(line: TokenizedText, chunk: TokenizedText) -> list[Match
     A single word that is frequent in a chunk is not a match. In a line that has only function words, capitalized
     words in the chunk also count (the month May, or Will).
     """
-    if anchors := line.anchors():
-        positions = chunk.positions({anchor for _, anchor in anchors})
+    if anchors := line.find_anchors():
+        positions = chunk.find_positions({anchor for _, anchor in anchors})
     else:
-        positions = chunk.names()
+        positions = chunk.find_names()
         anchors = [(index, line.text[start:end]) for index, (start, end) in enumerate(line.spans)]
     matches: list[MatchingSpan] = []
     ends: dict[int, int] = {}
     for line_index, anchor in anchors:
         for chunk_index in positions.get(anchor, ())[:_MAX_OCCURRENCES]:
             if ends.get(chunk_index - line_index, -1) <= line_index:
-                match = _extend(line.words, chunk.words, line_index, chunk_index)
+                match = _extend_match(line.words, chunk.words, line_index, chunk_index)
                 ends[chunk_index - line_index] = match.line_start + match.length
                 if match.length > 1 or len(positions[anchor]) <= _MAX_REPEATS:
                     matches.append(match)
     return matches
 
 
-def _extend(line_words: Sequence[str], chunk_words: Sequence[str], line_index: int, chunk_index: int) -> MatchingSpan:
+def _extend_match(
+    line_words: Sequence[str], chunk_words: Sequence[str], line_index: int, chunk_index: int
+) -> MatchingSpan:
     """Return the longest span of equal words around one word of a line and of a chunk."""
-    before = 0
+    words_before = 0
     while (
-        before < min(line_index, chunk_index)
-        and line_words[line_index - before - 1] == chunk_words[chunk_index - before - 1]
+        words_before < min(line_index, chunk_index)
+        and line_words[line_index - words_before - 1] == chunk_words[chunk_index - words_before - 1]
     ):
-        before += 1
-    after = 0
+        words_before += 1
+    words_after = 0
     max_after = min(len(line_words) - line_index, len(chunk_words) - chunk_index)
-    while after < max_after and line_words[line_index + after] == chunk_words[chunk_index + after]:
-        after += 1
-    return MatchingSpan(line_index - before, chunk_index - before, before + after)
+    while words_after < max_after and line_words[line_index + words_after] == chunk_words[chunk_index + words_after]:
+        words_after += 1
+    return MatchingSpan(line_index - words_before, chunk_index - words_before, words_before + words_after)
 
 
 def find_possible_quotes(line: TokenizedText, chunk: TokenizedText, source: int) -> list[Quote]:
     """Return possible quotes: matching spans, joined over small gaps if the next one adds words of the line."""
     groups: list[list[MatchingSpan]] = []
-    covered: frozenset[int] = frozenset()
+    covered_indices: frozenset[int] = frozenset()
     end = 0
     for match in sorted(find_matching_spans(line, chunk), key=lambda match: (match.chunk_start, -match.length)):
-        if groups and match.chunk_start - end <= _MAX_GAP and not match.line_indices <= covered:
+        if groups and match.chunk_start - end <= _MAX_GAP_WORDS and not match.line_indices <= covered_indices:
             groups[-1].append(match)
-            covered |= match.line_indices
+            covered_indices |= match.line_indices
             end = max(end, match.chunk_start + match.length)
         else:
             groups.append([match])
-            covered, end = match.line_indices, match.chunk_start + match.length
-    return [_join(chunk, source, group) for group in groups]
+            covered_indices, end = match.line_indices, match.chunk_start + match.length
+    return [_make_quote(chunk, source, group) for group in groups]
 
 
-def _join(chunk: TokenizedText, source: int, matches: Sequence[MatchingSpan]) -> Quote:
-    """Return the quote of matching spans, without the first ones whose words are also in later ones."""
+def _make_quote(chunk: TokenizedText, source: int, matches: Sequence[MatchingSpan]) -> Quote:
+    """Make a quote of matching spans, without leading spans whose words are also in later ones."""
     while len(matches) > 1 and matches[0].line_indices <= frozenset[int]().union(
         *(match.line_indices for match in matches[1:])
     ):
@@ -186,27 +188,27 @@ def _join(chunk: TokenizedText, source: int, matches: Sequence[MatchingSpan]) ->
 
 
 def choose_quotes(line: TokenizedText, candidates: Iterable[Quote]) -> list[Quote]:
-    """Return a few candidates that together have most of the line's words, longest first."""
-    weights = [10 if _is_content(word) or is_unspaced(word) else 1 for word in line.words]
+    """Return the few candidates that together have the most of the line's words, longest first."""
+    weights = [10 if _is_content_word(word) or is_unspaced(word) else 1 for word in line.words]
     remaining = list(candidates)
     selection: list[Quote] = []
-    covered: frozenset[int] = frozenset()
+    covered_indices: frozenset[int] = frozenset()
     while remaining and len(selection) < MAX_QUOTES:
-        gains = [sum(weights[index] for index in quote.line_indices - covered) for quote in remaining]
+        gains = [sum(weights[index] for index in quote.line_indices - covered_indices) for quote in remaining]
         index = max(range(len(remaining)), key=lambda index: (gains[index], remaining[index].max_match_length, -index))
         if gains[index] < max(weights):
             break
-        best = remaining.pop(index)
-        if not any(best.overlaps(other) for other in selection):
-            selection.append(best)
-            covered |= best.line_indices
+        best_quote = remaining.pop(index)
+        if not any(best_quote.overlaps(other) for other in selection):
+            selection.append(best_quote)
+            covered_indices |= best_quote.line_indices
     return sorted(selection, key=lambda quote: (quote.start - quote.end, quote.source, quote.start))
 
 
 def measure_coverage(line: TokenizedText, quotes: Iterable[Quote]) -> float:
     """Return the fraction of the line's words that are in the quotes."""
-    covered = frozenset[int]().union(*(quote.line_indices for quote in quotes))
-    return len(covered) / max(1, len(line.words))
+    covered_indices = frozenset[int]().union(*(quote.line_indices for quote in quotes))
+    return len(covered_indices) / max(1, len(line.words))
 
 
 def select_content_words(words: Iterable[str]) -> frozenset[str]:
@@ -215,5 +217,5 @@ def select_content_words(words: Iterable[str]) -> frozenset[str]:
     return frozenset(word for word in words if word not in _STOP_WORDS) or words
 
 
-def _is_content(word: str) -> bool:
+def _is_content_word(word: str) -> bool:
     return word.isdecimal() or (len(word) > 1 and word not in _STOP_WORDS and not is_unspaced(word))

@@ -29,12 +29,12 @@ class Places:
     headings: Sequence[SourceMark] = ()
     file: str = ""
 
-    def page(self, char: int) -> int | None:
+    def find_page(self, char: int) -> int | None:
         """Return the page of a character, counted from 1; None if the document has no pages."""
-        match = _PAGE.fullmatch(section_at(self.sections, char) or "")
+        match = _PAGE.fullmatch(find_section_label(self.sections, char) or "")
         return int(match[1]) if match else None
 
-    def section(self, char: int) -> str | None:
+    def find_section(self, char: int) -> str | None:
         """Return the heading or clause above a character, or else its page or source."""
         source = bisect_right(self.sections, char, key=lambda mark: mark.start_char)
         heading = bisect_right(self.headings, char, key=lambda mark: mark.start_char)
@@ -42,9 +42,9 @@ class Places:
             return self.headings[heading - 1].label
         return self.sections[source - 1].label if source else None
 
-    def link(self, char: int) -> str | None:
+    def make_link(self, char: int) -> str | None:
         """Return a link that opens the PDF file at the page of a character; None for other documents."""
-        page = self.page(char)
+        page = self.find_page(char)
         return f"{self.file}#page={page}" if self.file and page is not None else None
 
     def _begins_a_source_since(self, char: int, source: int) -> bool:
@@ -54,13 +54,13 @@ class Places:
         return not _PAGE.fullmatch(self.sections[source - 1].label)
 
 
-def section_at(sections: Sequence[SourceMark], start_char: int) -> str | None:
+def find_section_label(sections: Sequence[SourceMark], start_char: int) -> str | None:
     """Return the label of the page or source of a character; None before the first label."""
     index = bisect_right(sections, start_char, key=lambda mark: mark.start_char)
     return sections[index - 1].label if index else None
 
 
-def link_to(document: DocumentRef) -> str:
+def make_link_prefix(document: DocumentRef) -> str:
     """Return the beginning of a link to a PDF document: the path of its file, or its name if the path is unknown."""
     if document["media_type"] != PDF:
         return ""

@@ -16,9 +16,9 @@ from memagent_graph.words import WORD, find_words
 
 _TOKEN = regex.compile(rf"(?:{WORD.pattern}|\S)[^\S\n]*|\s")
 _MAX_COMPARISONS = 9_000_000
-"""Above it, frequent pieces are no beginning of an equal part. The time would grow with the square of the length."""
-_MAX_ISLAND_WORDS = 2
-_MAX_CHARACTERS = 1 << 17
+"""Above this, frequent pieces do not start an equal part, because the time grows with the square of the length."""
+_MAX_GAP_WORDS = 2
+_MAX_COMPARED_CHARS = 1 << 17
 """Longer texts are not compared."""
 
 
@@ -46,19 +46,19 @@ def compare_words(old: str, new: str) -> list[Change]:
     """
     if old == new:
         return [Change(DiffOp.EQUAL, new)] if new else []
-    if len(old) + len(new) > _MAX_CHARACTERS:
-        return _tidy([(DiffOp.DELETE, old), (DiffOp.INSERT, new)])
+    if len(old) + len(new) > _MAX_COMPARED_CHARS:
+        return _join_neighbours([(DiffOp.DELETE, old), (DiffOp.INSERT, new)])
     pieces: list[tuple[DiffOp, str]] = []
-    for op, left, right in _match(old.splitlines(keepends=True), new.splitlines(keepends=True)):
+    for op, left, right in _iterate_changes(old.splitlines(keepends=True), new.splitlines(keepends=True)):
         if op == "equal":
             pieces.append((DiffOp.EQUAL, left))
             continue
-        for word_op, deletion, insertion in _match(_TOKEN.findall(left), _TOKEN.findall(right)):
+        for word_op, deletion, insertion in _iterate_changes(_TOKEN.findall(left), _TOKEN.findall(right)):
             if word_op == "equal":
                 pieces.append((DiffOp.EQUAL, deletion))
             else:
                 pieces += [(DiffOp.DELETE, deletion), (DiffOp.INSERT, insertion)]
-    return _tidy(pieces)
+    return _join_neighbours(pieces)
 
 
 def count_words(text: str) -> int:
@@ -66,39 +66,39 @@ def count_words(text: str) -> int:
     return len(find_words(text))
 
 
-def _match(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield alternating parts: `equal` or another tag, the old text, the new text."""
+def _iterate_changes(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield alternating parts: the tag ("equal" or another), the old text, and the new text."""
     matcher = SequenceMatcher(None, old, new, autojunk=len(old) * len(new) > _MAX_COMPARISONS)
-    for tag, i, j, k, m in matcher.get_opcodes():
-        yield tag, "".join(old[i:j]), "".join(new[k:m])
+    for tag, old_start, old_end, new_start, new_end in matcher.get_opcodes():
+        yield tag, "".join(old[old_start:old_end]), "".join(new[new_start:new_end])
 
 
-def _tidy(pieces: Sequence[tuple[DiffOp, str]]) -> list[Change]:
-    """Join neighbours, also across one or two unchanged words between larger changes, which is easier to read."""
+def _join_neighbours(pieces: Sequence[tuple[DiffOp, str]]) -> list[Change]:
+    """Join neighbouring changes, for legibility also across one or two unchanged words between larger changes."""
     changes: list[Change] = []
     deletion = insertion = ""
     for index, (op, text) in enumerate(pieces):
-        if op is DiffOp.EQUAL and not _is_island(
+        if op is DiffOp.EQUAL and not _is_short_gap(
             text, max(len(deletion), len(insertion)), pieces[index + 1 : index + 3]
         ):
-            changes += _flush(deletion, insertion)
+            changes += _make_changes(deletion, insertion)
             deletion = insertion = ""
-            before = changes.pop().text if changes and changes[-1].op is DiffOp.EQUAL else ""
-            if before + text:
-                changes.append(Change(op, before + text))
+            equal_before = changes.pop().text if changes and changes[-1].op is DiffOp.EQUAL else ""
+            if equal_before + text:
+                changes.append(Change(op, equal_before + text))
             continue
         deletion += text if op is not DiffOp.INSERT else ""
         insertion += text if op is not DiffOp.DELETE else ""
-    return changes + _flush(deletion, insertion)
+    return changes + _make_changes(deletion, insertion)
 
 
-def _is_island(text: str, changed_before: int, following: Sequence[tuple[DiffOp, str]]) -> bool:
-    changed_after = max((len(piece) for op, piece in following if op is not DiffOp.EQUAL), default=0)
+def _is_short_gap(text: str, changed_before: int, next_pieces: Sequence[tuple[DiffOp, str]]) -> bool:
+    changed_after = max((len(piece) for op, piece in next_pieces if op is not DiffOp.EQUAL), default=0)
     if "\n" in text or not changed_before or not changed_after:
         return False
-    return len(text) <= min(changed_before, changed_after) and count_words(text) <= _MAX_ISLAND_WORDS
+    return len(text) <= min(changed_before, changed_after) and count_words(text) <= _MAX_GAP_WORDS
 
 
-def _flush(deletion: str, insertion: str) -> list[Change]:
+def _make_changes(deletion: str, insertion: str) -> list[Change]:
     pairs = ((DiffOp.DELETE, deletion), (DiffOp.INSERT, insertion))
     return [Change(op, text) for op, text in pairs if text]

@@ -1,4 +1,4 @@
-"""The timeline of a run, which the terminal, the page and the notebook draw."""
+"""The timeline of a run: the data that the renderers for terminal, page and notebook draw."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.plain_text import format_count, list_names
 from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, SupportSpan, find_support
-from memagent_graph.provenance.places import section_at
+from memagent_graph.provenance.places import find_section_label
 from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words, count_words
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Trace
@@ -27,21 +27,21 @@ class Step:
     update: MemoryUpdate
     name: str
     """The name for people, such as "chunk 3", "chunk 41, branch 3" or "merge of branches 0, 1, 2"."""
-    kept: bool
+    was_kept: bool
     """Whether the policy decided not to change the memory."""
     sources: tuple[int, ...]
     """The indices in `Timeline.steps` of the steps whose joined memories are `previous`."""
     previous: str
     """The memory before the step."""
     diff: tuple[Change, ...]
-    """The difference from `previous` to the new memory; empty if they are equal."""
+    """The changes from `previous` to the new memory; empty if they are equal."""
     inserted_words: int
     deleted_words: int
-    density: float
+    changed_share: float
     """The fraction of changed words, 0 to 1: inserted and deleted words, divided by the words of both memories."""
     section: str | None
     """The page or source at the beginning of the chunk."""
-    notable: bool
+    is_notable: bool
     """Whether the step changed the memory, has events, merged branches, or read what the final memory quotes."""
 
     @property
@@ -56,13 +56,13 @@ class Step:
 
     @property
     def state(self) -> str:
-        """What became of a memory that the step did not change, for people."""
-        return "kept" if self.kept else "unchanged"
+        """A word for a step that did not change the memory: "kept" if the policy decided so, else "unchanged"."""
+        return "kept" if self.was_kept else "unchanged"
 
-    def continues(self, other: Step) -> bool:
-        """Return whether the step read a later chunk than the other one, on the same branch; another pass does not."""
-        update, before = self.update, other.update
-        return update.branch == before.branch and (update.chunk_number or 0) > (before.chunk_number or 0)
+    def is_later_than(self, other: Step) -> bool:
+        """Return whether the step read a later chunk than the other step, on the same branch and in the same pass."""
+        update, other_update = self.update, other.update
+        return update.branch == other_update.branch and (update.chunk_number or 0) > (other_update.chunk_number or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run with the results of computations for display."""
+    """A run, with everything that is computed for its display."""
 
     view: RunView
     steps: tuple[Step, ...]
@@ -102,7 +102,7 @@ class Timeline:
         return None if self.view.trace.newest_excerpt_call is None else self.provenance.evidence
 
     @property
-    def share(self) -> float:
+    def read_share(self) -> float:
         """The fraction of the document that was read, 0 to 1; 1 if the run ended with an answer."""
         progress = [step.update.progress for step in self.steps if step.update.progress is not None]
         return max(progress, default=1.0) if self.view.answer is None else 1.0
@@ -127,32 +127,35 @@ class Timeline:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What is known of the run, as names and texts for people."""
+        """The facts about the run, as pairs of a name and a text for people."""
         view, totals = self.view, self.totals
-        branches = len([branch for branch in self.branches if branch])
-        branch_note = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
-        share = "" if self.share == 1 else f", {self.share:.0%} of the document"
+        branch_count = len([branch for branch in self.branches if branch])
+        branch_note = f", on {branch_count:,} branch{'es' if branch_count > 1 else ''}" if branch_count else ""
+        share_note = "" if self.read_share == 1 else f", {self.read_share:.0%} of the document"
         if view.trace.newest_excerpt_call is None:
-            read = f"{format_count(totals.chunks, 'chunk')}{share}, {totals.changes:,} changed the memory{branch_note}"
+            chunk_count = format_count(totals.chunks, "chunk")
+            read_text = f"{chunk_count}{share_note}, {totals.changes:,} changed the memory{branch_note}"
         else:
             passages = format_count(len({span for call in view.trace.calls for span in call.reads}), "passage")
-            read = f"{passages} of {view.trace.tokens_shown:,} tokens in total"
-        began = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
-        cost = f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_show_duration(totals.seconds)}"
+            read_text = f"{passages} of {view.trace.tokens_shown:,} tokens in total"
+        start_text = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
+        cost = (
+            f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_format_duration(totals.seconds)}"
+        )
         facts = {
-            "run": view.run_id + began,
+            "run": view.run_id + start_text,
             "document": view.document["name"],
             "model": view.model,
             "strategy": "" if view.strategy == "overwrite" else view.strategy,
             "ended": view.stop_reason or "not yet: it runs, or was interrupted",
-            "read" if view.trace.newest_excerpt_call is None else "shown": read,
+            "read" if view.trace.newest_excerpt_call is None else "shown": read_text,
             "cost": cost,
             "events": ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items()),
             "rewards": ", ".join(f"{reward.name} {reward.value:g} ({reward.source})" for reward in view.rewards),
         }
         return [(name, text) for name, text in facts.items() if text]
 
-    def step(self, update: int) -> Step:
+    def find_step(self, update: int) -> Step:
         """Return the step for the index of an update in the trace."""
         return self.steps[self.step_index_by_update[update]]
 
@@ -160,30 +163,30 @@ class Timeline:
         """Yield groups of steps: a single notable step, or ascending chunks of a branch that are not notable."""
         group: list[Step] = []
         for step in self.steps:
-            if group and (step.notable or not step.continues(group[-1])):
+            if group and (step.is_notable or not step.is_later_than(group[-1])):
                 yield False, group
                 group = []
-            if step.notable:
+            if step.is_notable:
                 yield True, [step]
             else:
                 group.append(step)
         if group:
             yield False, group
 
-    def longest_lost_lines(self, count: int) -> list[LostLine]:
-        """Return the lost lines that were in memory for the largest number of steps, in the order of their loss."""
+    def select_longest_lost_lines(self, count: int) -> list[LostLine]:
+        """Return the `count` lost lines that were in memory for the most steps, in the order of their loss."""
         lost = self.provenance.lost
-        held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone)
-        return [lost[index] for index in sorted(held[:count])]
+        by_duration = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone)
+        return [lost[index] for index in sorted(by_duration[:count])]
 
-    def lost_range(self, lost: LostLine) -> str:
+    def describe_lost_range(self, lost: LostLine) -> str:
         """Return the first and last step at which a lost line was in memory, in words."""
-        first, gone = self.step(lost.update).name, self.step(lost.gone).name
-        if all(name.removeprefix("chunk ").isdecimal() for name in (first, gone)):
-            return f"chunks {first.removeprefix('chunk ')} to {gone.removeprefix('chunk ')}"
-        return f"{first} to {gone}"
+        first_name, last_name = self.find_step(lost.update).name, self.find_step(lost.gone).name
+        if all(name.removeprefix("chunk ").isdecimal() for name in (first_name, last_name)):
+            return f"chunks {first_name.removeprefix('chunk ')} to {last_name.removeprefix('chunk ')}"
+        return f"{first_name} to {last_name}"
 
-    def quotes(self, line_index: int) -> list[Evidence]:
+    def list_quotes(self, line_index: int) -> list[Evidence]:
         """Return the quotes of one line of the final memory, longest first."""
         return [evidence for evidence in self.provenance.evidence if evidence.line_index == line_index]
 
@@ -192,10 +195,10 @@ class Timeline:
         line = self.provenance.lines[line_index].line
         pieces: list[tuple[str, bool]] = []
         end = 0
-        for part in self.support_spans:
-            if part.line_index == line_index:
-                pieces += [(line[end : part.start], False), (line[part.start : part.end], True)]
-                end = part.end
+        for span in self.support_spans:
+            if span.line_index == line_index:
+                pieces += [(line[end : span.start], False), (line[span.start : span.end], True)]
+                end = span.end
         pieces.append((line[end:], False))
         return [piece for piece in pieces if piece[0]]
 
@@ -208,57 +211,58 @@ def label_group(steps: Sequence[Step]) -> str:
     return f"{name}: {' or '.join(sorted({step.state for step in steps}, reverse=True))}"
 
 
-def _show_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+def _format_duration(seconds: float) -> str:
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if not hours and not minutes:
         return f"{seconds:.1f} s"
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds_left:02} s"
 
 
 def build_timeline(view: RunView) -> Timeline:
-    """Return the timeline of a run, the input of renderers.
+    """Build the timeline of a run for the renderers.
 
     For 700 chunks and memories of 1000 tokens, it takes about half a second, and about ten seconds if every
     chunk rewrites the whole memory.
     """
     trace = view.trace
-    order = _order(trace)
+    order = _sort_topologically(trace)
     step_index_by_update = [0] * len(order)
-    for position, number in enumerate(order):
-        step_index_by_update[number] = position
-    quoted = {evidence.update for evidence in view.provenance.evidence}
-    times: Counter[tuple[str, int | None]] = Counter()
+    for position, update_index in enumerate(order):
+        step_index_by_update[update_index] = position
+    quoted_updates = {evidence.update for evidence in view.provenance.evidence}
+    read_counts: Counter[tuple[str, int | None]] = Counter()
     steps = []
-    for number in order:
-        update, sources = trace.updates[number], trace.source_indices(trace.updates[number])
+    for update_index in order:
+        update, sources = trace.updates[update_index], trace.source_indices(trace.updates[update_index])
         previous = trace.memory_before(update.call_id)
-        change = () if update.memory == previous else tuple(compare_words(previous, update.memory))
-        inserted, deleted, kept = (
-            sum(count_words(part.text) for part in change if part.op is op)
+        diff = () if update.memory == previous else tuple(compare_words(previous, update.memory))
+        inserted_words, deleted_words, kept_words = (
+            sum(count_words(change.text) for change in diff if change.op is op)
             for op in (DiffOp.INSERT, DiffOp.DELETE, DiffOp.EQUAL)
         )
         # A change of white space or punctuation changes no word, but it is a change.
-        share = max((inserted + deleted) / max(1, inserted + deleted + 2 * kept), 0.01) if change else 0.0
-        reads = update.chunk_index is not None
-        times[update.branch, update.chunk_index] += 1
+        changed_words = inserted_words + deleted_words
+        changed_share = max(changed_words / max(1, changed_words + 2 * kept_words), 0.01) if diff else 0.0
+        has_chunk = update.chunk_index is not None
+        read_counts[update.branch, update.chunk_index] += 1
         steps.append(
             Step(
                 update=update,
-                name=_name(
+                name=_name_update(
                     update,
                     [trace.updates[source].branch for source in sources],
-                    again=times[update.branch, update.chunk_index] > 1,
+                    is_reread=read_counts[update.branch, update.chunk_index] > 1,
                 ),
-                kept=trace.calls_by_id[update.call_id].writes is Writes.DECISION,
+                was_kept=trace.calls_by_id[update.call_id].writes is Writes.DECISION,
                 sources=tuple(step_index_by_update[source] for source in sources),
                 previous=previous,
-                diff=change,
-                inserted_words=inserted,
-                deleted_words=deleted,
-                density=share,
-                section=section_at(view.sections, update.start_char) if reads else None,
-                notable=bool(change or update.events) or not reads or number in quoted,
+                diff=diff,
+                inserted_words=inserted_words,
+                deleted_words=deleted_words,
+                changed_share=changed_share,
+                section=find_section_label(view.sections, update.start_char) if has_chunk else None,
+                is_notable=bool(diff or update.events) or not has_chunk or update_index in quoted_updates,
             )
         )
     return Timeline(
@@ -277,14 +281,14 @@ def build_timeline(view: RunView) -> Timeline:
     )
 
 
-def _order(trace: Trace) -> list[int]:
+def _sort_topologically(trace: Trace) -> list[int]:
     """Return the indices of a trace's updates in topological order. Parallel branches are not interleaved."""
     sources = [trace.source_indices(update) for update in trace.updates]
-    ends = set(range(len(sources))).difference(*sources)
+    end_indices = set(range(len(sources))).difference(*sources)
     order: list[int] = []
     visited: set[int] = set()
-    for end in sorted(ends):
-        stack = [end]
+    for end_index in sorted(end_indices):
+        stack = [end_index]
         while stack:
             index = stack[-1]
             missing = [source for source in sources[index] if source not in visited]
@@ -298,11 +302,11 @@ def _order(trace: Trace) -> list[int]:
     return order
 
 
-def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:
+def _name_update(update: MemoryUpdate, branches: Sequence[str], *, is_reread: bool) -> str:
     """Return the name of an update. `branches` are the branches of its source updates."""
     names = list(dict.fromkeys(branch or "trunk" for branch in branches))
     suffix = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:
         merge = f"merge of branches {list_names(names, MAX_NAMES)}"
         return f"{merge if len(names) > 1 else 'memory rewritten'}{suffix}"
-    return f"chunk {update.chunk_number}{suffix}{' (read again)' if again else ''}"
+    return f"chunk {update.chunk_number}{suffix}{' (read again)' if is_reread else ''}"

@@ -1,4 +1,4 @@
-"""The timeline as a self-contained HTML file: no network, no server, no other script.
+"""Renders the timeline as a self-contained HTML file: no network, no server, no other script.
 
 Texts of documents and models are in JSON that cannot end its element, and the script shows them as text. The content
 security policy allows the style sheet and the script by their hashes, and no other resource.
@@ -26,11 +26,11 @@ from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.storage.private_files import write_atomically
 from memagent_graph.timeline.model import Step, Timeline, label_group
 
-_CONTEXT_CHARACTERS = 200
-_MAX_QUOTE = 2000
+_CONTEXT_CHARS = 200
+_MAX_QUOTE_CHARS = 2000
 _MAX_LOST_LINES = 300
-_MARK = b'<meta name="generator" content="memagent-graph">'
-_MARK_WITHIN_BYTES = 1024
+_GENERATOR_TAG = b'<meta name="generator" content="memagent-graph">'
+_GENERATOR_TAG_BYTES = 1024
 # Characters that could end the element, and code points that a UTF-8 file cannot contain.
 _ESCAPED_IN_JSON = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
@@ -66,7 +66,7 @@ def render_notebook(timeline: Timeline) -> str:
 
 
 def write_page(page: str, path: Path, *, force: bool = False) -> None:
-    """Write a page as a whole file that only its owner can read. A link is not followed.
+    """Write a page atomically, as a file that only its owner can read. A link is not followed.
 
     Args:
         page: the page from `render_page`.
@@ -74,11 +74,13 @@ def write_page(page: str, path: Path, *, force: bool = False) -> None:
         force: whether to replace another file or a link, too.
 
     Raises:
-        RunError: the path is another kind of file, or the file cannot be written.
+        RunError: the path is something other than a page, or the file cannot be written.
     """
     try:
-        if (what := _find_obstacle(path, force=force)) is not None:
-            raise RunError(f"{path} {what}", hint="Choose another file with --html, or replace this one with --force.")
+        if (obstacle := _find_obstacle(path, force=force)) is not None:
+            raise RunError(
+                f"{path} {obstacle}", hint="Choose another file with --html, or replace this one with --force."
+            )
         write_atomically(path, page)
     except OSError as error:
         raise RunError(
@@ -98,7 +100,9 @@ def _find_obstacle(path: Path, *, force: bool) -> str | None:
     if stat.S_ISLNK(mode):
         return "is a link"
     with path.open("rb") as file:
-        return None if _MARK in file.read(_MARK_WITHIN_BYTES) else "is there, and is not a page of this command's"
+        return (
+            None if _GENERATOR_TAG in file.read(_GENERATOR_TAG_BYTES) else "exists, and this command did not write it"
+        )
 
 
 def _dump_json(value: Any) -> str:
@@ -122,7 +126,7 @@ def _make_payload(timeline: Timeline) -> dict[str, Any]:
         "answerEvents": _pack_events((*view.document_events, *view.answer_events)),
         "facts": timeline.facts,
         "branches": timeline.branches,
-        "share": round(timeline.share, 3),
+        "share": round(timeline.read_share, 3),
         "steps": _pack_steps(timeline.steps),
         "folds": _find_folds(timeline),
         "lines": [
@@ -132,11 +136,11 @@ def _make_payload(timeline: Timeline) -> dict[str, Any]:
                 "reworded": [timeline.step_index_by_update[update] for update in line.reworded],
                 "edited": line.edited,
                 "coverage": round(line.coverage, 3),
-                "quotes": [_quote(timeline, quote) for quote in timeline.quotes(index)],
+                "quotes": [_pack_quote(timeline, quote) for quote in timeline.list_quotes(index)],
             }
             for index, line in enumerate(timeline.provenance.lines)
         ],
-        "excerpt": None if timeline.excerpt is None else [_quote(timeline, quote) for quote in timeline.excerpt],
+        "excerpt": None if timeline.excerpt is None else [_pack_quote(timeline, quote) for quote in timeline.excerpt],
         "unquoted": timeline.no_quote_reason,
         "lost": [
             {
@@ -144,19 +148,19 @@ def _make_payload(timeline: Timeline) -> dict[str, Any]:
                 "at": timeline.step_index_by_update[line.update],
                 "gone": timeline.step_index_by_update[line.gone],
             }
-            for line in timeline.longest_lost_lines(_MAX_LOST_LINES)
+            for line in timeline.select_longest_lost_lines(_MAX_LOST_LINES)
         ],
         "lostTotal": len(timeline.provenance.lost),
     }
 
 
 def _find_folds(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return the steps that are not notable, in groups: the index of the first, that after the last, and a label."""
+    """Return the groups of steps that are not notable: index of the first step, index after the last step, label."""
     folds, index = [], 0
-    for notable, steps in timeline.group_steps():
-        if not notable:
-            folds.append({"from": index, "to": index + len(steps), "label": label_group(steps)})
-        index += len(steps)
+    for is_notable, group in timeline.group_steps():
+        if not is_notable:
+            folds.append({"from": index, "to": index + len(group), "label": label_group(group)})
+        index += len(group)
     return folds
 
 
@@ -170,11 +174,11 @@ def _pack_steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
         if anchor in anchors:
             anchor = f"step-{index + 1}"
         anchors.add(anchor)
-        values.append({"anchor": anchor, **_step(step)})
+        values.append({"anchor": anchor, **_pack_step(step)})
     return values
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _pack_step(step: Step) -> dict[str, Any]:
     update = step.update
     values: dict[str, Any] = {
         "name": step.name,
@@ -184,23 +188,23 @@ def _step(step: Step) -> dict[str, Any]:
         "tokens": (update.chunk_tokens, update.prompt_tokens, update.completion_tokens),
         "seconds": round(update.seconds, 3),
         "section": step.section,
-        "notable": step.notable,
+        "notable": step.is_notable,
         "state": step.state,
     }
     if update.chunk_index is not None:
         values["span"] = (update.start_char, update.end_char)
     if step.changed:
         values |= {
-            "diff": _pack(step.diff),
+            "diff": _pack_diff(step.diff),
             "words": (step.inserted_words, step.deleted_words),
-            "density": round(step.density, 3),
+            "density": round(step.changed_share, 3),
         }
     if update.events:
         values["events"] = _pack_events(update.events)
     return values
 
 
-def _pack(diff: Sequence[Change]) -> list[str | int]:
+def _pack_diff(diff: Sequence[Change]) -> list[str | int]:
     """Return a difference for the script: UTF-16 units to keep (positive) or skip (negative), and texts to add."""
     signs = {DiffOp.EQUAL: 1, DiffOp.DELETE: -1}
     return [
@@ -211,11 +215,11 @@ def _pack(diff: Sequence[Change]) -> list[str | int]:
     ]
 
 
-def _quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
-    before, after = timeline.view.quote_context(quote, _CONTEXT_CHARACTERS)
+def _pack_quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
+    before, after = timeline.view.get_quote_context(quote, _CONTEXT_CHARS)
     text = quote.quote
-    if len(text) > _MAX_QUOTE:
-        text = f"{text[: _MAX_QUOTE // 2]} … {text[-_MAX_QUOTE // 2 :]}"
+    if len(text) > _MAX_QUOTE_CHARS:
+        text = f"{text[: _MAX_QUOTE_CHARS // 2]} … {text[-_MAX_QUOTE_CHARS // 2 :]}"
     return {
         **({"at": timeline.step_index_by_update[quote.update]} if quote.update >= 0 else {}),
         "span": (quote.start_char, quote.end_char),
@@ -235,7 +239,7 @@ def _pack_events(events: Sequence[ReadEvent]) -> list[dict[str, str]]:
 
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-_MAX_TITLE = 80
+_MAX_TITLE_CHARS = 80
 
 
 def fill_template(template: str, values: Mapping[str, str]) -> str:
@@ -250,11 +254,11 @@ def read_resource(name: str, package: str | None = None) -> str:
 
 def make_content_policy(style: str, script: str | None = None) -> str:
     """Return a content security policy that allows only this style sheet and this script."""
-    scripts = [] if script is None else [f"script-src '{_hash(script)}'"]
+    scripts = [] if script is None else [f"script-src '{_make_hash_source(script)}'"]
     return "; ".join(
         (
             "default-src 'none'",
-            f"style-src '{_hash(style)}'",
+            f"style-src '{_make_hash_source(style)}'",
             *scripts,
             "img-src data:",
             "base-uri 'none'",
@@ -270,8 +274,8 @@ def escape_html(text: str) -> str:
 
 def format_page_title(text: str) -> str:
     """Return a text as the title of a page, shortened and escaped."""
-    return escape_html(text if len(text) <= _MAX_TITLE else text[: _MAX_TITLE - 1] + "…")
+    return escape_html(text if len(text) <= _MAX_TITLE_CHARS else text[: _MAX_TITLE_CHARS - 1] + "…")
 
 
-def _hash(text: str) -> str:
+def _make_hash_source(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

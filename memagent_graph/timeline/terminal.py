@@ -1,4 +1,4 @@
-"""The timeline on a terminal. Texts of documents and models are shown without markup and control characters."""
+"""Renders the timeline for a terminal, with texts of documents and models free of markup and control characters."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from memagent_graph.timeline.model import MAX_NAMES, Step, Timeline, label_group
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
-_KEPT_AROUND_CHANGE = 160
+_CONTEXT_CHARS = 160
 _MAX_SUPPORTING_LINES = 4
 _MAX_LOST_LINES = 12
 
 
 def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> RenderableType:
-    """Return a run for `rich.console.Console.print`.
+    """Return a timeline that `rich.console.Console.print` can print.
 
     Args:
         timeline: the timeline.
@@ -41,7 +41,7 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
     return Group(
         _render_header(timeline),
         Text(),
-        _answer(timeline),
+        _render_answer(timeline),
         *_render_section("Where memory changed", _render_steps(timeline)),
         *_render_section("What supports the answer", _render_excerpt(timeline)),
         *_render_section("Final memory, and where it comes from", _render_memory_lines(timeline)),
@@ -50,24 +50,27 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
 
 
 class DiffText:
-    """A difference: in color if there is color, otherwise with brackets, as in `[-old-]{+new+}`.
+    """A difference, in color if the console has color, otherwise with brackets, as in `[-old-]{+new+}`.
 
-    With `around`, unchanged text is cut to about this many characters next to a change.
+    With `context_chars`, unchanged text is cut to about this many characters next to each change.
     """
 
-    def __init__(self, diff: Sequence[Change], *, around: int | None = None) -> None:
+    def __init__(self, diff: Sequence[Change], *, context_chars: int | None = None) -> None:
         self._diff = diff
-        self._around = around
+        self._context_chars = context_chars
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         colored = console.color_system is not None and not console.no_color
         line = Text()
         for index, change in enumerate(self._diff):
             text = make_printable(change.text)
-            if change.op is DiffOp.EQUAL and self._around is not None:
-                text = _shorten(text, self._around, before=index > 0, after=index < len(self._diff) - 1)
-            begin, end = ("", "") if colored else _BRACKETS[change.op]
-            line.append(f"{begin}{text}{end}", _STYLES[change.op])
+            if change.op is DiffOp.EQUAL and self._context_chars is not None:
+                has_change_after = index < len(self._diff) - 1
+                text = _shorten(
+                    text, self._context_chars, has_change_before=index > 0, has_change_after=has_change_after
+                )
+            opening, closing = ("", "") if colored else _BRACKETS[change.op]
+            line.append(f"{opening}{text}{closing}", _STYLES[change.op])
         yield line
 
 
@@ -80,7 +83,7 @@ def _render_header(timeline: Timeline) -> RenderableType:
     return table
 
 
-def _answer(timeline: Timeline) -> RenderableType:
+def _render_answer(timeline: Timeline) -> RenderableType:
     view = timeline.view
     parts: list[RenderableType] = [Text(make_printable(view.question), style="bold")]
     if view.answer is not None:
@@ -88,11 +91,11 @@ def _answer(timeline: Timeline) -> RenderableType:
     else:
         parts.append(Text("no answer", style="yellow"))
     parts += _render_events((*view.document_events, *view.answer_events))
-    lengths: dict[int, int] = {}
-    for part in timeline.support_spans:
-        lengths[part.line_index] = lengths.get(part.line_index, 0) + part.end - part.start
-    if lengths:
-        indices = sorted(lengths, key=lambda index: -lengths[index])[:_MAX_SUPPORTING_LINES]
+    support_chars: dict[int, int] = {}
+    for span in timeline.support_spans:
+        support_chars[span.line_index] = support_chars.get(span.line_index, 0) + span.end - span.start
+    if support_chars:
+        indices = sorted(support_chars, key=lambda index: -support_chars[index])[:_MAX_SUPPORTING_LINES]
         parts.append(Text("In memory:", style="dim"))
         parts += [Padding(_render_support(timeline, index), (0, 0, 0, 2)) for index in indices]
     return Panel(Group(*parts), box=box.ROUNDED, border_style="dim")
@@ -100,29 +103,29 @@ def _answer(timeline: Timeline) -> RenderableType:
 
 def _render_support(timeline: Timeline, line_index: int) -> Text:
     text = Text()
-    for piece, repeated in timeline.split_by_support(line_index):
-        text.append(make_printable(piece), "bold green" if repeated else "")
+    for piece, is_repeated in timeline.split_by_support(line_index):
+        text.append(make_printable(piece), "bold green" if is_repeated else "")
     return text
 
 
 def _render_steps(timeline: Timeline) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    for notable, steps in timeline.group_steps():
-        if notable:
-            parts += _step(steps[0])
+    for is_notable, steps in timeline.group_steps():
+        if is_notable:
+            parts += _render_step(steps[0])
         else:
             parts.append(Text(make_printable(label_group(steps)), style="dim"))
     return parts
 
 
-def _step(step: Step) -> list[RenderableType]:
-    parts: list[RenderableType] = [_step_title(step)]
+def _render_step(step: Step) -> list[RenderableType]:
+    parts: list[RenderableType] = [_render_step_title(step)]
     if step.changed:
-        parts.append(Padding(DiffText(step.diff, around=_KEPT_AROUND_CHANGE), (0, 0, 0, 2)))
+        parts.append(Padding(DiffText(step.diff, context_chars=_CONTEXT_CHARS), (0, 0, 0, 2)))
     return parts + [Padding(event, (0, 0, 0, 2)) for event in _render_events(step.update.events)]
 
 
-def _step_title(step: Step) -> Text:
+def _render_step_title(step: Step) -> Text:
     update = step.update
     title = Text()
     title.append(make_printable(step.name), "bold")
@@ -155,7 +158,7 @@ def _render_excerpt(timeline: Timeline) -> list[RenderableType]:
     """Return the quotes of the answer, if an excerpt was shown instead of chunks."""
     if timeline.excerpt is None:
         return []
-    quotes = [_quote(timeline, evidence) for evidence in timeline.excerpt]
+    quotes = [_render_quote(timeline, evidence) for evidence in timeline.excerpt]
     return [Padding(quote, (0, 0, 0, 2)) for quote in quotes] or [Text(timeline.no_quote_reason, style="dim")]
 
 
@@ -165,23 +168,23 @@ def _render_memory_lines(timeline: Timeline) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for index, line in enumerate(timeline.provenance.lines):
         parts.append(_render_support(timeline, index))
-        first = timeline.step(line.update).name
-        origin = f"edited by a person at {first}" if line.edited else first
+        first_step = timeline.find_step(line.update).name
+        origin = f"edited by a person at {first_step}" if line.edited else first_step
         if line.reworded:
-            later = [timeline.step(update).short_name for update in line.reworded]
-            origin += f", reworded at {list_names(later, MAX_NAMES)}"
-        quotes = timeline.quotes(index)
+            rewording_steps = [timeline.find_step(update).short_name for update in line.reworded]
+            origin += f", reworded at {list_names(rewording_steps, MAX_NAMES)}"
+        quotes = timeline.list_quotes(index)
         origin += f"; {line.coverage:.0%} of its words quoted" if quotes else "; no verbatim quote"
         parts.append(Padding(Text(make_printable(origin), style="dim"), (0, 0, 0, 2)))
-        parts += [Padding(_quote(timeline, quote), (0, 0, 0, 4)) for quote in quotes]
+        parts += [Padding(_render_quote(timeline, quote), (0, 0, 0, 4)) for quote in quotes]
     return parts or [Text("(empty)", style="dim")]
 
 
-def _quote(timeline: Timeline, quote: Evidence) -> Text:
+def _render_quote(timeline: Timeline, quote: Evidence) -> Text:
     text = Text("“", style="cyan")
     text.append(" ".join(make_printable(quote.quote).split()))
     text.append("”")
-    name = "" if quote.update < 0 else f"{make_printable(timeline.step(quote.update).name)}, "
+    name = "" if quote.update < 0 else f"{make_printable(timeline.find_step(quote.update).name)}, "
     text.append(f"  {name}characters {quote.start_char:,}-{quote.end_char:,}", "dim")
     if quote.place is not None:
         text.append(", ", "dim")
@@ -191,11 +194,11 @@ def _quote(timeline: Timeline, quote: Evidence) -> Text:
 
 def _render_lost_lines(timeline: Timeline) -> list[RenderableType]:
     lost = timeline.provenance.lost
-    lines = timeline.longest_lost_lines(_MAX_LOST_LINES)
+    lines = timeline.select_longest_lost_lines(_MAX_LOST_LINES)
     parts: list[RenderableType] = []
     for line in lines:
         text = Text(f"“{make_printable(line.line)}”", style="strike dim")
-        text.append(f"  {make_printable(timeline.lost_range(line))}", "not strike dim")
+        text.append(f"  {make_printable(timeline.describe_lost_range(line))}", "not strike dim")
         parts.append(text)
     if len(lost) > len(lines):
         parts.append(Text(f"and {len(lost) - len(lines):,} that were there for fewer chunks", style="dim"))
@@ -206,22 +209,22 @@ def _render_chunk(timeline: Timeline, chunk: int) -> RenderableType:
     steps = [step for step in timeline.steps if step.update.chunk_number == chunk]
     if not steps:
         numbers = [step.update.chunk_number for step in timeline.steps if step.update.chunk_number is not None]
-        have = f"chunks {min(numbers)} to {max(numbers)}" if numbers else "none yet"
-        raise ValueError(f"the run has not read chunk {chunk}; it has read {have}")
-    parts = [part for step in steps for part in (*_update(timeline, step), Text())]
+        chunks_read = f"chunks {min(numbers)} to {max(numbers)}" if numbers else "none yet"
+        raise ValueError(f"the run has not read chunk {chunk}; it has read {chunks_read}")
+    parts = [part for step in steps for part in (*_render_chunk_step(timeline, step), Text())]
     text = timeline.view.chunk_text(steps[0].update)
     chunk_text = Text("its text is no longer stored" if text is None else make_printable(text))
     return Group(*parts[:-1], *_render_section("Chunk", [chunk_text]))
 
 
-def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
+def _render_chunk_step(timeline: Timeline, step: Step) -> list[RenderableType]:
     """Return the full difference of a step."""
     update = step.update
-    where = f"{timeline.view.document['name']}, characters {update.start_char:,}-{update.end_char:,}"
+    location = f"{timeline.view.document['name']}, characters {update.start_char:,}-{update.end_char:,}"
     difference = [DiffText(step.diff)] if step.changed else [Text(step.state, style="dim")]
     return [
-        Text(make_printable(f"run {timeline.view.run_id}, {where}"), style="dim"),
-        _step_title(step),
+        Text(make_printable(f"run {timeline.view.run_id}, {location}"), style="dim"),
+        _render_step_title(step),
         *_render_events(update.events),
         *_render_section("Memory before", [Text(make_printable(step.previous) or "(empty)")]),
         *_render_section("Difference", difference),
@@ -233,11 +236,11 @@ def _render_section(title: str, parts: Sequence[RenderableType]) -> list[Rendera
     return [Text(), Text(title, style="bold underline"), *parts] if parts else []
 
 
-def _shorten(text: str, around: int, *, before: bool, after: bool) -> str:
+def _shorten(text: str, context_chars: int, *, has_change_before: bool, has_change_after: bool) -> str:
     """Return unchanged text, cut to the parts next to changes."""
-    if len(text) <= around * (before + after) + around:
+    if len(text) <= context_chars * (has_change_before + has_change_after) + context_chars:
         return text
-    head, tail = text[: around * before], text[len(text) - around * after :]
+    head, tail = text[: context_chars * has_change_before], text[len(text) - context_chars * has_change_after :]
     if "\n" in head:
         head = head[: head.rindex("\n") + 1]
     elif head:

@@ -22,7 +22,7 @@ from memagent_graph.provenance.evidence import (
     find_sentence_around,
     find_supporting_lines,
 )
-from memagent_graph.provenance.places import Places, link_to
+from memagent_graph.provenance.places import Places, make_link_prefix
 from memagent_graph.run_log import Reward, RunLog
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -32,7 +32,7 @@ _CUT_WORD_AFTER: Final = re.compile(r"\s\S*\Z")
 
 @dataclass(frozen=True)
 class RunView:
-    """The input of the timeline. Times are seconds since 1970."""
+    """A run with the texts of its document, the input of `build_timeline`. Times are seconds since 1970."""
 
     run_id: str
     question: str
@@ -60,7 +60,7 @@ class RunView:
     @property
     def places(self) -> Places:
         """The names of the document's places."""
-        return Places(self.sections, self.headings, link_to(self.document))
+        return Places(self.sections, self.headings, make_link_prefix(self.document))
 
     @property
     def updates(self) -> list[MemoryUpdate]:
@@ -93,22 +93,23 @@ class RunView:
         lines = find_supporting_lines(self.answer, self.question, [line.line for line in self.provenance.lines])
         return tuple(evidence for evidence in self.provenance.evidence if evidence.line_index in lines)
 
-    def sentences(self) -> list[tuple[str, Evidence]]:
+    def list_sentences(self) -> list[tuple[str, Evidence]]:
         """Return the sentences of the evidence without duplicates, with their first quotes."""
         sentences: dict[tuple[int, int], tuple[str, Evidence]] = {}
         for quote in self.evidence:
-            first, text = self._find_text(quote)
-            start, end = find_sentence_around(text, quote.start_char - first, quote.end_char - first)
-            sentences.setdefault((first + start, first + end), (text[start:end] or quote.quote, quote))
+            text_start, text = self._load_text_around(quote)
+            quote_start, quote_end = quote.start_char - text_start, quote.end_char - text_start
+            start, end = find_sentence_around(text, quote_start, quote_end)
+            sentences.setdefault((text_start + start, text_start + end), (text[start:end] or quote.quote, quote))
         return list(sentences.values())
 
-    def quote_context(self, quote: Evidence, characters: int) -> tuple[str, str]:
+    def get_quote_context(self, quote: Evidence, characters: int) -> tuple[str, str]:
         """Return the text around a quote in its chunk, whole words in at most `characters` on each side.
 
-        It is empty if the store has lost it.
+        Both texts are empty if the document is no longer stored.
         """
-        first, text = self._find_text(quote)
-        start, end = quote.start_char - first, quote.end_char - first
+        text_start, text = self._load_text_around(quote)
+        start, end = quote.start_char - text_start, quote.end_char - text_start
         before, after = text[max(0, start - characters) : start], text[end : end + characters]
         if start > characters and not text[start - characters - 1].isspace():
             before = _CUT_WORD_BEFORE.sub("", before, count=1)
@@ -116,8 +117,8 @@ class RunView:
             after = _CUT_WORD_AFTER.sub("", after)
         return before, after
 
-    def _find_text(self, quote: Evidence) -> tuple[int, str]:
-        """Return the text that contains a quote, and its position in the document."""
+    def _load_text_around(self, quote: Evidence) -> tuple[int, str]:
+        """Return the text of the chunk or passage with a quote, preceded by the text's position in the document."""
         if quote.update >= 0:
             update = self.updates[quote.update]
             return update.start_char, self.chunk_text(update) or ""
@@ -157,36 +158,40 @@ def load_texts(store: DocumentStore | None, document: DocumentRef, trace: Trace)
     return {
         "sections": _return_default_if_lost(lambda: store.sections(document), []),
         "headings": _return_default_if_lost(lambda: store.headings(document), []),
-        "chunk_text": chunk_reader(store, document, trace),
+        "chunk_text": make_chunk_reader(store, document, trace),
         "span_text": _make_span_reader(store, document),
     }
 
 
-def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> Callable[[MemoryUpdate], str | None]:
-    """Return a function that returns the text that an update read, without passages looked up for it.
+def make_chunk_reader(
+    store: DocumentStore, document: DocumentRef, trace: Trace
+) -> Callable[[MemoryUpdate], str | None]:
+    """Return a function that returns the text that an update read, without passages from a look-up.
 
     It returns None if the update read none, or several that do not follow each other (the text between them was not
     read), or if the store has lost it.
     """
-    text = _make_span_reader(store, document)
+    read_span = _make_span_reader(store, document)
 
-    def read(update: MemoryUpdate) -> str | None:
+    def read_chunk(update: MemoryUpdate) -> str | None:
         reads = trace.calls_by_id[update.call_id].reads
         reads = reads[:1] + tuple(span for span in reads[1:] if span.start_byte >= reads[0].end_byte)
-        if update.chunk_index is None or any(a.end_byte != b.start_byte for a, b in pairwise(reads)):
+        if update.chunk_index is None or any(
+            span.end_byte != next_span.start_byte for span, next_span in pairwise(reads)
+        ):
             return None
-        return text(update)
+        return read_span(update)
 
-    return read
+    return read_chunk
 
 
 def _make_span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span | MemoryUpdate], str | None]:
-    """Return a function that returns the text of a part of the document; None if the store has lost it."""
+    """Return a function that returns the text of a part of the document; None if it is no longer stored."""
     return lambda part: _return_default_if_lost(lambda: store.read(document, part.start_byte, part.end_byte), None)
 
 
-def _return_default_if_lost(read: Callable[[], Any], otherwise: Any) -> Any:
+def _return_default_if_lost(read: Callable[[], Any], default: Any) -> Any:
     try:
         return read()
     except (DocumentError, OSError):
-        return otherwise
+        return default

@@ -16,7 +16,7 @@ from random_policy import write_random_policy
 
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.training_output import copy_policy_files
-from memagent_training.serving.policy_sync.probe import Probe, find_fault, score_with_folder
+from memagent_training.serving.policy_sync.probe import Probe, find_mismatch, score_with_folder
 from memagent_training.serving.policy_sync.server_api import ServerAPI
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServer
@@ -86,9 +86,9 @@ async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monke
     folder = perturb_policy(tmp_path / "1", 1e-5, seed=1)
     assert (await syncing(server, SyncMethod.RELOAD, tolerance=tolerance).sync(folder, "1")).gap < TOLERANCE
     await at_first(server)
-    old = await Probe.of_size(5120, 1024).read(api, server.model_name)
-    expected = old.arrange(score_with_folder(folder, old.rows))
-    assert find_fault(old.logprobs, expected, tolerance=tolerance) is None
+    old = await Probe.make(5120, 1024).read(api, server.model_name)
+    expected = old.split(score_with_folder(folder, old.rows))
+    assert find_mismatch(old.logprobs, expected, tolerance=tolerance) is None
 
     async def nothing(self: ServerAPI, path: str) -> None:
         """A reload that reloads nothing."""
@@ -103,20 +103,20 @@ async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monke
 
 async def test_without_the_reset_old_keys_and_values_are_served(server, api, tmp_path) -> None:
     await at_first(server)
-    probe = Probe.of_size(5120, 1024)
+    probe = Probe.make(5120, 1024)
     folder = perturb_policy(tmp_path / "1", 0.05, seed=1)
     await probe.read(api, server.model_name)
     await api.reload_weights(str(folder))
     stale = await probe.read(api, server.model_name)
     assert stale.cached_tokens > 0
-    fault = find_fault(stale.logprobs, stale.arrange(score_with_folder(folder, stale.rows)), tolerance=TOLERANCE)
+    fault = find_mismatch(stale.logprobs, stale.split(score_with_folder(folder, stale.rows)), tolerance=TOLERANCE)
     assert fault is not None
     assert "through its prefix cache, but not without it" in fault
     await api.reset_prefix_cache()
     fresh = await probe.read(api, server.model_name)
     assert fresh.cached_tokens == 0
-    expected = fresh.arrange(score_with_folder(folder, fresh.rows))
-    assert find_fault(fresh.logprobs, expected, tolerance=TOLERANCE) is None
+    expected = fresh.split(score_with_folder(folder, fresh.rows))
+    assert find_mismatch(fresh.logprobs, expected, tolerance=TOLERANCE) is None
 
 
 async def test_adapters_of_other_weights_that_the_server_accepts_are_noticed(server, tmp_path) -> None:

@@ -88,9 +88,9 @@ def test_reports_cached_prompt_tokens(server: VLLMServer) -> None:
 
 
 def test_the_server_counts_prompt_tokens(server: VLLMServer) -> None:
-    before = server.metrics()["vllm:prompt_tokens_total"]
+    before = server.read_metrics()["vllm:prompt_tokens_total"]
     read = complete(server).usage.prompt_tokens
-    assert server.metrics()["vllm:prompt_tokens_total"] == before + read
+    assert server.read_metrics()["vllm:prompt_tokens_total"] == before + read
 
 
 def test_a_server_killed_during_a_request_restarts_under_the_same_url(server: VLLMServer) -> None:
@@ -105,9 +105,9 @@ def test_a_server_killed_during_a_request_restarts_under_the_same_url(server: VL
             outcome.append(error)
 
     request = threading.Thread(target=one_long_request_after_the_other)
-    running_before = server.metrics()["vllm:num_requests_running"]
+    running_before = server.read_metrics()["vllm:num_requests_running"]
     request.start()
-    while server.metrics()["vllm:num_requests_running"] == running_before:
+    while server.read_metrics()["vllm:num_requests_running"] == running_before:
         assert request.is_alive(), "the requests failed before the server could be killed"
     url = server.base_url
     server.kill()

@@ -84,7 +84,7 @@ def serve(
         async with build_reader(upstream, folder, policy=policy, **(reader or {})) as agent:
             resources = ServerResources(agent, ServeSettings(**{"folder": folder / "serve", **settings}))
             sessions = PageSessions(resources.settings.keys) if page else None
-            routes = LivePage(resources, sessions).routes() if sessions else []
+            routes = LivePage(resources, sessions).make_routes() if sessions else []
             app = make_app(resources, routes, sessions)
             options = {**BOUNDED_HTTP, "limit_concurrency": resources.settings.max_connections}
             server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **options))

@@ -112,7 +112,7 @@ def read_by_serve(book: Path, strategy: str | None) -> None:
     command = Serve(without_keys=True, **make_settings(strategy))
     file = {"filename": book.name, "file_data": base64.b64encode(book.read_bytes()).decode()}
     content = [{"type": "file", "file": file}, {"type": "text", "text": QUESTION}]
-    app = make_app(ServerResources(command.make_reader(), command.serve_settings()))
+    app = make_app(ServerResources(command.make_reader(), command.make_serve_settings()))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         body = {"model": "fake", "messages": [{"role": "user", "content": content}]}
         reply = client.post("/v1/chat/completions", json=body)

@@ -17,7 +17,7 @@ from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.view import load_run_view
 from memagent_mcp.tool_results import format_run
-from memagent_serve.chat_replies import read_details
+from memagent_serve.chat_replies import describe_read
 from memagent_serve.request_texts import iter_stored_pieces
 
 MIXED = next(made for made in make_documents() if made.name == "mixed.pdf")
@@ -44,7 +44,7 @@ def test_every_view_shows_the_same_event():
         assert not result.is_whole
         assert IMAGE in result.extent
         assert result.to_dict()["events"][0]["kind"] == "document_incomplete"
-        assert any(IMAGE in detail for detail in read_details(result, [])["not_in_text"])
+        assert any(IMAGE in detail for detail in describe_read(result, [])["not_in_text"])
         logged = build_timeline(load_run_view(agent.run_log, result.run_id, DocumentStore(get_default_store())))
     assert logged.totals.events[EventKind.DOCUMENT_INCOMPLETE] == 1
     assert IMAGE in render_page(logged)

@@ -254,7 +254,7 @@ def test_a_heading_of_one_source_does_not_name_text_of_the_next() -> None:
         sections=[SourceMark(0, "a.txt"), SourceMark(100, "b.txt")],
         headings=[SourceMark(20, "1. One"), SourceMark(150, "2. Two")],
     )
-    assert [places.section(char) for char in (0, 30, 120, 160)] == ["a.txt", "1. One", "b.txt", "2. Two"]
-    assert places.page(30) is None
+    assert [places.find_section(char) for char in (0, 30, 120, 160)] == ["a.txt", "1. One", "b.txt", "2. Two"]
+    assert places.find_page(30) is None
     places = Places([SourceMark(50, "page 2"), SourceMark(60, "page 3")])
-    assert [places.section(char) for char in (49, 50, 59, 60)] == [None, "page 2", "page 2", "page 3"]
+    assert [places.find_section(char) for char in (49, 50, 59, 60)] == [None, "page 2", "page 2", "page 3"]

@@ -20,7 +20,7 @@ from memagent_graph.policy import FinishReason
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_serve.chat_replies import read_details
+from memagent_serve.chat_replies import describe_read
 from memagent_serve.live.live_events import format_update
 
 pytestmark = pytest.mark.usefixtures("nobody_sleeps")
@@ -110,7 +110,7 @@ async def test_a_prompt_cut_by_the_server_is_an_event_in_every_view() -> None:
     assert [event.chunk_index for event in cuts] == list(range(len(cuts)))
     assert len(cuts) >= 3
     assert re.search(r"it counts 1,[45]\d\d tokens, and about 1,\d\d\d more were sent", cuts[0].detail)
-    details = format_update(result.updates[0], ""), read_details(result, ["upload"])
+    details = format_update(result.updates[0], ""), describe_read(result, ["upload"])
     assert "prompt_cut" in render_page(build_timeline(result.view()))
     assert all("prompt_cut" in json.dumps(values) for values in details)
 

@@ -260,7 +260,7 @@ def make_gated_trace() -> Trace:
 
 def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
     timeline = build_timeline(make_run(trace=make_gated_trace(), chunk_text=lambda _: None, sections=()))
-    assert [(step.name, step.kept, step.previous) for step in timeline.steps] == [
+    assert [(step.name, step.was_kept, step.previous) for step in timeline.steps] == [
         ("chunk 1", False, ""),
         ("chunk 2", True, "Ilse"),
         ("chunk 3", False, "Ilse"),
@@ -318,7 +318,7 @@ def test_an_older_page_is_replaced_but_other_files_only_by_force(tmp_path) -> No
     assert page.read_text() == PAGE + "second"
     assert page.stat().st_mode & 0o077 == 0
     notes.write_text("my notes")
-    with pytest.raises(RunError, match="not a page of this command's"):
+    with pytest.raises(RunError, match="this command did not write it"):
         write_page(PAGE, notes)
     assert notes.read_text() == "my notes"
     write_page(PAGE, notes, force=True)

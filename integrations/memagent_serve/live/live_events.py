@@ -1,8 +1,8 @@
-"""The live page's data on reads, updates and sources as JSON values, and the stream of its events.
+"""The JSON data of the live page on reads, updates and sources, and the stream of its events.
 
 The stream has the states of a key's reads, and every update of the read that is shown. It checks for changes a few
-times per second, so neither a fast policy nor many reads can flood a page. A browser needs only one connection for all
-reads. Texts of documents, policies and people are sent unchanged; the page shows them only as text.
+times per second, so that neither a fast policy nor many reads can flood a page. A browser needs only one connection for
+all reads. Texts of documents, policies and people are sent unchanged; the page shows them only as text.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from memagent_graph.provenance.word_diff import compare_words
 from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import ApiError, not_found
+from memagent_serve.api_errors import ApiError, make_not_found
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry
 from memagent_serve.live.live_reads import LiveReads
 from memagent_serve.reads import ServedRead
 
-_CONTEXT_BYTES: Final = 6000
+_MAX_CONTEXT_BYTES: Final = 6000
 _MAX_QUOTES: Final = 4
 
 
 def format_read(entry: Entry, read: ServedRead | None, answer: str | None = None) -> dict[str, Any]:
     """Return a read for the list. A read that has not ended and is not running here was interrupted.
 
-    `answer` is the one in the run log, for a read that this process no longer holds.
+    `answer` is the answer in the run log, for a read that this process no longer has in memory.
     """
     state = read.state if read is not None else entry.state
     return {
@@ -49,7 +49,7 @@ def format_read(entry: Entry, read: ServedRead | None, answer: str | None = None
     }
 
 
-def format_update(update: MemoryUpdate, before: str) -> dict[str, Any]:
+def format_update(update: MemoryUpdate, memory_before: str) -> dict[str, Any]:
     """Return a memory update, with the differences from the previous memory."""
     name = "merge" if update.chunk_index is None else f"chunk {update.chunk_number}"
     return {
@@ -57,8 +57,8 @@ def format_update(update: MemoryUpdate, before: str) -> dict[str, Any]:
         "branch": update.branch,
         "name": f"{name}, branch {update.branch}" if update.branch else name,
         "memory": update.memory,
-        "diff": [(part.op.value, part.text) for part in compare_words(before, update.memory)]
-        if before != update.memory
+        "diff": [(part.op.value, part.text) for part in compare_words(memory_before, update.memory)]
+        if memory_before != update.memory
         else [],
         "progress": update.progress,
         "tokens": update.chunk_tokens,
@@ -71,7 +71,7 @@ def format_update(update: MemoryUpdate, before: str) -> dict[str, Any]:
 
 
 def format_sources(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return the lines that the answer rests on, each with its origin and quotes; without an answer, all of memory."""
+    """Return the lines that the answer rests on, each with its origin and quotes; all lines if there is no answer."""
     supporting = {quote.line_index for quote in timeline.view.evidence}
     if timeline.excerpt is not None:
         return [
@@ -81,9 +81,9 @@ def format_sources(timeline: Timeline) -> list[dict[str, Any]]:
     return [
         {
             "line": line.line,
-            "from": timeline.step(line.update).name,
+            "from": timeline.find_step(line.update).name,
             "edited": line.edited,
-            "quotes": _format_quotes(timeline.quotes(index)),
+            "quotes": _format_quotes(timeline.list_quotes(index)),
         }
         for index, line in enumerate(timeline.provenance.lines)
         if timeline.view.answer is None or index in supporting
@@ -104,7 +104,7 @@ def format_passage(view: RunView, store: DocumentStore, start: int, end: int) ->
         view: the run; the spans that it read have the byte positions of characters.
         store: the store with the document's text.
         start: the passage's first character.
-        end: the character after its last one.
+        end: the character after the passage.
 
     Raises:
         ApiError: 404; the run has not read that far.
@@ -114,30 +114,31 @@ def format_passage(view: RunView, store: DocumentStore, start: int, end: int) ->
     span = next((span for span in spans if span.start_char <= start < span.end_char), None)
     text = None if span is None else view.span_text(span)
     if span is None or text is None:
-        raise not_found("the run has not read this passage, or its text is no longer stored")
-    first = span.start_byte + len(text[: start - span.start_char].encode())
-    last = first + len(text[start - span.start_char : end - span.start_char].encode())
-    size = view.document["size"] or last
-    begin, end_byte = max(0, first - _CONTEXT_BYTES), min(size, last + _CONTEXT_BYTES)
-    before, passage, after = (
+        raise make_not_found("the run has not read this passage, or its text is no longer stored")
+    passage_start = span.start_byte + len(text[: start - span.start_char].encode())
+    passage_end = passage_start + len(text[start - span.start_char : end - span.start_char].encode())
+    document_end = view.document["size"] or passage_end
+    context_start = max(0, passage_start - _MAX_CONTEXT_BYTES)
+    context_end = min(document_end, passage_end + _MAX_CONTEXT_BYTES)
+    text_before, passage, text_after = (
         store.read_bytes(view.document, *span).decode(errors="ignore")
-        for span in ((begin, first), (first, last), (last, end_byte))
+        for span in ((context_start, passage_start), (passage_start, passage_end), (passage_end, context_end))
     )
     return {
         "document": view.document["name"],
         "start": start,
         "end": end,
-        "before": before,
+        "before": text_before,
         "passage": passage,
-        "after": after,
-        "begins": begin == 0,
-        "ends": end_byte >= size,
+        "after": text_after,
+        "begins": context_start == 0,
+        "ends": context_end >= document_end,
     }
 
 
 _SECONDS_BETWEEN_CHECKS: Final = 0.2
-_NEWEST_UPDATES: Final = 40
-"""The number of newest updates that are sent when the page opens a read. The read's run page has all updates."""
+_MAX_SNAPSHOT_UPDATES: Final = 40
+"""The number of newest updates that are sent when the page opens a read. The run page has all updates."""
 
 
 class ReadWatcher:
@@ -145,11 +146,11 @@ class ReadWatcher:
 
     def __init__(self, reads: LiveReads, owner: Owner, run_id: str) -> None:
         self._reads, self._owner, self._run_id = reads, owner, run_id
-        self._edits: int | None = None
+        self._edit_count: int | None = None
         self._read: ServedRead | None = None
-        self._sent = 0
-        self._memories: dict[str, str] = {}
-        self._by_call: dict[str, str] = {}
+        self._sent_count = 0
+        self._memories_by_branch: dict[str, str] = {}
+        self._memories_by_call: dict[str, str] = {}
         self._state = ""
 
     async def iter_changes(self) -> AsyncIterator[dict[str, str]]:
@@ -160,52 +161,52 @@ class ReadWatcher:
         """
         entry = await self._reads.get_entry(self._owner, self._run_id)
         read = self._reads.manager.find(self._owner, self._run_id)
-        edits = self._reads.edits[self._run_id]
-        if edits != self._edits:
-            self._edits, self._read, self._sent = edits, read, 0
+        edit_count = self._reads.edits[self._run_id]
+        if edit_count != self._edit_count:
+            self._edit_count, self._read, self._sent_count = edit_count, read, 0
             yield _make_event("snapshot", await self._make_snapshot())
         elif read is not None and read is not self._read:
-            self._read, self._sent = read, 0
+            self._read, self._sent_count = read, 0
         if self._read is not None:
-            while self._sent < len(self._read.updates):
-                update = self._read.updates[self._sent]
-                self._sent += 1
-                if update.call_id not in self._by_call:
-                    yield _make_event("update", self._format(update))
+            while self._sent_count < len(self._read.updates):
+                update = self._read.updates[self._sent_count]
+                self._sent_count += 1
+                if update.call_id not in self._memories_by_call:
+                    yield _make_event("update", self._format_next_update(update))
         state = json.dumps([entry.edited, format_read(entry, read)["state"]])
         if state != self._state:
             self._state = state
-            value = {**format_read(entry, read), **await self._get_outcome()}
-            yield _make_event("state", value)
+            values = {**format_read(entry, read), **await self._get_outcome()}
+            yield _make_event("state", values)
 
     async def _make_snapshot(self) -> dict[str, Any]:
-        self._memories, self._by_call = {}, {}
+        self._memories_by_branch, self._memories_by_call = {}, {}
         try:
             updates = await self._reads.list_updates(self._owner, self._run_id)
-        except ApiError:  # it has not begun
+        except ApiError:  # the read has not begun
             return {"updates": [], "earlier": 0}
         return await asyncio.to_thread(self._format_history, updates)
 
     def _format_history(self, updates: Sequence[MemoryUpdate]) -> dict[str, Any]:
         values = []
         # The newest update of each branch is always sent, because its memory can be edited.
-        newest = {update.branch: index for index, update in enumerate(updates)}
+        newest_indexes = {update.branch: index for index, update in enumerate(updates)}
         for index, update in enumerate(updates):
-            if index >= len(updates) - _NEWEST_UPDATES or newest[update.branch] == index:
-                values.append(self._format(update))
+            if index >= len(updates) - _MAX_SNAPSHOT_UPDATES or newest_indexes[update.branch] == index:
+                values.append(self._format_next_update(update))
             else:
-                self._record(update)
+                self._record_memory(update)
         return {"updates": values, "earlier": len(updates) - len(values)}
 
-    def _format(self, update: MemoryUpdate) -> dict[str, Any]:
-        sources = dict.fromkeys(self._by_call.get(call_id, "") for call_id in update.sources)
-        before = self._memories.get(update.branch)
-        value = format_update(update, "\n".join(filter(None, sources)) if before is None else before)
-        self._record(update)
+    def _format_next_update(self, update: MemoryUpdate) -> dict[str, Any]:
+        sources = dict.fromkeys(self._memories_by_call.get(call_id, "") for call_id in update.sources)
+        memory_before = self._memories_by_branch.get(update.branch)
+        value = format_update(update, "\n".join(filter(None, sources)) if memory_before is None else memory_before)
+        self._record_memory(update)
         return value
 
-    def _record(self, update: MemoryUpdate) -> None:
-        self._memories[update.branch] = self._by_call[update.call_id] = update.memory
+    def _record_memory(self, update: MemoryUpdate) -> None:
+        self._memories_by_branch[update.branch] = self._memories_by_call[update.call_id] = update.memory
 
     async def _get_outcome(self) -> dict[str, Any]:
         try:
@@ -221,36 +222,36 @@ class ReadWatcher:
         }
 
 
-async def stream_changes(reads: LiveReads, owner: Owner, run_id: str | None) -> AsyncIterator[dict[str, str]]:
+async def stream_changes(reads: LiveReads, owner: Owner, shown_run_id: str | None) -> AsyncIterator[dict[str, str]]:
     """Yield changes of a key's reads, and every update of the read that the page shows.
 
-    Events: "reads" has a list of the reads that changed. The read with `run_id` has "snapshot", "update" and "state",
-    or "gone" if it does not exist.
+    Events: "reads" has a list of the reads that changed. The read with `shown_run_id` has "snapshot", "update" and
+    "state", or "gone" if it does not exist.
     """
-    known: dict[str, Any] = {}  # by run id: the state and progress that the page has
-    watch = ReadWatcher(reads, owner, run_id) if run_id else None
+    known_states: dict[str, Any] = {}  # by run id: the state and progress that the page shows
+    watcher = ReadWatcher(reads, owner, shown_run_id) if shown_run_id else None
     while True:
         running = {read.run_id: read for read in reads.manager.list_running(owner)}
         changed_reads = []
-        for run in {**dict.fromkeys(known), **running}:
-            read = running.get(run)
-            state = (read.state, read.chunks) if read else None
-            if run in known and known[run] == state:
+        for run_id in {**dict.fromkeys(known_states), **running}:
+            read = running.get(run_id)
+            state = (read.state, read.update_count) if read else None
+            if run_id in known_states and known_states[run_id] == state:
                 continue
-            entry = await asyncio.to_thread(reads.ledger.get, owner.name, run)
+            entry = await asyncio.to_thread(reads.ledger.get, owner.name, run_id)
             if entry is not None:
-                changed_reads.append(format_read(entry, read or reads.manager.find(owner, run)))
-            known[run] = state
-        known = {run: state for run, state in known.items() if state is not None}
+                changed_reads.append(format_read(entry, read or reads.manager.find(owner, run_id)))
+            known_states[run_id] = state
+        known_states = {run_id: state for run_id, state in known_states.items() if state is not None}
         if changed_reads:
             yield _make_event("reads", changed_reads)
-        if watch is not None:
+        if watcher is not None:
             try:
-                async for event in watch.iter_changes():
+                async for event in watcher.iter_changes():
                     yield event
             except ApiError as error:
                 yield _make_event("gone", error.message)
-                watch = None
+                watcher = None
         await asyncio.sleep(_SECONDS_BETWEEN_CHECKS)
 
 

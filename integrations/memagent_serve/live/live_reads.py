@@ -18,7 +18,7 @@ from memagent_graph.results import AnswerSoFar
 from memagent_graph.run_log import RunFilter, RunLog
 from memagent_graph.timeline.view import RunView, load_run_view
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import ApiError, bad_request, not_found
+from memagent_serve.api_errors import ApiError, make_bad_request, make_not_found
 from memagent_serve.app import ServerResources
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, ReadState
@@ -31,30 +31,30 @@ class LiveReads:
     """The page's actions.
 
     Args:
-        serving: the reader, the manager and the ledger, shared with the API.
+        resources: the reader, the manager and the ledger, shared with the API.
     """
 
-    def __init__(self, serving: ServerResources) -> None:
-        self._serving = serving
-        self._reader, self.manager, self.ledger = serving.reader, serving.manager, serving.ledger
-        self._changing = asyncio.Lock()
+    def __init__(self, resources: ServerResources) -> None:
+        self._resources = resources
+        self._reader, self.manager, self.ledger = resources.reader, resources.manager, resources.ledger
+        self._change_lock = asyncio.Lock()
         self.edits: Counter[str] = Counter()
         """By run id: how often its updates may have been replaced in this process; pages must then reload the read."""
 
     # Documents and questions
 
     async def add_document(self, owner: Owner, file: UploadedFile) -> DocumentRef:
-        """Return the text of a file that was just uploaded; a file without text is not kept."""
+        """Return the text of a file that was just uploaded. A file without text is deleted."""
         try:
-            return await self._serving.uploads.read_text(owner, file.id)
+            return await self._resources.uploads.read_text(owner, file.id)
         except MemAgentError:
-            await asyncio.to_thread(self._serving.uploads.delete, owner, file.id)
+            await asyncio.to_thread(self._resources.uploads.delete, owner, file.id)
             raise
 
     async def start_reads(
         self, owner: Owner, files: Sequence[str], questions: Sequence[str], *, read_again: bool
     ) -> list[ServedRead]:
-        """Read files, in order and as one document, for each of several questions.
+        """Read files, in order and as one document, for each of the questions.
 
         Raises:
             ApiError: a file is missing, a question is empty or too long, or too many reads are running.
@@ -62,11 +62,11 @@ class LiveReads:
         context = await self._reader.aprepare()
         questions = list(dict.fromkeys(question.strip() for question in questions))
         if not files or not questions:
-            raise bad_request("choose a document and ask a question", "questions" if files else "files")
+            raise make_bad_request("choose a document and ask a question", "questions" if files else "files")
         for question in questions:
             _require_answerable(question, context, "questions")
-        references = [await self._serving.uploads.read_text(owner, file_id) for file_id in files]
-        document = references[0] if len(references) == 1 else await self._join(owner, references)
+        references = [await self._resources.uploads.read_text(owner, file_id) for file_id in files]
+        document = references[0] if len(references) == 1 else await self._join_documents(owner, references)
         reads = []
         for question in questions:
             request = ReadRequest(owner=owner, document=document, question=question, sampling=context.sampling)
@@ -74,10 +74,10 @@ class LiveReads:
             reads.append(read)
         return reads
 
-    async def _join(self, owner: Owner, references: Sequence[DocumentRef]) -> DocumentRef:
+    async def _join_documents(self, owner: Owner, references: Sequence[DocumentRef]) -> DocumentRef:
         store = self._reader.store
         sources = [Source(ref["name"], partial(iter_stored_pieces, store, ref), ref) for ref in references]
-        return await self._serving.uploads.add_text(owner, join_sources(sources))
+        return await self._resources.uploads.add_text(owner, join_sources(sources))
 
     # Queries
 
@@ -85,11 +85,11 @@ class LiveReads:
         """Return a read of a key.
 
         Raises:
-            ApiError: 404; there is none with that id, or it belongs to another key.
+            ApiError: 404; there is no read with that id, or it belongs to another key.
         """
         entry = await asyncio.to_thread(self.ledger.get, owner.name, run_id)
         if entry is None:
-            raise not_found("there is no such read")
+            raise make_not_found("there is no such read")
         return entry
 
     async def get_view(self, owner: Owner, run_id: str) -> RunView:
@@ -98,7 +98,7 @@ class LiveReads:
         try:
             return await asyncio.to_thread(load_run_view, self._log, run_id, self._reader.store)
         except RunNotFoundError as error:
-            raise not_found("the read has not begun") from error
+            raise make_not_found("the read has not begun") from error
 
     async def list_updates(self, owner: Owner, run_id: str) -> list[MemoryUpdate]:
         """Return the valid memory updates of a read, in order. Raises like `get_view`.
@@ -112,9 +112,9 @@ class LiveReads:
             return updates
         try:
             call_ids = {update.call_id for update in await self._reader.ahistory(run_id)}
-        except RunNotFoundError:  # it was killed before its first checkpoint
+        except RunNotFoundError:  # the read was killed before its first checkpoint
             return []
-        except MemAgentError:  # it cannot be continued, so there is only the log
+        except MemAgentError:  # the read cannot be continued, so only the log has its updates
             return updates
         return [update for update in updates if update.call_id in call_ids]
 
@@ -146,9 +146,9 @@ class LiveReads:
         """Continue a read where it stopped.
 
         Raises:
-            ApiError: 409, it has ended; 429, too many reads are running.
+            ApiError: 409, the read has ended; 429, too many reads are running.
         """
-        async with self._changing:
+        async with self._change_lock:
             entry = await self.get_entry(owner, run_id)
             if entry.state is ReadState.FINISHED:
                 raise ApiError(409, "the read has ended; edit its memory to continue it", code="read_ended")
@@ -156,7 +156,7 @@ class LiveReads:
 
     # Changes by a person
 
-    async def edit(self, owner: Owner, run_id: str, chunk: int, branch: str, before: str, text: str) -> None:
+    async def edit(self, owner: Owner, run_id: str, chunk: int, branch: str, memory_before: str, text: str) -> None:
         """Replace a branch's memory with a text, and discard everything that is based on it.
 
         Args:
@@ -164,19 +164,19 @@ class LiveReads:
             run_id: the read; it must not be running.
             chunk: the chunk of the memory.
             branch: the branch, "" for the trunk.
-            before: the memory as the person saw it.
+            memory_before: the memory as the person saw it.
             text: the new memory.
 
         Raises:
-            ApiError: 409, it is running, or the memory has changed; 400, the text is too long.
+            ApiError: 409, the read is running, or the memory has changed; 400, the text is too long.
         """
-        async with self._changing:
+        async with self._change_lock:
             entry = await self.get_entry(owner, run_id)
             if self.manager.find(owner, run_id) is not None:
                 raise ApiError(409, "the read is running; pause it first", code="read_running")
             updates = await self.list_updates(owner, run_id)
-            newest = next((update for update in reversed(updates) if update.branch == branch), None)
-            if newest is None or newest.chunk_index != chunk or newest.memory != before:
+            newest_update = next((update for update in reversed(updates) if update.branch == branch), None)
+            if newest_update is None or newest_update.chunk_index != chunk or newest_update.memory != memory_before:
                 self.edits[run_id] += 1
                 raise ApiError(409, "the memory has changed in the meantime; check the new one", code="memory_changed")
             # Before the edit: if the process is killed in between, the original request must not get the edited read.
@@ -187,7 +187,7 @@ class LiveReads:
                 await asyncio.to_thread(self.ledger.mark_edited, run_id, edited=entry.edited)
                 if isinstance(error, CheckpointError | RunLogError):
                     raise  # as on a full disk
-                raise bad_request(str(error), "text") from error
+                raise make_bad_request(str(error), "text") from error
             await asyncio.to_thread(self.ledger.mark, run_id, ReadState.PAUSED)
             self.edits[run_id] += 1
 
@@ -198,14 +198,14 @@ class LiveReads:
             ApiError: 404, the read has not begun; 400, the question is empty or too long.
         """
         entry = await self.get_entry(owner, run_id)
-        reader = await self.manager.get_reader(ReadRequest.of_entry(entry, owner))
+        reader = await self.manager.get_reader(ReadRequest.from_entry(entry, owner))
         _require_answerable(question, await reader.aprepare(), "question")
         try:
             answer = await reader.aanswer_so_far(run_id, question)
         except RunNotFoundError as error:
-            raise not_found("the read has not begun") from error
+            raise make_not_found("the read has not begun") from error
         if answer.usage is not None:
-            self._serving.metrics.count(answer.usage)
+            self._resources.metrics.count_tokens(answer.usage)
         return answer
 
     async def judge(self, owner: Owner, run_id: str, *, up: bool) -> None:
@@ -214,11 +214,11 @@ class LiveReads:
         try:
             await asyncio.to_thread(self._log.reward, run_id, float(up), name="thumbs", source=owner.name)
         except RunNotFoundError as error:
-            raise not_found("the read has not begun") from error
+            raise make_not_found("the read has not begun") from error
 
 
 def _require_answerable(question: str, context: ReaderContext, param: str) -> None:
     try:
         check_question(question, context)
     except MemAgentError as error:
-        raise bad_request(str(error), param) from error
+        raise make_bad_request(str(error), param) from error

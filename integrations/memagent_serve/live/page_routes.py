@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_serve.api_errors import bad_request, not_found, too_busy
+from memagent_serve.api_errors import make_bad_request, make_not_found, make_too_busy
 from memagent_serve.app import ServerResources, get_owner, store_upload
 from memagent_serve.bodies import read_body
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
@@ -28,21 +28,21 @@ from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
 from memagent_serve.live.live_events import format_passage, format_read, format_sources, stream_changes
 from memagent_serve.live.live_reads import LiveReads
-from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
+from memagent_serve.page_sessions import PAGE_PREFIX, SIGN_IN_PATH, STATIC_PREFIX, PageSessions
 
-_BODY_BYTES: Final = 1 << 20
-_PAGE_ENTRIES: Final = 200
+_MAX_BODY_BYTES: Final = 1 << 20
+_MAX_LISTED_READS: Final = 200
 _MAX_QUESTIONS: Final = 32
 _MAX_FILES: Final = 64
-_STREAMS_PER_OWNER: Final = 32
-_SEND_SECONDS: Final = 30.0
-_HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
+_MAX_STREAMS_PER_OWNER: Final = 32
+_SEND_TIMEOUT_S: Final = 30.0
+_PAGE_HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
 _FILE_HEADERS: Final = {
-    **_HEADERS,
+    **_PAGE_HEADERS,
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 }
-_RUN_PAGE_HEADERS: Final = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
+_RUN_PAGE_HEADERS: Final = {**_PAGE_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
 """Headers for run pages, which contain their own content security policy."""
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class SignIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NewReads(msgspec.Struct, forbid_unknown_fields=True):
-    """Read files for one or more questions; each question is a read of its own."""
+    """Read files for one or more questions; each question is a separate read."""
 
     files: list[str]
     questions: list[str]
@@ -87,85 +87,85 @@ class Thumb(msgspec.Struct, forbid_unknown_fields=True):
 class LivePage:
     """The page's routes."""
 
-    serving: ServerResources
+    resources: ServerResources
     """The resources, shared with the API."""
     sessions: PageSessions
     """Who may use the page."""
 
     def __post_init__(self) -> None:
-        self._live = LiveReads(self.serving)
+        self._live = LiveReads(self.resources)
         self._streams: Counter[str] = Counter()
 
-    def routes(self) -> list[Route]:
+    def make_routes(self) -> list[Route]:
         """Return the routes, for `make_app`."""
-        read = f"{PAGE}/reads/{{id}}"
+        read_path = f"{PAGE_PREFIX}/reads/{{id}}"
         return [
             Route("/", self._serve_file),
-            Route(STATIC + "{name}", self._serve_file),
-            Route(SIGN_IN, self._sign_in, methods=["POST"]),
-            Route(SIGN_IN, self._describe_session),
-            Route(SIGN_IN, self._sign_out, methods=["DELETE"]),
-            Route(f"{PAGE}/files", self._add_file, methods=["POST"]),
-            Route(f"{PAGE}/reads", self._start_reads, methods=["POST"]),
-            Route(f"{PAGE}/reads", self._list_reads),
-            Route(f"{read}/pause", self._pause, methods=["POST"]),
-            Route(f"{read}/stop", self._stop, methods=["POST"]),
-            Route(f"{read}/continue", self._resume, methods=["POST"]),
-            Route(f"{read}/memory", self._edit, methods=["POST"]),
-            Route(f"{read}/answer", self._answer, methods=["POST"]),
-            Route(f"{read}/thumbs", self._judge, methods=["POST"]),
-            Route(f"{read}/sources", self._show_sources),
-            Route(f"{read}/passage", self._show_passage),
-            Route(f"{read}/page", self._show_run_page),
-            Route(f"{PAGE}/events", self._stream_events),
+            Route(STATIC_PREFIX + "{name}", self._serve_file),
+            Route(SIGN_IN_PATH, self._sign_in, methods=["POST"]),
+            Route(SIGN_IN_PATH, self._describe_session),
+            Route(SIGN_IN_PATH, self._sign_out, methods=["DELETE"]),
+            Route(f"{PAGE_PREFIX}/files", self._add_file, methods=["POST"]),
+            Route(f"{PAGE_PREFIX}/reads", self._start_reads, methods=["POST"]),
+            Route(f"{PAGE_PREFIX}/reads", self._list_reads),
+            Route(f"{read_path}/pause", self._pause, methods=["POST"]),
+            Route(f"{read_path}/stop", self._stop, methods=["POST"]),
+            Route(f"{read_path}/continue", self._resume, methods=["POST"]),
+            Route(f"{read_path}/memory", self._edit, methods=["POST"]),
+            Route(f"{read_path}/answer", self._answer, methods=["POST"]),
+            Route(f"{read_path}/thumbs", self._judge, methods=["POST"]),
+            Route(f"{read_path}/sources", self._show_sources),
+            Route(f"{read_path}/passage", self._show_passage),
+            Route(f"{read_path}/page", self._show_run_page),
+            Route(f"{PAGE_PREFIX}/events", self._stream_events),
         ]
 
     async def _serve_file(self, request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
-        if name not in _FILES:
-            raise not_found("the page has no such file")
-        package, kind = _FILES[name]
+        if name not in _STATIC_FILES:
+            raise make_not_found("the page has no such file")
+        package, media_type = _STATIC_FILES[name]
         text = files(package).joinpath(name).read_text(encoding="utf-8")
-        return Response(text, media_type=f"{kind}; charset=utf-8", headers=_FILE_HEADERS)
+        return Response(text, media_type=f"{media_type}; charset=utf-8", headers=_FILE_HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
-        body, server = await _parse_body(self.serving, request, SignIn), request.scope.get("server")
+        body, server = await _parse_body(self.resources, request, SignIn), request.scope.get("server")
         return self.sessions.sign_in(body.token, server[1] if server else 0)
 
     async def _describe_session(self, request: Request) -> Response:
-        await self.serving.reader.aprepare()  # some policies have their name then
-        return _make_json_response({"owner": get_owner(request).name, "model": self.serving.reader.policy.name})
+        await self.resources.reader.aprepare()  # some policies know their name only after this
+        return _make_json_response({"owner": get_owner(request).name, "model": self.resources.reader.policy.name})
 
     async def _sign_out(self, request: Request) -> Response:
         self.sessions.sign_out(request.scope)
         return Response(status_code=204)
 
     async def _add_file(self, request: Request) -> Response:
-        file = await store_upload(self.serving, request)
+        file = await store_upload(self.resources, request)
         document = await cancel_on_disconnect(request, self._live.add_document(get_owner(request), file))
         return _make_json_response({"id": file.id, "text_bytes": document["size"]})
 
     async def _start_reads(self, request: Request) -> Response:
-        body = await _parse_body(self.serving, request, NewReads)
+        body = await _parse_body(self.resources, request, NewReads)
         if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
             limits = f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files are allowed at once"
-            raise bad_request(f"{limits}, got {len(body.questions)} and {len(body.files)}", "questions")
+            raise make_bad_request(f"{limits}, got {len(body.questions)} and {len(body.files)}", "questions")
         start = self._live.start_reads(get_owner(request), body.files, body.questions, read_again=body.read_again)
         reads = await cancel_on_disconnect(request, start)
         return _make_json_response({"reads": [read.run_id for read in reads]})
 
     async def _list_reads(self, request: Request) -> Response:
         owner, query = get_owner(request), request.query_params
-        newest = min(_PAGE_ENTRIES, _parse_number(query.get("newest"), 50))
+        newest = min(_MAX_LISTED_READS, _parse_number(query.get("newest"), 50))
         entries, total = await asyncio.to_thread(
-            self.serving.ledger.search,
+            self.resources.ledger.search,
             owner.name,
             query.get("q", ""),
             newest=newest,
             skip=_parse_number(query.get("skip"), 0),
         )
         answers = await asyncio.to_thread(self._live.get_answers, [entry.run_id for entry in entries])
-        find = self.serving.manager.find
+        find = self.resources.manager.find
         reads = [format_read(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
         return _make_json_response({"reads": reads, "total": total})
 
@@ -182,17 +182,17 @@ class LivePage:
         return Response(status_code=204)
 
     async def _edit(self, request: Request) -> Response:
-        body = await _parse_body(self.serving, request, Edit)
+        body = await _parse_body(self.resources, request, Edit)
         await self._live.edit(*_get_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
         return Response(status_code=204)
 
     async def _answer(self, request: Request) -> Response:
-        body = await _parse_body(self.serving, request, AskNow)
+        body = await _parse_body(self.resources, request, AskNow)
         answer = await self._live.answer_now(*_get_owner_and_run_id(request), body.question)
         return _make_json_response({"answer": answer.answer, "memory": answer.memory})
 
     async def _judge(self, request: Request) -> Response:
-        body = await _parse_body(self.serving, request, Thumb)
+        body = await _parse_body(self.resources, request, Thumb)
         await self._live.judge(*_get_owner_and_run_id(request), up=body.up)
         return Response(status_code=204)
 
@@ -204,7 +204,9 @@ class LivePage:
         view, query = await self._live.get_view(*_get_owner_and_run_id(request)), request.query_params
         start = _parse_number(query.get("start"), 0)
         end = max(start, _parse_number(query.get("end"), start))
-        return _make_json_response(await asyncio.to_thread(format_passage, view, self.serving.reader.store, start, end))
+        return _make_json_response(
+            await asyncio.to_thread(format_passage, view, self.resources.reader.store, start, end)
+        )
 
     async def _show_run_page(self, request: Request) -> Response:
         owner, run_id = _get_owner_and_run_id(request)
@@ -214,25 +216,25 @@ class LivePage:
 
     async def _stream_events(self, request: Request) -> Response:
         owner = get_owner(request)
-        if self._streams[owner.name] >= _STREAMS_PER_OWNER:
-            raise too_busy("too many pages are open with this key; close some", 5)
+        if self._streams[owner.name] >= _MAX_STREAMS_PER_OWNER:
+            raise make_too_busy("too many pages are open with this key; close some", 5)
         self._streams[owner.name] += 1
-        parts = stream_changes(self._live, owner, request.query_params.get("run"))
-        return _Stream(
-            parts,
+        events = stream_changes(self._live, owner, request.query_params.get("run"))
+        return _EventStream(
+            events,
             lambda: self._streams.subtract([owner.name]),
-            headers=_HEADERS,
+            headers=_PAGE_HEADERS,
             ping=HEARTBEAT_SECONDS,
-            send_timeout=_SEND_SECONDS,
+            send_timeout=_SEND_TIMEOUT_S,
             sep="\n",
         )
 
 
-class _Stream(EventSourceResponse):
+class _EventStream(EventSourceResponse):
     """A stream of events that calls a function when it ends, even if it ends before the first event."""
 
-    def __init__(self, parts: AsyncIterator[dict[str, str]], on_end: Callable[[], None], **options: Any) -> None:
-        super().__init__(parts, **options)
+    def __init__(self, events: AsyncIterator[dict[str, str]], on_end: Callable[[], None], **options: Any) -> None:
+        super().__init__(events, **options)
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -246,29 +248,29 @@ def _get_owner_and_run_id(request: Request) -> tuple[Owner, str]:
     return get_owner(request), request.path_params["id"]
 
 
-async def _parse_body(serving: ServerResources, request: Request, kind: type[T]) -> T:
+async def _parse_body(resources: ServerResources, request: Request, body_type: type[T]) -> T:
     """Parse the JSON body of a small request.
 
     Raises:
-        ApiError: the body is too long, does not arrive, or has another form.
+        ApiError: the body is too long, does not arrive, or is invalid.
     """
-    seconds = serving.settings.idle_seconds
+    seconds = resources.settings.idle_seconds
     try:
-        return msgspec.json.decode(await read_body(request, _BODY_BYTES, seconds, seconds), type=kind)
+        return msgspec.json.decode(await read_body(request, _MAX_BODY_BYTES, seconds, seconds), type=body_type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"the request cannot be parsed: {error}", code="invalid_json") from error
+        raise make_bad_request(f"the request cannot be parsed: {error}", code="invalid_json") from error
 
 
 def _make_json_response(value: Any) -> Response:
-    """Return a value as ASCII JSON, which can also carry half surrogate pairs."""
-    return Response(json.dumps(value), media_type="application/json", headers=_HEADERS)
+    """Return a value as ASCII JSON, which can also carry lone surrogates."""
+    return Response(json.dumps(value), media_type="application/json", headers=_PAGE_HEADERS)
 
 
 def _parse_number(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else default
 
 
-_FILES: Final = {
+_STATIC_FILES: Final = {
     "index.html": (__package__, "text/html"),
     "live.js": (__package__, "text/javascript"),
     "live.css": (__package__, "text/css"),

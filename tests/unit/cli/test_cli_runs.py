@@ -136,7 +136,7 @@ def test_runs_are_deleted_with_all_that_is_theirs_and_the_space_is_told(log) -> 
         write_run(log, run_id, text=os.urandom(50_000).hex())
     result = memagent("runs", "a", "b", "--delete", "--yes")
     assert "2 runs deleted" in result.stderr
-    assert "kB given back" in result.stderr
+    assert "kB freed" in result.stderr
     assert [run.run_id for run in log.runs()] == ["c"]
     values = json.loads(memagent("runs", "--question", "who is c", "--delete", "--yes", "--json").stdout)
     assert values["deleted"] == 1

@@ -24,7 +24,7 @@ def test_a_page_is_written_and_does_not_take_the_place_of_another_file(read, tmp
     memagent("show", "first", "--html", page)
     assert page.read_text().startswith("<!doctype html>")
     refusal = memagent("show", "first", "--html", notes, code=6)
-    assert "not a page of this command's" in refusal.stderr
+    assert "this command did not write it" in refusal.stderr
     assert "--force" in refusal.stderr
     memagent("show", "first", "--html", notes, "--force")
     assert notes.read_text() == page.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from memagent_evaluation.english_facts import AdditionalFacts, EnglishFacts, lis
 from recipes.english.encoded_lessons import RELATIONS
 from recipes.english.exclusion import Exclusion
 from recipes.english.lessons import NOT_STATED, LessonMaker, plant
+from recipes.english.loop_questions import make_rows
 from recipes.english.pinned_texts import read_pins
 from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, ProseQuestion, question_rows, read_rows
 from recipes.english.sections import SOURCES, ProseSection, cut_spans
@@ -200,3 +202,17 @@ def test_answers_are_graded_by_whole_words(answer, question, is_right) -> None:
     from recipes.english.measure import is_right as is_right_answer
 
     assert is_right_answer(answer, question) == is_right
+
+
+def test_a_document_of_the_loop_is_the_prose_around_its_question_and_a_tenth_of_the_questions_have_no_answer() -> None:
+    sections = [ProseSection("tales", "story", start, start + 1, f"({start}) {PROSE}") for start in range(200)]
+    questions = [replace(HARBOUR_ROW, source="tales", start=start) for start in range(200)] + [
+        replace(BELL_ROW, source="b", start=0)
+    ]
+    rows = list(make_rows([*sections, ProseSection("b", "letter", 0, 99, PROSE)], questions, random.Random(1)))
+    documents = [row["document"] for row in rows if row["document"] != PROSE]
+    lengths = [len(document) / (512 * 4.2) for document in documents]
+    assert len(rows) == 201 and 3.8 < min(lengths) < 5 and 15 < max(lengths) <= 16
+    starts = [[section.start for section in sections if section.text in document] for document in documents]
+    assert all(numbers == list(range(numbers[0], numbers[0] + len(numbers))) for numbers in starts)
+    assert 10 < sum(row["answers"] == [NOT_STATED] for row in rows) < 30

@@ -32,9 +32,9 @@ from memagent_serve import completions, short_requests
 from memagent_serve.api_errors import ApiError
 from memagent_serve.app import make_app
 from memagent_serve.chat_replies import RUN_ID_HEADER
-from memagent_serve.chat_requests import parse, parse_fields
+from memagent_serve.chat_requests import parse_chat, parse_fields
 from memagent_serve.live import LivePage
-from memagent_serve.page_sessions import SIGN_IN
+from memagent_serve.page_sessions import SIGN_IN_PATH
 
 LONG_TEXT = make_document({0.3: "The key of harbor is 4711."}, words=1000)
 ALICE_HEADERS = {"Authorization": f"Bearer {ALICE}"}
@@ -213,18 +213,18 @@ def test_no_route_returns_data_of_another_key(upstream: FakeServer, tmp_path: Pa
         own_urls = [f"{server.api}/files", f"{server.api}/reads/{run_id}"]
         contents_before = [httpx2.get(url, headers=ALICE_HEADERS).content for url in own_urls]
         page_headers = {"X-Memagent-Page": "1", "Origin": server.url}
-        sign_in_reply = httpx2.post(f"{server.url}{SIGN_IN}", json={"token": BOB}, headers=page_headers)
+        sign_in_reply = httpx2.post(f"{server.url}{SIGN_IN_PATH}", json={"token": BOB}, headers=page_headers)
         cookie = sign_in_reply.headers["Set-Cookie"].partition(";")[0]
         foreign_headers = [BOB_HEADERS, {**page_headers, "Cookie": cookie}, {**BOB_HEADERS, "X-Api-Key": ALICE}]
         foreign_headers.append({"Authorization": f"Basic {ALICE}"})
-        routes = make_app(server.resources, LivePage(server.resources, server.sessions).routes()).routes
+        routes = make_app(server.resources, LivePage(server.resources, server.sessions).make_routes()).routes
         query = f"a={run_id}&b={run_id}&run={run_id}&q={PRIVATE_TEXT}&chunk=0&file={file['id']}&id={file['id']}"
         request_count = 0
         for route in routes:
             assert isinstance(route, Route) and route.methods
             ids = (run_id, file["id"]) if "{" in route.path else (run_id,)
             for resource_id, method in itertools.product(ids, sorted(route.methods - {"HEAD"})):
-                if route.path == SIGN_IN:
+                if route.path == SIGN_IN_PATH:
                     continue
                 url = f"{server.url}{re.sub('{.*}', resource_id, route.path)}?{query}"
                 body = make_chat([{"type": "file", "file": {"file_id": resource_id}}])
@@ -375,7 +375,7 @@ def test_too_large_body_is_refused_before_it_is_received(server: Server) -> None
     refusal = send_raw(server, *POST_CHAT, "Transfer-Encoding: chunked", body=chunked)
     assert b"413" in refusal[:20]
     assert b"POST /v1/files" in refusal, "the error names the upload endpoint for longer documents"
-    assert server.resources.request_quota.used == 0
+    assert server.resources.request_quota.used_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_invalid_utf8_is_refused_in_any_field() -> None:
 
 def test_long_text_of_escapes_and_quotes_is_accepted() -> None:
     text = '{"a": [1, "\\"]}, ' * 500_000
-    parsed = parse(parse_fields(json.dumps(make_chat(text)).encode()))
+    parsed = parse_chat(parse_fields(json.dumps(make_chat(text)).encode()))
     assert parsed.messages[0].parts[0].text is not None
     assert parsed.messages[0].parts[0].text.decode() == text
 
@@ -418,11 +418,11 @@ def test_large_requests_share_a_memory_quota_that_is_released(upstream: FakeServ
         memory = server.resources.request_quota
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(make_request_head(*POST_CHAT, f"Content-Length: {3 * MEGABYTE}") + b"x" * (2 * MEGABYTE))
-            wait_until(lambda: memory.used == 3 * MEGABYTE)
+            wait_until(lambda: memory.used_bytes == 3 * MEGABYTE)
             reply = post(server, make_chat("word " * 300_000))
             assert reply.status_code == 429
             assert int(reply.headers["Retry-After"]) >= 1
-        wait_until(lambda: memory.used == 0)
+        wait_until(lambda: memory.used_bytes == 0)
 
 
 def test_uploads_in_progress_share_a_quota_and_have_a_deadline(upstream: FakeServer, tmp_path: Path) -> None:
@@ -433,13 +433,13 @@ def test_uploads_in_progress_share_a_quota_and_have_a_deadline(upstream: FakeSer
         upload_quota = server.resources.upload_quota
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(make_request_head(*head_lines) + part_head + b"x" * (MEGABYTE * 3 // 2))
-            wait_until(lambda: upload_quota.used > MEGABYTE)
+            wait_until(lambda: upload_quota.used_bytes > MEGABYTE)
             assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 429
             for _ in range(20):  # a client that is never idle
                 connection.sendall(b"x")
                 time.sleep(0.1)
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
-        wait_until(lambda: upload_quota.used == 0)
+        wait_until(lambda: upload_quota.used_bytes == 0)
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
-from memagent_serve.chat_requests import ChatRequest, PartPosition, parse, parse_fields
+from memagent_serve.chat_requests import ChatRequest, PartPosition, parse_chat, parse_fields
 from memagent_serve.long_parts import (
     ReadingPlan,
     compose_question,
@@ -23,7 +23,7 @@ TOKENIZER = load_tokenizer("embedded")
 
 
 def make_request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
-    return parse(parse_fields(json.dumps({"model": "m", "messages": list(messages), **fields}).encode()))
+    return parse_chat(parse_fields(json.dumps({"model": "m", "messages": list(messages), **fields}).encode()))
 
 
 def make_message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def make_message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
 def make_plan(chat: ChatRequest, room: int, findings: int = 100) -> ReadingPlan:
     sizes = count_part_tokens(chat, TOKENIZER)
     total = count_prompt_tokens(chat, sizes, TOKENIZER)
-    return plan_reading(chat, sizes, total=total, room=room, findings=findings)
+    return plan_reading(chat, sizes, prompt_tokens=total, max_tokens=room, findings_tokens=findings)
 
 
 # What is read
@@ -43,8 +43,8 @@ def test_as_few_parts_as_possible_are_read_largest_first() -> None:
     chat = make_request(*(make_message("user", text) for text in ("word " * 2000, "some " * 300, "Which?")))
     plan = make_plan(chat, 1000)
     assert plan.positions == (PartPosition(0, 0),)
-    assert plan.history == 0
-    assert plan.latest == 2
+    assert plan.history_length == 0
+    assert plan.latest_index == 2
 
 
 def test_long_system_message_is_read_and_all_parts_if_none_fits() -> None:
@@ -59,9 +59,9 @@ def test_older_ones_of_many_small_messages_are_read_as_history() -> None:
     messages = [make_message(role, text) for role, text in zip(["user", "assistant"] * 40, texts, strict=True)]
     chat = make_request(make_message("system", "Be brief."), *messages, make_message("user", "Which?"))
     plan = make_plan(chat, 1000)
-    assert 0 < plan.history < 81
+    assert 0 < plan.history_length < 81
     assert plan.positions == ()
-    assert TOKENIZER.count(" ".join(texts[plan.history - 1 :])) < 1000
+    assert TOKENIZER.count(" ".join(texts[plan.history_length - 1 :])) < 1000
 
 
 def test_tool_result_is_never_separated_from_its_call() -> None:
@@ -72,9 +72,9 @@ def test_tool_result_is_never_separated_from_its_call() -> None:
         tool_messages.append(make_message("tool", "word " * 30, tool_call_id=f"c{number}"))
     chat = make_request(make_message("user", "Find it."), *tool_messages)
     plan = make_plan(chat, 900)
-    assert plan.history
-    assert chat.messages[plan.history].role == "assistant"
-    assert plan.latest == 0, "the user's request stays"
+    assert plan.history_length
+    assert chat.messages[plan.history_length].role == "assistant"
+    assert plan.latest_index == 0, "the user's request stays"
 
 
 # The question

@@ -40,7 +40,7 @@ def test_options_override_the_environment(serve_calls: list[Serve], monkeypatch:
         monkeypatch.setenv(f"MEMAGENT_SERVE_{name}", value)
     assert invoke_serve("--port", 5555).exit_code == 0
     (request,) = serve_calls
-    settings = request.serve_settings()
+    settings = request.make_serve_settings()
     assert (settings.max_waiting, request.port) == (9, 5555)
     assert settings.cancel_on_close
     assert settings.names == ("a", "b", "127.0.0.1")
@@ -85,8 +85,8 @@ def test_commands_in_the_docs_and_the_container_file_start_the_server(serve_call
 )
 def test_public_address_without_keys_and_names_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MemAgentError, match=message):
-        Serve(**options).serve_settings()
-    names = Serve(**{**options, "server_name": ["me"], "without_keys": True}).serve_settings().names
+        Serve(**options).make_serve_settings()
+    names = Serve(**{**options, "server_name": ["me"], "without_keys": True}).make_serve_settings().names
     assert {"me"} <= set(names) <= {"me", "192.168.1.7"}
 
 
@@ -94,7 +94,7 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: 
     keys_path = tmp_path / "keys.toml"
     keys_path.write_text(f'alice = "{KEY}"\n[bob]\nkey = "{OTHER_KEY}"\nmax_tokens = 1000\nmax_seconds = 2.5\n')
     monkeypatch.setenv("MEMAGENT_KEYS", "carol:the-key-of-carol-here")
-    keys = Serve(keys=keys_path, host="0.0.0.0", server_name=["me"]).serve_settings().keys
+    keys = Serve(keys=keys_path, host="0.0.0.0", server_name=["me"]).make_serve_settings().keys
     assert keys.find_owner(f"Bearer {KEY}") == Owner("alice")
     assert keys.find_owner(f"bearer {OTHER_KEY}") == Owner("bob", max_tokens=1000, max_seconds=2.5)
     assert keys.find_owner("Bearer the-key-of-carol-here") == Owner("carol")

@@ -29,7 +29,7 @@ def make_uploads(folder: Path, *, quota: int = 10_000, total_quota: int = 100_00
 
 
 def list_text_keys(files: Uploads, owner: Owner) -> set[str]:
-    return {row["key"] for row in files.ledger.run("SELECT key FROM texts WHERE owner = ?", (owner.name,))}
+    return {row["key"] for row in files.ledger.execute("SELECT key FROM texts WHERE owner = ?", (owner.name,))}
 
 
 def count_files(folder: Path) -> int:

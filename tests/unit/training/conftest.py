@@ -1,4 +1,4 @@
-"""Fixtures of the tests of training: torch with one thread, and a shared tiny policy with rollouts."""
+"""Fixtures for the tests of training: one torch thread, because of two cores, and a shared tiny policy."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
+def single_torch_thread() -> Iterator[None]:
     torch = pytest.importorskip("torch")
-    threads = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(thread_count)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_garbage_collection() -> Iterator[None]:
-    """Skip accelerate's garbage collection at each start, which takes half the time of a small training run."""
+    """accelerate collects garbage before each training, which is half the time of a small training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         yield
 
 
 class World(NamedTuple):
-    """A tiny policy and its rollouts, which tests must not change."""
+    """A tiny policy and its rollouts, shared by all tests."""
 
     folder: Path
     groups: list[RolloutGroup]
@@ -45,7 +45,7 @@ class World(NamedTuple):
 
     @property
     def runs(self) -> Path:
-        """A log of the rollouts that a reader could have logged."""
+        """The path of a run log with these rollouts, except those that no reader could have logged."""
         return self.folder / "runs.sqlite"
 
 
@@ -76,7 +76,7 @@ def small_settings() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def make_trainer(world: World, small_settings: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes trainers, by default of the world's model on its groups."""
+    """Make a trainer, by default of the shared model on the shared groups."""
     from memagent_training.job.trainer import MultiConvDAPOTrainer
 
     def make(
@@ -91,7 +91,7 @@ def make_trainer(world: World, small_settings: Callable[..., Any]) -> Callable[.
 
 @pytest.fixture
 def plain_model(tmp_path: Path) -> Path:
-    """A model without a profile or templates, like one from the hub."""
+    """The folder of a model without a profile or prompts, as from a model hub."""
     folder = tmp_path / "plain"
     shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns("memagent.json", "templates"))
     return folder

@@ -1,4 +1,4 @@
-"""`memagent rl` as a user meets it: what arrives in the job, what is refused in words, and how it ends."""
+"""`memagent rl` as a user calls it: options that reach the job, refusals, output and exit codes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMSer
 from memagent_training.training_errors import TrainingError
 
 ROOT = Path(__file__).parents[3]
-LEAST = ["--task", "niah_single_1", "--lengths", "500"]
+REQUIRED_OPTIONS = ["--task", "niah_single_1", "--lengths", "500"]
 MEASUREMENT = Measurement(2, 0.0, {500: compute_wilson_interval(3, 8), 2000: compute_wilson_interval(1, 8)}, 1, 12.5)
 
 
-class Loop:
-    """In place of the loop: keeps its arguments, and ends with a result or an error."""
+class FakeLoop:
+    """Replaces the loop: records its arguments, and returns a result or raises an error."""
 
     def __init__(self) -> None:
         self.job: RLJob | None = None
@@ -51,28 +51,28 @@ class Loop:
 
 
 @pytest.fixture
-def loop(monkeypatch, tmp_path) -> Loop:
-    stand_in = Loop()
-    monkeypatch.setattr(rl, "run", stand_in)
+def loop(monkeypatch, tmp_path) -> FakeLoop:
+    fake_loop = FakeLoop()
+    monkeypatch.setattr(rl, "run", fake_loop)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    return stand_in
+    return fake_loop
 
 
-def memagent(*arguments: str, code: int = 0, least: bool = True) -> Any:
-    return command_line.memagent("rl", *(LEAST if least else ()), *arguments, code=code)
+def run_rl(*arguments: str, exit_code: int = 0, with_required: bool = True) -> Any:
+    return command_line.memagent("rl", *(REQUIRED_OPTIONS if with_required else ()), *arguments, code=exit_code)
 
 
-# What arrives
+# Options
 
 
 def test_options_default_to_those_of_the_job(loop) -> None:
-    memagent()
+    run_rl()
     assert loop.job == RLJob(tasks=("niah_single_1",), lengths=(500,), out=Path("rl-policy"))
 
 
-def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
-    memagent(
+def test_every_option_sets_its_job_field(loop, tmp_path) -> None:
+    run_rl(
         *("--task", "niah_multikey_2", "--task", "vt", "--task", "vt", "--lengths", "500, 1k,2000"),
         *("--model", "a/model"),
         *("--out", "somewhere", "--preset", "memagent-paper", "--set", "beta=0.5", "--set", "report_to=none"),
@@ -86,7 +86,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         *("--question-tokens", "6", "--memory-tokens", "7", "--answer-tokens", "8", "--boundary", "sentence"),
         *("--strategy", "ours.py:Ours", "--engine", "vllm", "--data", "mine.csv", "--held-out", "0.2"),
         *("--server-option", "--max-model-len 4096", "--server-option=--dtype='float 32'", "--server-timeout", "30"),
-        least=False,
+        with_required=False,
     )
     assert loop.job == RLJob(
         tasks=("niah_multikey_2", "vt"), lengths=(500, 1024, 2000), out=Path("somewhere"), model="a/model",
@@ -105,64 +105,64 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
     )  # fmt: skip
 
 
-def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop) -> None:
-    plain = {field.name for kind in (RLJob, CollectSettings, WordingSettings) for field in dataclasses.fields(kind)}
+def test_every_job_field_has_a_command_line_option(loop) -> None:
+    fields = [field for kind in (RLJob, CollectSettings, WordingSettings) for field in dataclasses.fields(kind)]
     options = {field.name for field in dataclasses.fields(rl_command.RL)}
-    named_otherwise = {"tasks": "task", "server_options": "server_option"}
-    apart = {"collect", "reading"}
-    assert {named_otherwise.get(name, name) for name in plain - apart} <= options
+    renamed = {"tasks": "task", "server_options": "server_option"}
+    nested = {"collect", "reading"}
+    assert {renamed.get(name, name) for name in {field.name for field in fields} - nested} <= options
 
 
-def test_the_key_of_the_environment_is_for_somebody_else_s_server_alone(loop, monkeypatch) -> None:
+def test_environment_key_is_used_only_with_a_base_url(loop, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "of the environment")
-    memagent()
+    run_rl()
     assert loop.job.api_key is None
-    memagent("--base-url", "http://server/v1")
+    run_rl("--base-url", "http://server/v1")
     assert loop.job.api_key == "of the environment"
 
 
-# Who watches
+# Progress and output
 
 
-def test_progress_is_on_standard_error_and_quiet_leaves_it_out(loop, monkeypatch) -> None:
+def test_progress_goes_to_stderr_unless_quiet(loop, monkeypatch) -> None:
     def measure(job: RLJob, watcher: Any) -> rl.LoopResult:
         watcher.on_measurement(MEASUREMENT)
         return loop(job, watcher)
 
     monkeypatch.setattr(rl, "run", measure)
-    result = memagent()
+    result = run_rl()
     assert "accuracy after 2 iterations" in result.stderr and result.stdout == "rl-policy\n"
-    assert "accuracy" not in memagent("--quiet").stderr
+    assert "accuracy" not in run_rl("--quiet").stderr
 
 
-def test_only_the_main_process_shows_and_prints(loop, monkeypatch) -> None:
+def test_only_the_main_process_prints(loop, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    result = memagent()
+    result = run_rl()
     loop.watcher.on_measurement(MEASUREMENT)
     assert result.stdout == "" and "policy" not in result.stderr
 
 
-def test_output_of_libraries_does_not_reach_standard_output_or_the_screen(loop) -> None:
+def test_library_output_does_not_reach_stdout(loop) -> None:
     with contextlib.ExitStack() as stack:
         handler = logging.StreamHandler(sys.stderr)
         logging.getLogger().addHandler(handler)
         stack.callback(logging.getLogger().removeHandler, handler)
         logging.getLogger("httpx").setLevel(logging.INFO)
         stack.callback(logging.getLogger("httpx").setLevel, logging.NOTSET)
-        result = memagent()
+        result = run_rl()
         assert logging.getLogger("httpx").level == logging.INFO, "as it was before"
     assert result.stdout == "rl-policy\n"
     assert "what a library prints" in result.stderr
     assert "HTTP Request" not in result.stderr
 
 
-def test_bars_and_warnings_of_libraries_are_off_while_the_loop_runs(loop, monkeypatch) -> None:
+def test_library_progress_bars_and_warnings_are_off_during_the_loop(loop, monkeypatch) -> None:
     import transformers.utils.logging as transformers_log
 
-    bars: list[bool] = []
+    bar_states: list[bool] = []
 
     def warn(job: RLJob, watcher: Any) -> rl.LoopResult:
-        bars.append(transformers_log.is_progress_bar_enabled())
+        bar_states.append(transformers_log.is_progress_bar_enabled())
         for module in ("transformers.trainer", "trl.trainer.utils", "my_code"):
             warnings.warn_explicit(f"from {module}", FutureWarning, "file.py", 1, module=module)
         return loop(job, watcher)
@@ -170,26 +170,26 @@ def test_bars_and_warnings_of_libraries_are_off_while_the_loop_runs(loop, monkey
     monkeypatch.setattr(rl, "run", warn)
     transformers_log.enable_progress_bar()
     with pytest.warns(FutureWarning) as own_warnings:
-        memagent()
+        run_rl()
     assert [str(warning.message) for warning in own_warnings] == ["from my_code"]
-    assert bars == [False] and transformers_log.is_progress_bar_enabled()
+    assert bar_states == [False] and transformers_log.is_progress_bar_enabled()
 
 
-# How it ends
+# Results and errors
 
 
-def test_a_loop_that_is_done_names_the_policy_and_what_to_do_with_it(loop) -> None:
+def test_finished_loop_prints_the_policy_and_the_next_command(loop) -> None:
     loop.best = Path("rl-policy/best")
-    result = memagent()
+    result = run_rl()
     assert result.stdout == "rl-policy\n"
     assert "all 3 iterations are done; trained for 12 steps" in result.stderr
     assert "measured best is in rl-policy/best" in result.stderr and "memagent read" in result.stderr
 
 
 @pytest.mark.parametrize("best", [None, Path("rl-policy/best")])
-def test_json_is_one_object_on_standard_output(loop, best) -> None:
+def test_json_output_is_one_object(loop, best) -> None:
     loop.best = best
-    result = json.loads(memagent("--json").stdout)
+    result = json.loads(run_rl("--json").stdout)
     assert result.keys() == {"policy", "steps", "reason", "best", "measurements"}
     assert (result["policy"], result["steps"], result["reason"]) == ("rl-policy", 12, "all 3 iterations are done")
     assert result["best"] == (None if best is None else str(best))
@@ -198,14 +198,14 @@ def test_json_is_one_object_on_standard_output(loop, best) -> None:
     assert (measurement["iteration"], measurement["temperature"], measurement["failed"]) == (2, 0.0, 1)
 
 
-def test_an_interrupt_says_how_to_go_on(loop) -> None:
+def test_interrupt_names_the_option_that_resumes(loop) -> None:
     loop.error = KeyboardInterrupt()
-    lines = memagent("--out", "mine", code=ExitCode.INTERRUPTED).stderr
-    assert "interrupted" in lines and "mine" in lines and "--resume" in lines
+    stderr = run_rl("--out", "mine", exit_code=ExitCode.INTERRUPTED).stderr
+    assert "interrupted" in stderr and "mine" in stderr and "--resume" in stderr
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "exit_code"),
     [
         (TrainingError("no", hint="do"), ExitCode.USAGE),
         (CollapsedError("the policy collapsed", hint="do"), ExitCode.COLLAPSED),
@@ -214,32 +214,32 @@ def test_an_interrupt_says_how_to_go_on(loop) -> None:
         (PolicyUnreachableError("nobody answers", hint="do"), ExitCode.POLICY),
     ],
 )
-def test_an_error_is_told_and_leaves_with_its_code(loop, error, code) -> None:
+def test_error_is_printed_and_sets_its_exit_code(loop, error, exit_code) -> None:
     loop.error = error
-    result = memagent(code=code)
+    result = run_rl(exit_code=exit_code)
     assert error.message in result.stderr and "what to do:" in result.stderr and result.stdout == ""
-    assert json.loads(memagent("--json", code=code).stdout)["error"]["type"] == type(error).__name__
+    assert json.loads(run_rl("--json", exit_code=exit_code).stdout)["error"]["type"] == type(error).__name__
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "file", "words"),
+    ("error", "exit_code", "file_name", "message"),
     [
         (CollapsedError("the policy collapsed"), ExitCode.COLLAPSED, BEST, f"--model rl-policy/{BEST}"),
         (PolicyUnreachableError("nobody answers"), ExitCode.POLICY, JOURNAL, "--resume"),
     ],
 )
-def test_an_error_names_the_best_policy_or_what_is_kept_where_there_is_one(loop, error, code, file, words) -> None:
+def test_error_names_the_best_policy_or_resume_if_available(loop, error, exit_code, file_name, message) -> None:
     loop.error = error
-    assert words not in memagent(code=code).stderr
-    Path("rl-policy", file).mkdir(parents=True)
-    assert words in memagent(code=code).stderr
+    assert message not in run_rl(exit_code=exit_code).stderr
+    Path("rl-policy", file_name).mkdir(parents=True)
+    assert message in run_rl(exit_code=exit_code).stderr
 
 
 # Refusals
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("options", "message"),
     [
         (["--rollouts", "1"], "--rollouts"),
         (["--steps-behind", "2"], "--steps-behind"),
@@ -252,30 +252,30 @@ def test_an_error_names_the_best_policy_or_what_is_kept_where_there_is_one(loop,
         (["--reward", "judging.py:short"], "judging.py"),
     ],
 )
-def test_invalid_values_are_refused_with_a_hint(loop, more, words) -> None:
-    result = memagent(*more, code=ExitCode.USAGE)
-    assert words in " ".join(result.stderr.replace("│", " ").split())
+def test_invalid_values_are_refused_with_a_hint(loop, options, message) -> None:
+    result = run_rl(*options, exit_code=ExitCode.USAGE)
+    assert message in " ".join(result.stderr.replace("│", " ").split())
     assert loop.job is None
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "words"),
+    ("options", "exit_code", "message"),
     [
         (["--lengths", "long"], ExitCode.SETTINGS, "500,8k"),
         (["--lengths", "1000,500"], ExitCode.USAGE, "--lengths that grow"),
         (["--set", "temperature=2"], ExitCode.USAGE, "memagent rl --help"),
     ],
 )
-def test_an_invalid_loop_is_refused_before_its_folder_is_made(loop, monkeypatch, more, code, words) -> None:
+def test_invalid_loop_is_refused_before_its_folder_is_created(loop, monkeypatch, options, exit_code, message) -> None:
     monkeypatch.setattr(rl, "run", lambda job, watcher: prepare(job))
-    refusal = memagent(*more, code=code).stderr
-    assert words in refusal and "what to do:" in refusal
+    refusal = run_rl(*options, exit_code=exit_code).stderr
+    assert message in refusal and "what to do:" in refusal
     assert not Path("rl-policy").exists()
 
 
-def test_a_task_and_lengths_or_data_must_be_named(loop, monkeypatch) -> None:
+def test_task_with_lengths_or_data_is_required(loop, monkeypatch) -> None:
     monkeypatch.setattr(rl, "run", lambda job, watcher: prepare(job))
-    for words in (["--lengths", "500"], ["--task", "vt"], []):
-        refusal = memagent(*words, least=False, code=ExitCode.USAGE).stderr
+    for options in (["--lengths", "500"], ["--task", "vt"], []):
+        refusal = run_rl(*options, with_required=False, exit_code=ExitCode.USAGE).stderr
         assert "--task" in refusal and "--lengths" in refusal and "--data" in refusal
-    memagent("--data", "none.jsonl", least=False, code=ExitCode.SETTINGS)
+    run_rl("--data", "none.jsonl", with_required=False, exit_code=ExitCode.SETTINGS)

@@ -1,4 +1,4 @@
-"""`memagent train` as a user meets it: plans, trainings, refusals, and trainings that were killed."""
+"""`memagent train` as a user calls it: dry runs, trainings, refusals, and killed trainings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import make_install_command
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.commands import training_process
-from memagent_training.forward import recomputed
+from memagent_training.forward import recomputed_logprobs
 from memagent_training.job.row_export import COLUMNS
 
 ROOT = Path(__file__).parents[3]
@@ -40,32 +40,35 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def command(world, out: Path, *more: str, runs: Path | None = None, model: Any = None, **settings: str) -> list[str]:
-    """The command's arguments: of the world's runs and model, unless said otherwise."""
-    words = ["train", str(runs or world.runs), "--model", str(model or world.model), "--preset", "dapo"]
-    words += ["--out", str(out), *more]
-    return words + [part for name, value in (SETTINGS | settings).items() for part in ("--set", f"{name}={value}")]
+def build_arguments(world, out: Path, *options: str, runs: Any = None, model: Any = None, **settings: str) -> list[str]:
+    """Build the arguments of the command, by default for the shared runs and model."""
+    arguments = ["train", str(runs or world.runs), "--model", str(model or world.model), "--preset", "dapo"]
+    arguments += ["--out", str(out), *options]
+    for name, value in (SETTINGS | settings).items():
+        arguments += ["--set", f"{name}={value}"]
+    return arguments
 
 
 @pytest.fixture
 def arguments(world, tmp_path):
-    return partial(command, world, tmp_path / "out")
+    return partial(build_arguments, world, tmp_path / "out")
 
 
 # Plans
 
 
-def test_a_dry_run_prints_the_plan_loads_no_weights_and_writes_nothing(arguments, world, tmp_path) -> None:
-    bare = tmp_path / "bare"
-    shutil.copytree(world.model, bare)
-    (bare / "model.safetensors").write_bytes(b"no weights at all")
-    text = memagent(*arguments("--dry-run", model=bare)).stdout
-    for words in (
+def test_dry_run_prints_the_plan_without_loading_weights_or_writing(arguments, world, tmp_path) -> None:
+    model_without_weights = tmp_path / "bare"
+    shutil.copytree(world.model, model_without_weights)
+    (model_without_weights / "model.safetensors").write_bytes(b"no weights at all")
+    text = memagent(*arguments("--dry-run", model=model_without_weights)).stdout
+    for expected_text in (
         "(equal_rewards)", "total steps", "layout: prefix_tree", "weights 78.5 kB", "activations", "policy versions",
         "micro batches per rank",
     ):  # fmt: skip
-        assert words in text, words
-    plan = json.loads(memagent(*arguments("--dry-run", "--json", model=bare, groups_per_step="2")).stdout)
+        assert expected_text in text, expected_text
+    options = arguments("--dry-run", "--json", model=model_without_weights, groups_per_step="2")
+    plan = json.loads(memagent(*options).stdout)
     schedule, groups = plan["schedule"], len(select_comparable(world.groups))
     assert (schedule["layout"], schedule["groups"]) == ("prefix_tree", groups - 1)
     assert schedule["steps_per_pass"] == math.ceil((groups - 1) / 2) == schedule["total_steps"]
@@ -77,20 +80,20 @@ def test_a_dry_run_prints_the_plan_loads_no_weights_and_writes_nothing(arguments
     assert not (tmp_path / "out").exists()
 
 
-def test_a_training_too_short_to_warm_up_is_planned_and_not_begun(arguments, tmp_path) -> None:
-    short = {"warmup_steps": "50"}
-    result = memagent(*arguments("--dry-run", **short), code=2)
+def test_training_shorter_than_its_warmup_is_refused_after_the_plan(arguments, tmp_path) -> None:
+    settings = {"warmup_steps": "50"}
+    result = memagent(*arguments("--dry-run", **settings), code=2)
     assert "total steps" in result.stdout and "warmup_steps lower" in result.stderr
-    memagent(*arguments(**short), code=2)
+    memagent(*arguments(**settings), code=2)
     assert not (tmp_path / "out" / "config.json").exists()
 
 
-def test_a_dry_run_names_what_is_refused_and_the_option_that_helps(arguments, world, tmp_path) -> None:
+def test_dry_run_names_refused_runs_and_the_option_that_helps(arguments, world, tmp_path) -> None:
     groups = select_comparable(world.groups)
-    first = max(groups, key=lambda group: len(group.rollouts_G)).rollouts_G[0].run_id
-    runs = write_log(tmp_path / "gaps.sqlite", groups, world.model, changes_by_run={first: {"token_ids": None}})
+    first_run_id = max(groups, key=lambda group: len(group.rollouts_G)).rollouts_G[0].run_id
+    runs = write_log(tmp_path / "gaps.sqlite", groups, world.model, changes_by_run={first_run_id: {"token_ids": None}})
     text = memagent(*arguments("--dry-run", runs=runs)).stdout
-    assert "refused, no_token_ids" in text and first in text
+    assert "refused, no_token_ids" in text and first_run_id in text
     assert "--partial-groups" in text
     report = json.loads(memagent(*arguments("--dry-run", "--json", "--partial-groups", runs=runs)).stdout)["report"]
     assert list(report["refused"]) == ["no_token_ids"]
@@ -99,24 +102,24 @@ def test_a_dry_run_names_what_is_refused_and_the_option_that_helps(arguments, wo
 # Trainings
 
 
-def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
+def test_training_writes_a_policy_folder(arguments, world, tmp_path) -> None:
     model, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(world.model, model)
     (model / "memagent.json").write_text('{"context_window": 128}')
     (model / "templates").mkdir()
     (model / "templates" / "update.txt").write_text("an update prompt")
     result = memagent(*arguments("--resume", model=model, save_strategy="no", max_steps="2"))
-    assert "no whole checkpoint" in result.stderr
+    assert "no complete checkpoint" in result.stderr
     assert result.stdout == f"{out}\n"
     assert "memagent read" in result.stderr and str(out) in result.stderr
-    steps = [line for line in result.stderr.splitlines() if line.startswith("step ")]
-    assert [line.split(": loss ")[0] for line in steps] == ["step 1 of 2", "step 2 of 2"]
+    step_lines = [line for line in result.stderr.splitlines() if line.startswith("step ")]
+    assert [line.split(": loss ")[0] for line in step_lines] == ["step 1 of 2", "step 2 of 2"]
     assert "{'loss'" not in result.stderr
-    before, after = (load_file(folder / "model.safetensors") for folder in (model, out))
-    assert find_changes(before, after)
+    old_weights, new_weights = (load_file(folder / "model.safetensors") for folder in (model, out))
+    assert find_changes(old_weights, new_weights)
     assert load_tokenizer(out).fingerprint == load_tokenizer(model).fingerprint
     assert (out / "memagent.json").is_file()
-    assert json.loads((out / "config.json").read_text())["use_cache"]  # which training turns off
+    assert json.loads((out / "config.json").read_text())["use_cache"]  # training turns it off
     assert (out / "templates" / "update.txt").read_text() == "an update prompt"
     assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode, "others can read it"
     assert not list(out.glob("*.bin")), "no pickles"
@@ -124,7 +127,7 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     assert "would be overwritten" in refusal and "--resume" in refusal
 
 
-def test_adapters_are_left_by_themselves_and_merged(arguments, world, tmp_path) -> None:
+def test_adapters_are_saved_separately_and_merged(arguments, world, tmp_path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -133,35 +136,35 @@ def test_adapters_are_left_by_themselves_and_merged(arguments, world, tmp_path) 
     assert (policy["folder"], policy["adapter"], policy["steps"]) == (str(out), str(out / "adapter"), 2)
     assert policy["metrics"]["tokens/learned"] > 0
     base, policy_model = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (world.model, out))
-    ids = torch.arange(3, 20)[None]
+    token_ids = torch.arange(3, 20)[None]
     with torch.no_grad():
-        plain, of_policy = base(ids).logits, policy_model(ids).logits
-        of_adapter = PeftModel.from_pretrained(base, out / "adapter").eval()(ids).logits
-    assert torch.allclose(of_adapter, of_policy, atol=1e-5)
-    assert not torch.allclose(plain, of_policy, atol=1e-3)
+        base_logits, policy_logits = base(token_ids).logits, policy_model(token_ids).logits
+        adapter_logits = PeftModel.from_pretrained(base, out / "adapter").eval()(token_ids).logits
+    assert torch.allclose(adapter_logits, policy_logits, atol=1e-5)
+    assert not torch.allclose(base_logits, policy_logits, atol=1e-3)
 
 
-def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tmp_path, monkeypatch) -> None:
+def test_user_reward_function_determines_the_trained_groups(arguments, world, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("judging.py").write_text("def by_place(run):\n    return float(run.run_id.endswith('-0'))\n")
     plan = json.loads(memagent(*arguments("--dry-run", "--json", "--reward", "judging.py:by_place")).stdout)
     run_ids = [[rollout.run_id for rollout in group.rollouts_G] for group in select_comparable(world.groups)]
-    varied = [ids for ids in run_ids if any(run_id.endswith("-0") for run_id in ids)]
-    assert 0 < plan["schedule"]["groups"] == len(varied) < len(run_ids)
+    varied_count = sum(any(run_id.endswith("-0") for run_id in group_run_ids) for group_run_ids in run_ids)
+    assert 0 < plan["schedule"]["groups"] == varied_count < len(run_ids)
 
 
-PLAIN_STEP = {
+SGD_STEP = {
     "optim": "sgd", "learning_rate": "1.0", "weight_decay": "0.0", "max_grad_norm": "0.0", "max_steps": "1",
     "groups_per_step": "3", "save_strategy": "no", "gradient_checkpointing": "false",
 }  # fmt: skip
 
 
-def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(arguments, world, tmp_path) -> None:
+def test_pytorch_step_on_exported_rows_equals_the_trainer_step(arguments, world, tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 
-    memagent(*arguments("--rows", str(tmp_path / "rows.parquet"), **PLAIN_STEP))
+    memagent(*arguments("--rows", str(tmp_path / "rows.parquet"), **SGD_STEP))
     assert not (tmp_path / "out").exists()
-    memagent(*arguments(**PLAIN_STEP))
+    memagent(*arguments(**SGD_STEP))
     table = pq.read_table(tmp_path / "rows.parquet")
     assert table.schema.names == [name for name, _, _ in COLUMNS]
     model = AutoModelForCausalLM.from_pretrained(world.model).eval()
@@ -175,19 +178,19 @@ def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(ar
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("options", "message"),
     [
         (["--policy-versions", "v7, v8"], "stale"),
         (["--reward", "no_such_reward"], "no_reward"),
         (["--gold", os.devnull], "Name one (--reward): exact_match"),
     ],
 )
-def test_invalid_options_are_refused_with_a_hint(arguments, more, words) -> None:
-    refusal = memagent(*arguments("--dry-run", *more), code=ExitCode.USAGE).stderr
-    assert words in refusal and "what to do:" in refusal
+def test_invalid_options_are_refused_with_a_hint(arguments, options, message) -> None:
+    refusal = memagent(*arguments("--dry-run", *options), code=ExitCode.USAGE).stderr
+    assert message in refusal and "what to do:" in refusal
 
 
-def test_a_missing_extra_is_named(arguments, monkeypatch) -> None:
+def test_missing_extra_error_names_the_install_command(arguments, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "trl" else find(name, *more))
     assert make_install_command("train") in memagent(*arguments(), code=ExitCode.SETTINGS).stderr
@@ -196,16 +199,16 @@ def test_a_missing_extra_is_named(arguments, monkeypatch) -> None:
 # Killed trainings
 
 
-PASSES = {"num_train_epochs": "3"}
+THREE_PASSES = {"num_train_epochs": "3"}
 
 
-def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tmp_path) -> None:
+def test_resumed_killed_training_ends_with_the_same_weights(arguments, world, tmp_path) -> None:
     out = tmp_path / "out"
-    command_line = [sys.executable, "-m", "memagent_graph", *arguments(**PASSES)]
+    command_line = [sys.executable, "-m", "memagent_graph", *arguments(**THREE_PASSES)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "training")}
     program = Program(command_line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 100
-    while not (out / "checkpoint-2" / recomputed.FILE_NAME).exists():
+    while not (out / "checkpoint-2" / recomputed_logprobs.FILE_NAME).exists():
         assert program.poll() is None and time.monotonic() < deadline, program.communicate()
         time.sleep(0.005)
     program.send_signal(signal.SIGKILL)
@@ -213,26 +216,26 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tm
     assert program.returncode == -signal.SIGKILL
     assert not (out / "model.safetensors").exists()
 
-    # What a kill may leave of the newest checkpoint, whether or not it did so this time.
-    newest = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
-    (newest / recomputed.FILE_NAME).unlink(missing_ok=True)
+    # Make the newest checkpoint incomplete, as a kill may leave it.
+    newest_checkpoint = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
+    (newest_checkpoint / recomputed_logprobs.FILE_NAME).unlink(missing_ok=True)
     for name, value in (("learning_rate", "0.5"), ("beta", "0.1")):
-        refusal = memagent(*arguments("--resume", **PASSES, **{name: value}), code=ExitCode.USAGE).stderr
+        refusal = memagent(*arguments("--resume", **THREE_PASSES, **{name: value}), code=ExitCode.USAGE).stderr
         assert f"{name} was" in refusal and "Resume with the same" in refusal
 
-    lines = memagent(*arguments("--resume", **PASSES)).stderr
-    assert f"passed over {newest}" in lines
-    assert "continuing from" in lines
-    memagent(*command(world, tmp_path / "whole", **PASSES, save_strategy="no"))
-    undisturbed, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", out))
-    assert not find_changes(undisturbed, after)
+    stderr = memagent(*arguments("--resume", **THREE_PASSES)).stderr
+    assert f"passed over {newest_checkpoint}" in stderr
+    assert "continuing from" in stderr
+    memagent(*build_arguments(world, tmp_path / "whole", **THREE_PASSES, save_strategy="no"))
+    expected, weights = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", out))
+    assert not find_changes(expected, weights)
 
 
 # Under accelerate
 
 
 @pytest.mark.parametrize("path", sorted(ACCELERATE.glob("*.yaml")), ids=lambda path: path.stem)
-def test_accelerate_knows_every_line_of_its_configurations(path) -> None:
+def test_accelerate_knows_every_key_of_our_configurations(path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
 
@@ -243,23 +246,23 @@ def test_accelerate_knows_every_line_of_its_configurations(path) -> None:
     assert config.distributed_type.value == kinds[path.stem.partition("-")[0]]
 
 
-def test_a_dry_run_under_accelerate_s_launcher_prints_the_plan(arguments, monkeypatch) -> None:
+def test_dry_run_under_the_accelerate_launcher_prints_the_plan(arguments, monkeypatch) -> None:
     from accelerate.commands import launch
 
     programs: list[Program] = []
 
-    def begin(command: list[str], env: dict[str, str]) -> Program:
+    def start_program(build_arguments: list[str], env: dict[str, str]) -> Program:
         environment = {**env, "PYTHONPATH": str(ROOT / "training")}
-        programs.append(  # with what it needs imported already
-            Program(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        programs.append(  # forked with its imports
+            Program(build_arguments, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
         return programs[-1]
 
-    monkeypatch.setattr(launch.subprocess, "Popen", begin)
+    monkeypatch.setattr(launch.subprocess, "Popen", start_program)
     options = ["--config_file", str(ACCELERATE / "single.yaml"), "-m", "memagent_graph"]
     launch.launch_command(launch.launch_command_parser().parse_args(options + arguments("--dry-run", "--json")))
-    out, _ = programs[0].communicate()
-    assert json.loads(out)["schedule"]["ranks"] == 1
+    stdout, _ = programs[0].communicate()
+    assert json.loads(stdout)["schedule"]["ranks"] == 1
 
 
 def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:
@@ -271,9 +274,9 @@ def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:
 def test_other_processes_report_a_failure_after_a_delay(monkeypatch) -> None:
     delays: list[float] = []
     monkeypatch.setattr(time, "sleep", delays.append)
-    failing = ["train", "runs.sqlite", "--model", "model", "--gold", "nowhere.jsonl"]
-    assert "cannot be read" in memagent(*failing, code=ExitCode.USAGE).stderr
+    arguments = ["train", "runs.sqlite", "--model", "model", "--gold", "nowhere.jsonl"]
+    assert "cannot be read" in memagent(*arguments, code=ExitCode.USAGE).stderr
     assert not delays
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert "cannot be read" in memagent(*failing, code=ExitCode.USAGE).stderr
-    assert delays == [training_process.FAILURE_DELAY]
+    assert "cannot be read" in memagent(*arguments, code=ExitCode.USAGE).stderr
+    assert delays == [training_process.FAILURE_DELAY_SECONDS]

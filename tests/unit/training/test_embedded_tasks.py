@@ -1,4 +1,4 @@
-"""Planted facts as tasks for training: the right split, one right answer, the same sample every time."""
+"""Training tasks with planted facts: the training split, one right answer, and reproducible samples."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ def settings(tmp_path: Path) -> TaskSettings:
     return TaskSettings(TOKENIZER, seed=3, small=True, haystack=haystack)
 
 
-def text_of(sample: Sample) -> str:
+def join_text(sample: Sample) -> str:
     return "".join(sample.text())
 
 
-@pytest.mark.parametrize("kind", [Alone, AmongForeign])
-def test_a_sample_states_its_answer_once_and_is_nearly_as_long_as_asked(kind, settings) -> None:
-    task = kind(settings)
-    stated = [sample for index in range(16) if (sample := task.sample(1200, index)).gold != ("none",)]
-    assert len(stated) > 8
-    for sample in stated:
-        text = text_of(sample)
+@pytest.mark.parametrize("task_class", [Alone, AmongForeign])
+def test_sample_states_its_answer_once_and_nearly_reaches_its_length(task_class, settings) -> None:
+    task = task_class(settings)
+    samples_with_fact = [sample for index in range(16) if (sample := task.sample(1200, index)).gold != ("none",)]
+    assert len(samples_with_fact) > 8
+    for sample in samples_with_fact:
+        text = join_text(sample)
         (needle,) = sample.needles
         assert sample.gold == (needle.gold,)
         assert len(re.findall(rf"\b{needle.gold}\b", text)) == 1
         assert needle.text in text
-        room = 1200 - TOKENIZER.count(sample.question) - 48
-        assert 0 <= room - TOKENIZER.count(text) < 20, "short by less than a sentence"
+        available_tokens = 1200 - TOKENIZER.count(sample.question) - 48
+        assert 0 <= available_tokens - TOKENIZER.count(text) < 20, "short by less than a sentence"
 
 
-def test_only_among_foreign_facts_are_there_others(settings) -> None:
-    def numbers(sample: Sample) -> list[str]:
-        return re.findall(r"\b\d{4,7}\b", text_of(sample))
+def test_only_among_foreign_has_other_facts(settings) -> None:
+    def find_numbers(sample: Sample) -> list[str]:
+        return re.findall(r"\b\d{4,7}\b", join_text(sample))
 
     alone, among_foreign = Alone(settings), AmongForeign(settings)
-    assert [len(numbers(alone.sample(1024, index))) for index in range(8)] == [1] * 8
-    among = [among_foreign.sample(1024, index) for index in range(8)]
-    assert [len(numbers(sample)) for sample in among] == [4 + (sample.gold != ("none",)) for sample in among]
+    assert [len(find_numbers(alone.sample(1024, index))) for index in range(8)] == [1] * 8
+    samples = [among_foreign.sample(1024, index) for index in range(8)]
+    assert [len(find_numbers(sample)) for sample in samples] == [4 + (sample.gold != ("none",)) for sample in samples]
 
 
-def test_among_foreign_facts_the_asked_one_is_now_and_then_absent(settings) -> None:
+def test_among_foreign_sometimes_omits_the_requested_fact(settings) -> None:
     task = AmongForeign(settings)
     samples = [task.sample(600, index) for index in range(60)]
     absent = [sample for sample in samples if sample.gold == ("none",)]
@@ -62,12 +62,12 @@ def test_among_foreign_facts_the_asked_one_is_now_and_then_absent(settings) -> N
     for sample in absent:
         assert not sample.needles
         subject = sample.question.removeprefix("What is the ").partition("?")[0]
-        assert subject not in text_of(sample)
+        assert subject not in join_text(sample)
         assert score(sample, "none", "\\boxed{none}").strict == 1
         assert score(sample, "48213", "\\boxed{48213}").strict == 0
 
 
-def test_values_and_entities_are_of_the_split_for_training(settings) -> None:
+def test_values_and_entities_are_of_the_training_split(settings) -> None:
     task = AmongForeign(settings)
     for sample in (task.sample(600, index) for index in range(40)):
         assert sample.gold == ("none",) or not is_held_out(sample.gold[0])
@@ -77,15 +77,15 @@ def test_values_and_entities_are_of_the_split_for_training(settings) -> None:
             assert not is_held_out(entity[2]), sample.question
 
 
-def test_samples_depend_on_seed_length_and_index_alone(settings) -> None:
-    first = AmongForeign(settings).sample(900, 7)
-    again = load_task("recipes.embedded.tasks:AmongForeign", settings).sample(900, 7)
-    assert (first.question, text_of(first)) == (again.question, text_of(again))
-    assert text_of(AmongForeign(settings).sample(900, 8)) != text_of(first)
+def test_samples_depend_only_on_seed_length_and_index(settings) -> None:
+    sample = AmongForeign(settings).sample(900, 7)
+    repeated_sample = load_task("recipes.embedded.tasks:AmongForeign", settings).sample(900, 7)
+    assert (sample.question, join_text(sample)) == (repeated_sample.question, join_text(repeated_sample))
+    assert join_text(AmongForeign(settings).sample(900, 8)) != join_text(sample)
 
 
-def test_a_text_keeps_its_layout_and_facts_stand_between_any_words(tmp_path: Path) -> None:
-    """What is measured on has headings, tables and indented code; single spaces would be another kind of text."""
+def test_text_keeps_its_layout_and_facts_may_split_lines(tmp_path: Path) -> None:
+    """Texts of evaluations have headings, tables and indented code, so training texts keep them too."""
     haystack = tmp_path / "reference.txt"
     section = (
         "Heading {n}\n=========\n\n   indented    columns {n}\n   of  a  table; and more, {n}.\n\nIt ends. Or {n}?\n\n"
@@ -93,14 +93,14 @@ def test_a_text_keeps_its_layout_and_facts_stand_between_any_words(tmp_path: Pat
     text = "".join(section.format(n=n) for n in range(300))
     haystack.write_text(text.replace("Heading 7\n", "\x00Heading 7\n"))
     settings = TaskSettings(TOKENIZER, seed=3, small=True, haystack=haystack)
-    within_lines = 0
+    split_line_count = 0
     task = Alone(settings)
     for sample in (task.sample(700, index) for index in range(20)):
-        before, after = text_of(sample).split(sample.needles[0].text)
-        assert before.lstrip() in text * 2, "up to the fact it is the text itself"
-        assert "   of  a  table" in before + after
-        within_lines += re.search(r"[^.?\n] +$", before) is not None
-    assert 3 <= within_lines <= 17, "half of the documents have their facts between words"
+        text_before, text_after = join_text(sample).split(sample.needles[0].text)
+        assert text_before.lstrip() in text * 2, "up to the fact it is the text itself"
+        assert "   of  a  table" in text_before + text_after
+        split_line_count += re.search(r"[^.?\n] +$", text_before) is not None
+    assert 3 <= split_line_count <= 17, "half of the documents have their facts between words"
 
 
 @pytest.mark.parametrize(("content", "message"), [(b" \n", "holds no text"), (b"\xff\xfe\x00", "cannot be read")])

@@ -1,4 +1,4 @@
-"""The paper's recipe from end to end: its data's published form, its filter, its loop, its evaluation."""
+"""The paper's recipe from end to end: published data format, filter, training loop, and evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The estimate of memory, held against the peak that training's own steps are measured to take."""
+"""The memory estimate, compared with the measured peak of training steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from memagent_training.forward.scoring import score_completions
 from memagent_training.job.base_model import build_unloaded_model, make_lora_config
 from memagent_training.job.dry_run import ModelSizes, estimate_memory
 
-WITHIN = 1.2
-"""The factor between estimate and measurement, as dry_run.py states it."""
+MAX_FACTOR = 1.2
+"""The largest factor between estimate and measurement, as stated in dry_run.py."""
 
 SHAPES = {
     "llama": ("Llama", 192, 4, 3000),
@@ -34,25 +34,25 @@ def make_model(shape: str) -> torch.nn.Module:
 
 
 def make_batch(layout: str) -> MicroBatch:
-    source = random.Random(0)
-    shared = [source.randrange(1000) for _ in range(96)]
+    rng = random.Random(0)
+    shared_ids = [rng.randrange(1000) for _ in range(96)]
     rows = []
     for _ in range(6):
-        ids = [shared + [source.randrange(1000) for _ in range(source.randint(64, 96))], [5] * source.randint(32, 64)]
-        rows.append(IdRow(*map(tuple, ids)))
+        own_ids = [rng.randrange(1000) for _ in range(rng.randint(64, 96))]
+        rows.append(IdRow((*shared_ids, *own_ids), (5,) * rng.randint(32, 64)))
     return lay_out(rows, layout, pad_id=0)
 
 
-def peak_of(work: Callable[[], None]) -> int:
-    """Bytes that tensors took at once, above what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        work()
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    present = highest = 0
+def measure_peak_bytes(run_step: Callable[[], None]) -> int:
+    """Return the peak bytes of tensors, above those that existed before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run_step()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    allocated = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        present += event.nbytes()
-        highest = max(highest, present)
-    return highest
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
+    return peak
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def peak_of(work: Callable[[], None]) -> int:
         ("qwen2, grouped queries", "packed", False),
     ],
 )
-def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, layout) -> None:
+def test_activation_estimate_is_close_to_the_measured_peak(shape, checkpointing, layout) -> None:
     model = make_model(shape)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -72,37 +72,38 @@ def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, la
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
-    def work() -> None:
+    def run_step() -> None:
         score_completions(model, micro_batch, with_entropy=True).logprobs_BT.sum().backward()
 
-    work()
+    run_step()
     estimate = estimate_memory(sizes, micro_batch, checkpointing=checkpointing)
-    added_up = 4 * sizes.largest_tensor  # the largest gradient, before it is added to what is there
-    assert (estimate.activations + added_up) / peak_of(work) == pytest.approx(1, abs=WITHIN - 1)
+    gradient_bytes = 4 * sizes.largest_tensor  # the largest gradient, before it is accumulated
+    estimated_bytes = estimate.activations + gradient_bytes
+    assert estimated_bytes / measure_peak_bytes(run_step) == pytest.approx(1, abs=MAX_FACTOR - 1)
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_whole_steps_are_estimated_as_they_are_measured(mixed) -> None:
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_step_estimate_is_close_to_the_measured_peak(is_mixed) -> None:
     model = make_model("llama")
     micro_batch = make_batch("prefix_tree")
     sizes = ModelSizes.from_model(model)
 
-    def work() -> None:
-        copy = make_model("llama")
-        optimizer = torch.optim.AdamW(copy.parameters(), fused=True)
+    def run_step() -> None:
+        new_model = make_model("llama")
+        optimizer = torch.optim.AdamW(new_model.parameters(), fused=True)
         for _ in range(2):
             for _ in range(2):
-                with torch.autocast("cpu", torch.bfloat16) if mixed else nullcontext():
-                    logprobs_BT = score_completions(copy, micro_batch, with_entropy=True).logprobs_BT
+                with torch.autocast("cpu", torch.bfloat16) if is_mixed else nullcontext():
+                    logprobs_BT = score_completions(new_model, micro_batch, with_entropy=True).logprobs_BT
                 logprobs_BT.sum().backward()
             optimizer.step()
             optimizer.zero_grad()
 
-    estimate = estimate_memory(sizes, micro_batch, mixed_precision=mixed, checkpointing=False)
-    assert estimate.total / peak_of(work) == pytest.approx(1, abs=WITHIN - 1)
+    estimate = estimate_memory(sizes, micro_batch, mixed_precision=is_mixed, checkpointing=False)
+    assert estimate.total / measure_peak_bytes(run_step) == pytest.approx(1, abs=MAX_FACTOR - 1)
 
 
-def test_an_unloaded_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
+def test_unloaded_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
     model = make_model("qwen2, grouped queries")
     model.config.save_pretrained(tmp_path)
     unloaded = build_unloaded_model(str(tmp_path))
@@ -110,7 +111,7 @@ def test_an_unloaded_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
     assert ModelSizes.from_model(unloaded) == ModelSizes.from_model(model)
 
 
-def test_adapters_are_counted_as_they_are_trained(tmp_path) -> None:
+def test_adapter_sizes_equal_those_of_the_trained_model(tmp_path) -> None:
     from peft import get_peft_model
 
     model = make_model("llama")
@@ -120,15 +121,15 @@ def test_adapters_are_counted_as_they_are_trained(tmp_path) -> None:
     )
 
 
-def test_shards_divide_what_is_kept_and_a_reference_is_a_second_model() -> None:
+def test_shards_divide_state_and_a_reference_is_a_second_model() -> None:
     model = make_model("llama")
     micro_batch = make_batch("packed")
     sizes = ModelSizes.from_model(model)
-    alone = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True)
-    shared = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True, shards=4)
-    assert alone.reference == alone.weights == 4 * sizes.parameters
+    unsharded = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True)
+    sharded = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True, shards=4)
+    assert unsharded.reference == unsharded.weights == 4 * sizes.parameters
     for name in ("weights", "gradients", "optimizer", "reference"):
-        assert getattr(shared, name) == getattr(alone, name) // 4
-    assert shared.activations == alone.activations
-    narrow = estimate_memory(sizes, micro_batch, checkpointing=True, optimizer="adamw_bnb_8bit")
-    assert narrow.optimizer == alone.optimizer / 4
+        assert getattr(sharded, name) == getattr(unsharded, name) // 4
+    assert sharded.activations == unsharded.activations
+    eight_bit = estimate_memory(sizes, micro_batch, checkpointing=True, optimizer="adamw_bnb_8bit")
+    assert eight_bit.optimizer == unsharded.optimizer / 4

@@ -1,4 +1,4 @@
-"""One training over many iterations: it equals a loop written by hand, also when it is resumed."""
+"""Training over several iterations equals a loop written by hand, also when it is resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 import multi_conv_dapo as dapo  # noqa: E402
-from made_rollouts import OF_THE_MACHINE, copy_weights, edit, find_changes, read_logs  # noqa: E402
+from made_rollouts import MACHINE_METRICS, copy_weights, edit_rollout, find_changes, read_logs  # noqa: E402
 from support import online_world  # noqa: E402
 from support.online_world import FAILURES, GROUPS, ITERATIONS, Training  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
@@ -29,7 +29,7 @@ from memagent_training.serving.policy_sync.probe import score_with_folder  # noq
 from memagent_training.training_errors import TrainingError  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
-STEPS = [1, 3]
+STEPS_PER_ITERATION = [1, 3]
 World = tuple[Path, list[list[RolloutGroup]]]
 
 
@@ -44,7 +44,7 @@ def trainings(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[in
     """Trainings from the first iteration to the last, by optimizer steps per iteration."""
     torch.set_num_threads(1)
     by_steps = {}
-    for steps in STEPS:
+    for steps in STEPS_PER_ITERATION:
         output = tmp_path_factory.mktemp("trained")
         training = online_world.make_training(world[0], output, steps)
         training.trainer.train()
@@ -52,18 +52,18 @@ def trainings(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[in
     return by_steps
 
 
-# What is learnt
+# Equality
 
 
-def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, Any]]:
-    """The weights before each iteration and after the last, with the example's loss and torch's own AdamW."""
+def train_by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, Any]]:
+    """Return the weights before each iteration and after the last, with the example's loss and torch's AdamW."""
     folder, iterations = world
     settings = replace(dapo.DAPO, importance_cap=2.0)
     model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    rate = online_world.SMALL_SETTINGS["learning_rate"]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    learning_rate = online_world.SMALL_SETTINGS["learning_rate"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     weights = []
-    for number, groups in enumerate(iterations):
+    for iteration, groups in enumerate(iterations):
         weights.append(copy_weights(model))
         with torch.no_grad():
             old = {
@@ -72,7 +72,7 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
                 for rollout in group.rollouts_G
                 for k, row in enumerate(rollout.conversations_K)
             }
-        for names in order[number * steps : (number + 1) * steps]:
+        for names in order[iteration * steps : (iteration + 1) * steps]:
             optimizer.zero_grad()
             dapo.compute_step_loss(
                 model, [group for group in groups if group.group_id in names], settings, old=old
@@ -82,25 +82,25 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
     return [*weights, copy_weights(model)]
 
 
-def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+def find_max_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
     assert one.keys() == other.keys()
     return float(max((weight - other[name]).abs().max().item() for name, weight in one.items()))
 
 
-@pytest.mark.parametrize("steps", STEPS)
-def test_training_equals_a_loop_by_hand_that_keeps_the_optimizers_state(steps: int, world, trainings) -> None:
-    """AdamW divides by the root of past gradients: a small difference there is a large one in a weight's step."""
+@pytest.mark.parametrize("steps", STEPS_PER_ITERATION)
+def test_training_equals_a_loop_by_hand_with_one_optimizer(steps: int, world, trainings) -> None:
+    """AdamW divides by the root of past gradients, so small differences of gradients may be large in steps."""
     training, _ = trainings[steps]
-    expected = by_hand(world, training.steps.groups, steps)
+    expected = train_by_hand(world, training.steps.groups, steps)
     weights = [training.policies[number] for number in range(ITERATIONS)] + [training.weights()]
-    distance = largest_difference(expected[0], expected[-1])
-    assert distance > 0.005
-    for one, other in zip(weights, expected, strict=True):
-        assert largest_difference(one, other) < 0.01 * distance
+    total_difference = find_max_difference(expected[0], expected[-1])
+    assert total_difference > 0.005
+    for iteration_weights, expected_weights in zip(weights, expected, strict=True):
+        assert find_max_difference(iteration_weights, expected_weights) < 0.01 * total_difference
 
 
-@pytest.mark.parametrize("steps", STEPS)
-def test_every_group_is_in_exactly_one_step_of_its_iteration(steps: int, world, trainings) -> None:
+@pytest.mark.parametrize("steps", STEPS_PER_ITERATION)
+def test_each_group_is_in_exactly_one_step_of_its_iteration(steps: int, world, trainings) -> None:
     training, _ = trainings[steps]
     names_of_steps = training.steps.groups
     assert [len(names) for names in names_of_steps] == [GROUPS // steps] * (ITERATIONS * steps)
@@ -109,26 +109,26 @@ def test_every_group_is_in_exactly_one_step_of_its_iteration(steps: int, world, 
         assert Counter(names) == Counter(group.group_id for group in groups)
 
 
-@pytest.mark.parametrize("steps", STEPS)
-def test_the_source_is_asked_once_an_iteration_after_its_policy_was_saved(steps: int, trainings) -> None:
+@pytest.mark.parametrize("steps", STEPS_PER_ITERATION)
+def test_source_is_called_once_per_iteration_after_the_policy_is_saved(steps: int, trainings) -> None:
     training, _ = trainings[steps]
     assert training.source.iterations == list(range(ITERATIONS))
     assert training.source.saved_before == [list(range(number + 1)) for number in range(ITERATIONS)]
     initial = training.policies[0]
-    assert all(largest_difference(initial, training.policies[number]) > 0 for number in range(1, ITERATIONS))
+    assert all(find_max_difference(initial, training.policies[number]) > 0 for number in range(1, ITERATIONS))
 
 
-def test_ratios_compare_with_the_weights_that_an_iteration_began_with(world, trainings) -> None:
+def test_ratios_compare_with_the_initial_weights_of_the_iteration(world, trainings) -> None:
     training, _ = trainings[3]
     for step, old in enumerate(training.steps.old_logprobs):
         groups = world[1][step // 3]
-        runs = {rollout.run_id: rollout for group in groups for rollout in group.rollouts_G}
-        assert {run_id for run_id, _ in old} == set(runs)  # nothing of the iteration before
+        rollouts = {rollout.run_id: rollout for group in groups for rollout in group.rollouts_G}
+        assert {run_id for run_id, _ in old} == set(rollouts)  # none of the previous iteration
         model = LlamaForCausalLM.from_pretrained(world[0] / "model", dtype=torch.float32).eval()
         model.load_state_dict(training.policies[step // 3], strict=True)
-        for (run_id, place), logprobs in list(old.items())[:4]:
+        for (run_id, index), logprobs in list(old.items())[:4]:
             with torch.no_grad():
-                conversation = runs[run_id].conversations_K[place]
+                conversation = rollouts[run_id].conversations_K[index]
                 expected = dapo.forward(model, conversation, 1.0)[0]
             assert torch.allclose(logprobs, expected, atol=1e-5)
     logs = read_logs(training.trainer)
@@ -137,34 +137,35 @@ def test_ratios_compare_with_the_weights_that_an_iteration_began_with(world, tra
     assert all(abs(ratio - 1) > 1e-5 for ratio in ratios[1::3])
 
 
-def test_collection_metrics_are_logged_with_the_first_step_of_an_iteration(trainings) -> None:
+def test_collection_metrics_are_logged_at_the_first_step_of_an_iteration(trainings) -> None:
     for steps, (training, _) in trainings.items():
         logs = read_logs(training.trainer)
         assert [entry.get("collect/reward") for entry in logs[::steps]] == [0.0, 1.0, 2.0]
         assert sum("collect/reward" in entry for entry in logs) == ITERATIONS
         staleness = [entry.get("staleness/mean") for entry in logs[::steps]]
-        assert staleness == [None, 0.0, 1.0]  # the runs are of v1: unheard of, newest, and one behind
+        assert staleness == [None, 0.0, 1.0]  # the version v1 of the runs is unknown, then newest, then one behind
 
 
-# Going on
+# Resuming
 
 
 @pytest.mark.parametrize(("iteration", "steps"), [(1, 3), (2, 1), (3, 1)])
-def test_resumed_from_any_checkpoint_it_ends_with_the_same_bits(
+def test_resuming_from_any_checkpoint_gives_the_same_bits(
     iteration: int, steps: int, world, trainings, tmp_path
 ) -> None:
-    whole, output = trainings[steps]
+    uninterrupted, output = trainings[steps]
     resumed = online_world.make_training(world[0], tmp_path, steps)
     resumed.trainer.train(resume_from_checkpoint=str(output / f"checkpoint-{iteration * steps}"))
     assert resumed.source.iterations == list(range(iteration, ITERATIONS))
-    assert all(largest_difference(resumed.policies[number], whole.policies[number]) == 0 for number in resumed.policies)
-    assert not find_changes(whole.weights(), resumed.weights())
-    assert resumed.steps.groups == whole.steps.groups[iteration * steps :]
-    histories = [read_logs(run.trainer, apart_from=OF_THE_MACHINE) for run in (whole, resumed)]
+    for number, policy in resumed.policies.items():
+        assert not find_changes(uninterrupted.policies[number], policy)
+    assert not find_changes(uninterrupted.weights(), resumed.weights())
+    assert resumed.steps.groups == uninterrupted.steps.groups[iteration * steps :]
+    histories = [read_logs(run.trainer, without=MACHINE_METRICS) for run in (uninterrupted, resumed)]
     assert histories[0] == histories[1]
 
 
-def test_row_log_probs_are_those_of_the_saved_folder(trainings) -> None:
+def test_row_log_probs_equal_those_of_the_saved_folder(trainings) -> None:
     (training, output), *_ = trainings.values()
     rows = [IdRow((5,), (7, 9, 11)), IdRow((5,), (3, 4))]
     training.trainer.save_model(str(output / "saved"))
@@ -174,50 +175,50 @@ def test_row_log_probs_are_those_of_the_saved_folder(trainings) -> None:
     assert logprobs == [pytest.approx(row, abs=1e-5) for row in expected]
 
 
-def test_iterations_may_be_added(world, trainings, tmp_path) -> None:
-    """A loop of two that goes on for a third ends as one of three."""
-    short = online_world.make_training(world[0], tmp_path, 1, iterations=2)
-    short.trainer.train()
-    longer = online_world.make_training(world[0], tmp_path, 1)
-    longer.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert longer.source.iterations == [2]
-    assert not find_changes(trainings[1][0].weights(), longer.weights())
+def test_iterations_can_be_added_on_resume(world, trainings, tmp_path) -> None:
+    """A loop of two iterations that continues for a third equals a loop of three."""
+    first_training = online_world.make_training(world[0], tmp_path, 1, iterations=2)
+    first_training.trainer.train()
+    continued_training = online_world.make_training(world[0], tmp_path, 1)
+    continued_training.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert continued_training.source.iterations == [2]
+    assert not find_changes(trainings[1][0].weights(), continued_training.weights())
 
 
-def test_a_checkpoint_within_an_iteration_is_refused(world, trainings, tmp_path) -> None:
-    """It was saved by a loop of fewer steps an iteration."""
+def test_checkpoint_within_an_iteration_is_refused(world, trainings, tmp_path) -> None:
+    """It was saved by a loop with fewer steps per iteration."""
     training = online_world.make_training(world[0], tmp_path, 3)
     with pytest.raises(TrainingError, match=r"checkpoint-2 was saved inside an iteration of 3.*settings"):
         training.trainer.train(resume_from_checkpoint=str(trainings[1][1] / "checkpoint-2"))
 
 
-# How it ends
+# Errors and several processes
 
 
-def test_fewer_groups_than_steps_and_groups_of_another_model_are_refused(world: World, tmp_path: Path) -> None:
+def test_too_few_groups_and_groups_of_another_model_are_refused(world: World, tmp_path: Path) -> None:
     training = online_world.make_training(world[0], tmp_path, 3)
     training.source.groups[0] = training.source.groups[0][:2]
     with pytest.raises(TrainingError, match=r"2 groups for 3 optimizer steps"):
         training.trainer.train()
     training = online_world.make_training(world[0], tmp_path, 3)
-    training.source.groups[0] = edit(training.source.groups[0], prompt_ids_P=array("I", [999]))
+    training.source.groups[0] = edit_rollout(training.source.groups[0], prompt_ids_P=array("I", [999]))
     with pytest.raises(MemAgentError, match="token id 999"):
         training.trainer.train()
 
 
-def test_two_ranks_train_as_one_and_end_together(world, trainings, tmp_path) -> None:
+def test_two_ranks_equal_one_and_end_together(world, trainings, tmp_path) -> None:
     """Only the main process asks the source; the other gets its groups, its end and its errors."""
     script = ROOT / "tests" / "support" / "online_world.py"
     for rank in run_ranks([sys.executable, script, world[0], tmp_path, *FAILURES], 2):
         assert rank.returncode == 0, rank.stderr[-4000:]
     main, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2))
 
-    whole = trainings[1][0]
-    assert largest_difference(main["whole"]["weights"], whole.weights()) < 1e-4
+    single_process = trainings[1][0]
+    assert find_max_difference(main["whole"]["weights"], single_process.weights()) < 1e-4
     for case in FAILURES:
-        assert largest_difference(main[case]["weights"], other[case]["weights"]) == 0
+        assert find_max_difference(main[case]["weights"], other[case]["weights"]) == 0
         assert main[case]["steps"] == other[case]["steps"] == (ITERATIONS if case == "whole" else 1)
-        assert main[case]["saved"] == other[case]["saved"]  # on every process, as sharded weights need it
+        assert main[case]["saved"] == other[case]["saved"]  # on every process, as sharded weights need
         assert (main[case]["iterations"], other[case]["iterations"]) == (main[case]["saved"], [])
     for rank in (main, other):
         assert rank["whole"]["error"] is None

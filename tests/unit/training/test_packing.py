@@ -1,4 +1,4 @@
-"""Three layouts of the same rows: one result, fewer tokens."""
+"""Three layouts of the same rows have equal results and different numbers of tokens."""
 
 from __future__ import annotations
 
@@ -34,41 +34,41 @@ def llama() -> Any:
     return make_model()
 
 
-def ids(start: int, length: int) -> list[int]:
+def make_ids(start: int, length: int) -> list[int]:
     return [(start * 7 + index * 5) % VOCABULARY for index in range(length)]
 
 
-SECTION = ids(1, 9)
+SECTION = make_ids(1, 9)
 ROWS = [
-    IdRow([*SECTION, 3, 4], ids(2, 5)),
-    IdRow([*SECTION, 3, 4], ids(2, 5)),  # the same again
-    IdRow([*SECTION, 3, 4], [*ids(2, 3), 60, 61]),  # the same prompt, a completion that begins alike
-    IdRow([*SECTION, 8], ids(9, 2)),  # the same section, another memory
-    IdRow([*SECTION, 3], [4, *ids(2, 5), 9]),  # begins with the whole first row, split elsewhere
-    IdRow(ids(30, 25), ids(4, 1)),  # long, shares nothing
+    IdRow([*SECTION, 3, 4], make_ids(2, 5)),
+    IdRow([*SECTION, 3, 4], make_ids(2, 5)),  # an equal row
+    IdRow([*SECTION, 3, 4], [*make_ids(2, 3), 60, 61]),  # the same prompt, a completion with a common prefix
+    IdRow([*SECTION, 8], make_ids(9, 2)),  # the same section, another memory
+    IdRow([*SECTION, 3], [4, *make_ids(2, 5), 9]),  # begins with all ids of the first row, split elsewhere
+    IdRow(make_ids(30, 25), make_ids(4, 1)),  # long, with no common prefix
     IdRow([5], [6, 7]),
     IdRow([*SECTION, 1], []),  # no completion
-    IdRow([0], []),  # padding_rows
+    IdRow([0], []),  # a padding row
 ]
 
 
-def weights_of(mask: Any) -> Any:
-    """Another weight for every token, so that no two can stand for each other."""
+def make_token_weights(mask: Any) -> Any:
+    """Make a different weight for every token, so that swapped tokens change the sum."""
     return torch.rand(mask.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.5
 
 
-def one_by_one(model: Any, rows: Sequence[IdRow], temperature: float = 1.0) -> tuple[Any, Any]:
-    """Log-probs and entropies with each row by itself, as the plain example computes them."""
+def score_rows_separately(model: Any, rows: Sequence[IdRow], temperature: float = 1.0) -> tuple[Any, Any]:
+    """Compute log-probs and entropies of each row separately, with the example."""
     logprobs, entropies = zip(*(multi_conv_dapo.forward(model, row, temperature) for row in rows), strict=True)
     return pad_sequence(logprobs, batch_first=True), pad_sequence(entropies, batch_first=True)
 
 
-def gradients(model: Any, loss: Any) -> dict[str, Any]:
+def compute_gradients(model: Any, loss: Any) -> dict[str, Any]:
     model.zero_grad()
     loss.backward()
-    own = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
-    return own
+    return gradients
 
 
 def assert_same_gradients(one: dict[str, Any], other: dict[str, Any], relative: float) -> None:
@@ -77,9 +77,9 @@ def assert_same_gradients(one: dict[str, Any], other: dict[str, Any], relative: 
         assert (gradient - other[name]).norm() <= relative * gradient.norm() + 1e-14, name
 
 
-SCALED = {"logits_scaling": 4.0}
-"""After the head."""
-LATENT: dict[str, Any] = {
+SCALED_LOGITS = {"logits_scaling": 4.0}
+"""The logits are scaled after the head."""
+LATENT_ATTENTION: dict[str, Any] = {
     "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 12, "first_k_dense_replace": 2,
 }  # fmt: skip
@@ -90,157 +90,153 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2, one table": ("Qwen2", {"tie_word_embeddings": True}),
     "Qwen3, whose queries and keys are normalised": ("Qwen3", {"head_dim": 16}),
     "Mistral, within its window": ("Mistral", {"sliding_window": 26}),
-    "Granite, which scales attention and logits its own way": ("Granite", {"attention_multiplier": 0.3} | SCALED),
-    "DeepSeek-V3, whose keys are longer than its values": ("DeepseekV3", LATENT),
+    "Granite, which scales attention and logits": ("Granite", {"attention_multiplier": 0.3} | SCALED_LOGITS),
+    "DeepSeek-V3, whose keys are longer than its values": ("DeepseekV3", LATENT_ATTENTION),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layout_gives_the_log_probs_and_gradients_of_one_row_at_a_time(family: str, layout: str) -> None:
-    kind, more = FAMILIES[family]
-    model = make_model(kind, **more)
-    expected, _ = one_by_one(model, ROWS)
+def test_every_layout_equals_scoring_rows_separately(family: str, layout: str) -> None:
+    architecture, options = FAMILIES[family]
+    model = make_model(architecture, **options)
+    expected, _ = score_rows_separately(model, ROWS)
     batch = lay_out(ROWS, layout, pad_id=0)
     scores = score_completions(model, batch)
     for row, logprobs_T in zip(ROWS, scores.logprobs_BT, strict=True):
         assert not logprobs_T[len(row.completion_ids_T) :].any()
     torch.testing.assert_close(scores.logprobs_BT, expected, rtol=0, atol=1e-12)
-    weights = weights_of(expected)
-    expected_gradients = gradients(model, (expected * weights).sum())
-    assert_same_gradients(expected_gradients, gradients(model, (scores.logprobs_BT * weights).sum()), 1e-12)
+    weights = make_token_weights(expected)
+    expected_gradients = compute_gradients(model, (expected * weights).sum())
+    assert_same_gradients(expected_gradients, compute_gradients(model, (scores.logprobs_BT * weights).sum()), 1e-12)
 
 
-def test_the_padded_layout_takes_eager_attention_too() -> None:
+def test_padded_layout_works_with_eager_attention() -> None:
     model = make_model("Qwen2", dtype=torch.float32, attn_implementation="eager")
-    expected, _ = one_by_one(model, ROWS)
+    expected, _ = score_rows_separately(model, ROWS)
     scores = score_completions(model, lay_out(ROWS, "padded", pad_id=0))
     torch.testing.assert_close(scores.logprobs_BT, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_entropies_are_those_of_the_tempered_distribution_and_differentiable(llama: Any, layout: str) -> None:
-    expected_logprobs, expected = one_by_one(llama, ROWS, temperature=0.7)
+def test_entropies_are_after_temperature_and_differentiable(llama: Any, layout: str) -> None:
+    expected_logprobs, expected = score_rows_separately(llama, ROWS, temperature=0.7)
     batch = lay_out(ROWS, layout, pad_id=0)
     scores = score_completions(llama, batch, temperature=0.7, with_entropy=True, entropy_gradient=True)
     torch.testing.assert_close(scores.logprobs_BT, expected_logprobs, rtol=0, atol=1e-12)
     torch.testing.assert_close(scores.entropies_BT, expected, rtol=0, atol=1e-12)
-    weights = weights_of(expected)
-    assert_same_gradients(
-        gradients(llama, (expected * weights).sum()), gradients(llama, (scores.entropies_BT * weights).sum()), 1e-12
-    )
+    weights = make_token_weights(expected)
+    gradients = compute_gradients(llama, (scores.entropies_BT * weights).sum())
+    assert_same_gradients(compute_gradients(llama, (expected * weights).sum()), gradients, 1e-12)
     assert score_completions(llama, batch).entropies_BT is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("logits_chunk", [1, 4, 1000])
-def test_logits_are_computed_in_chunks_whose_size_does_not_change_results(
+def test_size_of_logit_chunks_does_not_change_results(
     llama: Any, layout: str, logits_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = lay_out(ROWS, layout, pad_id=0)
-    whole = score_completions(llama, batch)
-    sizes: list[int] = []
+    expected = score_completions(llama, batch)
+    chunk_sizes: list[int] = []
     forward = llama.lm_head.forward
 
-    def count(hidden: Any) -> Any:
-        sizes.append(hidden.shape[:-1].numel())
+    def record_size(hidden: Any) -> Any:
+        chunk_sizes.append(hidden.shape[:-1].numel())
         return forward(hidden)
 
-    monkeypatch.setattr(llama.lm_head, "forward", count)
+    monkeypatch.setattr(llama.lm_head, "forward", record_size)
     monkeypatch.setattr(scoring, "LOGITS_CHUNK", logits_chunk)
-    parts = score_completions(llama, batch)
-    assert max(sizes) <= logits_chunk
-    assert sum(sizes) == len(batch.scored_ids_C)
-    torch.testing.assert_close(whole.logprobs_BT, parts.logprobs_BT, rtol=0, atol=1e-13)
-    weights = weights_of(whole.logprobs_BT)
-    assert_same_gradients(
-        gradients(llama, (whole.logprobs_BT * weights).sum()),
-        gradients(llama, (parts.logprobs_BT * weights).sum()),
-        1e-12,
-    )
+    scores = score_completions(llama, batch)
+    assert max(chunk_sizes) <= logits_chunk
+    assert sum(chunk_sizes) == len(batch.scored_ids_C)
+    torch.testing.assert_close(expected.logprobs_BT, scores.logprobs_BT, rtol=0, atol=1e-13)
+    weights = make_token_weights(expected.logprobs_BT)
+    gradients = compute_gradients(llama, (scores.logprobs_BT * weights).sum())
+    assert_same_gradients(compute_gradients(llama, (expected.logprobs_BT * weights).sum()), gradients, 1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradient_checkpointing_changes_nothing(layout: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_checkpointing_keeps_results(layout: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Micro-batches that are alive at once keep their own masks."""
     monkeypatch.setattr(scoring, "LOGITS_CHUNK", 4)
     model = make_model()
     batches = [lay_out(rows, layout, pad_id=0) for rows in (ROWS, ROWS[3:])]
 
-    def scores() -> list[Any]:
+    def score_batches() -> list[Any]:
         return [score_completions(model, batch).logprobs_BT for batch in batches]
 
-    def weigh(of: list[Any]) -> Any:
-        return sum((one * weights_of(one)).sum() for one in of)
+    def weighted_sum(batch_logprobs: list[Any]) -> Any:
+        return sum((logprobs * make_token_weights(logprobs)).sum() for logprobs in batch_logprobs)
 
-    plain = scores()
-    expected = gradients(model, weigh(plain))
+    expected_logprobs = score_batches()
+    expected_gradients = compute_gradients(model, weighted_sum(expected_logprobs))
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
-    again = scores()
-    torch.testing.assert_close(again, plain, rtol=0, atol=0)
-    assert_same_gradients(expected, gradients(model, weigh(again)), 1e-12)
+    logprobs_again = score_batches()
+    torch.testing.assert_close(logprobs_again, expected_logprobs, rtol=0, atol=0)
+    assert_same_gradients(expected_gradients, compute_gradients(model, weighted_sum(logprobs_again)), 1e-12)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_without_completions_give_a_result_that_still_has_gradients(llama: Any, layout: str) -> None:
-    """Ranks must take equal steps, also those that have nothing to learn from."""
+def test_rows_without_completions_still_have_gradients(llama: Any, layout: str) -> None:
+    """All ranks must take equal steps, even those without learned tokens."""
     scores = score_completions(llama, lay_out([IdRow([3], []), IdRow([3, 4], [])], layout, pad_id=0), with_entropy=True)
     assert scores.logprobs_BT.shape == (2, 0)
     assert scores.logprobs_BT.requires_grad
-    empty = gradients(llama, scores.logprobs_BT.sum() + scores.entropies_BT.sum())
-    assert set(empty) == {name for name, _ in llama.named_parameters()}
-    assert not any(gradient.any() for gradient in empty.values())
+    zero_gradients = compute_gradients(llama, scores.logprobs_BT.sum() + scores.entropies_BT.sum())
+    assert set(zero_gradients) == {name for name, _ in llama.named_parameters()}
+    assert not any(gradient.any() for gradient in zero_gradients.values())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_wrapper_that_rounds_what_the_model_returns_does_not_round_log_probs(layout: str) -> None:
+def test_wrapper_that_rounds_logits_does_not_round_log_probs(layout: str) -> None:
     model = make_model()
-    expected, _ = one_by_one(model, ROWS)
-    weights = weights_of(expected)
-    expected_gradients = gradients(model, (expected * weights).sum())
+    expected, _ = score_rows_separately(model, ROWS)
+    weights = make_token_weights(expected)
+    expected_gradients = compute_gradients(model, (expected * weights).sum())
 
-    def rounding(_module: Any, _inputs: Any, output: Any) -> Any:
+    def round_logits(_module: Any, _inputs: Any, output: Any) -> Any:
         output.logits = output.logits.bfloat16()
         return output
 
-    model.register_forward_hook(rounding)
+    model.register_forward_hook(round_logits)
     scores = score_completions(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
-    assert_same_gradients(expected_gradients, gradients(model, (scores * weights).sum()), 1e-12)
+    assert_same_gradients(expected_gradients, compute_gradients(model, (scores * weights).sum()), 1e-12)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_logit_scaling_is_detected_once_also_with_rows_that_score_nothing(layout: str) -> None:
-    """Otherwise ranks with padding rows would make fewer forwards than the others, which sharded wrappers wait for."""
+def test_logit_scaling_is_detected_once_even_without_scored_tokens(layout: str) -> None:
+    """Otherwise ranks with padding rows would make fewer forward passes, and sharded wrappers would hang."""
     forwards = []
-    model = make_model("Granite", **SCALED)
+    model = make_model("Granite", **SCALED_LOGITS)
     model.register_forward_hook(lambda *_: forwards.append(1))
-    for count in (2, 3):
+    for expected_forwards in (2, 3):
         score_completions(model, lay_out([IdRow([0], [])], layout, pad_id=0))
-        assert len(forwards) == count
+        assert len(forwards) == expected_forwards
 
 
-def test_the_model_is_left_as_it_was(llama: Any) -> None:
+def test_scoring_leaves_the_model_unchanged(llama: Any) -> None:
     tokens = torch.tensor([SECTION])
-    before = llama(input_ids=tokens).logits
+    logits_before = llama(input_ids=tokens).logits
     score_completions(llama, lay_out(ROWS, "prefix_tree", pad_id=0))
     with pytest.raises(IndexError):
         score_completions(llama, lay_out([IdRow([VOCABULARY + 1], [1])], "packed", pad_id=0))
-    assert torch.equal(llama(input_ids=tokens).logits, before)
+    assert torch.equal(llama(input_ids=tokens).logits, logits_before)
 
 
 # The trie.
 
-tokens_few = st.lists(st.integers(0, 2), min_size=1, max_size=5)
-"""Few different tokens, so that prefixes are shared by chance."""
+short_token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+"""Few different tokens, so that rows share prefixes by chance."""
 rows_with_shared_prefixes = st.lists(
     st.builds(
         lambda prefix, own, completion: IdRow([*prefix, *own], completion),
-        st.sampled_from([[], SECTION, SECTION[:4], ids(30, 12)]),
-        tokens_few,
+        st.sampled_from([[], SECTION, SECTION[:4], make_ids(30, 12)]),
+        short_token_lists,
         st.lists(st.integers(0, 2), max_size=5),
     ),
     min_size=1,
@@ -248,8 +244,8 @@ rows_with_shared_prefixes = st.lists(
 )
 
 
-def distinct_prefixes(rows: Sequence[IdRow], *, completions_alone: bool = False) -> int:
-    """How many there are, of all lengths or of those that end in a completion."""
+def count_distinct_prefixes(rows: Sequence[IdRow], *, completions_alone: bool = False) -> int:
+    """Count the distinct prefixes of rows, or only those that end within a completion."""
     return len(
         {
             (*row.prompt_ids_P, *row.completion_ids_T)[:length]
@@ -262,29 +258,29 @@ def distinct_prefixes(rows: Sequence[IdRow], *, completions_alone: bool = False)
 
 
 @given(rows=rows_with_shared_prefixes)
-def test_a_tree_forwards_each_distinct_prefix_once_and_a_pack_each_token(rows: list[IdRow]) -> None:
+def test_tree_forwards_each_prefix_once_and_packing_each_token(rows: list[IdRow]) -> None:
     tokens = sum(len(row.prompt_ids_P) + len(row.completion_ids_T) for row in rows)
     tree, packed, padded = (lay_out(rows, layout, pad_id=0) for layout in ("prefix_tree", "packed", "padded"))
-    assert tree.input_ids_SN.numel() == distinct_prefixes(rows)
-    assert len(tree.scored_ids_C) == distinct_prefixes(rows, completions_alone=True)
+    assert tree.input_ids_SN.numel() == count_distinct_prefixes(rows)
+    assert len(tree.scored_ids_C) == count_distinct_prefixes(rows, completions_alone=True)
     assert packed.input_ids_SN.numel() == tokens
     width = max(len(row.prompt_ids_P) for row in rows) + max(len(row.completion_ids_T) for row in rows)
     assert padded.input_ids_SN.numel() == len(rows) * width
 
 
 @given(rows=rows_with_shared_prefixes, is_tree=st.booleans())
-def test_nodes_are_cut_only_at_branches(rows: list[IdRow], is_tree: bool) -> None:
-    whole = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
-    trie = lay_out_as_tree(whole) if is_tree else lay_out_in_sequence(whole)
-    places = [place for node in trie.nodes for place in range(node.start, node.end)]
-    assert places == list(range(len(trie.ids)))
+def test_nodes_are_split_only_at_branches(rows: list[IdRow], is_tree: bool) -> None:
+    sequences = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
+    trie = lay_out_as_tree(sequences) if is_tree else lay_out_in_sequence(sequences)
+    positions = [position for node in trie.nodes for position in range(node.start, node.end)]
+    assert positions == list(range(len(trie.ids)))
     assert [node.subtree_end for node in trie.nodes for _ in range(node.start, node.end)] == trie.ends
-    followed_by = {before: set() for before in places}
+    successors = {previous: set() for previous in positions}
     for path in trie.paths.values():
-        for before, place in itertools.pairwise(path):
-            followed_by[before].add(place)
+        for previous, position in itertools.pairwise(path):
+            successors[previous].add(position)
     inner_ends = {node.end - 1 for node in trie.nodes if node.subtree_end > node.end}
-    assert inner_ends == {place for place, after in followed_by.items() if len(after) > 1}
+    assert inner_ends == {position for position, next_positions in successors.items() if len(next_positions) > 1}
 
 
 @settings(max_examples=25)
@@ -294,14 +290,14 @@ def test_nodes_are_cut_only_at_branches(rows: list[IdRow], is_tree: bool) -> Non
     ranks=st.integers(1, 4),
     budget=st.integers(40, 90),
 )
-def test_splitting_padding_and_ranks_change_nothing(
+def test_splitting_padding_and_ranks_do_not_change_gradients(
     llama: Any, rows: list[IdRow], layout: Layout, ranks: int, budget: int
 ) -> None:
-    """And a micro-batch forwards the tokens that were planned. Padding begins with a token that no row begins with."""
+    """Also, a micro-batch forwards the planned tokens. Padding starts with a token that starts no row."""
     conversations = [make_conversation(row.prompt_ids_P, [*row.completion_ids_T, 1]) for row in rows]
     training_rows = [
-        TrainingRow(turn, 1.0, 1.0, f"run {number}", group_index=0, rollout_index=number, conversation_index=0)
-        for number, turn in enumerate(conversations)
+        TrainingRow(conversation, 1.0, 1.0, f"run {number}", group_index=0, rollout_index=number, conversation_index=0)
+        for number, conversation in enumerate(conversations)
     ]
     plan = plan_step(training_rows, ranks=ranks, token_budget=budget, layout=layout)
     padding_row = make_conversation([VOCABULARY - 1], [VOCABULARY - 1])
@@ -312,43 +308,43 @@ def test_splitting_padding_and_ranks_change_nothing(
         assert batch.input_ids_SN.numel() == micro_batch.tokens
         weights = torch.tensor([*(number + 1.0 for number in micro_batch.rows), *[0.0] * micro_batch.padding_rows])
         sums.append((score_completions(llama, batch).logprobs_BT * weights[:, None]).sum())
-    expected, _ = one_by_one(llama, conversations)
-    whole = (expected * torch.arange(1.0, len(rows) + 1)[:, None]).sum()
-    assert_same_gradients(gradients(llama, whole), gradients(llama, sum(sums)), 1e-11)
+    expected, _ = score_rows_separately(llama, conversations)
+    expected_sum = (expected * torch.arange(1.0, len(rows) + 1)[:, None]).sum()
+    assert_same_gradients(compute_gradients(llama, expected_sum), compute_gradients(llama, sum(sums)), 1e-11)
 
 
-# What is refused.
+# Refusals.
 
 
-def test_the_tree_layout_refuses_a_sliding_window() -> None:
-    window = make_model("Mistral", sliding_window=8)
+def test_tree_layout_refuses_a_sliding_window() -> None:
+    window_model = make_model("Mistral", sliding_window=8)
     with pytest.raises(ValueError, match="26 tokens is longer than the model's attention window of 8"):
-        score_completions(window, lay_out(ROWS, "prefix_tree", pad_id=0))
+        score_completions(window_model, lay_out(ROWS, "prefix_tree", pad_id=0))
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_other_layouts_keep_a_sliding_window(layout: str) -> None:
     model = make_model("Mistral", sliding_window=8)
-    expected, _ = one_by_one(model, ROWS)
-    assert (expected - one_by_one(make_model("Mistral", sliding_window=None), ROWS)[0]).abs().max() > 0.01
+    expected, _ = score_rows_separately(model, ROWS)
+    assert (expected - score_rows_separately(make_model("Mistral", sliding_window=None), ROWS)[0]).abs().max() > 0.01
     scores = score_completions(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
 
 
-def test_the_tree_layout_refuses_flash_attention() -> None:
-    flash = make_model()
-    flash.config._attn_implementation = "flash_attention_2"
+def test_tree_layout_refuses_flash_attention() -> None:
+    flash_model = make_model()
+    flash_model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="takes no 4-D mask: load the model with sdpa"):
-        score_completions(flash, lay_out(ROWS, "prefix_tree", pad_id=0))
+        score_completions(flash_model, lay_out(ROWS, "prefix_tree", pad_id=0))
 
 
 @pytest.mark.parametrize("layout", ["packed", "prefix_tree"])
-def test_packed_layouts_refuse_models_in_which_rows_could_see_each_other(layout: str) -> None:
+def test_packed_layouts_refuse_models_without_row_separation(layout: str) -> None:
     batch = lay_out(ROWS, layout, pad_id=0)
-    gemma = make_model("Gemma2", attn_implementation="eager", head_dim=8)  # caps what is inside its softmax
+    eager_model = make_model("Gemma2", attn_implementation="eager", head_dim=8)  # it caps attention scores
     with pytest.raises(ValueError, match="eager attention cannot tell the rows apart: load the model with sdpa"):
-        score_completions(gemma, batch)
-    recurrent = make_model()
-    recurrent.config.layer_types = ["full_attention", "linear_attention"]
+        score_completions(eager_model, batch)
+    recurrent_model = make_model()
+    recurrent_model.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match=f"the {layout} layout does not work with layers of .*: use the padded layout"):
-        score_completions(recurrent, batch)
+        score_completions(recurrent_model, batch)

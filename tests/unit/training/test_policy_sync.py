@@ -1,4 +1,4 @@
-"""Weights come into a server by one way or another, are verified there, and what fails says why."""
+"""New weights reach a server by adapters, reload or restart, and are verified; failures state their reason."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from memagent_training.serving.policy_sync.probe import (
     PreviousLogProbs,
     Probe,
     ProbeLogProbs,
-    find_fault,
     find_largest_gap,
+    find_mismatch,
     score_with_folder,
 )
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
@@ -36,25 +36,25 @@ from memagent_training.training_errors import TrainingError
 RANK = 8
 
 
-def logprob(weights: float, token: int) -> float:
-    """The log-prob of a token by a "model" whose weights are one number, at any position."""
+def compute_logprob(weights: float, token: int) -> float:
+    """Return the log-prob of a token under a fake model whose weights are one number, at any position."""
     return -2.0 - ((token * 7919) % 97) / 50 - weights
 
 
-def weights_of(policy: Path) -> float:
-    """The number in a policy's folder; adapters add theirs to their base model's."""
-    folder = PolicyFolder.find(policy)
+def read_weights(policy: Path) -> float:
+    """Return the number in a policy's folder; adapters add their number to that of the base model."""
+    folder = PolicyFolder.inspect(policy)
     if folder.has_weights:
         return float(load_file(folder.path / "model.safetensors")["model.norm.weight"][0])
-    return amount_of(folder.adapter) + weights_of(Path(folder.adapter_base))  # type: ignore[arg-type]
+    return read_amount(folder.adapter) + read_weights(Path(folder.adapter_base))  # type: ignore[arg-type]
 
 
-def amount_of(adapter: Path) -> float:
+def read_amount(adapter: Path) -> float:
     return float(load_file(adapter / "adapter_model.safetensors")["base_model.model.model.layer.lora_A.weight"][0, 0])
 
 
-def trainer(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
-    return [[logprob(weights_of(policy), token) for token in row.completion_ids_T] for row in rows]
+def score_rows(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
+    return [[compute_logprob(read_weights(policy), token) for token in row.completion_ids_T] for row in rows]
 
 
 def write_policy(folder: Path, weights: float, **config: Any) -> Path:
@@ -72,20 +72,20 @@ def write_adapter(folder: Path, base: Path, amount: float, *, rank: int = RANK, 
     folder.mkdir(parents=True)
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "base_model_name_or_path": str(base), **config}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
-    half = "base_model.model.model.layer.lora_"
-    tensors = {f"{half}A.weight": numpy.full((rank, 4), amount), f"{half}B.weight": numpy.zeros((6, rank))}
+    name = "base_model.model.model.layer.lora_{}.weight"
+    tensors = {name.format("A"): numpy.full((rank, 4), amount), name.format("B"): numpy.zeros((6, rank))}
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
 
 class FakeVLLM(FakeServer):
-    """Answers as vLLM 0.31 does, its prefix cache and its traps included.
+    """Replies like vLLM 0.31, including its prefix cache and known faults.
 
     `broken` names what does not work: "reload" changes nothing, "reset" keeps the cache, "adapter" adds nothing,
-    "half" changes only half of what it should, "path" cannot be read by the server.
+    "half" changes weights by half, "path" makes adapters unreadable, and "pause" takes too long.
     """
 
-    adapters: dict[str, float]  # type: ignore[assignment]  # the names, and what they add
+    adapters: dict[str, float]  # type: ignore[assignment]  # the number that each name adds
 
     def __init__(self, model: Path, *, dev: bool = True, lora: bool = True, key: str | None = None) -> None:
         super().__init__(model="policy", window=120, key=key)
@@ -97,7 +97,7 @@ class FakeVLLM(FakeServer):
         self.is_paused = False
 
     def start_with(self, model: Path) -> None:
-        self.weights, self.adapters = weights_of(model), {}
+        self.weights, self.adapters = read_weights(model), {}
         self.cache: dict[tuple[str, tuple[int, ...]], float] = {}
 
     def add_routes(self, app: web.Application) -> None:
@@ -123,8 +123,8 @@ class FakeVLLM(FakeServer):
             return web.json_response({"detail": "Not Found"}, status=404)
 
     @staticmethod
-    def _error(status: int, words: str) -> web.Response:
-        return web.json_response({"error": {"message": words, "code": status}}, status=status)
+    def _error(status: int, message: str) -> web.Response:
+        return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
     async def _complete_text(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -135,12 +135,12 @@ class FakeVLLM(FakeServer):
         weights = self.weights + self.adapters.get(name, 0.0)
         choice: dict[str, Any] = {}
         if "prompt_logprobs" in body:
-            values = [{str(token): {"logprob": logprob(weights, token)}} for token in prompt]
+            values = [{str(token): {"logprob": compute_logprob(weights, token)}} for token in prompt]
             choice["prompt_logprobs"] = [None, *values[1:]]
         else:
-            remembered = self.cache.get((name, tuple(prompt)), weights)
+            cached_weights = self.cache.get((name, tuple(prompt)), weights)
             ids = [(index * 3 + 1) % 256 for index in range(body["max_tokens"])]
-            values = [logprob((weights + remembered) / 2, id_) for id_ in ids]
+            values = [compute_logprob((weights + cached_weights) / 2, id_) for id_ in ids]
             choice |= {"token_ids": ids, "logprobs": {"token_logprobs": values}}
         self.cache.setdefault((name, tuple(prompt)), weights)
         return web.json_response({"choices": [choice], "usage": {"prompt_tokens_details": None}})
@@ -155,7 +155,7 @@ class FakeVLLM(FakeServer):
         rank = json.loads((path / "adapter_config.json").read_text())["r"]
         if rank > RANK:
             return self._error(500, f"LoRA rank {rank} is greater than max_lora_rank {RANK}.")
-        self.adapters[name] = 0.0 if "adapter" in self.broken else amount_of(path)
+        self.adapters[name] = 0.0 if "adapter" in self.broken else read_amount(path)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def _unload(self, request: web.Request) -> web.Response:
@@ -177,11 +177,11 @@ class FakeVLLM(FakeServer):
         assert self.is_paused
         body = await request.json()
         assert body["method"] == "reload_weights"
-        new = weights_of(Path(body["kwargs"]["weights_path"]))
+        new_weights = read_weights(Path(body["kwargs"]["weights_path"]))
         if "half" in self.broken:
-            self.weights = (self.weights + new) / 2
+            self.weights = (self.weights + new_weights) / 2
         elif "reload" not in self.broken:
-            self.weights = new
+            self.weights = new_weights
         return web.json_response({"results": [None]})
 
     async def _reset(self, request: web.Request) -> web.Response:
@@ -194,7 +194,7 @@ class FakeVLLM(FakeServer):
 
 
 class OwnServer(VLLMServer):
-    """A server of one's own whose process is the fake."""
+    """A server of our own whose process is the fake server."""
 
     def __init__(self, fake: FakeVLLM, model: Path, **options: Any) -> None:
         super().__init__(model, log_file=model / "log", **options)
@@ -206,12 +206,12 @@ class OwnServer(VLLMServer):
         self.fake.start_with(self.model)
 
 
-SCORES = "memagent_training.serving.policy_sync.sync.score_with_folder"
+SCORE_FUNCTION = "memagent_training.serving.policy_sync.sync.score_with_folder"
 
 
 @pytest.fixture(autouse=True)
-def scores_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SCORES, trainer)
+def fake_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SCORE_FUNCTION, score_rows)
 
 
 @pytest.fixture
@@ -225,79 +225,77 @@ def fake(base: Path) -> Iterator[FakeVLLM]:
         yield running
 
 
-def own(fake: FakeVLLM, base: Path, *methods: SyncMethod, **settings: Any) -> PolicySync:
+def sync_own_server(fake: FakeVLLM, base: Path, *methods: SyncMethod, **settings: Any) -> PolicySync:
     server = OwnServer(fake, base, max_lora_rank=settings.pop("max_lora_rank", None))
     return PolicySync(server, methods=methods or tuple(SyncMethod), **settings)
 
 
 @pytest.fixture
 def sync(fake: FakeVLLM, base: Path) -> PolicySync:
-    """Of a server of our own, in every way."""
-    return own(fake, base)
+    """A sync to a server of our own that may use all methods."""
+    return sync_own_server(fake, base)
 
 
-def remote(fake: FakeVLLM, **options: Any) -> PolicySync:
+def sync_remote_server(fake: FakeVLLM, **options: Any) -> PolicySync:
     server = RemoteServer(fake.base_url, "policy", **options)
     return PolicySync(server)
 
 
-# Three ways
+# Methods
 
 
-async def test_log_probs_that_the_trainer_has_in_memory_are_taken_in_place_of_the_folders(
-    fake, base, tmp_path, monkeypatch
-) -> None:
-    sync = own(fake, base, SyncMethod.RELOAD)
+async def test_log_probs_of_the_trainer_replace_those_of_the_folder(fake, base, tmp_path, monkeypatch) -> None:
+    sync = sync_own_server(fake, base, SyncMethod.RELOAD)
     await sync.sync(write_policy(tmp_path / "policy-1", 0.3), "1")
-    monkeypatch.setattr(SCORES, lambda policy, rows: pytest.fail(f"{policy} was loaded"))
-    new = write_policy(tmp_path / "policy-2", 0.5)
-    assert (await sync.sync(new, "2", partial(trainer, new))).gap < 1e-6
-    other = write_policy(tmp_path / "policy-3", 0.7)
+    monkeypatch.setattr(SCORE_FUNCTION, lambda policy, rows: pytest.fail(f"{policy} was loaded"))
+    second_policy = write_policy(tmp_path / "policy-2", 0.5)
+    assert (await sync.sync(second_policy, "2", partial(score_rows, second_policy))).gap < 1e-6
+    third_policy = write_policy(tmp_path / "policy-3", 0.7)
     with pytest.raises(TrainingError, match=r"are not the trainer's"):
-        await sync.sync(other, "3", partial(trainer, new))
+        await sync.sync(third_policy, "3", partial(score_rows, second_policy))
 
 
-async def test_adapters_are_served_under_a_name_of_their_own_per_version_and_content(fake, base, tmp_path) -> None:
-    """The prefix cache knows names, and would confuse other adapters of the same version."""
-    sync = own(fake, base, SyncMethod.ADAPTER)
+async def test_adapters_have_a_name_for_each_version_and_content(fake, base, tmp_path) -> None:
+    """The prefix cache is keyed by name, and would confuse different adapters of the same version."""
+    sync = sync_own_server(fake, base, SyncMethod.ADAPTER)
     first = await sync.sync(write_adapter(tmp_path / "1", base, 0.3), "1")
     second = await sync.sync(write_adapter(tmp_path / "2", base, 0.6), "2")
     assert (first.method, first.version, first.reasons) == (SyncMethod.ADAPTER, "1", ())
     assert fake.adapters == pytest.approx({first.model: 0.3, second.model: 0.6})
     assert second.gap < 1e-6
     assert fake.weights == 0.0
-    other = await sync.sync(write_adapter(tmp_path / "other", base, 0.9), "2")
-    assert len({first.model, second.model, other.model}) == 3
-    again = await own(fake, base, SyncMethod.ADAPTER).sync(tmp_path / "2", "2")
-    assert again.model == second.model, "the same adapters again are no error"
+    other_content = await sync.sync(write_adapter(tmp_path / "other", base, 0.9), "2")
+    assert len({first.model, second.model, other_content.model}) == 3
+    reloaded = await sync_own_server(fake, base, SyncMethod.ADAPTER).sync(tmp_path / "2", "2")
+    assert reloaded.model == second.model, "loading equal adapters again is no error"
 
 
-async def test_whole_weights_are_reloaded_in_a_pause_and_the_cache_is_dropped(sync, fake, tmp_path) -> None:
+async def test_full_weights_are_reloaded_in_a_pause_and_the_cache_is_reset(sync, fake, tmp_path) -> None:
     fake.busy = 2
-    new = write_policy(tmp_path / "policy-1", 0.5)
-    served = await sync.sync(new, "1")
+    policy = write_policy(tmp_path / "policy-1", 0.5)
+    served = await sync.sync(policy, "1")
     assert (served.method, served.model, served.reasons) == (SyncMethod.RELOAD, "policy", ())
     assert fake.weights == 0.5
     assert not fake.is_paused
-    assert sync.server.model == new
-    swap = [call for call in fake.calls if not call.startswith("/v1")]
-    assert swap == ["/pause", "/collective_rpc", *["/reset_prefix_cache"] * 3, "/resume"]
+    assert sync.server.model == policy
+    update_calls = [call for call in fake.calls if not call.startswith("/v1")]
+    assert update_calls == ["/pause", "/collective_rpc", *["/reset_prefix_cache"] * 3, "/resume"]
 
 
-async def test_adapters_are_tried_before_whole_weights(fake, base, tmp_path) -> None:
+async def test_adapters_are_tried_before_full_weights(fake, base, tmp_path) -> None:
     policy = write_policy(tmp_path / "1", 0.5)
     write_adapter(policy / "adapter", base, 0.5)
-    assert (await own(fake, base).sync(policy, "1")).method is SyncMethod.ADAPTER
+    assert (await sync_own_server(fake, base).sync(policy, "1")).method is SyncMethod.ADAPTER
     fake.broken.add("adapter")
     fake.adapters.clear()
-    served = await own(fake, base).sync(policy, "1")
+    served = await sync_own_server(fake, base).sync(policy, "1")
     assert served.method is SyncMethod.RELOAD
     assert len(served.reasons) == 1
     assert served.reasons[0].startswith("adapter: the server does not answer with the new weights")
     assert not fake.adapters
 
 
-async def test_a_restart_is_the_last_resort_and_says_what_came_before(sync, fake, tmp_path, caplog) -> None:
+async def test_restart_is_the_last_method_and_reports_earlier_failures(sync, fake, tmp_path, caplog) -> None:
     fake.broken.add("reload")
     served = await sync.sync(write_policy(tmp_path / "policy-1", 0.5), "1")
     assert served.method is SyncMethod.RESTART
@@ -306,7 +304,7 @@ async def test_a_restart_is_the_last_resort_and_says_what_came_before(sync, fake
     assert sync.server.restarts == 1
 
 
-async def test_a_server_that_is_gone_is_restarted_with_the_new_weights(sync, fake, base, tmp_path) -> None:
+async def test_unreachable_own_server_is_restarted_with_the_new_weights(sync, fake, base, tmp_path) -> None:
     assert isinstance(sync.server, OwnServer)
     port, sync._api.root_url = sync.server.port, "http://127.0.0.1:9"
 
@@ -323,15 +321,15 @@ async def test_a_server_that_is_gone_is_restarted_with_the_new_weights(sync, fak
 # Verification
 
 
-async def test_a_stale_prefix_cache_is_detected(fake, base, tmp_path) -> None:
+async def test_stale_prefix_cache_is_detected(fake, base, tmp_path) -> None:
     fake.broken.add("reset")
-    served = await own(fake, base).sync(write_policy(tmp_path / "policy-1", 0.5), "1")
+    served = await sync_own_server(fake, base).sync(write_policy(tmp_path / "policy-1", 0.5), "1")
     assert served.method is SyncMethod.RESTART
     assert "through its prefix cache, but not without it" in served.reasons[0]
 
 
 @pytest.mark.parametrize("fault", ["reload", "half"])
-async def test_a_swap_that_changed_nothing_or_half_is_noticed_within_the_tolerance(sync, fake, tmp_path, fault) -> None:
+async def test_partial_weight_update_within_the_tolerance_is_detected(sync, fake, tmp_path, fault) -> None:
     """One step of training moves log-probs by less than the tolerance."""
     assert (await sync.sync(write_policy(tmp_path / "1", 2e-4), "1")).method is SyncMethod.RELOAD
     fake.broken.add(fault)
@@ -340,17 +338,17 @@ async def test_a_swap_that_changed_nothing_or_half_is_noticed_within_the_toleran
     assert "did not move with the trainer's" in served.reasons[0]
 
 
-async def test_the_same_weights_may_be_synced_again(fake, base, tmp_path) -> None:
-    sync = own(fake, base, SyncMethod.RELOAD)
+async def test_equal_weights_can_be_synced_again(fake, base, tmp_path) -> None:
+    sync = sync_own_server(fake, base, SyncMethod.RELOAD)
     policy = write_policy(tmp_path / "1", 0.5)
     await sync.sync(policy, "1")
     assert (await sync.sync(policy, "1 again")).gap < 1e-6
 
 
-async def test_a_failed_sync_reports_both_log_probs_and_a_hint(fake, base, tmp_path) -> None:
+async def test_failed_sync_reports_both_log_probs_and_a_hint(fake, base, tmp_path) -> None:
     fake.broken.add("reload")
     with pytest.raises(TrainingError, match=r"not served.*unverified: reload: .* against .*tolerance of") as caught:
-        await remote(fake).sync(write_policy(tmp_path / "1", 0.5), "1")
+        await sync_remote_server(fake).sync(write_policy(tmp_path / "1", 0.5), "1")
     assert "restart: the server is not ours" in str(caught.value)
     assert "restart it with these weights where it runs" in str(caught.value)
 
@@ -361,20 +359,21 @@ async def test_a_failed_sync_reports_both_log_probs_and_a_hint(fake, base, tmp_p
 async def test_old_adapters_are_unloaded_after_their_last_reader(sync, fake, base, tmp_path) -> None:
     first = await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
     async with sync.hold_weights(first):
-        later = [await sync.sync(write_adapter(tmp_path / str(k), base, 0.1 * k), str(k)) for k in (2, 3)]
-        assert set(fake.adapters) == {first.model, *(token.model for token in later)}
-    assert set(fake.adapters) == {token.model for token in later}
+        adapters = {version: write_adapter(tmp_path / version, base, 0.1 * int(version)) for version in "23"}
+        later_policies = [await sync.sync(adapter, version) for version, adapter in adapters.items()]
+        assert set(fake.adapters) == {first.model, *(policy.model for policy in later_policies)}
+    assert set(fake.adapters) == {policy.model for policy in later_policies}
 
 
 async def test_leftover_adapters_are_unloaded_only_from_a_server_of_our_own(fake, base, tmp_path) -> None:
     fake.adapters |= {"left": 0.1, "older": 0.2}
-    await remote(fake, model=base).sync(write_policy(tmp_path / "1", 0.1), "1")
+    await sync_remote_server(fake, model=base).sync(write_policy(tmp_path / "1", 0.1), "1")
     assert set(fake.adapters) == {"left", "older"}
-    await own(fake, tmp_path / "1").sync(base, "2")
+    await sync_own_server(fake, tmp_path / "1").sync(base, "2")
     assert not fake.adapters
 
 
-async def test_whole_weights_do_not_change_under_readers(sync, fake, tmp_path) -> None:
+async def test_full_weights_do_not_change_during_reads(sync, fake, tmp_path) -> None:
     served = await sync.sync(write_policy(tmp_path / "1", 0.1), "1")
     async with sync.hold_weights(served):
         with pytest.raises(TrainingError, match="1 readers are at work"):
@@ -383,7 +382,7 @@ async def test_whole_weights_do_not_change_under_readers(sync, fake, tmp_path) -
     assert (await sync.sync(tmp_path / "2", "2")).method is SyncMethod.RELOAD
 
 
-async def test_a_sync_waits_for_requests_and_does_not_cut_them_off(sync, fake, tmp_path, monkeypatch) -> None:
+async def test_sync_waits_for_running_requests(sync, fake, tmp_path, monkeypatch) -> None:
     fake.broken.add("pause")
     monkeypatch.setattr(server_api, "REQUEST_SECONDS", 0.5)
     with pytest.raises(TrainingError, match="requests are still running"):
@@ -392,141 +391,141 @@ async def test_a_sync_waits_for_requests_and_does_not_cut_them_off(sync, fake, t
     assert "/resume" in fake.calls
 
 
-async def test_adapters_are_loaded_again_into_a_server_that_was_restarted(sync, fake, base, tmp_path) -> None:
+async def test_adapters_are_loaded_after_a_server_restart(sync, fake, base, tmp_path) -> None:
     await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
     fake.start_with(base)
     assert (await sync.sync(write_adapter(tmp_path / "2", base, 0.2), "2")).method is SyncMethod.ADAPTER
 
 
-# What is refused before a server hears of it
+# Refusals before a request to the server
 
 
 def is_untouched(fake: FakeVLLM) -> bool:
     return not {"/collective_rpc", "/v1/load_lora_adapter", "/pause"} & set(fake.calls)
 
 
-async def test_a_folder_without_a_policy_is_refused(sync, fake, tmp_path) -> None:
+async def test_folder_without_a_policy_is_refused(sync, fake, tmp_path) -> None:
     with pytest.raises(TrainingError, match="has no policy"):
         await sync.sync(tmp_path / "nowhere", "1")
     assert is_untouched(fake)
 
 
-async def test_adapters_of_other_weights_are_noticed(fake, base, tmp_path) -> None:
-    """vLLM accepts them; the server's log-probs are then not the trainer's."""
-    other = write_policy(tmp_path / "other", 1.0)
-    sync = own(fake, base, SyncMethod.ADAPTER)
+async def test_adapters_of_another_base_model_are_detected(fake, base, tmp_path) -> None:
+    """vLLM accepts them, but its log-probs then differ from the trainer's."""
+    other_base = write_policy(tmp_path / "other", 1.0)
+    sync = sync_own_server(fake, base, SyncMethod.ADAPTER)
     with pytest.raises(TrainingError, match="does not answer with the new weights"):
-        await sync.sync(write_adapter(tmp_path / "a", other, 0.1), "1")
+        await sync.sync(write_adapter(tmp_path / "a", other_base, 0.1), "1")
     assert (await sync.sync(write_adapter(tmp_path / "b", base, 0.1), "2")).method is SyncMethod.ADAPTER
 
 
-async def test_tied_embeddings_are_restarted_not_reloaded(tmp_path) -> None:
+async def test_tied_embeddings_need_a_restart_instead_of_a_reload(tmp_path) -> None:
     base = write_policy(tmp_path / "0", 0.0, tie_word_embeddings=True)
-    new = write_policy(tmp_path / "1", 0.5, tie_word_embeddings=True)
+    policy = write_policy(tmp_path / "1", 0.5, tie_word_embeddings=True)
     with FakeVLLM(base) as fake:
-        served = await own(fake, base).sync(new, "1")
+        served = await sync_own_server(fake, base).sync(policy, "1")
         assert served.method is SyncMethod.RESTART
         assert "embeddings are tied" in served.reasons[0]
         assert is_untouched(fake)
-        assert (await own(fake, new, reload_tied=True).sync(base, "2")).method is SyncMethod.RELOAD
+        assert (await sync_own_server(fake, policy, reload_tied=True).sync(base, "2")).method is SyncMethod.RELOAD
 
 
-async def test_a_restart_without_a_tokenizer_is_refused(fake, base, tmp_path) -> None:
-    bare = write_policy(tmp_path / "1", 0.5)
-    (bare / "tokenizer.json").unlink()
+async def test_restart_without_a_tokenizer_is_refused(fake, base, tmp_path) -> None:
+    policy = write_policy(tmp_path / "1", 0.5)
+    (policy / "tokenizer.json").unlink()
     with pytest.raises(TrainingError, match="has no tokenizer"):
-        await own(fake, base, SyncMethod.RESTART).sync(bare, "1")
+        await sync_own_server(fake, base, SyncMethod.RESTART).sync(policy, "1")
 
 
-# Servers that are not ours, or not started for this
+# Remote servers and missing endpoints
 
 
-async def test_a_remote_server_is_swapped_over_http_with_its_key(base, tmp_path) -> None:
+async def test_remote_server_is_updated_over_http_with_its_key(base, tmp_path) -> None:
     with FakeVLLM(base, key="right") as fake:
-        sync = remote(fake, api_key="right", model=base)
+        sync = sync_remote_server(fake, api_key="right", model=base)
         assert (await sync.sync(write_policy(tmp_path / "1", 0.5), "1")).method is SyncMethod.RELOAD
         with pytest.raises(TrainingError, match="refused the key"):
-            await remote(fake, api_key="wrong").sync(tmp_path / "1", "1")
+            await sync_remote_server(fake, api_key="wrong").sync(tmp_path / "1", "1")
 
 
 @pytest.mark.parametrize(
-    ("kind", "remedy"),
+    ("policy_kind", "remedy"),
     [("adapter", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.*--enable-lora"), ("weights", "VLLM_SERVER_DEV_MODE=1")],
 )
-async def test_an_endpoint_that_is_not_there_names_how_to_start_the_server(base, tmp_path, kind, remedy) -> None:
-    policy = write_policy(tmp_path / "1", 0.5) if kind == "weights" else write_adapter(tmp_path / "1", base, 0.5)
+async def test_missing_endpoint_error_names_the_start_options(base, tmp_path, policy_kind, remedy) -> None:
+    policy = write_policy(tmp_path / "1", 0.5) if policy_kind == "weights" else write_adapter(tmp_path / "1", base, 0.5)
     with FakeVLLM(base, dev=False, lora=False) as fake, pytest.raises(TrainingError, match=f"has no /.*{remedy}"):
-        await remote(fake, model=base).sync(policy, "1")
+        await sync_remote_server(fake, model=base).sync(policy, "1")
 
 
-async def test_a_rank_that_is_too_large_names_the_option(fake, base, tmp_path) -> None:
+async def test_error_for_a_too_large_rank_names_the_option(fake, base, tmp_path) -> None:
     policy = write_adapter(tmp_path / "1", base, 0.5, rank=16)
-    for sync in (remote(fake, model=base), own(fake, base, max_lora_rank=8)):
+    for sync in (sync_remote_server(fake, model=base), sync_own_server(fake, base, max_lora_rank=8)):
         with pytest.raises(TrainingError, match=r"rank 16 is greater than max_lora_rank 8.*larger `--max-lora-rank"):
             await sync.sync(policy, "1")
 
 
-async def test_adapters_that_the_server_cannot_see_name_the_paths(fake, base, tmp_path) -> None:
+async def test_error_for_adapters_that_the_server_cannot_read_names_the_path(fake, base, tmp_path) -> None:
     fake.broken.add("path")
     with pytest.raises(TrainingError, match=r"No adapter found for .*under the same path as this machine"):
-        await remote(fake, model=base).sync(write_adapter(tmp_path / "1", base, 0.5), "1")
+        await sync_remote_server(fake, model=base).sync(write_adapter(tmp_path / "1", base, 0.5), "1")
 
 
-async def test_an_unreachable_server_and_an_unknown_model_are_errors(fake, base, tmp_path) -> None:
+async def test_unreachable_server_and_unknown_model_are_errors(fake, base, tmp_path) -> None:
     policy = write_policy(tmp_path / "1", 0.5)
-    nobody = PolicySync(RemoteServer("http://127.0.0.1:9/v1", "policy"))
+    unreachable = PolicySync(RemoteServer("http://127.0.0.1:9/v1", "policy"))
     with pytest.raises(TrainingError, match=r"no connection to http://127\.0\.0\.1:9"):
-        await nobody.sync(policy, "1")
-    other = PolicySync(RemoteServer(fake.base_url, "other"))
+        await unreachable.sync(policy, "1")
+    unknown_model = PolicySync(RemoteServer(fake.base_url, "other"))
     with pytest.raises(TrainingError, match="does not serve 'other'; it serves policy"):
-        await other.sync(policy, "1")
+        await unknown_model.sync(policy, "1")
 
 
-# The comparison by itself
+# The comparison of log-probs
 
 values = st.lists(st.floats(-20, 0), min_size=4, max_size=30)
 noise = st.floats(-9e-4, 9e-4)
 
 
 @given(values, st.data())
-def test_differences_within_the_tolerance_are_no_fault_and_one_beyond_it_is(numbers, data) -> None:
-    half = len(numbers) // 2
-    expected = ProbeLogProbs(tuple(numbers[:half]), tuple(numbers[half:]))
-    answers = [number + data.draw(noise) for number in numbers]
-    near = ProbeLogProbs(tuple(answers[:half]), tuple(answers[half:]))
-    assert find_fault(near, expected, tolerance=1e-3) is None
-    assert find_largest_gap(near, expected) <= 1e-3
+def test_only_differences_above_the_tolerance_are_faults(logprobs, data) -> None:
+    half = len(logprobs) // 2
+    expected = ProbeLogProbs(tuple(logprobs[:half]), tuple(logprobs[half:]))
+    answers = [logprob + data.draw(noise) for logprob in logprobs]
+    close_answers = ProbeLogProbs(tuple(answers[:half]), tuple(answers[half:]))
+    assert find_mismatch(close_answers, expected, tolerance=1e-3) is None
+    assert find_largest_gap(close_answers, expected) <= 1e-3
     answers[data.draw(st.integers(0, len(answers) - 1))] += data.draw(st.sampled_from([0.01, -3.0, float("nan")]))
-    far = ProbeLogProbs(tuple(answers[:half]), tuple(answers[half:]))
-    assert find_fault(far, expected, tolerance=1e-3) is not None
-    assert not find_largest_gap(far, expected) <= 1e-3
+    distant_answers = ProbeLogProbs(tuple(answers[:half]), tuple(answers[half:]))
+    assert find_mismatch(distant_answers, expected, tolerance=1e-3) is not None
+    assert not find_largest_gap(distant_answers, expected) <= 1e-3
 
 
 @given(values, st.floats(1e-4, 8e-4), st.floats(0, 1))
-def test_small_moves_are_a_fault_exactly_where_the_server_missed_too_much_of_them(numbers, step, share) -> None:
-    old = tuple(numbers)
-    new = ProbeLogProbs(tuple(number + step for number in numbers), (0.0,))
-    answers = ProbeLogProbs(tuple(number + share * step for number in numbers), (0.0,))
-    fault = find_fault(answers, new, tolerance=1e-3, before=PreviousLogProbs(old, old))
-    if abs(share - 0.6) > 0.01:
-        assert (fault is not None) == (share < 0.6)
+def test_small_updates_are_a_fault_if_the_server_missed_too_much(logprobs, step, applied_share) -> None:
+    old = tuple(logprobs)
+    new = ProbeLogProbs(tuple(logprob + step for logprob in logprobs), (0.0,))
+    answers = ProbeLogProbs(tuple(logprob + applied_share * step for logprob in logprobs), (0.0,))
+    fault = find_mismatch(answers, new, tolerance=1e-3, before=PreviousLogProbs(old, old))
+    if abs(applied_share - 0.6) > 0.01:
+        assert (fault is not None) == (applied_share < 0.6)
 
 
-def test_a_server_in_another_precision_is_not_blamed_for_moves_that_it_cannot_show() -> None:
+def test_updates_below_the_server_precision_are_no_fault() -> None:
     old, new = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
     rounded = PreviousLogProbs((-1.02, -1.97), old)
-    assert find_fault(ProbeLogProbs((-1.02, -1.97), (0.0,)), new, tolerance=0.1, before=rounded) is None
+    assert find_mismatch(ProbeLogProbs((-1.02, -1.97), (0.0,)), new, tolerance=0.1, before=rounded) is None
 
 
 @given(st.integers(64, 200_000), st.none() | st.integers(16, 2048))
-def test_a_probe_fits_vocabulary_and_window(vocabulary, window) -> None:
-    probe = Probe.of_size(vocabulary, window)
+def test_probe_fits_vocabulary_and_window(vocabulary, window) -> None:
+    probe = Probe.make(vocabulary, window)
     assert max(map(len, probe.prompts)) + 8 <= (window or 1024)
     assert all(0 < token < vocabulary for prompt in probe.prompts for token in prompt)
-    assert probe == Probe.of_size(vocabulary, window)
+    assert probe == Probe.make(vocabulary, window)
 
 
-# The trainer's side
+# Log-probs of a folder
 
 
 @pytest.fixture(scope="module")
@@ -542,7 +541,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ROWS = [IdRow((3,), (5, 7, 9)), IdRow((1, 2), (4, 6))]
 
 
-def test_adapters_by_themselves_give_those_of_the_merged_weights(llama, tmp_path) -> None:
+def test_log_probs_of_adapters_equal_those_of_merged_weights(llama, tmp_path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -552,32 +551,32 @@ def test_adapters_by_themselves_give_those_of_the_merged_weights(llama, tmp_path
     adapter_model = get_peft_model(AutoModelForCausalLM.from_pretrained(llama), settings)
     adapter_model.save_pretrained(str(tmp_path / "adapter"))
     adapter_model.merge_and_unload().save_pretrained(tmp_path / "merged")
-    there, here = score_with_folder(tmp_path / "adapter", ROWS), score_with_folder(tmp_path / "merged", ROWS)
-    assert [*there[0], *there[1]] == pytest.approx([*here[0], *here[1]], abs=1e-5)
-    assert there[0] != pytest.approx(score_with_folder(llama, ROWS)[0], abs=1e-3)
+    adapter_logprobs, merged_logprobs = (score_with_folder(tmp_path / name, ROWS) for name in ("adapter", "merged"))
+    assert adapter_logprobs == [pytest.approx(row, abs=1e-5) for row in merged_logprobs]
+    assert adapter_logprobs[0] != pytest.approx(score_with_folder(llama, ROWS)[0], abs=1e-3)
 
 
-def test_a_folder_that_transformers_cannot_load_is_an_error(base) -> None:
+def test_folder_that_transformers_cannot_load_is_an_error(base) -> None:
     (base / "config.json").write_text('{"model_type": "no such"}')
     with pytest.raises(TrainingError, match="cannot be loaded to verify"):
         score_with_folder(base, ROWS)
 
 
-# The server's own side
+# Settings of our own server
 
 
-def test_a_server_of_our_own_in_another_number_format_may_differ_by_more(base, tmp_path) -> None:
-    exact, narrow = (
+def test_own_server_in_bfloat16_has_a_larger_tolerance(base, tmp_path) -> None:
+    float32_server, bfloat16_server = (
         VLLMServer(base, log_file=tmp_path / "log", options=("--dtype", dtype)) for dtype in ("float32", "bfloat16")
     )
-    assert PolicySync(exact)._tolerance == PolicySync(RemoteServer("http://x/v1", "policy"))._tolerance == 1e-3
-    assert PolicySync(narrow)._tolerance == 1
-    assert PolicySync(narrow, tolerance=0.1)._tolerance == 0.1
+    assert PolicySync(float32_server)._tolerance == PolicySync(RemoteServer("http://x/v1", "policy"))._tolerance == 1e-3
+    assert PolicySync(bfloat16_server)._tolerance == 1
+    assert PolicySync(bfloat16_server, tolerance=0.1)._tolerance == 0.1
 
 
-def test_the_maximum_lora_rank_is_rounded_up_and_checked(base, tmp_path) -> None:
-    plain = VLLMServer(base, log_file=tmp_path / "log")
-    assert "--enable-lora" not in plain._build_arguments()
+def test_maximum_lora_rank_is_rounded_up_and_checked(base, tmp_path) -> None:
+    server = VLLMServer(base, log_file=tmp_path / "log")
+    assert "--enable-lora" not in server._build_arguments()
     arguments = VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=9)._build_arguments()
     assert arguments[arguments.index("--max-lora-rank") + 1] == "16"
     for rank in (0, 1000):
@@ -585,7 +584,7 @@ def test_the_maximum_lora_rank_is_rounded_up_and_checked(base, tmp_path) -> None
             VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=rank)._build_arguments()
 
 
-def test_a_restart_that_fails_keeps_the_old_folder(base, tmp_path, monkeypatch) -> None:
+def test_failed_restart_keeps_the_old_folder(base, tmp_path, monkeypatch) -> None:
     server = VLLMServer(base, log_file=tmp_path / "log")
 
     def start() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rl_loops import make_record
 
-from memagent_training.rl.collecting import CollapsedError, check_rewards
+from memagent_training.rl.collecting import CollapsedError, refuse_collapse
 from memagent_training.rl.loop_journal import CollectionRecord, MeanReward
 
 REWARDS = st.lists(st.floats(0, 1), max_size=20)
@@ -27,7 +27,7 @@ def records(*rewards: float, stages: Sequence[int] = ()) -> list[CollectionRecor
 
 def has_collapsed(of: Sequence[CollectionRecord], window: int) -> bool:
     try:
-        check_rewards(of, window)
+        refuse_collapse(of, window)
     except CollapsedError:
         return True
     return False
@@ -35,7 +35,7 @@ def has_collapsed(of: Sequence[CollectionRecord], window: int) -> bool:
 
 def test_a_fall_below_half_the_best_average_is_an_error_with_both_values() -> None:
     with pytest.raises(CollapsedError, match=r"last 2 collections is 0\.200, and it was 0\.700.*learning rate"):
-        check_rewards(records(0.6, 0.8, 0.3, 0.1), window=2)
+        refuse_collapse(records(0.6, 0.8, 0.3, 0.1), window=2)
 
 
 def test_rewards_below_zero_have_no_share_to_fall_below() -> None:

@@ -36,11 +36,11 @@ def source(tmp_path: Path) -> Iterator[loop._IterationSource]:
     prepared = prepare(make_job(tmp_path, lengths=(500, 1000), base_url="http://127.0.0.1:9/v1"))
     serving = ServerBackend(prepared)
     serving._sync = Sync()  # type: ignore[assignment]
-    serving.policy_folder(0).mkdir(parents=True)
+    serving.get_policy_folder(0).mkdir(parents=True)
     asyncio.run(serving.serve(0))
     for number in range(4):
-        serving.policy_folder(number).mkdir(exist_ok=True)
-        (serving.policy_folder(number) / "weights").write_text(str(number))
+        serving.get_policy_folder(number).mkdir(exist_ok=True)
+        (serving.get_policy_folder(number) / "weights").write_text(str(number))
     yield loop._IterationSource(prepared, serving, LoopJournal(tmp_path / "journal.jsonl"), StatusRecorder())
     serving.run_log.close()
 

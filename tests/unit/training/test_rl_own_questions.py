@@ -62,7 +62,7 @@ def questions(of: Sequence[Sample]) -> list[str]:
 def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) -> None:
     of = prepare_loop(tmp_path, rows(40)).curriculum
     (length,) = of.lengths
-    held_out = questions(of.held_out_samples(length, 100))
+    held_out = questions(of.list_held_out_samples(length, 100))
     assert len(held_out) == 4
     drawn_questions: list[str] = []
     records: list[Any] = []
@@ -70,7 +70,7 @@ def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) 
         batch = questions(list(islice(of.draw_questions(number, 0, records), 10)))
         records.append(make_record(number, questions=len(batch)))
         drawn_questions += batch
-    assert of.epochs(records, 0) == 5
+    assert of.compute_epochs(records, 0) == 5
     epochs = [drawn_questions[start : start + 36] for start in range(0, 180, 36)]
     assert all(set(epoch) == set(epochs[0]) and len(set(epoch)) == 36 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 5
@@ -89,7 +89,7 @@ def test_a_collection_repeats_its_questions_on_resume_and_asks_none_twice(tmp_pa
 
 def test_a_document_is_either_for_training_or_held_out(tmp_path: Path) -> None:
     of = prepare_loop(tmp_path, rows(40), held_out=0.25).curriculum
-    held_out = {"".join(sample.text()) for sample in of.held_out_samples(of.lengths[0], 100)}
+    held_out = {"".join(sample.text()) for sample in of.list_held_out_samples(of.lengths[0], 100)}
     training = {"".join(sample.text()) for sample in of.draw_questions(0, 0)}
     assert len(held_out) == 5
     assert held_out.isdisjoint(training)
@@ -107,7 +107,7 @@ def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> 
 def test_a_length_with_one_question_is_trained_on(tmp_path) -> None:
     of = prepare_loop(tmp_path, [rows(1, words=8)[0], *rows(9, words=200)[1:]]).curriculum
     alone, others = of.lengths
-    assert [len(of.held_out_samples(length, 100)) for length in (alone, others)] == [0, 1]
+    assert [len(of.list_held_out_samples(length, 100)) for length in (alone, others)] == [0, 1]
     assert of.min_first_questions > 1
     assert of.find_stage([]) == 1
     assert Counter(sample.length for sample in of.draw_questions(0, 1)) == {alone: 1, others: 7}
@@ -125,7 +125,7 @@ def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_pa
         for number in range(10)
     ]
     loop = prepare_loop(tmp_path, of, tasks=("ruler_hqa",), lengths=(4, 8), small=False, held_out=0.2)
-    held_out = [set(questions(loop.curriculum.held_out_samples(length, 100))) for length in (4, 8)]
+    held_out = [set(questions(loop.curriculum.list_held_out_samples(length, 100))) for length in (4, 8)]
     assert held_out[0] == held_out[1]
     assert len(held_out[0]) == 2
     training = list(loop.curriculum.draw_questions(0, 1))
@@ -206,7 +206,7 @@ def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path:
             with pytest.raises(MemAgentError, match=r"no answers without the document.*systems no_document"):
                 prepare_loop(tmp_path, of, drop_answered_without=results)
     loop = prepare_loop(tmp_path, of, drop_answered_without=results)
-    held_out = loop.curriculum.held_out_samples(loop.job.lengths[0], 100)
+    held_out = loop.curriculum.list_held_out_samples(loop.job.lengths[0], 100)
     samples = [*loop.curriculum.draw_questions(0, 0), *held_out]
     assert {sample.question for sample in samples} == {row["question"] for row in rows(6)}
     assert loop.record["loop"]["questions"] != prepare_loop(tmp_path, of).record["loop"]["questions"]

@@ -69,7 +69,7 @@ def serving(tmp_path: Path) -> Iterator[ServerBackend]:
     backend = ServerBackend(prepare(make_job(tmp_path)))
     backend._own_server, backend._sync = Server(), Sync()  # type: ignore[assignment]
     for number in range(6):
-        (backend.policy_folder(number)).mkdir(parents=True)
+        (backend.get_policy_folder(number)).mkdir(parents=True)
     yield backend
     backend.run_log.close()
 
@@ -154,7 +154,7 @@ async def test_a_server_that_fails_to_start_is_started_once_more(
 async def test_the_previous_and_all_newer_policies_stay_on_disk(serving: ServerBackend) -> None:
     """A server that is restarted for readers of an older policy must not delete the trainer's newest ones."""
     await serving.serve(3)
-    assert sorted(folder.name for folder in serving.policy_folder(0).parent.iterdir()) == ["2", "3", "4", "5"]
+    assert sorted(folder.name for folder in serving.get_policy_folder(0).parent.iterdir()) == ["2", "3", "4", "5"]
 
 
 # Measuring

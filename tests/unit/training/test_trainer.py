@@ -19,7 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from made_rollouts import OF_THE_MACHINE, copy_weights, edit, find_changes, read_logs  # noqa: E402
+from made_rollouts import MACHINE_METRICS, copy_weights, edit_rollout, find_changes, read_logs  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from support import training_world  # noqa: E402
 from support.programs import run_ranks  # noqa: E402
@@ -28,7 +28,7 @@ from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.algorithm.advantages import AdvantageSettings, OverlongPenalty, prepare_batch  # noqa: E402
 from memagent_training.algorithm.step_metrics import compute_device_metrics, compute_row_metrics  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
-from memagent_training.forward import recomputed  # noqa: E402
+from memagent_training.forward import recomputed_logprobs  # noqa: E402
 from memagent_training.job.config import FIXED_OPTIONS, MultiConvDAPOConfig  # noqa: E402
 from memagent_training.job.job_settings import list_presets, load_preset  # noqa: E402
 from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
@@ -76,14 +76,14 @@ def test_a_resumed_run_ends_with_the_same_bits(two_passes, make_trainer, tmp_pat
     resumed.train(resume_from_checkpoint=str(output / "checkpoint-4"))
     assert resumed.state.global_step == whole.state.global_step == 6
     assert not find_changes(copy_weights(whole.model), copy_weights(resumed.model))
-    last, again = (read_logs(run, apart_from=OF_THE_MACHINE)[-1] for run in (whole, resumed))
+    last, again = (read_logs(run, without=MACHINE_METRICS)[-1] for run in (whole, resumed))
     assert last == again
 
 
 # Once: a training of one step kept no log-probs of the first weights: what went on from it had a ratio of 1.
 def test_a_short_training_saves_the_same_log_probs_as_a_longer_one(two_passes, make_trainer, tmp_path) -> None:
     make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
-    short, long = (load_file(folder / "checkpoint-1" / recomputed.FILE_NAME) for folder in (tmp_path, two_passes[1]))
+    short, long = (load_file(out / "checkpoint-1" / recomputed_logprobs.FILE_NAME) for out in (tmp_path, two_passes[1]))
     assert short and not find_changes(short, long)
 
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_other_runs_is_refused(two_passes, world, make_trainer, 
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_an_incomplete_checkpoint_is_refused(damage: str, two_passes, make_trainer, tmp_path) -> None:
     shutil.copytree(two_passes[1] / "checkpoint-1", tmp_path / "checkpoint-1")
-    file = tmp_path / "checkpoint-1" / recomputed.FILE_NAME
+    file = tmp_path / "checkpoint-1" / recomputed_logprobs.FILE_NAME
     if damage == "missing":
         file.unlink()
     else:
@@ -108,13 +108,13 @@ def test_an_incomplete_checkpoint_is_refused(damage: str, two_passes, make_train
 def test_old_checkpoints_are_deleted_only_after_the_new_one_is_complete(make_trainer, tmp_path, monkeypatch) -> None:
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=1, save_total_limit=1, max_steps=3)
     complete: list[set[str]] = []
-    original = recomputed.save
+    original = recomputed_logprobs.save
 
     def save(path: Path, *rest: Any) -> None:
-        complete.append({path.parent.name for path in tmp_path.glob(f"checkpoint-*/{recomputed.FILE_NAME}")})
+        complete.append({path.parent.name for path in tmp_path.glob(f"checkpoint-*/{recomputed_logprobs.FILE_NAME}")})
         original(path, *rest)
 
-    monkeypatch.setattr(recomputed, "save", save)
+    monkeypatch.setattr(recomputed_logprobs, "save", save)
     trainer.train()
     assert complete == [set(), {"checkpoint-1"}, {"checkpoint-2"}]
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
@@ -149,7 +149,7 @@ def test_metrics_are_means_over_tokens_and_not_over_micro_batches(make_trainer, 
         trainer = make_trainer(tmp_path, "dapo", token_budget=budget, layout="packed", max_steps=2)
         trainer.train()
         logs.append(trainer.state.log_history[1])
-    splitting = OF_THE_MACHINE | {"tokens/padding_fraction", "tokens/forwarded", "num_tokens"}
+    splitting = MACHINE_METRICS | {"tokens/padding_fraction", "tokens/forwarded", "num_tokens"}
     assert logs[0].keys() == logs[1].keys()
     for name in logs[0].keys() - splitting:
         assert logs[0][name] == pytest.approx(logs[1][name], rel=1e-4, abs=1e-5), name
@@ -271,8 +271,8 @@ def with_equal_rewards(groups: list[RolloutGroup]) -> list[RolloutGroup]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda groups: edit(groups, prompt_ids_P=array("I", [999])), r"token id 999.*wrote the runs"),
-        (lambda groups: edit(groups, reward=1e39), r"32 bits.*run-0-0"),
+        (lambda groups: edit_rollout(groups, prompt_ids_P=array("I", [999])), r"token id 999.*wrote the runs"),
+        (lambda groups: edit_rollout(groups, reward=1e39), r"32 bits.*run-0-0"),
         (with_equal_rewards, r"None of the 6 groups.*6 equal_rewards"),
     ],
     ids=["foreign ids", "huge", "equal"],
@@ -340,7 +340,7 @@ def test_ranks_with_other_rewards_are_refused(world, tmp_path) -> None:
         "config = make_config({'preset': 'memagent-paper', 'changes': {'max_steps': 1}}, out)\n"
         "MultiConvDAPOTrainer(str(folder / 'model'), groups, config).train()\n"
     )
-    for rank, groups in enumerate((world.groups, edit(world.groups, reward=0.5))):
+    for rank, groups in enumerate((world.groups, edit_rollout(world.groups, reward=0.5))):
         (tmp_path / str(rank)).write_bytes(pickle.dumps(groups))
     ranks = run_ranks([sys.executable, script, world.folder, tmp_path, tmp_path / "out"], 2)
     assert any(process.returncode > 0 for process in ranks)
@@ -352,7 +352,7 @@ def test_ranks_with_other_rewards_are_refused(world, tmp_path) -> None:
 
 # Once: a log-prob of -120 made every weight NaN, and the log said a loss of 0.
 def test_an_unlikely_logged_token_leaves_the_weights_finite(world, make_trainer, tmp_path) -> None:
-    groups = [group for whole in world.groups for group in edit([whole], **first_logprob(whole, -120.0))]
+    groups = [group for whole in world.groups for group in edit_rollout([whole], **first_logprob(whole, -120.0))]
     trainer = make_trainer(
         tmp_path, "dapo", groups=groups, old_logprobs="logged", max_logprob_gap=1e9, max_steps=2
     )  # fmt: skip

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 import multi_conv_dapo  # noqa: E402
-from made_rollouts import example_settings  # noqa: E402
+from made_rollouts import make_example_settings  # noqa: E402
 from support import training_world  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 
@@ -71,7 +71,7 @@ CASES_OF_RANKS = {2: [*SPLIT_CASES[::2], *VARIANT_CASES], 3: SPLIT_CASES[1::2]}
 
 def settings_in_the_example(config: MultiConvDAPOConfig) -> multi_conv_dapo.Settings:
     """The trainer's settings, as the example has them."""
-    return example_settings(
+    return make_example_settings(
         config.advantage_settings,
         clip_low=config.epsilon,
         clip_high=config.epsilon_high,

@@ -18,7 +18,7 @@ from memagent_graph.errors import TokenizerError
 from memagent_training.algorithm.planner import Layout
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import Gold
-from memagent_training.forward import recomputed
+from memagent_training.forward import recomputed_logprobs
 from memagent_training.job import training_job
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.dry_run import plan_training
@@ -211,7 +211,7 @@ def test_incomplete_checkpoints_are_skipped(tmp_path) -> None:
         folder.mkdir()
         (folder / "trainer_state.json").write_text("{}")
         if number < 10:
-            (folder / recomputed.FILE_NAME).write_bytes(b"")
+            (folder / recomputed_logprobs.FILE_NAME).write_bytes(b"")
     (tmp_path / "checkpoint-9" / "trainer_state.json").unlink()
     checkpoints = find_checkpoints(tmp_path)
     assert checkpoints.newest == tmp_path / "checkpoint-2"

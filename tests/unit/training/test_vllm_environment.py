@@ -65,5 +65,5 @@ def test_a_proxy_of_the_environment_is_not_asked_about_a_server_on_this_machine(
         server = VLLMServer(tmp_path, log_file=tmp_path / "log")
         server.port = answering.server_port
         assert server.is_healthy()
-        assert server.metrics() == {"vllm:num_requests_running": 3.0}
+        assert server.read_metrics() == {"vllm:num_requests_running": 3.0}
         answering.shutdown()

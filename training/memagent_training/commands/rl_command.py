@@ -1,4 +1,4 @@
-"""Train a policy in a closed loop: it reads, its reads are rewarded, its new weights read next."""
+"""Train a policy in a closed loop: it reads, is trained on its rewarded reads, and reads with its new weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from memagent_training.commands.training_process import (
     is_main_process,
     leave_process_group,
     report_failures,
-    require_extra,
+    require_training_extra,
     show_policy,
 )
 from memagent_training.job.job_options import LoopOptions
@@ -35,13 +35,13 @@ from memagent_training.training_errors import TrainingError
 if TYPE_CHECKING:
     from memagent_training.rl import LoopResult, RLJob
 
-_CODES: Final = {
+_EXIT_CODES: Final = {
     "CollapsedError": ExitCode.COLLAPSED,
     "VLLMNotInstalledError": ExitCode.SETTINGS,
     "VLLMServerError": ExitCode.POLICY,
 }
-_WARNING: Final = r"(transformers|trl|torch|accelerate|peft|datasets|huggingface_hub)\b"
-"""Modules whose warnings do not concern users: they are about how trainer and libraries call each other."""
+_QUIETED_MODULES: Final = r"(transformers|trl|torch|accelerate|peft|datasets|huggingface_hub)\b"
+"""Modules whose warnings are not for users: they are about how trainer and libraries call each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +109,19 @@ class RL(LoopOptions, WordingSettings):
 
     def run(self) -> None:
         """Run the command."""
-        interrupted = f"interrupted; {_resume_hint(self.out)}"
-        with report_failures(as_json=self.as_json, interrupted=interrupted, codes=_CODES):
-            require_extra()
-            # Libraries print what they do, and standard output is for results alone.
+        interrupted = f"interrupted; {_make_resume_hint(self.out)}"
+        with report_failures(as_json=self.as_json, interrupted=interrupted, exit_codes=_EXIT_CODES):
+            require_training_extra()
+            # Libraries print their progress, but standard output is only for results.
             with contextlib.redirect_stdout(sys.stderr), _quiet_libraries():
                 result = _run_loop(_make_job(self), quiet=self.quiet)
             leave_process_group()
             if is_main_process():
-                _show(result, as_json=self.as_json)
+                _show_result(result, as_json=self.as_json)
 
 
 def _make_job(request: RL) -> RLJob:
-    """Return the loop with the given options.
+    """Return the loop that the options describe.
 
     Raises:
         TrainingError, EvaluationError: a value cannot be parsed.
@@ -133,7 +133,7 @@ def _make_job(request: RL) -> RLJob:
     from memagent_training.rl.rl_job import RLJob  # noqa: PLC0415
 
     # The environment's key is only for a server that the loop did not start.
-    key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
+    api_key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
     return build_from_options(
         RLJob,
         request,
@@ -145,14 +145,14 @@ def _make_job(request: RL) -> RLJob:
         reading=build_from_options(WordingSettings, request, strategy=None),
         measure_lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
         measure_temperatures=_parse_temperatures(request.measure_temperatures),
-        api_key=key,
+        api_key=api_key,
         server_options=_split_options(request.server_option or ()),
     )
 
 
 def _parse_temperatures(text: str) -> tuple[float, ...]:
     try:
-        temperatures = tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
+        temperatures = tuple(dict.fromkeys(float(number) for number in text.split(",") if number.strip()))
     except ValueError:
         temperatures = ()
     if not temperatures or not all(0 <= temperature < float("inf") for temperature in temperatures):
@@ -163,9 +163,9 @@ def _parse_temperatures(text: str) -> tuple[float, ...]:
 
 
 def _split_options(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the server's options, split as in a shell."""
+    """Return the server's options, split as a shell does."""
     try:
-        return tuple(word for option in options for word in shlex.split(option))
+        return tuple(argument for option in options for argument in shlex.split(option))
     except ValueError as error:
         raise TrainingError(
             f"the options of the server cannot be parsed: {error}", hint="Close the quotes in --server-option."
@@ -173,7 +173,7 @@ def _split_options(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def _run_loop(job: RLJob, *, quiet: bool) -> LoopResult:
-    """Run the loop; if it ends early, report what was kept."""
+    """Run the loop; if it ends with an error, print how to continue."""
     from memagent_training.rl import run  # noqa: PLC0415
     from memagent_training.rl.collecting import CollapsedError  # noqa: PLC0415
     from memagent_training.rl.loop_status import LoopStatus  # noqa: PLC0415
@@ -190,36 +190,36 @@ def _run_loop(job: RLJob, *, quiet: bool) -> LoopResult:
         raise
     except (PolicyError, VLLMServerError):
         if is_main_process() and (job.out / JOURNAL).exists():
-            typer.echo(_resume_hint(job.out), err=True)
+            typer.echo(_make_resume_hint(job.out), err=True)
         raise
 
 
-def _resume_hint(out: Path) -> str:
+def _make_resume_hint(out: Path) -> str:
     return f"continue with what {out} keeps with the same command and --resume"
 
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """Turn off progress bars, notes and warnings of libraries while the loop runs."""
+    """Turn off progress bars, messages and warnings of libraries while the loop runs."""
     import transformers.utils.logging as transformers_log  # noqa: PLC0415
 
     had_bars, verbosity = transformers_log.is_progress_bar_enabled(), transformers_log.get_verbosity()
-    disabled = logging.root.manager.disable
+    disabled_level = logging.root.manager.disable
     transformers_log.disable_progress_bar()
     transformers_log.set_verbosity_error()
     logging.disable(logging.INFO)  # the status shows the same
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=_WARNING)
+            warnings.filterwarnings("ignore", module=_QUIETED_MODULES)
             yield
     finally:
-        logging.disable(disabled)
+        logging.disable(disabled_level)
         transformers_log.set_verbosity(verbosity)
         if had_bars:
             transformers_log.enable_progress_bar()
 
 
-def _show(result: LoopResult, *, as_json: bool) -> None:
+def _show_result(result: LoopResult, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -233,5 +233,5 @@ def _show(result: LoopResult, *, as_json: bool) -> None:
             }
         )
         return
-    best = () if result.best is None else (f"the policy that was measured best is in {result.best}",)
-    show_policy(result.policy, result.steps, *best, why=f"{result.reason}; ")
+    best_lines = () if result.best is None else (f"the policy that was measured best is in {result.best}",)
+    show_policy(result.policy, result.steps, *best_lines, reason=f"{result.reason}; ")

@@ -18,7 +18,7 @@ from memagent_training.commands.training_process import (
     is_main_process,
     leave_process_group,
     report_failures,
-    require_extra,
+    require_training_extra,
     show_policy,
 )
 from memagent_training.job.job_options import TrainingOptions
@@ -75,7 +75,7 @@ class Train(TrainingOptions):
         """Run the command."""
         interrupted = f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
         with report_failures(as_json=self.as_json, interrupted=interrupted):
-            require_extra()
+            require_training_extra()
             prepared = _prepare(self)
             if self.rows is not None:
                 _write_rows(prepared, self.rows)
@@ -92,12 +92,12 @@ def _make_job(request: Train) -> TrainingJob:
     from memagent_training.rewards.reward_names import OUTCOME_REWARDS, choose_reward  # noqa: PLC0415
 
     gold = None if request.gold is None else GoldAnswers.load(request.gold)
-    versions = request.policy_versions
+    version_list = request.policy_versions
     settings = parse_settings(request.settings or ())
-    # Gold answers may be only for other rewards, next to a logged one.
-    has_others = settings.get("credit", read_preset(request.preset).get("credit"))
-    is_default = request.reward == "reward" and has_others
-    if gold is not None and request.reward == "reward" and not is_default:
+    # With a logged reward, the gold answers may be for the other terms of the advantage.
+    has_credit_terms = settings.get("credit", read_preset(request.preset).get("credit"))
+    uses_logged_reward = request.reward == "reward" and has_credit_terms
+    if gold is not None and request.reward == "reward" and not uses_logged_reward:
         raise RewardError(
             f"no reward is named that compares with the gold answers in {request.gold}",
             hint=f"Name one (--reward): {', '.join(OUTCOME_REWARDS)}.",
@@ -106,10 +106,10 @@ def _make_job(request: Train) -> TrainingJob:
         TrainingJob,
         request,
         settings=settings,
-        reward=choose_reward(request.reward, has_gold=gold is not None and not is_default),
+        reward=choose_reward(request.reward, has_gold=gold is not None and not uses_logged_reward),
         gold=gold,
         groups=None if request.groups is None else read_groups(request.groups),
-        policy_versions=None if versions is None else [version.strip() for version in versions.split(",")],
+        policy_versions=None if version_list is None else [version.strip() for version in version_list.split(",")],
     )
 
 
@@ -128,7 +128,7 @@ def _prepare(request: Train) -> PreparedJob:
     if newest is not None:
         typer.echo(f"continuing from {newest}", err=True)
     elif request.resume:
-        typer.echo(f"there is no whole checkpoint in {request.out}; beginning with step 0", err=True)
+        typer.echo(f"there is no complete checkpoint in {request.out}; beginning with step 0", err=True)
     return prepared
 
 
@@ -157,8 +157,10 @@ def _train(prepared: PreparedJob, *, as_json: bool) -> None:
             {"folder": str(policy.folder), "adapter": adapter, "steps": policy.steps, "metrics": dict(policy.metrics)}
         )
         return
-    beside = () if adapter is None else (f"its separate adapters, to serve with the base model, are in {adapter}",)
-    show_policy(policy.folder, policy.steps, *beside)
+    adapter_lines = (
+        () if adapter is None else (f"its separate adapters, to serve with the base model, are in {adapter}",)
+    )
+    show_policy(policy.folder, policy.steps, *adapter_lines)
 
 
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The common parts of the training commands: refusals, errors, and the choice of the process that prints."""
+"""What the training commands share: required libraries, reports of errors, and the process that prints."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, exit_code
+from memagent_graph.cli.exit_codes import ExitCode, choose_exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.plain_text import format_count
 from memagent_training.training_errors import require_version
 
 T = TypeVar("T")
 
-FAILURE_DELAY: Final = 15.0
-"""Seconds that a machine's other processes wait before they fail. Nearly always the first one has failed too, and
-reports it; the launcher then ends the others, but would also end the first one if the others were quicker."""
+FAILURE_DELAY_SECONDS: Final = 15.0
+"""The time that a machine's other processes wait before they fail. Nearly always the first process has failed too, and
+reports it; then the launcher ends the others. If another process failed first, the launcher would end the first one."""
 
 Settings = Annotated[
     list[str] | None,
@@ -31,22 +31,22 @@ Settings = Annotated[
 ]
 
 
-def build_from_options(kind: Callable[..., T], options: Any, **others: Any) -> T:
-    """Make a dataclass from a command's options with the same names, and from `others` for the rest."""
-    names = inspect.signature(kind).parameters.keys() - others.keys()
-    return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **others)
+def build_from_options(target: Callable[..., T], options: Any, **extra_values: Any) -> T:
+    """Make a dataclass from a command's options of the same names, and from `extra_values` for the other fields."""
+    names = inspect.signature(target).parameters.keys() - extra_values.keys()
+    return target(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **extra_values)
 
 
-def show_policy(folder: Path, steps: int, *more: str, why: str = "") -> None:
-    """Report where a trained policy is and how to read with it; standard output has only its folder."""
-    first = f"{why}trained for {format_count(steps, 'step')}; the policy is in {folder}"
-    for line in (first, *more, f'read with it: memagent read DOCUMENT --question "..." --model {folder}'):
+def show_policy(folder: Path, steps: int, *extra_lines: str, reason: str = "") -> None:
+    """Print where a trained policy is and how to read with it; standard output gets only its folder."""
+    summary = f"{reason}trained for {format_count(steps, 'step')}; the policy is in {folder}"
+    for line in (summary, *extra_lines, f'read with it: memagent read DOCUMENT --question "..." --model {folder}'):
         typer.echo(line, err=True)
     typer.echo(str(folder))
 
 
-def require_extra() -> None:
-    """Refuse to train without the libraries for it.
+def require_training_extra() -> None:
+    """Refuse to train without the libraries of the extra `train`.
 
     Raises:
         MissingExtraError: the libraries are not installed.
@@ -63,9 +63,9 @@ def is_main_process() -> bool:
 
 
 def leave_process_group() -> None:
-    """End this process's part in `accelerate launch`'s group when its work is done.
+    """Leave `accelerate launch`'s process group when the work is done.
 
-    If the group's threads still run when it ends, it may abort, and a finished training would look like a failed one.
+    If the group's threads still run when the process ends, it may abort, and a finished training would look failed.
     """
     from accelerate import PartialState  # noqa: PLC0415  heavy
 
@@ -77,27 +77,28 @@ def report_failures(
     *,
     as_json: bool,
     interrupted: str,
-    codes: Mapping[str, ExitCode] | None = None,
+    exit_codes: Mapping[str, ExitCode] | None = None,
 ) -> Iterator[None]:
     """Report an error inside the block, once per machine, and exit with its code.
 
     Args:
         as_json: whether standard output has a JSON object.
         interrupted: the message after Ctrl-C.
-        codes: exit codes of errors, by class name, that `exit_code` does not know: importing them is slow.
+        exit_codes: exit codes, by class name, of errors that are slow to import and unknown to `choose_exit_code`.
     """
     try:
         with warnings.catch_warnings():
-            # Names that are deprecated in transformers and still used in TRL; the user cannot change that.
+            # TRL still uses names that transformers deprecates; the user cannot change that.
             warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
             yield
     except MemAgentError as error:
         from memagent_graph.cli.console import Console  # noqa: PLC0415  it is not needed where all is well
 
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(FAILURE_DELAY)
-        code = (codes or {}).get(type(error).__name__, exit_code(error))
-        if error.run_id is not None and error.run_id not in error.message:  # the console names only resumable runs
+            time.sleep(FAILURE_DELAY_SECONDS)
+        code = (exit_codes or {}).get(type(error).__name__, choose_exit_code(error))
+        # The console prints only the ids of resumable runs.
+        if error.run_id is not None and error.run_id not in error.message:
             error.message = f"{error.message} (run {error.run_id})"
         Console(as_json=as_json and is_main_process()).report_error(error, code)
         raise typer.Exit(code) from None

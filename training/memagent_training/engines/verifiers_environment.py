@@ -1,9 +1,9 @@
-"""The reader as a verifiers environment, which prime-rl trains as it is: `--env.taskset.id memagent-training`.
+"""The reader as a verifiers environment, which prime-rl can train: `--env.taskset.id memagent-training`.
 
-The taskset has the questions of a data file, in the forms that `memagent rl --data` takes. The harness reads a task's
-document in this process; each of its conversations is a branch of the trace, so a training sample of its own, with the
-rollout's reward. verifiers samples with the agent's own settings, whatever the reader asks for: set `max_tokens` there
-to what a memory may have, and `runtime.type` to subprocess, for nothing runs outside this process.
+The taskset has the questions of a data file, in the formats that `memagent rl --data` takes. The harness reads a task's
+document in this process; each conversation is a branch of the trace and therefore a training sample with the rollout's
+reward. verifiers samples with the agent's settings and ignores the reader's: set `max_tokens` there to the maximum
+length of a memory, and `runtime.type` to subprocess, because nothing runs outside this process.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from memagent_training.training_errors import require_version
 require_version("verifiers>=0.4,<0.5")
 import verifiers.v1 as vf  # noqa: E402
 
-_ANSWER = "memagent_answer"
-"""Where a trace keeps the reader's answer, the whole completion, and the form asked for."""
+_ANSWER_KEY = "memagent_answer"
+"""The key in a trace's `info` of the reader's answer, the complete completion, and the requested format."""
 
 
 class ReaderData(vf.TaskData):  # type: ignore[misc]  # verifiers is not where types are checked
@@ -35,7 +35,7 @@ class ReaderData(vf.TaskData):  # type: ignore[misc]  # verifiers is not where t
 
     data: Path
     tokenizer: str
-    """The tokenizer that lengths were measured with."""
+    """The tokenizer with which lengths were measured."""
     length: int
     index: int
 
@@ -46,14 +46,14 @@ class ReaderData(vf.TaskData):  # type: ignore[misc]  # verifiers is not where t
 
 
 class ReaderTask(vf.Task[ReaderData]):  # type: ignore[misc]
-    """A question that is right or wrong."""
+    """A question, whose answer is right or wrong."""
 
     @vf.reward  # type: ignore[untyped-decorator]
     async def strict(self, trace: vf.Trace) -> float:
-        """Return 1 if the answer is a gold one in the form asked for: an evaluation's strict score."""
-        if _ANSWER not in trace.info:
+        """Return 1 if the answer is a gold answer in the requested form: the strict score of an evaluation."""
+        if _ANSWER_KEY not in trace.info:
             return 0.0
-        answer, raw_answer, answer_format = trace.info[_ANSWER]
+        answer, raw_answer, answer_format = trace.info[_ANSWER_KEY]
         return score(self.data.sample, answer, raw_answer, answer_format=AnswerFormat(answer_format)).strict
 
 
@@ -62,11 +62,11 @@ class ReaderTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]  # verifiers 
 
     data: Path = Path("questions.jsonl")
     tokenizer: str = "embedded"
-    """The name or folder of what documents' lengths are measured with."""
+    """The name or folder of the tokenizer with which documents' lengths are measured."""
 
 
 class ReaderTaskset(vf.Taskset[ReaderTask, ReaderTasksetConfig]):  # type: ignore[misc]
-    """The questions of a data file, shortest documents first."""
+    """The questions of a data file, by ascending length of their documents."""
 
     def load(self) -> Iterator[ReaderTask]:
         """Yield a task for each question."""
@@ -110,7 +110,7 @@ class ReaderHarness(vf.Harness[ReaderHarnessConfig]):  # type: ignore[misc]
         async with MemAgent(policy, run_log=False, **{"on_invented": "accept", **self.config.read}) as agent:
             result = await agent.aread(Document.from_text("".join(sample.text()), name=sample.id), sample.question)
             answer_format = (await agent.aprepare()).prompts.answer_format
-        trace.info[_ANSWER] = (result.answer, result.raw_answer, answer_format.value)
+        trace.info[_ANSWER_KEY] = (result.answer, result.raw_answer, answer_format.value)
         return vf.ProgramResult(0, "", "")
 
 

@@ -4,9 +4,9 @@
       _target_: memagent_training.engines.verl_agent_loop.ReaderAgentLoop
       read: {profile: embedded}
 
-A row of verl's data has `raw_prompt` (the question, a user's message), `agent_name: memagent`, and in `extra_info` the
-`document`. Each conversation is an output of its own, the answer last: verl's trainer on TransferQueue takes several
-from a rollout (`main_ppo`), and gives all of them the last one's reward.
+A row of verl's data has `raw_prompt` (the question as a user message), `agent_name: memagent`, and the `document` in
+`extra_info`. Each conversation is a separate output, the answer last: verl's `main_ppo` (on TransferQueue) takes
+several outputs of a rollout, and gives all of them the last one's reward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReaderAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is not where
     """Reads a row's document with MemAgent; every memory is kept as the policy wrote it.
 
     Args:
-        args, options: verl's.
+        args, options: the arguments of verl's `AgentLoopBase`.
         read: settings of the reader by name, as `MemAgent` takes them.
     """
 
@@ -47,7 +47,7 @@ class ReaderAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is not where
 
 
 class _VerlPolicy:
-    """The policy on verl's servers, which notes what it wrote."""
+    """The policy on verl's servers; it collects its conversations in `outputs`."""
 
     name = "verl"
 
@@ -56,14 +56,16 @@ class _VerlPolicy:
         self.outputs: list[AgentLoopOutput] = []
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Write one completion, of at most the role's tokens."""
+        """Return one completion of at most `sampling.max_tokens` tokens."""
         loop = self._loop
-        build = loop.continuous_token_builder.build_initial_tokens
-        prompt_ids = await asyncio.to_thread(build, list(prompt))
-        longest = loop.rollout_config.prompt_length
-        if len(prompt_ids) > longest:  # verl would cut off its beginning
+        build_tokens = loop.continuous_token_builder.build_initial_tokens
+        prompt_ids = await asyncio.to_thread(build_tokens, list(prompt))
+        max_prompt_tokens = loop.rollout_config.prompt_length
+        if len(prompt_ids) > max_prompt_tokens:  # verl would cut off its beginning
             hint = "Raise actor_rollout_ref.rollout.prompt_length, or read smaller chunks (read: {chunk_tokens: ...})."
-            raise PolicyRequestError(f"a prompt has {len(prompt_ids)} tokens, and verl takes {longest}", hint=hint)
+            raise PolicyRequestError(
+                f"a prompt has {len(prompt_ids)} tokens, and verl takes {max_prompt_tokens}", hint=hint
+            )
         reply = await loop.server_manager.generate(
             request_id=uuid4().hex,
             prompt_ids=prompt_ids,

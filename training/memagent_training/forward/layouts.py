@@ -1,17 +1,17 @@
-"""Rows of a micro-batch as model inputs, in three layouts that differ in what is forwarded, but not in the result.
+"""Lays out the rows of a micro-batch as model inputs, in three layouts with different costs and the same result.
 
 - `padded`: prompts left-padded, completions right-padded, one sequence per row, as TRL's GRPOTrainer has them.
-- `packed`: rows one after the other in one sequence, positions starting again at each.
+- `packed`: rows one after the other in one sequence, with positions that start again at each row.
 - `prefix_tree`: common prefixes of rows are forwarded once, as a trie, also in one sequence.
 
 Sorting puts rows with a common prefix next to each other, so a row adds to the trie only the tokens after the prefix
 that it shares with the previous row. In this order, which is depth first, a token is attended to by the tokens up to
-the end of its subtree, and by no others. Packed rows are such a trie too, without shared prefixes. The nodes of a
-`MicroBatch` say which tokens see each other; `tree_attention.py` computes only those pairs, and `scoring.py` turns the
-model's output into log-probs per row.
+the end of its subtree, and by no others. Packed rows are such a trie without shared prefixes. The nodes of a
+`MicroBatch` define which tokens see each other; `tree_attention.py` computes only those pairs, and `scoring.py` turns
+the model's output into log-probs per row.
 
 Letters: B rows, P and T their longest prompt and completion, S sequences of N tokens that are forwarded, C completion
-tokens that are scored (a token that rows share, with all that comes before it, is scored once for all of them).
+tokens that are scored (rows that share a token and its whole prefix share its score).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from memagent_training.algorithm.planner import count_shared_tokens
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Tokens from `start` to `end` that follow each other without a branch, each seeing those before it."""
+    """The tokens from `start` to `end`, a sequence without a branch in which each token sees those before it."""
 
     start: int
     end: int
     subtree_end: int
-    """The tokens from `end` to here come after this node in some row: each sees all of the node."""
+    """The end of the node's descendants: each token from `end` to here sees all tokens of the node."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Trie:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The sequence in parts, in its order. Adjacent tokens with the same subtree end are one node."""
+        """The nodes in the order of the sequence. Adjacent tokens with the same subtree end form one node."""
         nodes: list[Node] = []
         start = 0
         for subtree_end, tokens in groupby(self.ends):
@@ -65,27 +65,27 @@ class Trie:
 
 def lay_out_in_sequence(rows: Sequence[array[int]]) -> Trie:
     """Lay out the rows one after the other, without shared prefixes."""
-    return _lay_out(rows, range(len(rows)), [0] * len(rows))
+    return _make_trie(rows, range(len(rows)), [0] * len(rows))
 
 
 def lay_out_as_tree(rows: Sequence[array[int]]) -> Trie:
-    """Lay out every prefix once, however many rows begin with it; each row has at least one token."""
+    """Lay out each common prefix once; every row has at least one token."""
     order = sorted(range(len(rows)), key=lambda index: rows[index])
-    return _lay_out(rows, order, [0, *(count_shared_tokens(rows[a], rows[b]) for a, b in pairwise(order))])
+    return _make_trie(rows, order, [0, *(count_shared_tokens(rows[a], rows[b]) for a, b in pairwise(order))])
 
 
-def _lay_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Trie:
-    """Return rows in an order; `shared` is the length of the prefix that each row shares with the previous one."""
+def _make_trie(rows: Sequence[array[int]], order: Sequence[int], shared_lengths: Sequence[int]) -> Trie:
+    """Return the rows in this order as a trie; each shares a prefix of `shared_lengths` with the previous one."""
     trie = Trie()
     path: list[int] = []
-    for row_index, common in zip(order, shared, strict=True):
+    for row_index, shared_length in zip(order, shared_lengths, strict=True):
         row, start = rows[row_index], len(trie.ids)
-        for index in path[common:]:
+        for index in path[shared_length:]:
             trie.ends[index] = start
-        path = path[:common] + list(range(start, start + len(row) - common))
-        trie.ids += row[common:]
-        trie.depths += range(common, len(row))
-        trie.ends += [0] * (len(row) - common)
+        path = path[:shared_length] + list(range(start, start + len(row) - shared_length))
+        trie.ids += row[shared_length:]
+        trie.depths += range(shared_length, len(row))
+        trie.ends += [0] * (len(row) - shared_length)
         trie.paths[row_index] = path
     for index in path:
         trie.ends[index] = len(trie.ids)
@@ -106,7 +106,7 @@ class TokenRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IdRow:
-    """A row of ids alone: a `TokenRow`."""
+    """A `TokenRow` of token ids alone."""
 
     prompt_ids_P: tuple[int, ...]
     completion_ids_T: tuple[int, ...]
@@ -114,15 +114,15 @@ class IdRow:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Model inputs for some rows, and where each completion token is predicted."""
+    """Model inputs for some rows, and the positions at which their completion tokens are predicted."""
 
     layout: str
     input_ids_SN: Tensor
     position_ids_SN: Tensor
     padding_mask_SN: Tensor | None
-    """1 where there is a token; only of the padded layout."""
+    """1 where there is a token; None except in the padded layout."""
     nodes: tuple[Node, ...]
-    """They say which tokens of the one sequence see each other; empty in the padded layout."""
+    """The nodes, which define the tokens of the one sequence that see each other; empty in the padded layout."""
     scored_indices_C: Tensor
     """Index into the flattened inputs of the token before each scored token."""
     scored_ids_C: Tensor
@@ -135,7 +135,7 @@ class MicroBatch:
 def pad_rows(
     rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return left-padded prompts, their mask, right-padded completions, and theirs, as TRL's `_compute_loss` has them.
+    """Return left-padded prompts with their mask, and right-padded completions with theirs, as TRL's `_compute_loss`.
 
     Masks are 1 where there is a token.
     """
@@ -147,13 +147,13 @@ def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch
     """Return the model inputs of a micro-batch.
 
     Args:
-        rows: at least one, each with a prompt token or more.
+        rows: at least one row; every row has at least one prompt token.
         layout: "padded", "packed" or "prefix_tree".
-        pad_id: any id of the vocabulary; padding is never seen by a token of a row.
-        device: where the tensors go.
+        pad_id: any id of the vocabulary; tokens of a row never see padding.
+        device: the device for the tensors.
     """
     if layout == "padded":
-        return _pad(rows, pad_id, device)
+        return _lay_out_padded(rows, pad_id, device)
     ids = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
     return _lay_out_trie(rows, (lay_out_in_sequence if layout == "packed" else lay_out_as_tree)(ids), layout, device)
 
@@ -170,22 +170,22 @@ def _pad_rectangle(
     )
 
 
-def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> MicroBatch:
+def _lay_out_padded(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> MicroBatch:
     prompt_ids, prompt_mask, completion_ids, completion_mask = pad_rows(rows, pad_id=pad_id, device=device)
     mask_SN = torch.cat([prompt_mask, completion_mask], dim=1)
-    completion_BT = completion_mask.bool()
+    is_completion_BT = completion_mask.bool()
     index_SN = torch.arange(mask_SN.numel(), device=mask_SN.device).view_as(mask_SN)
-    before_BT = index_SN[:, prompt_ids.shape[1] :] - 1
-    score_index_BT = torch.full_like(completion_ids, int(completion_BT.sum()))
-    score_index_BT[completion_BT] = torch.arange(int(completion_BT.sum()), device=mask_SN.device)
+    predictor_BT = index_SN[:, prompt_ids.shape[1] :] - 1
+    score_index_BT = torch.full_like(completion_ids, int(is_completion_BT.sum()))
+    score_index_BT[is_completion_BT] = torch.arange(int(is_completion_BT.sum()), device=mask_SN.device)
     return MicroBatch(
         layout="padded",
         input_ids_SN=torch.cat([prompt_ids, completion_ids], dim=1),
         position_ids_SN=(mask_SN.cumsum(1) - 1).clamp(min=0),
         padding_mask_SN=mask_SN,
         nodes=(),
-        scored_indices_C=before_BT[completion_BT],
-        scored_ids_C=completion_ids[completion_BT],
+        scored_indices_C=predictor_BT[is_completion_BT],
+        scored_ids_C=completion_ids[is_completion_BT],
         score_index_BT=score_index_BT,
         longest=int(mask_SN.sum(1).max()),
     )
@@ -193,15 +193,15 @@ def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> M
 
 def _lay_out_trie(rows: Sequence[TokenRow], trie: Trie, layout: str, device: torch.device | str) -> MicroBatch:
     score_indices = [[-1] * max(len(row.completion_ids_T) for row in rows) for _ in rows]
-    scored: dict[int, int] = {}
-    indices: list[int] = []
+    score_by_token: dict[int, int] = {}
+    predictor_indices: list[int] = []
     for row_index, path in trie.paths.items():
-        prompt = len(rows[row_index].prompt_ids_P)
-        for step, (before, index) in enumerate(zip(path[prompt - 1 :], path[prompt:], strict=False)):
-            score = scored.setdefault(index, len(indices))
-            if score == len(indices):
-                indices.append(before)
-            score_indices[row_index][step] = score
+        prompt_length = len(rows[row_index].prompt_ids_P)
+        for column, (predictor, token) in enumerate(zip(path[prompt_length - 1 :], path[prompt_length:], strict=False)):
+            score_index = score_by_token.setdefault(token, len(predictor_indices))
+            if score_index == len(predictor_indices):
+                predictor_indices.append(predictor)
+            score_indices[row_index][column] = score_index
     score_index_BT = torch.tensor(score_indices, dtype=torch.long).view(len(rows), -1)
     return MicroBatch(
         layout=layout,
@@ -209,8 +209,8 @@ def _lay_out_trie(rows: Sequence[TokenRow], trie: Trie, layout: str, device: tor
         position_ids_SN=torch.tensor([trie.depths], device=device),
         padding_mask_SN=None,
         nodes=trie.nodes,
-        scored_indices_C=torch.tensor(indices, dtype=torch.long, device=device),
-        scored_ids_C=torch.tensor([trie.ids[index] for index in scored], dtype=torch.long, device=device),
-        score_index_BT=score_index_BT.where(score_index_BT >= 0, len(indices)).to(device),
+        scored_indices_C=torch.tensor(predictor_indices, dtype=torch.long, device=device),
+        scored_ids_C=torch.tensor([trie.ids[token] for token in score_by_token], dtype=torch.long, device=device),
+        score_index_BT=score_index_BT.where(score_index_BT >= 0, len(predictor_indices)).to(device),
         longest=max(trie.depths) + 1,
     )

@@ -1,13 +1,13 @@
-"""The model's log-probs of a micro-batch's completion tokens, in any layout.
+"""Computes a model's log-probs of a micro-batch's completion tokens, in any layout.
 
-What transformers does with masks (5.23, checked by the tests):
+How transformers treats masks (5.23, checked by the tests):
 
-- A 4-D mask is passed unchanged to SDPA in every layer; so is one of ours, which is not a matrix (`tree_attention.py`).
-  Eager attention would add it to a matrix, and flash attention accepts none.
+- A 4-D mask is passed unchanged to SDPA in every layer, also a `NodeMask`, which is not a matrix (`tree_attention.py`).
+  Eager attention would add it to a matrix, and flash attention accepts no mask.
 - Without a mask and without a cache, rows of one sequence are distinguished by positions that start again
-  (masking_utils.find_packed_sequence_indices). Packed rows are forwarded like that if our mask cannot be used: with
-  flash attention, and in layers with a window. Therefore `use_cache=False`: with the configs' default, True, rows would
-  silently see each other. They also do in some models' eager attention (OPT, GPT-OSS), and in every recurrent layer.
+  (masking_utils.find_packed_sequence_indices). Packed rows are forwarded like that where a `NodeMask` cannot be used:
+  with flash attention, and in layers with a window. Therefore `use_cache=False`: with the configs' default, True, rows
+  would silently see each other, as they do in some models' eager attention (OPT, GPT-OSS) and in recurrent layers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memagent_training.forward.layouts import MicroBatch
 from memagent_training.forward.tree_attention import NodeMask
 
 LOGITS_CHUNK: Final = 1024
-"""The number of tokens whose logits are in memory at once."""
+"""The maximum number of tokens whose logits are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ def score_completions(
     """Return the log-probs of every row's completion tokens, in float32 or better.
 
     Logits are computed only where a completion token is predicted, `LOGITS_CHUNK` tokens at a time, and computed again
-    in the backward pass instead of being kept. To be part of the model's own forward (autocast and sharded wrappers
-    work there), this replaces its output head, which returns log-probs instead of logits. A model that changes its
-    logits afterwards (a soft cap, a scale) is detected, and all its logits are then computed.
+    in the backward pass instead of being kept. The model's output head is replaced for this, so that it returns
+    log-probs inside the model's own forward, where autocast and sharded wrappers work. A model that changes its logits
+    after the head (a soft cap, a scale) is detected, and then all of its logits are computed.
 
     Args:
         model: a causal language model of transformers, wrapped or not.
@@ -64,35 +64,37 @@ def score_completions(
     Raises:
         ValueError: the model's attention does not support the layout.
     """
-    core: Any = getattr(model, "module", model)
+    unwrapped_model: Any = getattr(model, "module", model)
     inputs = {
         "input_ids": micro_batch.input_ids_SN,
         "position_ids": micro_batch.position_ids_SN,
-        "attention_mask": _make_attention_mask(core, micro_batch),
+        "attention_mask": _make_attention_mask(unwrapped_model, micro_batch),
         "use_cache": False,
     }
     scoring = _Scoring(micro_batch, temperature, with_entropy, entropy_gradient)
-    scored_C2 = None if core in _MODELS_THAT_CHANGE_LOGITS else _score_in_forward(model, core, inputs, scoring)
+    scored_C2 = None
+    if unwrapped_model not in _MODELS_THAT_CHANGE_LOGITS:
+        scored_C2 = _score_in_forward(model, unwrapped_model, inputs, scoring)
     if scored_C2 is None:
-        _MODELS_THAT_CHANGE_LOGITS.add(core)
+        _MODELS_THAT_CHANGE_LOGITS.add(unwrapped_model)
         logits_CV = model(**inputs).logits.flatten(0, 1)[micro_batch.scored_indices_C]
         scored_C2 = scoring.score(logits_CV, micro_batch.scored_ids_C)
-    # The last entry is for the missing tokens of shorter completions.
-    by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_index_BT]
-    entropies_BT = by_row_BT2[..., 1] if with_entropy else None
-    return LogProbs(by_row_BT2[..., 0], entropies_BT)
+    # The last entry is the score of padding.
+    scores_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_index_BT]
+    entropies_BT = scores_BT2[..., 1] if with_entropy else None
+    return LogProbs(scores_BT2[..., 0], entropies_BT)
 
 
 _MODELS_THAT_CHANGE_LOGITS: WeakSet[nn.Module] = WeakSet()
 """Models that change what their head returns, for example by a soft cap."""
 
-_PROBE = 100.0
-"""Passed through the model after the scores, to check whether it is unchanged; exact in bfloat16, above any cap."""
+_PROBE_VALUE = 100.0
+"""Returned by the head after the scores, to detect a model that changes it; exact in bfloat16, and above any cap."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scoring:
-    """From hidden states or logits to the log-prob and the entropy of each scored token."""
+    """Computes the log-prob and the entropy of each scored token, from hidden states or logits."""
 
     micro_batch: MicroBatch
     temperature: float
@@ -103,15 +105,15 @@ class _Scoring:
         """Return (C, 2), a chunk of logits at a time."""
         scored_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_indices_C]
 
-        def chunk_scores(hidden: Tensor, ids: Tensor) -> Tensor:
+        def score_plainly(hidden: Tensor, ids: Tensor) -> Tensor:
             return self.score(head.forward(hidden), ids)
 
         columns = (torch.split(column, LOGITS_CHUNK) for column in (scored_CD, self.micro_batch.scored_ids_C))
-        pieces = list(zip(*columns, strict=True))
-        score_chunk: Callable[..., Tensor] = chunk_scores
-        if len(pieces) > 1 and torch.is_grad_enabled():
-            score_chunk = partial(checkpoint, chunk_scores, use_reentrant=False)
-        return torch.cat([score_chunk(*piece) for piece in pieces])
+        chunks = list(zip(*columns, strict=True))
+        score_chunk: Callable[..., Tensor] = score_plainly
+        if len(chunks) > 1 and torch.is_grad_enabled():
+            score_chunk = partial(checkpoint, score_plainly, use_reentrant=False)
+        return torch.cat([score_chunk(*chunk) for chunk in chunks])
 
     def score(self, logits_CV: Tensor, ids_C: Tensor) -> Tensor:
         """Return (C, 2), from all logits at once."""
@@ -127,35 +129,37 @@ class _Scoring:
         return torch.stack([logprobs_C, entropies_C], dim=1)
 
 
-def _score_in_forward(model: nn.Module, core: Any, inputs: dict[str, Any], scoring: _Scoring) -> Tensor | None:
+def _score_in_forward(
+    model: nn.Module, unwrapped_model: Any, inputs: dict[str, Any], scoring: _Scoring
+) -> Tensor | None:
     """Return (C, 2) from one forward of the model, or None if the model changes what its head returns."""
-    with _replace_head(core.get_output_embeddings(), scoring) as scores:
+    with _replace_head(unwrapped_model.get_output_embeddings(), scoring) as scores:
         returned_C2: Tensor = model(**inputs).logits[0]
-    if bool((returned_C2[-1] != _PROBE).any()):
+    if bool((returned_C2[-1] != _PROBE_VALUE).any()):
         return None
     if returned_C2.dtype == scores[0].dtype:
         return returned_C2[:-1]
-    # A sharded wrapper may round what a model returns, which is too inexact for log-probs, and expects it to be used.
+    # A sharded wrapper may round the returned value, which is then too inexact, but it must be part of the graph.
     return scores[0] + 0 * returned_C2[:-1]
 
 
 @contextmanager
 def _replace_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tensor]]:
-    """Let the head return scores and a probe, (1, C + 1, 2), instead of logits.
+    """Make the head return scores and a probe value, (1, C + 1, 2), instead of logits.
 
-    The scores are added to the yielded list as well.
+    The scores are also added to the yielded list.
     """
     scores: list[Tensor] = []
 
-    def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        # A sharded head's weights are gathered now, and may be released again before `after`.
+    def score_and_skip_head(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # A sharded head's weights are gathered now, and may be released again before the other hook.
         scores.append(scoring.score_hidden(module, inputs[0]))
         return (inputs[0][:, :0],)
 
-    def after(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-        return torch.cat([scores[0][None], scores[0].new_full((1, 1, 2), _PROBE)], dim=1)
+    def return_scores(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+        return torch.cat([scores[0][None], scores[0].new_full((1, 1, 2), _PROBE_VALUE)], dim=1)
 
-    hooks = [head.register_forward_pre_hook(before), head.register_forward_hook(after)]
+    hooks = [head.register_forward_pre_hook(score_and_skip_head), head.register_forward_hook(return_scores)]
     try:
         yield scores
     finally:
@@ -163,26 +167,33 @@ def _replace_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def _make_attention_mask(core: Any, micro_batch: MicroBatch) -> Tensor | None:
-    """Return the mask in a form that the model's attention applies exactly; it is the same for every layer."""
+def _make_attention_mask(unwrapped_model: Any, micro_batch: MicroBatch) -> Tensor | None:
+    """Return the mask in a form that the model's attention applies exactly, the same for every layer; None if the
+    attention needs none.
+
+    Raises:
+        ValueError: the model's attention does not support the layout.
+    """
     if not micro_batch.nodes:
         return micro_batch.padding_mask_SN
-    config = core.config.get_text_config()
-    attention, layout, longest = config._attn_implementation, micro_batch.layout, micro_batch.longest
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    if kinds - {"full_attention", "sliding_attention"}:
-        raise ValueError(f"the {layout} layout does not work with layers of {sorted(kinds)}: use the padded layout")
-    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
-    is_cut = window is not None and longest > window
-    if attention == "sdpa" and not is_cut:
+    config = unwrapped_model.config.get_text_config()
+    attention, layout, longest_row = config._attn_implementation, micro_batch.layout, micro_batch.longest
+    layer_types = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    if layer_types - {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"the {layout} layout does not work with layers of {sorted(layer_types)}: use the padded layout"
+        )
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in layer_types else None
+    exceeds_window = window is not None and longest_row > window
+    if attention == "sdpa" and not exceeds_window:
         return NodeMask(micro_batch.nodes, micro_batch.input_ids_SN.device) if len(micro_batch.nodes) > 1 else None
     if attention != "sdpa" and "flash" not in attention:
         raise ValueError(f"{attention} attention cannot tell the rows apart: load the model with sdpa, or use padded")
     if layout == "packed":
         return None
-    if is_cut:
+    if exceeds_window:
         raise ValueError(
-            f"a row of {longest} tokens is longer than the model's attention window of {window}, which the {layout}"
+            f"a row of {longest_row} tokens is longer than the model's attention window of {window}, which the {layout}"
             " layout would ignore: use the packed layout"
         )
     raise ValueError(f"{attention} attention takes no 4-D mask: load the model with sdpa, or use the packed layout")

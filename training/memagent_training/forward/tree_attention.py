@@ -1,16 +1,16 @@
 """Attention of rows in one sequence, exact and without a mask: only pairs of tokens that see each other are computed.
 
-A token sees those before it in its node and all of its ancestors (`layouts.py`). Both are contiguous parts of the
-sequence, so there are two blocks per node: its own tokens with each other, and all tokens below it with the node. The
+A token sees the tokens before it in its node, and those of all ancestors (`layouts.py`). Both are contiguous in the
+sequence, so there are two blocks per node: its own tokens with each other, and its descendants with the node. The
 attention is computed for each block, and the outputs are combined, weighted by the log-sum-exp of each block's scores.
-Keys and values are not copied, even if many rows share them. Together the blocks have as many pairs as the single rows,
-fewer by the shared prefixes. That is on a CPU; elsewhere FlexAttention gets the same mask.
+Keys and values are not copied, even if many rows share them. The blocks have as many pairs as the single rows, less the
+pairs within shared prefixes. This is the computation on a CPU; elsewhere FlexAttention gets the same mask.
 
 `NodeMask` connects this to a model of transformers. It is passed as a 4-D attention mask, which models pass unchanged
 to SDPA (5.23, checked by the tests), and SDPA calls the mask's own function: torch's mechanism for masks that are not
-matrices, see torch.nn.attention.bias. So nothing in the model is changed or registered, a layer that gradient
-checkpointing runs again gets the same mask, and a model that does anything else with the mask fails with an error
-instead of a wrong result.
+matrices, see torch.nn.attention.bias. Nothing in the model is changed or registered, a layer that is run again by
+gradient checkpointing gets the same mask, and a model that does anything else with the mask fails with an error instead
+of a wrong result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class NodeMask(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute torch's functions for a mask of this class; torch calls it."""
+        """Compute SDPA for this mask, allow functions that only inspect it, and refuse all others; torch calls this."""
         if func is functional.scaled_dot_product_attention:
             return attend(*args, **(kwargs or {}))
         if func in _ALLOWED_FUNCTIONS or getattr(func, "__name__", None) == "__get__":
@@ -71,7 +71,7 @@ class NodeMask(Tensor):
 _ALLOWED_FUNCTIONS: frozenset[Any] = frozenset(
     {Tensor.dim, Tensor.size, Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex}
 )
-"""The functions that wrappers and models call on any tensor, besides its attributes."""
+"""Functions that wrappers and models call on any tensor."""
 
 
 def attend(
@@ -87,7 +87,7 @@ def attend(
     """Compute `scaled_dot_product_attention` with a `NodeMask`; its arguments are described there.
 
     Raises:
-        ValueError: there are keys beside the mask's tokens, for example learned or cached ones, or dropout.
+        ValueError: there is dropout, or there are keys other than those of the mask's tokens, such as cached ones.
     """
     nodes = attn_mask.nodes
     if dropout_p:
@@ -129,8 +129,8 @@ _attention: Callable[..., tuple[Tensor, Tensor]] = torch.ops.aten._scaled_dot_pr
 _attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 )
-"""The gradients of queries, keys and values. Given the output and log-sum-exp over all blocks, one block's gradients
-are what it adds to the sum."""
+"""The gradients of queries, keys and values. With the output and log-sum-exp over all blocks, they are the block's
+terms of the whole gradients."""
 
 
 class _BlockwiseAttention(torch.autograd.Function):
@@ -141,14 +141,14 @@ class _BlockwiseAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
     ) -> Tensor:
         """Compute the attention block by block, and combine each block with those before it."""
-        query, key, value = (_with_contiguous_heads(tensor) for tensor in (query, key, value))
+        query, key, value = (_make_heads_contiguous(tensor) for tensor in (query, key, value))
         output = _make_zeros(query)
         logsumexp = output.new_full(query.shape[:3], -torch.inf)
         for queries, keys, is_causal in _iter_blocks(nodes):
             block_output, block_logsumexp = _attention(
                 query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, is_causal, scale=scale
             )
-            _join(output[:, :, queries], logsumexp[:, :, queries], block_output, block_logsumexp)
+            _add_block(output[:, :, queries], logsumexp[:, :, queries], block_output, block_logsumexp)
         output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, logsumexp)
         ctx.nodes, ctx.scale = nodes, scale
@@ -156,14 +156,14 @@ class _BlockwiseAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """Compute the gradients block by block, and sum them."""
         query, key, value, output, logsumexp = ctx.saved_tensors
-        gradient = _with_contiguous_heads(gradient)
+        output_gradient = _make_heads_contiguous(output_gradient)
         query_gradient, key_gradient, value_gradient = (_make_zeros(tensor) for tensor in (query, key, value))
         for queries, keys, is_causal in _iter_blocks(ctx.nodes):
-            parts = _attention_backward(
-                gradient[:, :, queries],
+            block_gradients = _attention_backward(
+                output_gradient[:, :, queries],
                 query[:, :, queries],
                 key[:, :, keys],
                 value[:, :, keys],
@@ -173,9 +173,9 @@ class _BlockwiseAttention(torch.autograd.Function):
                 is_causal,
                 scale=ctx.scale,
             )
-            query_gradient[:, :, queries] += parts[0]
-            key_gradient[:, :, keys] += parts[1]
-            value_gradient[:, :, keys] += parts[2]
+            query_gradient[:, :, queries] += block_gradients[0]
+            key_gradient[:, :, keys] += block_gradients[1]
+            value_gradient[:, :, keys] += block_gradients[2]
         gradients = (query_gradient.to(query.dtype), key_gradient.to(key.dtype), value_gradient.to(value.dtype))
         return *gradients, None, None
 
@@ -189,21 +189,21 @@ def _iter_blocks(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice, bool]]:
             yield descendants, tokens, False
 
 
-def _join(output: Tensor, logsumexp: Tensor, block_output: Tensor, block_logsumexp: Tensor) -> None:
-    """Combine a block's output with the output of the blocks before it, in place."""
-    total = torch.logaddexp(logsumexp, block_logsumexp)
-    output.mul_((logsumexp - total).exp()[..., None])
-    output.addcmul_(block_output.to(total.dtype), (block_logsumexp - total).exp()[..., None])
-    logsumexp.copy_(total)
+def _add_block(output: Tensor, logsumexp: Tensor, block_output: Tensor, block_logsumexp: Tensor) -> None:
+    """Add a block's output to the output of the blocks before it, in place."""
+    combined = torch.logaddexp(logsumexp, block_logsumexp)
+    output.mul_((logsumexp - combined).exp()[..., None])
+    output.addcmul_(block_output.to(combined.dtype), (block_logsumexp - combined).exp()[..., None])
+    logsumexp.copy_(combined)
 
 
-def _with_contiguous_heads(tensor: Tensor) -> Tensor:
+def _make_heads_contiguous(tensor: Tensor) -> Tensor:
     """Return the tensor with contiguous heads, as the kernels need them."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _make_zeros(like: Tensor) -> Tensor:
-    """Return a buffer for sums, in the order (batch, tokens, heads, dimension), which models need next."""
-    batch, heads, tokens, dimension = like.shape
-    dtype = torch.promote_types(like.dtype, torch.float32)
+def _make_zeros(tensor: Tensor) -> Tensor:
+    """Return zeros, (batch, heads, tokens, dimension), stored in the order (batch, tokens, heads, dimension)."""
+    batch, heads, tokens, dimension = tensor.shape
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
     return torch.zeros(batch, tokens, heads, dimension, dtype=dtype).transpose(1, 2)

@@ -36,9 +36,9 @@ from memagent_training.algorithm.planner import PlannedMicroBatch
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, ScheduledStep
 from memagent_training.algorithm.step_metrics import TokenMetrics, compute_device_metrics, compute_row_metrics
 from memagent_training.data.rollouts import RolloutGroup, require_known_token_ids
-from memagent_training.forward import recomputed
+from memagent_training.forward import recomputed_logprobs
 from memagent_training.forward.layouts import IdRow, MicroBatch, lay_out
-from memagent_training.forward.recomputed import LogProbGap, RowKey, compare_logprobs, row_key
+from memagent_training.forward.recomputed_logprobs import LogProbGap, RowKey, compare_logprobs, make_row_key
 from memagent_training.forward.scoring import LogProbs, score_completions
 from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
 from memagent_training.training_errors import TrainingError
@@ -240,15 +240,15 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             run_folder = Path(self._get_output_dir(trial=trial))
-            path = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}" / recomputed.FILE_NAME
-            recomputed.save(path, self.schedule.fingerprint, self._recomputed_logprobs)
+            path = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}" / recomputed_logprobs.FILE_NAME
+            recomputed_logprobs.save(path, self.schedule.fingerprint, self._recomputed_logprobs)
             rotate_checkpoints(str(run_folder), limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
         if checkpoint is not None:
-            self._recomputed_logprobs = recomputed.load(
-                Path(checkpoint) / recomputed.FILE_NAME, self.schedule.fingerprint
+            self._recomputed_logprobs = recomputed_logprobs.load(
+                Path(checkpoint) / recomputed_logprobs.FILE_NAME, self.schedule.fingerprint
             )
             self._has_started = True
 
@@ -317,7 +317,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if self.args.old_logprobs == OldLogProbs.LOGGED:
             return torch.tensor(row.conversation.logprobs_T)
         # A row without a gradient, forwarded because its step has no other, was not recomputed.
-        return self._recomputed_logprobs.get(row_key(row), torch.tensor(row.conversation.logprobs_T))
+        return self._recomputed_logprobs.get(make_row_key(row), torch.tensor(row.conversation.logprobs_T))
 
     def _score(self, model: nn.Module, micro_batch: MicroBatch, **options: Any) -> LogProbs:
         return score_completions(model, micro_batch, temperature=self.args.temperature, **options)
@@ -377,7 +377,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 micro_batch = self._lay_out_rows(rows, planned_batch.padding_rows)
                 logprobs_BT = score_completions(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
                 for row, logprobs_T in zip(rows, logprobs_BT, strict=False):
-                    logprobs.append((row_key(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
+                    logprobs.append((make_row_key(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
         return dict(gather_object(logprobs))
 
     def _refuse_large_gap(self) -> None:

@@ -15,7 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.private_files import write_atomically
-from memagent_training.forward import recomputed
+from memagent_training.forward import recomputed_logprobs
 from memagent_training.training_errors import TrainingError
 
 RECORD: Final = "training.json"
@@ -51,7 +51,7 @@ def find_checkpoints(out: Path) -> Checkpoints:
     """
     incomplete: list[Path] = []
     for folder in _find_checkpoint_folders(out):
-        if (folder / recomputed.FILE_NAME).is_file() and (folder / _TRAINER_STATE).is_file():
+        if (folder / recomputed_logprobs.FILE_NAME).is_file() and (folder / _TRAINER_STATE).is_file():
             return Checkpoints(folder, tuple(incomplete))
         incomplete.append(folder)
     return Checkpoints(None, tuple(incomplete))

@@ -1,4 +1,4 @@
-"""The closed loop: the policy reads, its reads are rewarded, it is trained on them, and its new weights read next.
+"""The closed loop: the policy reads, is trained on its rewarded reads, and reads again with its new weights.
 
     job = RLJob(tasks=("niah_single_2",), lengths=(500, 1000), out=Path("rl"), model="embedded", preset="dapo")
     print(run(job).policy)
@@ -7,8 +7,8 @@
 2. `collect`: questions from the `curriculum` are read, G times each, until enough groups have variance.
 3. `online_trainer`: some optimizer steps on these groups, in one training run from the first iteration to the last.
 
-The groups of each iteration are in the `loop_journal` before it is trained on them, and the weights after it are in a
-checkpoint: if anything is killed, the loop continues from these two, and trains on every group once.
+The groups of each iteration are written to the `loop_journal` before the training on them, and the weights after it to
+a checkpoint. If anything is killed, the loop continues from these two, and trains on every group exactly once.
 """
 
 from memagent_training.rl.loop import LoopResult, run

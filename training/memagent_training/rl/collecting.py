@@ -1,4 +1,4 @@
-"""Collects an iteration's groups, adds them to the journal, and finds them again when the loop is resumed."""
+"""Collects the groups of an iteration, records them in the journal, and loads them again after a resume."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", int, str)
 
 _MAX_POOR_COLLECTIONS: Final = 3
-"""The loop ends after this many collections in a row, at one stage, with too few groups."""
+"""The loop ends after this many consecutive collections with too few groups at one stage."""
 _COLLAPSE_RATIO: Final = 0.5
-"""The newest average reward must not fall below this fraction of the best one of the same stage, if that is above 0."""
+"""The newest average reward must be at least this fraction of the best one of the same stage."""
 
 
 class CollapsedError(TrainingError):
@@ -43,9 +43,9 @@ class CollapsedError(TrainingError):
 
 
 class Collector:
-    """Provides groups for each iteration.
+    """Provides the groups of each iteration.
 
-    A collection is in the journal before it is trained on, so that none is used twice.
+    A collection is recorded in the journal before the training on it, so that none is used twice.
     """
 
     def __init__(self, prepared: PreparedLoop, serving: PolicyBackend, journal: LoopJournal) -> None:
@@ -54,21 +54,21 @@ class Collector:
         self._journal = journal
         self._terms = prepared.config.advantage_settings.terms
         self._term_rewards = choose_term_rewards(self._terms, has_gold=True, has_logged=False)
-        self._newest: tuple[int, list[RolloutGroup]] | None = None
-        """The newest collection's number and groups."""
+        self._newest_groups: tuple[int, list[RolloutGroup]] | None = None
+        """The number and the groups of the newest collection."""
 
     async def collect(self, iteration: int, version: int) -> CollectionRecord:
-        """Collect until there are groups for every step of an iteration, with weights that are served.
+        """Collect until there are groups for every step of an iteration, with the served weights of `version`.
 
         Raises:
             EndOfLoop: reads of a question no longer differ, so more collections would not help.
-            ReplayError: nothing that was read can be trained on.
+            ReplayError: no read can be trained on.
             CollapsedError: reads no longer differ because the policy became much worse.
         """
         while True:
             number = len(self._journal.records)
             stage = self._prepared.curriculum.find_stage(self._journal.records)
-            began = time.monotonic()
+            started_at = time.monotonic()
             collection = await self._serving.run_with_weights(version, partial(self._read_questions, number, stage))
             groups: list[RolloutGroup] = []
             replay_error: ReplayError | None = None
@@ -77,8 +77,8 @@ class Collector:
                     groups = await asyncio.to_thread(self._load, number, stage, collection.group_of)
             except ReplayError as error:
                 replay_error = error
-            self._newest = (number, groups)
-            # Groups may also differ in step rewards; a difference in penalties alone is no signal.
+            self._newest_groups = (number, groups)
+            # Reads of a group may also differ in step rewards; a difference in penalties alone gives no signal.
             settings = self._prepared.config.advantage_settings
             useful_groups = sum(find_drop_reason(group, settings) is None for group in groups)
             same_rewards = [group.rewards[0] for group in collection.all_groups if not group.has_variance]
@@ -99,48 +99,48 @@ class Collector:
                 cached_tokens=collection.usage.cached_tokens,
                 completion_tokens=collection.usage.completion_tokens,
                 turns=collection.usage.turns,
-                seconds=time.monotonic() - began,
+                seconds=time.monotonic() - started_at,
             )
             self._journal.add_collection(record)
-            if replay_error is not None:  # after the journal has it: a resumed loop makes another collection
+            if replay_error is not None:  # raised only now, so that a resumed loop makes another collection
                 raise replay_error
             for name, failure in list(collection.failures.items())[:1]:
                 log.warning("%d questions failed, %s of them: %s", len(collection.failures), name, failure)
             if record.is_enough:
                 return record
-            self._check_supply(record)
+            self._end_if_stuck(record)
 
     async def _read_questions(self, number: int, stage: int) -> Collection:
         has_step_rewards = any(term.reward != OUTCOME for term in self._terms)
         return await collect(
             self._serving.rollout_reader,
-            self._yield_questions(number, stage),
+            self._draw_questions(number, stage),
             self._prepared.job.collect,
-            name=_name(number),
+            name=_make_collection_name(number),
             reward=self._prepared.job.reward,
             keep_uniform=has_step_rewards or not self._prepared.config.drop_zero_variance,
         )
 
-    def _yield_questions(self, number: int, stage: int) -> Iterator[Sample]:
+    def _draw_questions(self, number: int, stage: int) -> Iterator[Sample]:
         return self._prepared.curriculum.draw_questions(number, stage, self._journal.records)
 
-    def _check_supply(self, record: CollectionRecord) -> None:
-        """End the loop after several collections in a row with too few groups."""
+    def _end_if_stuck(self, record: CollectionRecord) -> None:
+        """End the loop after several consecutive collections with too few groups."""
         latest = self._journal.records[-_MAX_POOR_COLLECTIONS:]
-        is_stuck = len(latest) == _MAX_POOR_COLLECTIONS and not any(former.is_enough for former in latest)
+        is_stuck = len(latest) == _MAX_POOR_COLLECTIONS and not any(poor_record.is_enough for poor_record in latest)
         if is_stuck and latest[0].stage == self._prepared.curriculum.find_stage(self._journal.records):
-            check_rewards(self._journal.records, _MAX_POOR_COLLECTIONS)  # reads that are all wrong do not differ either
+            refuse_collapse(self._journal.records, _MAX_POOR_COLLECTIONS)  # wrong reads do not differ either
             raise EndOfLoop(
                 f"reads of a question no longer differ: of {record.questions} questions, {record.solved_groups} were "
                 f"always answered right, {record.uniform_groups} never or all the same, {record.groups} now and then, "
                 f"and {record.failed_groups} failed"
             )
 
-    def groups(self, record: CollectionRecord) -> list[RolloutGroup]:
-        """Return what an iteration is trained on."""
-        newest = self._newest  # read it once: a collection in the background may become the newest at any moment
-        if newest is not None and newest[0] == record.number:
-            return newest[1]
+    def get_groups(self, record: CollectionRecord) -> list[RolloutGroup]:
+        """Return the groups of a collection, to train on."""
+        newest_groups = self._newest_groups  # read once: a collection in the background may replace it
+        if newest_groups is not None and newest_groups[0] == record.number:
+            return newest_groups[1]
         return self._load(record.number, record.stage, record.group_of)
 
     def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
@@ -160,19 +160,21 @@ class Collector:
 
     def _make_gold_answers(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
         """Return the gold answers of a collection's runs, with their evidence."""
-        questions = islice(self._yield_questions(number, stage), self._prepared.job.collect.max_questions)
-        gold_of_group = {f"{_name(number)}-{index}": make_gold(sample) for index, sample in enumerate(questions)}
-        return GoldAnswers({run: gold_of_group[group] for run, group in group_of.items()})
+        questions = islice(self._draw_questions(number, stage), self._prepared.job.collect.max_questions)
+        gold_by_group = {
+            f"{_make_collection_name(number)}-{index}": make_gold(sample) for index, sample in enumerate(questions)
+        }
+        return GoldAnswers({run: gold_by_group[group] for run, group in group_of.items()})
 
 
-def check_rewards(records: Sequence[CollectionRecord], window: int = 8) -> None:
+def refuse_collapse(records: Sequence[CollectionRecord], window: int = 8) -> None:
     """Refuse to continue after rewards fell.
 
     Stages are not compared with each other: rewards on longer documents are lower at first.
 
     Args:
         records: the collections so far.
-        window: how many of them are averaged; an iteration with too few groups has several.
+        window: the number of collections in an average, as an iteration with too few groups has several.
 
     Raises:
         CollapsedError: the newest average is below half the best one before.
@@ -188,23 +190,23 @@ def check_rewards(records: Sequence[CollectionRecord], window: int = 8) -> None:
         )
 
 
-def _name(number: int) -> str:
+def _make_collection_name(number: int) -> str:
     return f"collection-{number}"
 
 
-def _find_oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
-    """Return the iteration of the oldest weights that read: an interrupted collection may continue with newer ones."""
+def _find_oldest_version(groups: Sequence[RolloutGroup], default: int) -> int:
+    """Return the iteration of the oldest weights that read: a resumed collection may use newer ones."""
     versions = {
         conversation.policy_version
         for group in groups
         for rollout in group.rollouts_G
         for conversation in rollout.conversations_K
     }
-    return min(map(PolicyBackend.parse_version, versions), default=version)
+    return min(map(PolicyBackend.parse_version, versions), default=default)
 
 
 def _compute_mean_rewards(collection: Collection, key: Callable[[CollectedGroup], T]) -> dict[T, MeanReward]:
-    """Return the mean reward of the reads, by a key of their group."""
+    """Return the mean reward of the reads by a key of their groups."""
     groups = sorted(collection.all_groups, key=key)
     rewards = group_values((key(group), reward) for group in groups for reward in group.rewards)
     return {value: MeanReward(fmean(values), len(values)) for value, values in rewards.items()}

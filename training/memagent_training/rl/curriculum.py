@@ -1,6 +1,6 @@
-"""The questions of each iteration: documents grow longer as the policy gets them right.
+"""Chooses the questions of each iteration: documents become longer as the policy answers more of them right.
 
-Of the questions of data files, a part is held out for measuring; the others are asked epoch by epoch.
+Some questions of a data file are held out for measuring; the others are asked epoch by epoch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from memagent_evaluation.systems import NO_DOCUMENT
 from memagent_training.rl.loop_journal import CollectionRecord
 from memagent_training.training_errors import TrainingError
 
-_DOCUMENT_BYTES: Final = hashlib.sha256().digest_size
-"""A question's key begins with its document's digest, of this size."""
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+"""The size of a document's digest, with which a question's key begins."""
 
 
 @runtime_checkable
@@ -36,84 +36,87 @@ class CountedQuestions(Task, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuestionSplit:
-    """The questions of a finite task that are for training, and the held-out ones; by length, the samples' indices."""
+    """The training questions and the held-out questions of a finite task, as indices of samples by length."""
 
     task: CountedQuestions
     training: Mapping[int, Sequence[int]]
     held_out: Mapping[int, Sequence[int]]
     seed: int
     fingerprint: str
-    """A digest of every question, its document if it is in the file, and the part that it is in."""
+    """A digest of every question, of its document if that is in the file, and of whether it is held out."""
 
     @staticmethod
     def make(
         task: CountedQuestions,
         lengths: Sequence[int],
-        measured: Sequence[int],
+        measured_lengths: Sequence[int],
         *,
         fraction: float,
         seed: int,
-        dropped: Container[str] = (),
+        dropped_questions: Container[str] = (),
     ) -> QuestionSplit:
         """Split the questions of some lengths.
 
-        Questions on one document stay together, except at the document where the split falls. A question that is
+        Questions on one document stay together, except for the document at which the split falls. A question that is
         trained on at one length is held out at none.
 
         Args:
             task: a task with a known number of questions.
             lengths: the lengths to train on.
-            measured: the lengths to measure; empty if nothing is measured.
+            measured_lengths: the lengths to measure; empty if nothing is measured.
             fraction: the fraction of each length's questions to hold out; 0 holds out none. Of two or more, at least
                 one is held out.
             seed: determines the split and every epoch's order.
-            dropped: questions that are neither asked nor held out.
+            dropped_questions: questions that are neither asked nor held out.
 
         Raises:
             TrainingError: a length has no question, or none is left for training or for measuring.
             EvaluationError: a question cannot be read.
         """
-        indices_of = {length: _make_keys(task, length, dropped) for length in dict.fromkeys((*lengths, *measured))}
+        indices_by_length = {
+            length: _make_keys(task, length, dropped_questions)
+            for length in dict.fromkeys((*lengths, *measured_lengths))
+        }
         all_keys: set[bytes] = set()
-        held_keys: set[bytes] = set()
+        held_out_keys: set[bytes] = set()
         for length in lengths:
-            ordered = sorted(indices_of[length], key=partial(_draw_rank, f"{seed}".encode()))
-            held_count = max(len(ordered) > 1, round(fraction * len(ordered))) if fraction else 0
-            missing = max(0, held_count - sum(key in held_keys for key in ordered))
-            held_keys.update([key for key in ordered if key not in all_keys][:missing])
-            all_keys.update(ordered)
-            if held_keys.issuperset(ordered):
-                raise _make_supply_error(task, length, len(ordered), fraction, some_dropped=bool(dropped))
-        training_keys = all_keys - held_keys
+            ordered_keys = sorted(indices_by_length[length], key=partial(_draw_rank, f"{seed}".encode()))
+            held_out_count = max(len(ordered_keys) > 1, round(fraction * len(ordered_keys))) if fraction else 0
+            missing_count = max(0, held_out_count - sum(key in held_out_keys for key in ordered_keys))
+            held_out_keys.update([key for key in ordered_keys if key not in all_keys][:missing_count])
+            all_keys.update(ordered_keys)
+            if held_out_keys.issuperset(ordered_keys):
+                raise _make_supply_error(task, length, len(ordered_keys), fraction, has_dropped=bool(dropped_questions))
+        training_keys = all_keys - held_out_keys
         training, held_out = (
             {
-                length: [index for key, index in indices.items() if (key in training_keys) == is_trained]
-                for length, indices in indices_of.items()
+                length: [index for key, index in index_by_key.items() if (key in training_keys) == is_trained]
+                for length, index_by_key in indices_by_length.items()
             }
             for is_trained in (True, False)
         )
-        empty = [length for length in measured if not held_out[length]]
-        if empty and (len(empty) == len(measured) or not set(empty).issubset(lengths)):
+        empty_lengths = [length for length in measured_lengths if not held_out[length]]
+        if empty_lengths and (len(empty_lengths) == len(measured_lengths) or not set(empty_lengths).issubset(lengths)):
             raise TrainingError(
-                f"no question of length {empty[0]:,} is held out to measure with",
+                f"no question of length {empty_lengths[0]:,} is held out to measure with",
                 hint="Add questions, hold some out (--held-out 0.1), or measure nothing (--measure-every 0).",
             )
         digest = hashlib.sha256()
-        for indices in indices_of.values():
-            for key in indices:
+        for index_by_key in indices_by_length.values():
+            for key in index_by_key:
                 digest.update(key + bytes([key in training_keys]))
         return QuestionSplit(task, training, held_out, seed, digest.hexdigest()[:16])
 
-    def epoch_size(self, lengths: Sequence[int]) -> int:
+    def count_epoch_questions(self, lengths: Sequence[int]) -> int:
         """Return the number of training questions of these lengths."""
         return sum(len(self.training[length]) for length in lengths)
 
     def draw_questions(self, lengths: Sequence[int], *, skip: int = 0) -> Iterator[Sample]:
-        """Yield the training questions of some lengths, each once an epoch, in another order in each epoch.
+        """Yield the training questions of some lengths, each once per epoch, in another order in each epoch.
 
         Args:
             lengths: some of the lengths that were split.
-            skip: the number of questions of these lengths that were asked before.
+            skip: the number of questions of these lengths that were already asked.
         """
         samples = [(length, index) for length in lengths for index in self.training[length]]
         first_epoch, start = divmod(skip, len(samples))
@@ -122,7 +125,7 @@ class QuestionSplit:
             for length, index in order[start if epoch == first_epoch else 0 :]:
                 yield self.task.sample(length, index)
 
-    def held_out_samples(self, length: int, max_count: int) -> list[Sample]:
+    def list_held_out_samples(self, length: int, max_count: int) -> list[Sample]:
         """Return questions to measure with, the same each time."""
         return [self.task.sample(length, index) for index in self.held_out[length][:max_count]]
 
@@ -143,7 +146,7 @@ def find_answered_without_document(results: Path) -> frozenset[str]:
     return frozenset(row.question for row in rows if row.strict == 1)
 
 
-def _make_keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[bytes, int]:
+def _make_keys(task: CountedQuestions, length: int, dropped_questions: Container[str]) -> dict[bytes, int]:
     """Return the index of each question by its key; keys of questions on one document of a file begin with its digest.
 
     Raises:
@@ -152,11 +155,11 @@ def _make_keys(task: CountedQuestions, length: int, dropped: Container[str]) -> 
     keys: dict[bytes, int] = {}
     for index in range(task.count(length)):
         sample = task.sample(length, index)
-        if sample.question in dropped:
+        if sample.question in dropped_questions:
             continue
         # Documents that are made from a file's paragraphs differ between lengths; the question does not.
         document = "".join(sample.text()) if isinstance(task, FileTask) else ""
-        key = _digest(document) + _digest(sample.question)
+        key = _hash_text(document) + _hash_text(sample.question)
         if key in keys:
             raise TrainingError(
                 f"the questions {keys[key]} and {index} of length {length:,} in {getattr(task, 'source', task.name)} "
@@ -169,15 +172,15 @@ def _make_keys(task: CountedQuestions, length: int, dropped: Container[str]) -> 
 
 def _draw_rank(seed: bytes, key: bytes) -> tuple[bytes, bytes]:
     """Return a key for a random order; questions on one document follow each other."""
-    return hashlib.sha256(seed + key[:_DOCUMENT_BYTES]).digest(), hashlib.sha256(seed + key).digest()
+    return hashlib.sha256(seed + key[:_DIGEST_BYTES]).digest(), hashlib.sha256(seed + key).digest()
 
 
-def _digest(text: str) -> bytes:
+def _hash_text(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
 def _make_supply_error(
-    task: CountedQuestions, length: int, count: int, fraction: float, *, some_dropped: bool
+    task: CountedQuestions, length: int, count: int, fraction: float, *, has_dropped: bool
 ) -> TrainingError:
     choices = ", ".join(f"{length} ({task.count(length)})" for length in getattr(task, "lengths", ()))
     hint = f"Its lengths, with their numbers of questions: {choices}. " if choices else ""
@@ -186,25 +189,25 @@ def _make_supply_error(
         hint += "Add questions, name other --lengths, or hold out less (--held-out)."
     else:
         reason, hint = "a loop needs some", f"{hint}Name other --lengths."
-    remaining = " that are not answered without the document" if some_dropped else ""
+    remaining = " that are not answered without the document" if has_dropped else ""
     return TrainingError(f"{task.name} has {count} questions of length {length:,}{remaining}; {reason}", hint=hint)
 
 
 HELD_OUT_START: Final = 1_000_000_000
-"""The first index of samples for measuring. Training uses lower ones."""
+"""The first index of generated samples for measuring. Training uses lower indices."""
 QUESTIONS_PER_COLLECTION: Final = 100_000
-"""The number of sample indices that each collection may use."""
+"""The number of sample indices that are reserved for each collection."""
 MAX_COLLECTIONS: Final = HELD_OUT_START // QUESTIONS_PER_COLLECTION
 
 
 @dataclass(frozen=True, slots=True)
 class Curriculum:
-    """Lengths, shortest first: stage n uses the first n + 1 of them.
+    """Stages of growing length: stage n uses the first n + 1 lengths, of which the shortest is the first.
 
     Half of a stage's generated questions have its longest length, the others any of its lengths. Questions of data
     files are asked epoch by epoch. The next stage begins when the mean reward of reads of the longest length is high
     enough in a collection. Stages depend only on the journal, and questions on the journal, the collection and their
-    index: a loop that was killed asks the same ones again.
+    index: a loop that was killed asks the same questions again.
     """
 
     tasks: Sequence[Task]
@@ -219,25 +222,28 @@ class Curriculum:
 
     def find_stage(self, records: Sequence[CollectionRecord]) -> int:
         """Return the stage after these collections, counted from 0."""
-        last = len(self.lengths) - 1
+        last_stage = len(self.lengths) - 1
         stage = 0
         if self.split is not None:
-            while stage < last and self.split.epoch_size(self.lengths[: stage + 1]) < self.min_first_questions:
+            while (
+                stage < last_stage
+                and self.split.count_epoch_questions(self.lengths[: stage + 1]) < self.min_first_questions
+            ):
                 stage += 1
         for record in records:
-            longest = record.by_length.get(self.lengths[stage])
-            if record.stage == stage and longest is not None and longest.reward >= self.advance_at:
-                stage = min(stage + 1, last)
+            mean_at_longest = record.by_length.get(self.lengths[stage])
+            if record.stage == stage and mean_at_longest is not None and mean_at_longest.reward >= self.advance_at:
+                stage = min(stage + 1, last_stage)
         return stage
 
-    def epochs(self, records: Sequence[CollectionRecord], stage: int) -> float | None:
-        """Return the number of times that every question of a stage was asked; None if tasks make new ones."""
+    def compute_epochs(self, records: Sequence[CollectionRecord], stage: int) -> float | None:
+        """Return how many times every question of a stage was asked; None if the tasks generate new questions."""
         if self.split is None:
             return None
-        return _count_questions(records, stage) / self.split.epoch_size(self.lengths[: stage + 1])
+        return _count_questions(records, stage) / self.split.count_epoch_questions(self.lengths[: stage + 1])
 
     def draw_questions(self, collection: int, stage: int, records: Sequence[CollectionRecord] = ()) -> Iterator[Sample]:
-        """Yield the questions of a collection, up to its maximum.
+        """Yield the questions of a collection, up to its maximum number.
 
         Args:
             collection: the index of the collection.
@@ -245,7 +251,7 @@ class Curriculum:
             records: the collections before it.
 
         Raises:
-            TrainingError: there were too many collections before; their questions would be held-out ones.
+            TrainingError: there were so many collections that the next questions would be held-out ones.
         """
         if not 0 <= collection < MAX_COLLECTIONS:
             raise TrainingError(
@@ -256,17 +262,17 @@ class Curriculum:
         if self.split is not None:
             # No question repeats within a collection, unless an epoch ends in it.
             questions = self.split.draw_questions(lengths, skip=_count_questions(records[:collection], stage))
-            yield from islice(questions, self.split.epoch_size(lengths))
+            yield from islice(questions, self.split.count_epoch_questions(lengths))
             return
         for index in range(QUESTIONS_PER_COLLECTION):
             rng = random.Random(f"{self.seed}/{collection}/{index}")
             length = lengths[-1] if rng.random() < 0.5 else rng.choice(lengths)
             yield rng.choice(self.tasks).sample(length, collection * QUESTIONS_PER_COLLECTION + index)
 
-    def held_out_samples(self, length: int, count: int) -> list[Sample]:
+    def list_held_out_samples(self, length: int, count: int) -> list[Sample]:
         """Return the questions to measure a length with: `count`, or as many as a data file has."""
         if self.split is not None:
-            return self.split.held_out_samples(length, count)
+            return self.split.list_held_out_samples(length, count)
         return [self.tasks[index % len(self.tasks)].sample(length, HELD_OUT_START + index) for index in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""Runs a loop: collects groups, trains on them, and serves the new weights, until all iterations are done.
+"""Runs a loop, which collects groups, trains on them and serves the new weights in each iteration.
 
 A loop that was killed continues from its journal and its newest checkpoint.
 """
@@ -29,7 +29,7 @@ from memagent_training.job import training_output
 from memagent_training.job.base_model import make_lora_config
 from memagent_training.job.job_options import Engine
 from memagent_training.job.saved_policy import merge_adapter, save_policy, write_card
-from memagent_training.rl.collecting import Collector, check_rewards
+from memagent_training.rl.collecting import Collector, refuse_collapse
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
@@ -39,8 +39,8 @@ from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import find_vllm_python
 
 T = TypeVar("T")
-_FORMER_BEST: Final = f"{BEST}.before"
-"""The best policy so far, while a better one replaces it."""
+_PREVIOUS_BEST: Final = f"{BEST}.before"
+"""The folder of the previous best policy while a better one replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +54,22 @@ class LoopResult:
     """The reason why it ended."""
     measurements: tuple[Measurement, ...]
     best: Path | None
-    """The policy with the best measurement, if any was measured."""
+    """The folder of the policy with the best measurement; None without measurements."""
 
 
 def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
-    """Run a loop to its end, or continue one. To be called on every rank.
+    """Run a loop to its end, or continue one. Call it on every rank.
 
     Raises:
-        TrainingError: something is missing, or the policy collapsed (`CollapsedError`); checkpoints, journal, and the
-            best policy stay.
-        VLLMNotInstalledError: the loop has to start its own server, but cannot.
+        TrainingError: an input is missing, or the policy collapsed (`CollapsedError`); checkpoints, journal, and the
+            best policy are kept.
+        VLLMNotInstalledError: the loop has to start its own server, and vLLM is not installed.
         PolicyError: a server that is not ours is down. The loop can be resumed.
     """
     prepared = prepare(job)
     job = prepared.job
     if job.base_url is None and job.engine is Engine.VLLM:
-        find_vllm_python()  # otherwise it would be found missing only after the model is loaded
+        find_vllm_python()  # to fail before the model is loaded
     status = status or LoopStatus(job.iterations, quiet=True)
     checkpoints = training_output.find_checkpoints(job.out) if job.resume else training_output.Checkpoints(None)
     job.out.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
             source.provide_groups,
             prepared.config,
             steps_per_iteration=prepared.steps_per_iteration,
-            save_policy=source.export,
+            save_policy=source.export_policy,
             callbacks=[_StepReporter(status)],
             peft_config=make_lora_config(job.lora_rank),
         )
@@ -89,22 +89,25 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
         if is_main:
             training_output.write_record(job.out, prepared.record)
         reason = f"all {job.iterations} iterations are done"
-        newest = checkpoints.newest
-        status.on_resume(newest, checkpoints.incomplete)
+        checkpoint = checkpoints.newest
+        status.on_resume(checkpoint, checkpoints.incomplete)
         for measurement in source.journal.measurements:  # of an earlier call
             status.on_measurement(measurement)
         try:
-            trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except EndOfLoop as end:
             reason = str(end)
-        reached = trainer.state.global_step // prepared.steps_per_iteration
-        source.export(trainer, reached)
+        last_iteration = trainer.state.global_step // prepared.steps_per_iteration
+        source.export_policy(trainer, last_iteration)
         if is_main:
-            source.measure_at_end(reached)
+            source.measure_at_end(last_iteration)
         save_policy(trainer, prepared.base, job.out, lora_rank=job.lora_rank)
         if is_main:
             write_card(
-                job.out, prepared.base, _list_card_facts(prepared, source.journal, reached), trainer.state.log_history
+                job.out,
+                prepared.base,
+                _list_card_facts(prepared, source.journal, last_iteration),
+                trainer.state.log_history,
             )
     finally:
         source.close()
@@ -114,17 +117,17 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     )
 
 
-def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, reached: int) -> dict[str, str]:
+def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, last_iteration: int) -> dict[str, str]:
     """Return the facts for the policy's card, after that many iterations."""
     job = prepared.job
     facts = {
         "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
-        "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {reached} iterations",
+        "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {last_iteration} iterations",
         "reward": job.reward if isinstance(job.reward, str) else get_function_name(job.reward),
         "preset": str(job.preset),
     }
     for measurement in journal.measurements:
-        if measurement.iteration in {0, reached}:
+        if measurement.iteration in {0, last_iteration}:
             conditions = (
                 f"at temperature {measurement.temperature:g}{', as deployed' if measurement.as_deployed else ''}"
             )
@@ -134,36 +137,36 @@ def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, reached: int)
 
 
 class _BestPolicy:
-    """Keeps a copy of the best policy; restores it if a kill interrupted its replacement."""
+    """Keeps a copy of the best policy; restores the previous one if a kill interrupted its replacement."""
 
     def __init__(self, prepared: PreparedLoop) -> None:
         self._prepared = prepared
         self._folder = prepared.job.out / BEST
-        self._former = self._folder.with_name(_FORMER_BEST)
-        if self._former.is_dir() and not self._folder.exists():
-            self._former.rename(self._folder)
+        self._previous_folder = self._folder.with_name(_PREVIOUS_BEST)
+        if self._previous_folder.is_dir() and not self._folder.exists():
+            self._previous_folder.rename(self._folder)
 
     def find_folder(self) -> Path | None:
-        """Return its folder; None if nothing was measured yet."""
+        """Return the folder of the best policy; None before the first measurement."""
         return self._folder if self._folder.is_dir() else None
 
-    def keep(self, policy: Path) -> None:
+    def replace(self, policy: Path) -> None:
         """Replace the best policy by a copy of this folder; the copy appears when it is complete."""
-        unfinished = self._folder.with_name(f"{BEST}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.copytree(policy, unfinished)
+        unfinished_folder = self._folder.with_name(f"{BEST}.unfinished")
+        shutil.rmtree(unfinished_folder, ignore_errors=True)
+        shutil.copytree(policy, unfinished_folder)
         if self._prepared.job.serves_adapters:  # adapters alone are not a policy to start from
-            adapter = unfinished / training_output.ADAPTER_FOLDER
-            merge_adapter(self._prepared.base, adapter, unfinished, self._prepared.config)
-        shutil.rmtree(self._former, ignore_errors=True)
+            adapter = unfinished_folder / training_output.ADAPTER_FOLDER
+            merge_adapter(self._prepared.base, adapter, unfinished_folder, self._prepared.config)
+        shutil.rmtree(self._previous_folder, ignore_errors=True)
         if self._folder.exists():
-            self._folder.rename(self._former)
-        unfinished.rename(self._folder)
-        shutil.rmtree(self._former, ignore_errors=True)
+            self._folder.rename(self._previous_folder)
+        unfinished_folder.rename(self._folder)
+        shutil.rmtree(self._previous_folder, ignore_errors=True)
 
 
 class _IterationSource:
-    """The trainer's source of groups: everything in an iteration except the training itself."""
+    """Provides the trainer with groups, and does everything else in an iteration except the training."""
 
     def __init__(
         self, prepared: PreparedLoop, serving: PolicyBackend, journal: LoopJournal, status: LoopStatus
@@ -175,26 +178,26 @@ class _IterationSource:
         self._status = status
         self._next_collection: asyncio.Task[CollectionRecord] | None = None
         """The next iteration's collection, on the background loop."""
-        self._reported_records = 0
+        self._reported_record_count = 0
         self._logprobs: RowLogProbs | None = None
-        """The trainer's, with the weights that were exported last."""
+        """The trainer's log-probs, with the weights that were exported last."""
         self._collector = Collector(prepared, serving, journal)
         self.best = _BestPolicy(prepared)
 
     def close(self) -> None:
-        """Stop running work, and the server."""
+        """Cancel running work, and close the server."""
         run_sync(self._close())
 
-    def export(self, trainer: OnlineTrainer, iteration: int) -> None:
-        """Write an iteration's initial weights to the folder where the readers' server looks for them."""
+    def export_policy(self, trainer: OnlineTrainer, iteration: int) -> None:
+        """Write an iteration's initial weights to the folder from which they are served."""
         self._status.on_phase(iteration, Phase.SYNC)
-        folder = self.serving.policy_folder(iteration)
+        folder = self.serving.get_policy_folder(iteration)
         self._logprobs = trainer.row_logprobs
         rank, with_merged = self._job.lora_rank, not self._job.serves_adapters
         save_policy(trainer, self._prepared.base, folder, lora_rank=rank, with_merged=with_merged)
 
     def provide_groups(self, iteration: int) -> IterationGroups:
-        """Return the groups of an iteration: a `GroupSource`."""
+        """Return the groups of an iteration; this is a `GroupSource`."""
         record = self.journal.find_collection(iteration)
         if record is None and self._next_collection is not None:
             record = self._run_phase(iteration, Phase.COLLECT, self._await_collection())
@@ -209,20 +212,20 @@ class _IterationSource:
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
         if record is None:
             record = self._run_phase(iteration, Phase.COLLECT, self._collector.collect(iteration, iteration))
-        check_rewards(self.journal.records)
-        for new_record in self.journal.records[self._reported_records :]:
+        refuse_collapse(self.journal.records)
+        for new_record in self.journal.records[self._reported_record_count :]:
             self._status.on_collection(new_record)
-        self._reported_records = len(self.journal.records)
+        self._reported_record_count = len(self.journal.records)
         if is_next_missing:
             run_sync(self._start_collection(iteration + 1, iteration))
         measurements = self.journal.find_measurements(iteration)
-        metrics = _compute_iteration_metrics(record, measurements, self._status.clock.times(iteration))
+        metrics = _compute_iteration_metrics(record, measurements, self._status.clock.get_times(iteration))
         records = self.journal.records[: record.number + 1]
-        if (epochs := self._prepared.curriculum.epochs(records, record.stage)) is not None:
+        if (epochs := self._prepared.curriculum.compute_epochs(records, record.stage)) is not None:
             metrics["collect/epoch"] = epochs
         self._status.on_phase(iteration, Phase.TRAIN)
         return IterationGroups(
-            groups=self._collector.groups(record),
+            groups=self._collector.get_groups(record),
             policy_versions=[
                 self.serving.format_version(index) for index in range(max(iteration - 1, 0), iteration + 1)
             ],
@@ -230,7 +233,7 @@ class _IterationSource:
         )
 
     def measure_at_end(self, iteration: int) -> None:
-        """Measure the finished weights, if measuring is on."""
+        """Measure the final weights, unless measuring is turned off."""
         if self._job.measure_every and not self.journal.find_measurements(iteration):
             self._run_phase(iteration, Phase.SYNC, self.serving.serve(iteration, self._logprobs))
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
@@ -238,8 +241,8 @@ class _IterationSource:
     # Phases
 
     def _is_measurement_due(self, iteration: int) -> bool:
-        every = self._job.measure_every
-        return every > 0 and iteration % every == 0 and not self.journal.find_measurements(iteration)
+        interval = self._job.measure_every
+        return interval > 0 and iteration % interval == 0 and not self.journal.find_measurements(iteration)
 
     async def _measure(self, iteration: int) -> None:
         measurements = []
@@ -249,13 +252,15 @@ class _IterationSource:
             conditions.insert(0, (temperatures[0], True))
         for temperature, as_deployed in conditions:
             reader = self.serving.make_reader(temperature, as_deployed=as_deployed)
-            reads = partial(measure, self._prepared, reader, iteration, temperature, as_deployed=as_deployed)
-            measurements.append(await self.serving.run_with_weights(iteration, reads))
-        rivals = [former for former in self.journal.measurements if former.conditions == measurements[0].conditions]
-        if all(measurements[0].mean > rival.mean for rival in rivals):
-            policy = self.serving.policy_folder(iteration)
-            await asyncio.to_thread(self.best.keep, policy)  # before the journal says that this is done
-        self.journal.add_measurements(*measurements)  # together: a killed loop has measured all of them, or none
+            measure_reader = partial(measure, self._prepared, reader, iteration, temperature, as_deployed=as_deployed)
+            measurements.append(await self.serving.run_with_weights(iteration, measure_reader))
+        comparable_measurements = [
+            previous for previous in self.journal.measurements if previous.conditions == measurements[0].conditions
+        ]
+        if all(measurements[0].mean > previous.mean for previous in comparable_measurements):
+            policy = self.serving.get_policy_folder(iteration)
+            await asyncio.to_thread(self.best.replace, policy)  # before the journal records the measurements
+        self.journal.add_measurements(*measurements)  # in one write: after a kill all of them are recorded, or none
         for measurement in measurements:
             self._status.on_measurement(measurement)
 
@@ -272,14 +277,17 @@ class _IterationSource:
     async def _close(self) -> None:
         if self._next_collection is not None:
             self._next_collection.cancel()
-            # Its reads release log and server first.
+            # Its reads must release the log and the server first.
             await asyncio.gather(self._next_collection, return_exceptions=True)
         await self.serving.close()
 
     # Time
 
     def _run_phase(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
-        if (iteration, phase) != (self._status.clock.iteration, self._status.clock.phase):  # not begun by the export
+        if (iteration, phase) != (
+            self._status.clock.iteration,
+            self._status.clock.phase,
+        ):  # unless the export has begun it
             self._status.on_phase(iteration, phase)
         return run_sync(work)
 
@@ -287,11 +295,11 @@ class _IterationSource:
 async def measure(
     prepared: PreparedLoop, agent: MemAgent, iteration: int, temperature: float, *, as_deployed: bool = False
 ) -> Measurement:
-    """Read every held-out question once; a read that fails is wrong, and counted.
+    """Read every held-out question once; a read that fails counts as wrong.
 
     Args:
-        prepared: has the questions and their number.
-        agent: reads with the weights to measure.
+        prepared: the loop, with the held-out questions.
+        agent: the reader with the weights to measure.
         iteration: the iteration that begins with these weights.
         temperature: the sampling temperature.
         as_deployed: whether the agent refuses invented memories as the policy's profile says.
@@ -300,13 +308,13 @@ async def measure(
         PolicyUnreachableError, PolicyAuthenticationError: the server is down, or refuses the key.
     """
     job = prepared.job
-    slots = asyncio.Semaphore(job.collect.concurrency)
+    read_slots = asyncio.Semaphore(job.collect.concurrency)
     profile = prepared.profile
     answer_format = profile.prompts.answer_format if profile else AnswerFormat.BOXED
-    began = time.monotonic()
+    started_at = time.monotonic()
 
     async def read_and_score(sample: Sample) -> float | None:
-        async with slots:
+        async with read_slots:
             try:
                 text = await asyncio.to_thread(lambda: "".join(sample.text()))
                 result = await agent.aread(text, sample.question)
@@ -319,15 +327,15 @@ async def measure(
     samples = [
         (length, sample)
         for length in prepared.measured_lengths
-        for sample in prepared.curriculum.held_out_samples(length, job.measure_count)
+        for sample in prepared.curriculum.list_held_out_samples(length, job.measure_count)
     ]
-    reads = [asyncio.create_task(read_and_score(sample)) for _, sample in samples]
+    read_tasks = [asyncio.create_task(read_and_score(sample)) for _, sample in samples]
     try:
-        read_scores = await asyncio.gather(*reads)  # raises the first error unchanged; a TaskGroup would wrap it
+        read_scores = await asyncio.gather(*read_tasks)  # raises the first error unchanged; a TaskGroup would wrap it
     finally:
-        for read in reads:
-            read.cancel()
-        await asyncio.gather(*reads, return_exceptions=True)
+        for read_task in read_tasks:
+            read_task.cancel()
+        await asyncio.gather(*read_tasks, return_exceptions=True)
     lengths = (length for length, _ in samples)
     scores = group_values(zip(lengths, (read_score or 0.0 for read_score in read_scores), strict=True))
     return Measurement(
@@ -335,7 +343,7 @@ async def measure(
         temperature=temperature,
         accuracy={length: estimate(values) for length, values in scores.items()},
         failed=read_scores.count(None),
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started_at,
         as_deployed=as_deployed,
     )
 

@@ -1,6 +1,6 @@
-"""The results of collections and measurements, on disk before anything is trained on them.
+"""Records the results of collections and measurements in a file, before the training on them.
 
-It is a `storage.journal`: each row is written as a whole and synced.
+The file is a `storage.journal`: each row is written and synced as a whole.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class CollectionRecord:
     """The result of one collection."""
 
     number: int
-    """Counted from 0; run ids in the log begin with its name."""
+    """The index of the collection, from 0. The run ids of its reads begin with its name."""
     iteration: int
-    """The iteration that it was for."""
+    """The iteration for which it was made."""
     is_enough: bool
-    """Whether the iteration is trained on it; otherwise another collection follows."""
+    """Whether it has enough groups for the iteration; otherwise another collection follows."""
     version: int
-    """The iteration whose weights read; the oldest one if it was interrupted and continued with newer ones."""
+    """The iteration whose weights read; the oldest one if the collection was continued with newer weights."""
     stage: int
-    """The stage of the curriculum that the questions are from."""
+    """The stage of the curriculum to which the questions belong."""
     questions: int
-    """The number of questions; each was read several times."""
+    """The number of questions, each of which was read several times."""
     group_of: Mapping[str, str]
     """The group of each run that is trained on."""
     by_length: Mapping[int, MeanReward]
@@ -53,7 +53,7 @@ class CollectionRecord:
     uniform_groups: int
     """Groups without variance and with lower rewards."""
     failed_groups: int
-    """Groups left out because a read failed for good."""
+    """Groups left out because a read failed in every attempt."""
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -79,7 +79,7 @@ class CollectionRecord:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of prompts and completions; 0 if everything was taken from the run log."""
+        """Prompt and completion tokens per second; 0 if everything was taken from the run log."""
         return (self.prompt_tokens + self.completion_tokens) / max(self.seconds, 1e-9)
 
 
@@ -95,7 +95,7 @@ class Measurement:
     """Reads that failed; they count as wrong."""
     seconds: float
     as_deployed: bool = False
-    """Whether invented memories were refused as the policy's profile says, and as its users will read."""
+    """Whether invented memories were refused as in the policy's profile, with which its users will read."""
 
     @property
     def mean(self) -> float:
@@ -104,7 +104,7 @@ class Measurement:
 
     @property
     def conditions(self) -> tuple[float, bool, dict[int, int]]:
-        """The questions that were asked, and how; means can be compared if these are equal."""
+        """The temperature, the guard and the questions; means are comparable if these are equal."""
         counts = {length: estimate.n for length, estimate in self.accuracy.items()}
         return self.temperature, self.as_deployed, counts
 
@@ -117,7 +117,7 @@ _KINDS: Final[dict[str, type[CollectionRecord | Measurement]]] = {
 
 @dataclass
 class LoopJournal:
-    """The file and its content.
+    """The journal file and its content.
 
     Raises:
         TrainingError: the file cannot be read.
@@ -140,7 +140,7 @@ class LoopJournal:
             ) from error
 
     def add_collection(self, record: CollectionRecord) -> None:
-        """Add a collection."""
+        """Add a collection to the file."""
         self._write("collected", record)
 
     def add_measurements(self, *measurements: Measurement) -> None:
@@ -158,16 +158,16 @@ class LoopJournal:
     def _write(self, kind: str, *values: CollectionRecord | Measurement) -> None:
         rows = [{"kind": kind, **dataclasses.asdict(value)} for value in values]
         with open_journal(self.path, error=TrainingError) as journal:
-            before = len(journal.rows)
+            old_row_count = len(journal.rows)
             journal.append(*rows)
-            for row in journal.rows[before:]:
+            for row in journal.rows[old_row_count:]:
                 self._append(row)
 
     def _append(self, row: dict[str, Any]) -> None:
-        value = msgspec.convert(row, _KINDS[row["kind"]], str_keys=True)
-        if isinstance(value, Measurement):
-            self.measurements.append(value)
-        elif value.number == len(self.records):
-            self.records.append(value)
+        entry = msgspec.convert(row, _KINDS[row["kind"]], str_keys=True)
+        if isinstance(entry, Measurement):
+            self.measurements.append(entry)
+        elif entry.number == len(self.records):
+            self.records.append(entry)
         else:
-            raise ValueError(f"collection {value.number} follows {len(self.records) - 1}")
+            raise ValueError(f"collection {entry.number} follows {len(self.records) - 1}")

@@ -1,7 +1,7 @@
-"""Prints the progress of a loop on standard error: a line per iteration and per measurement.
+"""Prints the progress of a loop on standard error: one line per iteration and per measurement.
 
-On a terminal, a last line has the current phase and the estimated time left. All metrics are in the training log and
-in `report_to`'s trackers.
+On a terminal, the last line shows the current phase and the estimated remaining time. The training log and the trackers
+of `report_to` have all metrics.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ class Phase(StrEnum):
     """Weights are written, and loaded into the server."""
     MEASURE = "measure"
     COLLECT = "collect"
-    """Questions are read; with rollouts one version behind, only the remaining wait."""
+    """Questions are read; with rollouts one version behind, this is only the remaining wait."""
     TRAIN = "train"
 
 
 class PhaseClock:
-    """The seconds of each iteration in this process, by phase. `clock` is like `time.monotonic`."""
+    """Measures the seconds of each iteration in this process by phase. `clock` is like `time.monotonic`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._counted = 0.0
+        self._last_counted_at = 0.0
         self.iteration = -1
         self.phase: Phase | None = None
-        self._times: defaultdict[int, defaultdict[Phase, float]] = defaultdict(lambda: defaultdict(float))
+        self._seconds: defaultdict[int, defaultdict[Phase, float]] = defaultdict(lambda: defaultdict(float))
 
     def begin(self, iteration: int, phase: Phase) -> None:
-        """Begin a phase, and end the one before."""
+        """Begin a phase, and end the previous one."""
         self.end()
         self.iteration, self.phase = iteration, phase
 
     def end(self) -> None:
-        """End the phase."""
-        self._count()
+        """End the current phase."""
+        self._add_elapsed()
         self.phase = None
 
-    def times(self, iteration: int) -> Mapping[Phase, float]:
+    def get_times(self, iteration: int) -> Mapping[Phase, float]:
         """Return the seconds of an iteration by phase, up to now."""
-        self._count()
-        return self._times[iteration]
+        self._add_elapsed()
+        return self._seconds[iteration]
 
-    def _count(self) -> None:
+    def _add_elapsed(self) -> None:
         now = self._clock()
         if self.phase is not None:
-            self._times[self.iteration][self.phase] += now - self._counted
-        self._counted = now
+            self._seconds[self.iteration][self.phase] += now - self._last_counted_at
+        self._last_counted_at = now
 
 
 class LoopStatus:
-    """Prints a loop's progress; a context manager. Subclass it to follow a loop: each method is an event.
+    """Prints a loop's progress; a context manager. A subclass can handle the events itself: each `on_` method is one.
 
     Args:
         iterations: the number of iterations of the whole loop.
@@ -102,7 +102,7 @@ class LoopStatus:
         self._progress.stop()
 
     def on_resume(self, checkpoint: Path | None, incomplete: Sequence[Path]) -> None:
-        """Name the checkpoint that the loop continues from, and newer ones that are incomplete."""
+        """Print the checkpoint from which the loop continues, and newer ones that are incomplete."""
         for folder in incomplete:
             self._print(f"passed over {folder}, which was not written to its end")
         if checkpoint is not None:
@@ -110,44 +110,44 @@ class LoopStatus:
 
     def on_phase(self, iteration: int, phase: Phase) -> None:
         """Begin a phase of an iteration; the previous phase ends."""
-        before = self.clock.iteration if self.clock.phase is Phase.TRAIN else None
+        finished_iteration = self.clock.iteration if self.clock.phase is Phase.TRAIN else None
         self.clock.begin(iteration, phase)
-        if before is not None and before != iteration:
-            self._print(self._format_line(before))
+        if finished_iteration is not None and finished_iteration != iteration:
+            self._print(self._format_iteration(finished_iteration))
         description = f"iteration {min(iteration + 1, self._iterations)} of {self._iterations}: {phase}"
         self._progress.update(self._task, completed=iteration, description=description)
 
     def on_measurement(self, measurement: Measurement) -> None:
         """Print the accuracy on held-out questions."""
         lengths = ", ".join(f"{length:,}: {accuracy}" for length, accuracy in sorted(measurement.accuracy.items()))
-        failed = f"; {measurement.failed} failed" if measurement.failed else ""
-        after = (
+        failed_reads = f"; {measurement.failed} failed" if measurement.failed else ""
+        training_state = (
             f"after {format_count(measurement.iteration, 'iteration')}"
             if measurement.iteration
             else "before any training"
         )
         self._print(
-            f"accuracy {after}, at temperature {measurement.temperature:g}"
-            f"{', as it will be deployed' if measurement.as_deployed else ''}: {lengths}{failed}; "
+            f"accuracy {training_state}, at temperature {measurement.temperature:g}"
+            f"{', as it will be deployed' if measurement.as_deployed else ''}: {lengths}{failed_reads}; "
             f"took {_format_duration(measurement.seconds)}"
         )
 
     def on_collection(self, record: CollectionRecord) -> None:
-        """Keep the newest collection for the iteration's line, also one of an earlier call."""
+        """Store the newest collection for the iteration's line, also one that an earlier call made."""
         self._record = record
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics of an optimizer step for the iteration's line."""
+        """Store the metrics of an optimizer step for the iteration's line."""
         self._metrics = dict(metrics)
 
     def on_end(self, reason: str) -> None:
         """Print the last iteration's line."""
         if self.clock.phase is Phase.TRAIN:
             self.clock.end()
-            self._print(self._format_line(self.clock.iteration))
+            self._print(self._format_iteration(self.clock.iteration))
 
-    def _format_line(self, iteration: int) -> str:
-        """Return the result of an iteration."""
+    def _format_iteration(self, iteration: int) -> str:
+        """Return the line with the result of an iteration."""
         parts = []
         if (record := self._record) is not None and record.iteration == iteration:
             lengths = ", ".join(f"{length:,}: {mean.reward:.3f}" for length, mean in sorted(record.by_length.items()))
@@ -157,7 +157,7 @@ class LoopStatus:
                 f"{record.uniform_groups} never or all alike, {record.failed_groups} failed",
             ]
         parts.append(format_metrics(self._metrics))
-        times = self.clock.times(iteration)
+        times = self.clock.get_times(iteration)
         parts.append(", ".join(f"{phase} {_format_duration(times[phase])}" for phase in Phase if times.get(phase)))
         return f"iteration {iteration + 1} of {self._iterations}: {'; '.join(filter(None, parts))}"
 

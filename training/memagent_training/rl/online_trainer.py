@@ -1,7 +1,7 @@
 """The trainer of a loop: one training run over all iterations, whose groups are collected while it runs.
 
-There is one optimizer, one schedule of the learning rate and one series of checkpoints. Before the first step of an
-iteration, the main process gets its groups from the source; the others wait for them.
+There is one optimizer, one learning rate schedule and one series of checkpoints. Before the first step of an iteration,
+the main process gets the groups from the source, and the other processes wait for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from memagent_graph.errors import MemAgentError
 from memagent_training.algorithm.schedule import ScheduledStep
 from memagent_training.data.rollouts import RolloutGroup, require_known_token_ids
-from memagent_training.forward.recomputed import LogProbGap
+from memagent_training.forward.recomputed_logprobs import LogProbGap
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 from memagent_training.job.training_output import parse_checkpoint_step
@@ -27,7 +27,7 @@ from memagent_training.serving.policy_sync.probe import RowLogProbs, score_with_
 from memagent_training.training_errors import TrainingError
 
 _SEED_STRIDE: Final = 7919
-"""The distance between the seeds of two iterations' orders."""
+"""The difference between the seeds of two iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class IterationGroups:
 
     groups: Sequence[RolloutGroup]
     policy_versions: Sequence[str] = ()
-    """Oldest first; the last one names the iteration's initial weights."""
+    """Versions of the weights, oldest first; the last one is that of the iteration's initial weights."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics for the training log, added to the first step's."""
+    """Metrics for the training log, logged with those of the first step."""
 
 
 class EndOfLoop(Exception):  # noqa: N818  it is not an error
@@ -46,8 +46,8 @@ class EndOfLoop(Exception):  # noqa: N818  it is not an error
 
 
 GroupSource: TypeAlias = Callable[[int], IterationGroups]
-"""The groups of an iteration, counted from 0, at least as many as its optimizer steps; its weights are already in its
-policy's folder. Only the main process calls this. Raises EndOfLoop if there are none."""
+"""Returns the groups of an iteration, counted from 0: at least as many as its optimizer steps. The iteration's weights
+are already in its policy's folder. Only the main process calls it. Raises EndOfLoop if there are no groups."""
 
 
 class OnlineTrainer(MultiConvDAPOTrainer):
@@ -55,11 +55,11 @@ class OnlineTrainer(MultiConvDAPOTrainer):
 
     Args:
         model: as for `MultiConvDAPOTrainer`.
-        source: called before each iteration, for its groups.
+        source: called before each iteration to get its groups.
         args: the settings; `max_steps` is the total number of steps.
         steps_per_iteration: optimizer steps per iteration; each group is in one of them.
-        save_policy: called on every process before each iteration, to write its weights to the folder where the source
-            looks for them.
+        save_policy: called on every process before each iteration, to write its weights to the folder from which the
+            source reads them.
         callbacks, peft_config: as for `GRPOTrainer`.
     """
 
@@ -93,26 +93,26 @@ class OnlineTrainer(MultiConvDAPOTrainer):
             return
         self._save_policy(self, iteration)
         self.accelerator.wait_for_everyone()
-        collected = self._collect_groups(iteration)
+        iteration_groups = self._collect_groups(iteration)
         policy: Any = self.model
-        require_known_token_ids(policy.config, collected.groups)
+        require_known_token_ids(policy.config, iteration_groups.groups)
         self._start_schedule(
-            collected.groups, self.args, self.args.seed + _SEED_STRIDE * iteration, self._steps_per_iteration
+            iteration_groups.groups, self.args, self.args.seed + _SEED_STRIDE * iteration, self._steps_per_iteration
         )
-        self.policy_versions = tuple(collected.policy_versions)
+        self.policy_versions = tuple(iteration_groups.policy_versions)
         self._iteration = iteration
-        for name, value in collected.metrics.items():
+        for name, value in iteration_groups.metrics.items():
             self._metrics["train"][name].append(value)
 
     @property
     def row_logprobs(self) -> RowLogProbs | None:
-        """The current weights' log-probs of rows, in the arithmetic of training; None if no process has all weights."""
+        """Computes log-probs of rows with the current weights, as in training; None if no process has all weights."""
         return None if self.is_fsdp_enabled or self.is_deepspeed_enabled else partial(score_with_model, self.model)
 
     def _collect_groups(self, iteration: int) -> IterationGroups:
         """Return the source's groups, on every process.
 
-        Errors are sent to the other processes too, which would wait for ever otherwise.
+        Errors are also sent to the other processes, which would otherwise wait forever.
         """
         message: list[Any] = [None]
         if self.accelerator.is_main_process:
@@ -131,13 +131,13 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         return groups
 
     def _print_gap(self, gap: LogProbGap) -> None:
-        """Print nothing at each iteration: the gap is in the metrics."""
+        """Print nothing: the gap of each iteration is in the metrics."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load what the Trainer saved: checkpoints are between iterations, whose log-probs are computed again.
+        """Load only what the Trainer saved, because each iteration recomputes its log-probs.
 
         Raises:
-            TrainingError: this checkpoint is not between two iterations.
+            TrainingError: the checkpoint was saved inside an iteration.
         """
         step = None if checkpoint is None else parse_checkpoint_step(Path(checkpoint))
         if step is not None and step % self._steps_per_iteration:

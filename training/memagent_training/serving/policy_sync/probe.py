@@ -1,9 +1,9 @@
-"""Checks which weights a server answers with: log-probs of fixed prompts, compared with the trainer's own.
+"""Checks which weights a server answers with, by its log-probs of fixed prompts, compared with the trainer's.
 
-Two requests for each prompt, because each shows something else. The log-probs of the prompt's own tokens depend only on
-the weights: for them vLLM does not use its prefix cache. What it samples after the prompt depends on the cache, so a
-cache of older weights shows only there. For that it must have seen the prompt before: the probe is also run before a
-swap.
+There are two requests per prompt. The log-probs of the prompt's own tokens depend only on the weights, because vLLM
+does not use its prefix cache for them. The log-probs of tokens that are sampled after the prompt depend on the cache,
+so only they show a cache of older weights, if the server has seen the prompt before. Therefore the probe also runs
+before a swap.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from memagent_training.serving.policy_sync.server_api import ServerAPI
 from memagent_training.training_errors import SyncError, TrainingError
 
 _LENGTHS: Final = (40, 170, 300)
-"""Tokens per prompt: within a cache block, beyond a block of 128 (the default on CPUs), and over several of 32."""
+"""Tokens per prompt: less than a cache block, more than a block of 128 (the default on CPUs), and many blocks of 32."""
 _COMPLETION_TOKENS: Final = 8
 _SEED: Final = 20
 _MIN_SIGNAL_TO_NOISE: Final = 6.0
-"""The trainer's log-probs must move this many times the earlier difference between server and trainer."""
+"""The change of the trainer's log-probs must be this many times the previous difference between server and trainer."""
 _MAX_UNEXPLAINED_FRACTION: Final = 0.4
-"""Maximum fraction of that move that may be missing in the server's log-probs."""
+"""The maximum fraction of that change that the server's log-probs may lack."""
 _FLOAT32_RESOLUTION: Final = 1e-6
 RowLogProbs: TypeAlias = Callable[[Sequence[TokenRow]], list[list[float]]]
-"""Log-probs of rows' completion tokens under some weights: one list per row, one number per token, at temperature 1.
-Called in a separate thread."""
+"""Returns log-probs of rows' completion tokens under some weights, at temperature 1: one list per row, one number per
+token. Called in a separate thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,21 @@ class ProbeLogProbs:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeReading:
+class ProbeReply:
     """A server's reply to the probe."""
 
     rows: tuple[IdRow, ...]
-    """Each with a prompt's first token, and all scored tokens after it."""
+    """For each prompt a row: its first token as the prompt, and all scored tokens as the completion."""
     logprobs: ProbeLogProbs
     cached_tokens: int
-    """The number of prompt tokens from its prefix cache, if it reports that."""
+    """The number of prompt tokens from the server's prefix cache, if it reports this."""
 
-    def arrange(self, logprobs: Sequence[Sequence[float]]) -> ProbeLogProbs:
-        """Split log-probs of the same rows, from elsewhere, into prompts and completions."""
-        size = len(self.logprobs.completion) // len(self.rows)
+    def split(self, logprobs: Sequence[Sequence[float]]) -> ProbeLogProbs:
+        """Split another model's log-probs of the same rows into those of prompts and of completions."""
+        completion_length = len(self.logprobs.completion) // len(self.rows)
         return ProbeLogProbs(
-            tuple(value for row in logprobs for value in row[:-size]),
-            tuple(value for row in logprobs for value in row[-size:]),
+            tuple(value for row in logprobs for value in row[:-completion_length]),
+            tuple(value for row in logprobs for value in row[-completion_length:]),
         )
 
 
@@ -81,10 +81,10 @@ class Probe:
     prompts: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of_size(cls, vocabulary: int, window: int | None) -> Probe:
-        """Return random prompts, the same for all models of a size.
+    def make(cls, vocabulary: int, window: int | None) -> Probe:
+        """Return random prompts, the same for all models of this vocabulary and window.
 
-        Ids come from the lower half, because control tokens and image tokens are usually the first or the last.
+        No ids are from the lowest eighth and the upper half, where control tokens and image tokens usually are.
         """
         longest = _LENGTHS[-1] if window is None else max(2, min(_LENGTHS[-1], window - _COMPLETION_TOKENS))
         generator = random.Random(_SEED)
@@ -92,7 +92,7 @@ class Probe:
         lengths = sorted({min(length, longest) for length in _LENGTHS})
         return cls(tuple(tuple(generator.randrange(low, high) for _ in range(length)) for length in lengths))
 
-    async def read(self, api: ServerAPI, model: str) -> ProbeReading:
+    async def read(self, api: ServerAPI, model: str) -> ProbeReply:
         """Return a server's reply to the probe.
 
         Raises:
@@ -100,31 +100,33 @@ class Probe:
         """
         rows: list[IdRow] = []
         prompt_logprobs: list[float] = []
-        score_completions: list[float] = []
-        cached = 0
+        completion_logprobs: list[float] = []
+        cached_tokens = 0
         for prompt in self.prompts:
-            # First the request that reads the cache: the other one would fill it.
+            # The request that reads the cache comes first, because the other one would fill it.
             body = self._make_body(model, prompt, _COMPLETION_TOKENS)
             reply = await api.complete(body | {"logprobs": 0, "seed": _SEED})
-            scored = await api.complete(self._make_body(model, prompt, 1) | {"prompt_logprobs": 0})
+            prompt_reply = await api.complete(self._make_body(model, prompt, 1) | {"prompt_logprobs": 0})
             try:
                 choice = reply["choices"][0]
-                ids = tuple(int(token) for token in choice["token_ids"])
-                values = [float(value) for value in choice["logprobs"]["token_logprobs"]]
-                entries = scored["choices"][0]["prompt_logprobs"][1:]
-                scores = [float(entry[str(token)]["logprob"]) for entry, token in zip(entries, prompt[1:], strict=True)]
-                if not len(ids) == len(values) == _COMPLETION_TOKENS:
-                    raise ValueError(f"{len(values)} of {_COMPLETION_TOKENS} tokens")
+                token_ids = tuple(int(token) for token in choice["token_ids"])
+                token_logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
+                entries = prompt_reply["choices"][0]["prompt_logprobs"][1:]
+                prompt_scores = [
+                    float(entry[str(token)]["logprob"]) for entry, token in zip(entries, prompt[1:], strict=True)
+                ]
+                if not len(token_ids) == len(token_logprobs) == _COMPLETION_TOKENS:
+                    raise ValueError(f"{len(token_logprobs)} of {_COMPLETION_TOKENS} tokens")
             except (LookupError, TypeError, ValueError) as error:
                 raise SyncError(
                     f"{api.root_url} returns no log-probs that can be compared: {error!r}",
                     hint="It must be a vLLM server whose completions have token ids and log-probs.",
                 ) from error
-            rows.append(IdRow(prompt[:1], (*prompt[1:], *ids)))
-            prompt_logprobs += scores
-            score_completions += values
-            cached += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return ProbeReading(tuple(rows), ProbeLogProbs(tuple(prompt_logprobs), tuple(score_completions)), cached)
+            rows.append(IdRow(prompt[:1], (*prompt[1:], *token_ids)))
+            prompt_logprobs += prompt_scores
+            completion_logprobs += token_logprobs
+            cached_tokens += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return ProbeReply(tuple(rows), ProbeLogProbs(tuple(prompt_logprobs), tuple(completion_logprobs)), cached_tokens)
 
     @staticmethod
     def _make_body(model: str, prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
@@ -140,30 +142,30 @@ class Probe:
         }
 
 
-def find_largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
-    """Return the largest difference; infinite if something is not a number."""
-    pairs = [*zip(one.prompt, other.prompt, strict=True), *zip(one.completion, other.completion, strict=True)]
+def find_largest_gap(left: ProbeLogProbs, right: ProbeLogProbs) -> float:
+    """Return the largest difference; infinity if a value is not a finite number."""
+    pairs = [*zip(left.prompt, right.prompt, strict=True), *zip(left.completion, right.completion, strict=True)]
     return max(_compute_distance(*pair) for pair in pairs)
 
 
-def find_fault(
+def find_mismatch(
     server: ProbeLogProbs, trainer: ProbeLogProbs, *, tolerance: float, before: PreviousLogProbs | None = None
 ) -> str | None:
-    """Return the reason why the server does not answer with the trainer's weights; None if there is none.
+    """Return how the server's log-probs show that it has other weights than the trainer; None if they do not.
 
-    With small steps, the weights of two versions may be within the tolerance of each other. Then the log-probs before
-    the swap distinguish them, if the trainer's moved much farther than the difference between the two: the server's
-    must have moved with them.
+    After small steps, two versions may be within the tolerance of each other. Then the log-probs `before` the swap
+    distinguish them: if the trainer's moved much farther than its difference from the server, the server's must have
+    moved with them.
     """
-    for server_values, trainer_values, part in (
+    for server_values, trainer_values, description in (
         (server.prompt, trainer.prompt, "of the probe's prompts"),
         (server.completion, trainer.completion, "through its prefix cache, but not without it"),
     ):
-        worst = max(zip(server_values, trainer_values, strict=True), key=lambda pair: _compute_distance(*pair))
-        if not _compute_distance(*worst) <= tolerance:
+        worst_pair = max(zip(server_values, trainer_values, strict=True), key=lambda pair: _compute_distance(*pair))
+        if not _compute_distance(*worst_pair) <= tolerance:
             return (
-                f"its log-probs {part} are not the trainer's: {worst[0]:.5f} against {worst[1]:.5f}, with a"
-                f" tolerance of {tolerance:g}"
+                f"its log-probs {description} are not the trainer's: {worst_pair[0]:.5f} against {worst_pair[1]:.5f}, "
+                f"with a tolerance of {tolerance:g}"
             )
     if before is None:
         return None
@@ -182,23 +184,23 @@ def find_fault(
     return None
 
 
-def _compute_distance(one: float, other: float) -> float:
-    difference = abs(one - other)
+def _compute_distance(left: float, right: float) -> float:
+    difference = abs(left - right)
     return difference if math.isfinite(difference) else math.inf
 
 
-def _compute_rms(one: Sequence[float], other: Sequence[float]) -> float:
-    return math.sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / max(len(one), 1))
+def _compute_rms(left: Sequence[float], right: Sequence[float]) -> float:
+    return math.sqrt(sum((a - b) ** 2 for a, b in zip(left, right, strict=True)) / max(len(left), 1))
 
 
 def score_with_folder(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
-    """Return the log-probs of a policy's files (`RowLogProbs`), loaded in float32 on the CPU, and released again.
+    """Return the log-probs (`RowLogProbs`) of a policy, which is loaded from its folder in float32 on the CPU.
 
     Raises:
         TrainingError: the policy cannot be loaded.
     """
     try:
-        model = _load(PolicyFolder.find(policy))
+        model = _load(PolicyFolder.inspect(policy))
     except (OSError, ValueError, RuntimeError) as error:
         raise TrainingError(f"{policy} cannot be loaded to verify it: {error}", hint="Check its files.") from error
     return score_with_model(model, rows)

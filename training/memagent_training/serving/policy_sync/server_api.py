@@ -1,8 +1,8 @@
-"""Requests that swap and probe a vLLM server's weights, and helpful messages for its errors.
+"""Sends the requests that swap and probe a vLLM server's weights, and explains its errors.
 
 Measured with vLLM 0.31. The endpoints exist only if the server was started for them: adapters need
-VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, all others VLLM_SERVER_DEV_MODE=1, which leaves them open to everyone who reaches
-the port, key or not.
+VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, all others VLLM_SERVER_DEV_MODE=1, which opens them to everyone who reaches the
+port, with or without a key.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _DEV_REMEDY: Final = (
     " you can reach."
 )
 REQUEST_SECONDS: Final = 300.0
-"""The time that the server may take for one request; for a pause, until the requests in flight have ended."""
-_BUSY_PAUSE: Final = 0.1
-_BUSY_SECONDS: Final = 10.0
+"""The maximum time of one request; a request to pause ends when the requests in flight have ended."""
+_CACHE_RETRY_SECONDS: Final = 0.1
+_CACHE_TIMEOUT_SECONDS: Final = 10.0
 
 
 class UnreachableError(SyncError):
-    """No connection to the server, or no answer."""
+    """The server cannot be reached, or does not answer."""
 
 
 class NoAnswerError(UnreachableError):
@@ -44,7 +44,7 @@ class NotServedError(SyncError):
 
 @dataclass
 class ServerAPI:
-    """One server's administration."""
+    """The administration endpoints of one server."""
 
     root_url: str
     """The server's address, without /v1."""
@@ -52,9 +52,9 @@ class ServerAPI:
     """The server's bearer token, if it needs one."""
     _: KW_ONLY
     trust_env: bool
-    """Whether the environment's proxies are used."""
+    """Whether to use the environment's proxies."""
 
-    async def window(self, model: str) -> int | None:
+    async def get_context_window(self, model: str) -> int | None:
         """Return the context window of a served model, in tokens, if the server reports it.
 
         Raises:
@@ -68,7 +68,7 @@ class ServerAPI:
         names = ", ".join(str(entry.get("id")) for entry in entries) or "nothing"
         raise NotServedError(f"{self.root_url} does not serve {model!r}; it serves {names}", hint="Name one of these.")
 
-    async def adapters(self, model: str) -> list[str]:
+    async def list_adapters(self, model: str) -> list[str]:
         """Return the names of a model's loaded adapters, oldest first."""
         return [str(entry.get("id")) for entry in await self._list_models() if entry.get("parent") == model]
 
@@ -81,7 +81,7 @@ class ServerAPI:
         return await self._request("POST", "/v1/completions", body, remedy="Check the server's log.")
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load adapters; nothing happens if the name exists, so a name must always mean the same adapters."""
+        """Load adapters. A name that is already loaded is left unchanged, so it must always mean the same adapters."""
         try:
             body = {"lora_name": name, "lora_path": path}
             await self._request("POST", "/v1/load_lora_adapter", body, remedy=_ADAPTER_REMEDY)
@@ -93,11 +93,11 @@ class ServerAPI:
             raise
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload adapters; requests in flight end with them."""
+        """Unload adapters; requests in flight that use them end."""
         await self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name}, remedy=_ADAPTER_REMEDY)
 
     async def pause(self) -> None:
-        """Let the requests in flight end and keep new ones waiting."""
+        """Wait until the requests in flight have ended, and make new ones wait."""
         await self._request("POST", "/pause?mode=wait", remedy=_DEV_REMEDY)
 
     async def resume(self) -> None:
@@ -110,12 +110,12 @@ class ServerAPI:
         await self._request("POST", "/collective_rpc", body, remedy=_DEV_REMEDY)
 
     async def reset_prefix_cache(self) -> None:
-        """Drop what was computed with older weights.
+        """Drop the cached keys and values, which older weights computed.
 
         Raises:
-            SyncError: running requests use parts of it.
+            SyncError: running requests still use the cache.
         """
-        deadline = asyncio.get_running_loop().time() + _BUSY_SECONDS
+        deadline = asyncio.get_running_loop().time() + _CACHE_TIMEOUT_SECONDS
         while True:
             reply = await self._request("POST", "/reset_prefix_cache", remedy=_DEV_REMEDY)
             if reply.get("success", True):
@@ -124,7 +124,7 @@ class ServerAPI:
                 raise SyncError(
                     "the server cannot drop its prefix cache while requests run", hint="Let the readers finish first."
                 )
-            await asyncio.sleep(_BUSY_PAUSE)
+            await asyncio.sleep(_CACHE_RETRY_SECONDS)
 
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, remedy: str
@@ -137,7 +137,7 @@ class ServerAPI:
                 session.request(method, f"{self.root_url}{path}", json=body) as reply,
             ):
                 content, status = await reply.read(), reply.status
-        except (aiohttp.ClientError, ValueError) as error:  # also one that takes too long to connect
+        except (aiohttp.ClientError, ValueError) as error:  # includes a timeout of the connection
             raise UnreachableError(
                 f"no connection to {self.root_url}: {error or type(error).__name__}",
                 hint="Is the server running, and is this its address?",
@@ -157,16 +157,16 @@ class ServerAPI:
         if status in {404, 405} and text is None:  # from the router: a server's own 404 has a message
             return SyncError(f"{self.root_url} has no {path}", hint=remedy)
         text = text or "no message"
-        kind = NotServedError if status == 404 and "does not exist" in text else SyncError
+        error_class = NotServedError if status == 404 and "does not exist" in text else SyncError
         if "max_lora_rank" in text:
             remedy = "Start the server with a larger `--max-lora-rank` (VLLMServer: max_lora_rank=...)."
-        return kind(f"{self.root_url}{path} failed ({status}): {text}", hint=remedy)
+        return error_class(f"{self.root_url}{path} failed ({status}): {text}", hint=remedy)
 
 
 def _decode(content: bytes) -> dict[str, Any]:
     try:
         reply = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # some errors are plain text or empty
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # some error replies are plain text or empty
         return {}
     return reply if isinstance(reply, dict) else {}
 

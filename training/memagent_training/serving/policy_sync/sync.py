@@ -1,4 +1,4 @@
-"""Loads weights into a server: tries one method after the other until the server answers with the new weights."""
+"""Loads weights into a server, with one method after the other until the server answers with the new weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from memagent_training.serving.policy_sync.probe import (
     PreviousLogProbs,
     Probe,
     ProbeLogProbs,
-    ProbeReading,
+    ProbeReply,
     RowLogProbs,
-    find_fault,
     find_largest_gap,
+    find_mismatch,
     score_with_folder,
 )
 from memagent_training.serving.policy_sync.server_api import (
@@ -40,10 +40,10 @@ from memagent_training.training_errors import SyncError, TrainingError
 log = logging.getLogger(__name__)
 
 _TOLERANCE: Final = 1e-3
-_NARROW_TOLERANCE: Final = 1.0
-_ADAPTERS_KEPT: Final = 2
-"""The number of versions that stay loaded. Older ones are unloaded when their last reader has finished."""
-_OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_HALF_PRECISION_TOLERANCE: Final = 1.0
+_MIN_LOADED_ADAPTERS: Final = 2
+"""The number of newest versions that stay loaded. Older ones are unloaded when their last reader has finished."""
+_LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class SyncMethod(Enum):
@@ -59,7 +59,7 @@ class SyncMethod(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """Weights that a server answers with, verified."""
+    """Weights with which a server answers, as verified."""
 
     model: str
     """The model name for requests."""
@@ -67,14 +67,14 @@ class ServedPolicy:
     """The policy version for conversations."""
     method: SyncMethod
     gap: float
-    """The largest difference between the server's log-probs of the probe and the trainer's."""
+    """The largest difference between the server's and the trainer's log-probs of the probe."""
     reasons: tuple[str, ...] = ()
-    """The reasons why the methods before it failed, one sentence each."""
+    """The reasons why earlier methods failed, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteServer:
-    """A vLLM server that you start and stop. It must read policies' folders under the same paths as this machine."""
+    """A vLLM server that someone else starts. It must see policies' folders under the same paths as this machine."""
 
     base_url: str
     """The readers' URL, ending in /v1."""
@@ -82,25 +82,26 @@ class RemoteServer:
     """The name of its base model."""
     api_key: str | None = None
     model: Path | None = None
-    """The weights that it was started with, if this machine has access: a swap must change its answers as theirs."""
+    """The weights that it was started with, if this machine can read them: they show by how much a swap must change the
+    server's log-probs."""
 
 
 class PolicySync:
     """Loads versions of one policy into one server.
 
-    Readers of an older version may continue while adapters are loaded. Whole weights change for all readers:
-    conversations during such a swap are logged with the old version although the new weights may write them. So readers
-    register while they work (`hold_weights`), and a swap that would change their weights is refused.
+    Readers of an older version may continue while adapters are loaded. But whole weights change for all readers, and
+    conversations during such a swap would be logged with the old version although the new weights may write them.
+    Therefore readers register while they work (`hold_weights`), and a swap that would change their weights is refused.
 
     Args:
         server: the server. After a reload or a restart, the `model` of your own server is the new folder.
-        methods: the methods to try, in this order, where a folder has what they need.
-        tolerance: the largest difference between log-probs of server and trainer. None means 1e-3, as for float32,
-            where 1e-4 was measured; for a server of our own in another number format 1: in bfloat16 it was 0.4 to 0.9
-            with a small model and random prompts. Then only large errors are detected, and weights that did not move
+        methods: the methods to try, in this order, if a folder has what they need.
+        tolerance: the maximum difference between log-probs of server and trainer. None means 1e-3, for float32, where
+            1e-4 was measured; or 1 for our own server in another number format, as 0.4 to 0.9 was measured in bfloat16
+            with a small model and random prompts. Then only large errors are detected, and weights that did not change
             with the trainer's.
-        reload_tied: whether a model with tied embeddings is also reloaded in place: vLLM 0.31 keeps the old head. The
-            probe decides then.
+        reload_tied: whether to try a reload in place of a model with tied embeddings too, although vLLM 0.31 keeps the
+            old head; the probe then decides.
     """
 
     def __init__(
@@ -118,22 +119,22 @@ class PolicySync:
         self._api = ServerAPI(
             server.base_url.rstrip("/").removesuffix("/v1"),
             server.api_key,
-            trust_env=urlsplit(server.base_url).hostname not in _OWN_HOSTS,
+            trust_env=urlsplit(server.base_url).hostname not in _LOCAL_HOSTS,
         )
-        is_narrow = self._own_server is not None and self._own_server.number_format != "float32"
-        usual_tolerance = _NARROW_TOLERANCE if is_narrow else _TOLERANCE
-        self._tolerance = usual_tolerance if tolerance is None else tolerance
+        is_half_precision = self._own_server is not None and self._own_server.number_format != "float32"
+        default_tolerance = _HALF_PRECISION_TOLERANCE if is_half_precision else _TOLERANCE
+        self._tolerance = default_tolerance if tolerance is None else tolerance
         self._probe: Probe | None = None
-        self._remote_base = server.model
+        self._remote_base_folder = server.model
         self._model = server.model_name
         self._adapters: list[str] = []
         self._readers: Counter[str] = Counter()
-        self._verified: tuple[str, tuple[float, ...]] | None = None
+        self._verified_logprobs: tuple[str, tuple[float, ...]] | None = None
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
     async def hold_weights(self, served: ServedPolicy) -> AsyncIterator[None]:
-        """Keep the weights of the model of `served`, and its adapters, while the context lasts."""
+        """Keep the weights and adapters of `served` in the server while the context lasts."""
         self._readers[served.model] += 1
         try:
             yield
@@ -147,22 +148,23 @@ class PolicySync:
 
         Args:
             policy: a folder with whole weights, adapters (separate, or as written by `training_job`), or both.
-            version: its name for the run log.
-            logprobs: the trainer's log-probs, if it has these weights; otherwise `score_with_folder` loads the folder.
+            version: the policy's version for the run log.
+            logprobs: the trainer's log-probs, if it has these weights in memory; otherwise the folder is loaded
+                (`score_with_folder`).
 
         Raises:
             TrainingError: the folder has no policy, or no method succeeded; the message has the reasons.
         """
         async with self._lock:
-            folder = await asyncio.to_thread(PolicyFolder.find, policy)
-            before = await self._measure_before(folder)
+            folder = await asyncio.to_thread(PolicyFolder.inspect, policy)
+            previous_logprobs = await self._read_previous_logprobs(folder)
             reasons: list[str] = []
             hint = None
-            for method in self._list_possible_methods(folder):
+            for method in self._list_methods(folder):
                 self._refuse_readers(method)
                 try:
                     model = await self._swap(method, folder, version)
-                    gap = await self._verify(folder, model, before, method, logprobs)
+                    gap = await self._verify(folder, model, previous_logprobs, method, logprobs)
                 except (SyncError, VLLMServerError) as error:
                     reasons.append(f"{method.value}: {error.message}")
                     hint = error.hint
@@ -182,11 +184,11 @@ class PolicySync:
             )
 
     @property
-    def _base(self) -> Path | None:
+    def _base_folder(self) -> Path | None:
         """The server's whole weights, if known."""
-        return self._own_server.model if self._own_server is not None else self._remote_base
+        return self._own_server.model if self._own_server is not None else self._remote_base_folder
 
-    def _list_possible_methods(self, folder: PolicyFolder) -> list[SyncMethod]:
+    def _list_methods(self, folder: PolicyFolder) -> list[SyncMethod]:
         possible = {
             SyncMethod.ADAPTER: folder.adapter is not None,
             SyncMethod.RELOAD: folder.has_weights,
@@ -201,48 +203,49 @@ class PolicySync:
                 hint="Let them finish first, or sync adapters, which do not change them.",
             )
 
-    async def _measure_before(self, folder: PolicyFolder) -> PreviousLogProbs | None:
-        """Return the probe's log-probs before the swap; this also puts its prompts into the server's cache.
+    async def _read_previous_logprobs(self, folder: PolicyFolder) -> PreviousLogProbs | None:
+        """Return the probe's log-probs before the swap, and so put its prompts into the server's cache.
 
-        None if they are not known: the server does not answer, which a restart may mend, or the files of its weights
-        are gone or have an older format.
+        None if they are unknown: the server does not answer, which a restart may repair, or the files of its weights
+        are missing or in an older format.
         """
         try:
-            reading = await self._read_current(await self._choose_probe(folder))
+            reply = await self._probe_current_model(await self._choose_probe(folder))
         except SyncError as error:
             if self._own_server is None and isinstance(error, UnreachableError | NotServedError):
                 raise
             log.warning("the server does not answer before the swap: %s", error)
             return None
-        if self._verified is not None and self._verified[0] == self._model:
-            return PreviousLogProbs(reading.logprobs.prompt, self._verified[1])
-        base = self._base if self._model == self.server.model_name else None
+        if self._verified_logprobs is not None and self._verified_logprobs[0] == self._model:
+            return PreviousLogProbs(reply.logprobs.prompt, self._verified_logprobs[1])
+        base = self._base_folder if self._model == self.server.model_name else None
         if base is None or not any(base.glob("*.safetensors")):
             return None
-        return PreviousLogProbs(reading.logprobs.prompt, (await self._expect(base, reading)).prompt)
+        return PreviousLogProbs(reply.logprobs.prompt, (await self._compute_expected(base, reply)).prompt)
 
     async def _choose_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
-            weights = folder.path if folder.has_weights else self._base or Path(folder.adapter_base)
+            weights = folder.path if folder.has_weights else self._base_folder or Path(folder.adapter_base)
             config = await asyncio.to_thread(read_text_config, weights)
-            window = await self._api.window(self.server.model_name) or getattr(config, "max_position_embeddings", None)
-            self._probe = Probe.of_size(int(config.vocab_size), window)
-            if self._own_server is not None:  # left by one who died; another's server may serve others, too
-                self._adapters = await self._api.adapters(self.server.model_name)
+            served_window = await self._api.get_context_window(self.server.model_name)
+            window = served_window or getattr(config, "max_position_embeddings", None)
+            self._probe = Probe.make(int(config.vocab_size), window)
+            if self._own_server is not None:  # left by a process that died; another server's may be in use
+                self._adapters = await self._api.list_adapters(self.server.model_name)
         return self._probe
 
-    async def _read_current(self, probe: Probe) -> ProbeReading:
+    async def _probe_current_model(self, probe: Probe) -> ProbeReply:
         try:
             return await probe.read(self._api, self._model)
         except NotServedError:
             if self._model == self.server.model_name:
                 raise
-            # Someone restarted the server, and its adapters are gone.
-            self._model, self._adapters, self._verified = self.server.model_name, [], None
+            # The server was restarted, and its adapters are gone.
+            self._model, self._adapters, self._verified_logprobs = self.server.model_name, [], None
             return await probe.read(self._api, self._model)
 
     async def _swap(self, method: SyncMethod, folder: PolicyFolder, version: str) -> str:
-        """Load the weights into the server, and return the model name to request."""
+        """Load the weights into the server, and return the model name for requests."""
         if method is SyncMethod.ADAPTER:
             return await self._load_adapter(folder, version)
         if method is SyncMethod.RELOAD:
@@ -252,8 +255,8 @@ class PolicySync:
         return self.server.model_name
 
     async def _load_adapter(self, folder: PolicyFolder, version: str) -> str:
-        assert folder.adapter is not None  # noqa: S101  else this method is not tried
-        name = folder.adapter_name(version)
+        assert folder.adapter is not None  # noqa: S101  otherwise this method is not tried
+        name = folder.make_adapter_name(version)
         await self._api.load_adapter(name, str(folder.adapter))
         self._adapters = [*(loaded for loaded in self._adapters if loaded != name), name]
         return name
@@ -266,13 +269,13 @@ class PolicySync:
             )
         try:
             await self._pause()
-            self._remote_base = None  # unknown until the reload has succeeded
+            self._remote_base_folder = None  # unknown until the reload has succeeded
             await self._api.reload_weights(str(folder.path))
             await self._api.reset_prefix_cache()
         finally:
             with suppress(SyncError):  # a broken engine does not resume
                 await self._api.resume()
-        self._remote_base = folder.path
+        self._remote_base_folder = folder.path
         if self._own_server is not None:
             self._own_server.model = folder.path
         for name in self._adapters:  # of the old weights
@@ -290,8 +293,8 @@ class PolicySync:
             ) from error
 
     async def _restart(self, folder: PolicyFolder) -> None:
-        assert self._own_server is not None  # noqa: S101  else this method is not tried
-        folders.require_servable(folder.path)
+        assert self._own_server is not None  # noqa: S101  otherwise this method is not tried
+        folders.require_tokenizer_files(folder.path)
         await asyncio.to_thread(self._own_server.restart, folder.path)
         self._adapters.clear()
 
@@ -299,7 +302,7 @@ class PolicySync:
         self,
         folder: PolicyFolder,
         model: str,
-        before: PreviousLogProbs | None,
+        previous_logprobs: PreviousLogProbs | None,
         method: SyncMethod,
         logprobs: RowLogProbs | None,
     ) -> float:
@@ -309,12 +312,12 @@ class PolicySync:
             SyncError: the server does not answer with these weights.
         """
         try:
-            reading = await (await self._choose_probe(folder)).read(self._api, model)
-            expected = await self._expect(folder.path, reading, logprobs)
-            fault = find_fault(reading.logprobs, expected, tolerance=self._tolerance, before=before)
-            if fault is not None:
+            reply = await (await self._choose_probe(folder)).read(self._api, model)
+            expected = await self._compute_expected(folder.path, reply, logprobs)
+            mismatch = find_mismatch(reply.logprobs, expected, tolerance=self._tolerance, before=previous_logprobs)
+            if mismatch is not None:
                 raise SyncError(
-                    f"the server does not answer with the new weights: {fault}",
+                    f"the server does not answer with the new weights: {mismatch}",
                     hint="Is its dtype the trainer's? Otherwise raise the tolerance (--sync-tolerance).",
                 )
         except SyncError:
@@ -322,17 +325,19 @@ class PolicySync:
                 self._adapters = [loaded for loaded in self._adapters if loaded != model]
                 await self._unload(model)
             else:
-                self._verified = None
+                self._verified_logprobs = None
             raise
-        self._verified = (model, expected.prompt)
-        return find_largest_gap(reading.logprobs, expected)
+        self._verified_logprobs = (model, expected.prompt)
+        return find_largest_gap(reply.logprobs, expected)
 
-    async def _expect(self, policy: Path, reading: ProbeReading, logprobs: RowLogProbs | None = None) -> ProbeLogProbs:
-        scored = partial(score_with_folder, policy) if logprobs is None else logprobs
-        return reading.arrange(await asyncio.to_thread(scored, reading.rows))
+    async def _compute_expected(
+        self, policy: Path, reply: ProbeReply, logprobs: RowLogProbs | None = None
+    ) -> ProbeLogProbs:
+        score_rows = partial(score_with_folder, policy) if logprobs is None else logprobs
+        return reply.split(await asyncio.to_thread(score_rows, reply.rows))
 
     async def _unload_surplus(self) -> None:
-        for name in self._adapters[:-_ADAPTERS_KEPT]:
+        for name in self._adapters[:-_MIN_LOADED_ADAPTERS]:
             # Other calls may have run while this one waited for the server.
             if name in self._adapters and not self._readers[name] and name != self._model:
                 self._adapters.remove(name)

@@ -1,7 +1,7 @@
-"""Log-probs under the initial weights of a training run: kept for every row, saved with every checkpoint.
+"""Log-probs of all rows under the initial weights of a training run, saved with every checkpoint.
 
 They are the denominator of the clipped loss's ratio, and are compared with the logged log-probs before the first step.
-After a resume those weights no longer exist, so the numbers must be on disk.
+After a resume the initial weights no longer exist, so the log-probs must be on disk.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ RowKey: TypeAlias = tuple[str, int]
 FILE_NAME = "multi_conv_dapo.safetensors"
 
 
-def row_key(row: TrainingRow) -> RowKey:
-    """Return the row's conversation."""
+def make_row_key(row: TrainingRow) -> RowKey:
+    """Return the key of the row's conversation."""
     return (row.run_id, row.conversation_index)
 
 
 @dataclass(frozen=True, slots=True)
 class LogProbGap:
-    """The difference between the sampler's logged log-probs and the initial weights', over learned tokens, in nats."""
+    """The difference between logged log-probs and those of the initial weights, over learned tokens, in nats."""
 
     tokens: int
     mean: float
@@ -44,7 +44,7 @@ class LogProbGap:
     """The run with the largest mean difference."""
     worst_mean: float
     metrics: Mapping[str, float]
-    """The numbers for the training log, under TRL's names where it has one.
+    """The metrics for the training log, under TRL's names if there are any.
 
     The ratio of a token is p_old / p_logged: its importance weight without a cap. k1 and k3 estimate the KL divergence
     of the sampler from the initial weights: the mean of log(p_logged / p_old), and Schulman's, which is never negative.
@@ -58,55 +58,54 @@ class LogProbGap:
         )
 
 
-def compare_logprobs(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]) -> LogProbGap | None:
-    """Return the gap over the recomputed rows; None if nothing of them is learned."""
-    gaps_of: dict[str, list[Tensor]] = {}
+def compare_logprobs(rows: Iterable[TrainingRow], recomputed_logprobs: Mapping[RowKey, Tensor]) -> LogProbGap | None:
+    """Return the gap over the recomputed rows; None if none of their tokens is learned."""
+    gaps_by_run: dict[str, list[Tensor]] = {}
     for row in rows:
-        if row_key(row) not in recomputed:
+        if make_row_key(row) not in recomputed_logprobs:
             continue
         conversation = row.conversation
-        gaps_T = (recomputed[row_key(row)] - torch.tensor(conversation.logprobs_T)).double()
+        gaps_T = (recomputed_logprobs[make_row_key(row)] - torch.tensor(conversation.logprobs_T)).double()
         if conversation.loss_mask_T is not None:
             gaps_T = gaps_T[torch.tensor(conversation.loss_mask_T, dtype=torch.bool)]
         if len(gaps_T):
-            gaps_of.setdefault(row.run_id, []).append(gaps_T)
-    if not gaps_of:
+            gaps_by_run.setdefault(row.run_id, []).append(gaps_T)
+    if not gaps_by_run:
         return None
-    of_run = {run_id: torch.cat(parts) for run_id, parts in gaps_of.items()}
-    means = {run_id: float(gaps.abs().mean()) for run_id, gaps in of_run.items()}
-    worst = max(sorted(means), key=lambda run_id: means[run_id])
-    gaps = torch.cat(list(of_run.values()))
-    ratios = gaps.clamp(-LOG_BOUND, LOG_BOUND).exp()
-    mean, largest = float(gaps.abs().mean()), float(gaps.abs().max())
+    means = {run_id: float(torch.cat(run_gaps).abs().mean()) for run_id, run_gaps in gaps_by_run.items()}
+    worst_run = max(sorted(means), key=lambda run_id: means[run_id])
+    all_gaps = torch.cat([gaps_T for run_gaps in gaps_by_run.values() for gaps_T in run_gaps])
+    ratios = all_gaps.clamp(-LOG_BOUND, LOG_BOUND).exp()
+    mean_gap, max_gap = float(all_gaps.abs().mean()), float(all_gaps.abs().max())
     metrics = {
-        "sampling/sampling_logp_difference/mean": mean,
-        "sampling/sampling_logp_difference/max": largest,
+        "sampling/sampling_logp_difference/mean": mean_gap,
+        "sampling/sampling_logp_difference/max": max_gap,
         "sampling/importance_sampling_ratio/min": float(ratios.min()),
         "sampling/importance_sampling_ratio/mean": float(ratios.mean()),
         "sampling/importance_sampling_ratio/max": float(ratios.max()),
-        "sampling/kl_k1": float(-gaps.mean()),
-        "sampling/kl_k3": float((ratios - 1 - gaps).mean()),
+        "sampling/kl_k1": float(-all_gaps.mean()),
+        "sampling/kl_k3": float((ratios - 1 - all_gaps).mean()),
         "sampling/effective_sample_size": float(ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)),
     }
-    return LogProbGap(len(gaps), mean, largest, worst, means[worst], metrics)
+    return LogProbGap(len(all_gaps), mean_gap, max_gap, worst_run, means[worst_run], metrics)
 
 
-def save(path: Path, fingerprint: str, recomputed: Mapping[RowKey, Tensor]) -> None:
-    """Write the log-probs; the file appears when it is complete. An empty mapping still records the runs."""
-    keys = sorted(recomputed)
+def save(path: Path, fingerprint: str, recomputed_logprobs: Mapping[RowKey, Tensor]) -> None:
+    """Write the log-probs; the file appears when it is complete, and always records the fingerprint of the runs."""
+    keys = sorted(recomputed_logprobs)
     tensors = {
-        "values": torch.cat([torch.empty(0), *(recomputed[key] for key in keys)]),
-        "lengths": torch.tensor([len(recomputed[key]) for key in keys], dtype=torch.int64),
+        "values": torch.cat([torch.empty(0), *(recomputed_logprobs[key] for key in keys)]),
+        "lengths": torch.tensor([len(recomputed_logprobs[key]) for key in keys], dtype=torch.int64),
         "indices": torch.tensor([index for _, index in keys], dtype=torch.int64),
     }
     metadata = {"fingerprint": fingerprint, "run_ids": json.dumps([run_id for run_id, _ in keys])}
-    unfinished = path.with_suffix(".unfinished")
-    save_file(tensors, unfinished, metadata)
-    unfinished.replace(path)
+    unfinished_path = path.with_suffix(".unfinished")
+    save_file(tensors, unfinished_path, metadata)
+    unfinished_path.replace(path)
 
 
 def load(path: Path, fingerprint: str) -> dict[RowKey, Tensor]:
-    """Read the log-probs back.
+    """Read the log-probs.
 
     Raises:
         TrainingError: there is no such file, it is damaged, or it belongs to other runs or settings.

@@ -1,0 +1,82 @@
+"""Questions on prose in documents of 4 to 16 chunks, for the closed loop and for measuring it.
+
+    python -m recipes.english.loop_questions --out train.jsonl
+    python -m recipes.english.loop_questions --held-out --out held_out.jsonl
+
+A document is a run of consecutive sections of one source with the question's section somewhere in it, so that what
+surrounds an answer is what its author wrote there. One question in ten comes from another source: nothing answers it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from recipes.english.exclusion import Exclusion
+from recipes.english.lessons import NOT_STATED
+from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, ProseQuestion, read_rows
+from recipes.english.sections import CHARACTERS_PER_TOKEN, MAX_SECTION_TOKENS, ProseSection, load_sections
+
+CHUNKS: Final = (4, 16)
+"""The least and the greatest length of a document."""
+_UNANSWERED: Final = 0.1
+_GAP: Final = "\n\n"
+
+
+def make_rows(
+    sections: Sequence[ProseSection], questions: Sequence[ProseQuestion], rng: random.Random
+) -> Iterator[dict[str, Any]]:
+    """Yield one row per answered question, in random order: question, document and answers."""
+    sections_by_source: dict[str, list[ProseSection]] = defaultdict(list)
+    for section in sorted(sections, key=lambda section: section.start):
+        sections_by_source[section.source].append(section)
+    answered = [question for question in questions if question.is_answered]
+    for question in rng.sample(answered, len(answered)):
+        source_sections = sections_by_source[question.source]
+        index = next(index for index, section in enumerate(source_sections) if section.start == question.start)
+        chunks = rng.randint(*CHUNKS)
+        text, answer = question.question, question.answer
+        if rng.random() < _UNANSWERED:
+            text = rng.choice([other.question for other in answered if other.source != question.source])
+            answer = NOT_STATED
+        document = _cut_document(source_sections, index, int(chunks * MAX_SECTION_TOKENS * CHARACTERS_PER_TOKEN), rng)
+        yield {"question": text, "document": document, "answers": [answer]}
+
+
+def _cut_document(sections: Sequence[ProseSection], index: int, characters: int, rng: random.Random) -> str:
+    """Return consecutive sections that contain the one at `index`, of at most this many characters in all."""
+    first, end, length = index, index + 1, len(sections[index].text)
+    while True:
+        neighbours = [
+            position
+            for position in (first - 1, end)
+            if 0 <= position < len(sections) and length + len(_GAP) + len(sections[position].text) <= characters
+        ]
+        if not neighbours:
+            return _GAP.join(section.text for section in sections[first:end])
+        position = rng.choice(neighbours)
+        first, end = min(first, position), max(end, position + 1)
+        length += len(_GAP) + len(sections[position].text)
+
+
+def main() -> None:
+    """Write the rows."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--held-out", action="store_true", help="questions on sources that are never trained on")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, help="the greatest number of rows (default: all)")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON lines to write")
+    options = parser.parse_args()
+    sections = load_sections(Exclusion.load(), held_out=options.held_out)
+    questions = read_rows(HELD_OUT_ROWS if options.held_out else ROWS, sections)
+    rows = list(make_rows(sections, questions, random.Random(options.seed)))[: options.count]
+    options.out.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
