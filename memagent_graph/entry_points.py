@@ -9,7 +9,7 @@ from typing import Final
 from memagent_graph.errors import MemAgentError, make_install_command
 
 COMMANDS: Final = "memagent.commands"
-"""The group of commands: each is a class as in `memagent_graph.cli.commands.Command`."""
+"""The group of commands: each is a class with the methods of `memagent_graph.cli.commands.Command`."""
 POLICIES: Final = "memagent.policies"
 """The group of policies: each is a `memagent_graph.policy_registry.PolicyFactory`."""
 CONVERTERS: Final = "memagent.converters"
@@ -19,11 +19,11 @@ STRATEGIES: Final = "memagent.strategies"
 
 
 def list_entry_points(group: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group, sorted by name. Of two with one name, the first on the path counts."""
-    by_name: dict[str, EntryPoint] = {}
+    """Return the entry points of a group, sorted by name. If two have the same name, the first on the path counts."""
+    entry_by_name: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
-        by_name.setdefault(entry.name, entry)
-    return dict(sorted(by_name.items()))
+        entry_by_name.setdefault(entry.name, entry)
+    return dict(sorted(entry_by_name.items()))
 
 
 def make_entry_point_error(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
@@ -32,8 +32,8 @@ def make_entry_point_error(entry: EntryPoint, what: str, error: Exception, kind:
     Args:
         entry: the entry point.
         what: a noun for the message, such as "the policy".
-        error: the exception.
-        kind: the error's class.
+        error: the exception that was raised.
+        kind: the class of the error to return.
     """
     package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
     if isinstance(error, ModuleNotFoundError) and entry.extras and entry.dist:

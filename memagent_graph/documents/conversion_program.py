@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict
 from typing import IO, Any, Final
 
-from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, as_parts
+from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, iter_parts
 
 PART_CHARACTERS: Final = 1 << 20
 MAX_HEADINGS: Final = 10
@@ -64,7 +64,7 @@ def convert_file(source: SourceFile, converter: str | None) -> Parts:
         try:
             parts = load_own_code(converter, what="a converter", error=DocumentError)(source)
             if parts is not None:
-                yield from as_parts(parts)
+                yield from iter_parts(parts)
                 return
         except DocumentError as error:
             raise ConversionError(error.message, error.hint) from error
