@@ -81,8 +81,8 @@ class TableWriter:
         if damaged_parts := self.table.find_damaged_parts(parts):
             if not drop_damaged:
                 raise CorpusError(
-                    f"{len(damaged_parts)} of the {len(parts)} parts of {self.table.display_name} are missing or differ "
-                    f"from what was written: {', '.join(part.name for part in damaged_parts[:3])}",
+                    f"{len(damaged_parts)} of the {len(parts)} parts of {self.table.display_name} are missing or "
+                    f"differ from what was written: {', '.join(part.name for part in damaged_parts[:3])}",
                     hint="Restore them from a copy, or read their documents again with --retry-failed.",
                 )
             parts = [part for part in parts if part not in damaged_parts]
