@@ -211,7 +211,7 @@ def find_refused_field(message: str, fields: Collection[str]) -> str | None:
 
 
 def is_retriable(status: int, message: str) -> bool:
-    """Return whether the same request can succeed later: 408, 409, 429, or 5xx unless the message has a lasting cause."""
+    """Return whether a retry can succeed: after 408, 409, 429, or 5xx unless the message has a lasting cause."""
     if status < 500:
         return status in {408, 409, 429}
     is_unsupported = _UNSUPPORTED_FIELD_ERROR.search(message) and find_refused_field(message, OPTIONAL_FIELDS)

@@ -137,8 +137,8 @@ class Server:
             hint = "`memagent doctor` lists what is served."
             if not address.rstrip("/").endswith("/v1"):
                 hint += f" Is the address complete? Most end in /v1: --base-url {address.rstrip('/')}/v1"
-        elif field := find_refused_field(excerpt, OPTIONAL_FIELDS):
-            hint = f"If it does not accept {field}: --unsupported {field}."
+        elif refused_field := find_refused_field(excerpt, OPTIONAL_FIELDS):
+            hint = f"If it does not accept {refused_field}: --unsupported {refused_field}."
         else:
             hint = "`memagent doctor` sends a small request, and shows what comes back."
         error = PolicyRequestError(f"{address} refused the request ({status}): {excerpt}", hint=hint)
