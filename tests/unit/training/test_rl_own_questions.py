@@ -45,13 +45,8 @@ def write_rows(path: Path, rows: Sequence[Any]) -> Path:
 
 
 def prepare_loop(tmp_path: Path, rows: Sequence[Any], **changes: Any) -> PreparedLoop:
-    defaults = {
-        "data": write_rows(tmp_path / "mine.jsonl", rows),
-        "tasks": (),
-        "lengths": (),
-        "measure_every": 1,
-        "measure_count": 100,
-    }
+    defaults: dict[str, Any] = {"tasks": (), "lengths": (), "measure_every": 1, "measure_count": 100}
+    defaults["data"] = write_rows(tmp_path / "mine.jsonl", rows)
     return prepare(make_job(tmp_path / "rl", **(defaults | changes)))
 
 

@@ -39,9 +39,7 @@ def test_default_profile_is_that_of_the_model(tmp_path: Path) -> None:
     assert "read_with" not in prepared.record["loop"]
 
 
-async def test_rollouts_are_sampled_without_top_p_and_rules_of_the_profile(
-    tmp_path: Path,
-) -> None:
+async def test_rollouts_are_sampled_without_top_p_and_rules_of_the_profile(tmp_path: Path) -> None:
     """Rewards are for what the policy wrote, not for what rules kept of it."""
     model = tmp_path / "narrow"
     shutil.copytree(EMBEDDED_FOLDER, model)
