@@ -12,12 +12,12 @@ CHAT_TEMPLATE_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Token budgets of one conversation. The defaults are the paper's: 1024 + 1024 + 5000 + 1024 in 8192."""
+    """The token budget of one conversation. The defaults are the paper's: 1024 + 1024 + 5000 + 1024 in 8192."""
 
     context_window: int = 8192
     question_tokens: int = 1024
     memory_tokens: int = 1024
-    """Maximum number of tokens of the memory, in a prompt and in an update."""
+    """Maximum number of tokens of the memory, both in a prompt and in an update."""
     chunk_tokens: int = 5000
     answer_tokens: int = 1024
 

@@ -1,7 +1,7 @@
 """A call of the policy as one record: the request, the completion, and the result.
 
-Graph steps, run state, trace and log use the same record. State and trace keep it without the text and token ids of the
-completion, which only the log has. A new field of `Completion` appears in all of them.
+Graph steps, run state, trace and log use the same record. Only the log has the text and the token ids of the
+completion; state and trace leave them out. A new field of `Completion` appears in all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Writes(StrEnum):
     """The use of a role's reply."""
 
     MEMORY = "memory"
-    """The memory of its branch."""
+    """The new memory of the call's branch."""
     DECISION = "decision"
     """A decision about the next step. The memory does not change."""
     ANSWER = "answer"
@@ -42,10 +42,10 @@ class Span:
     end_byte: int
     tokens: int
     shortened: bool = field(default=False, compare=False)
-    """Whether the chunk was made shorter, because escaping would make it too long. Logs have an event instead."""
+    """Whether the chunk was shortened, because escaping made it too long. Logs have an event instead."""
     splits: bool = field(default=False, compare=False)
-    """Whether the chunk ends inside a character, which is too long or has no token at its end. Logs have an event
-    instead."""
+    """Whether the chunk ends inside a character: one that is too long, or that does not end with a token. Logs have an
+    event instead."""
 
     @classmethod
     def of(cls, chunk: Chunk, *, shortened: bool = False) -> Span:
@@ -61,7 +61,7 @@ class Span:
 
 
 _NO_TOKENS: Final = TokenUsage(0, 0)
-_NOTHING_CAME_BACK: Final = Completion("", FinishReason.OTHER, "")
+_EMPTY_COMPLETION: Final = Completion("", FinishReason.OTHER, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +69,17 @@ class Call:
     """One call of the policy. Tokens, seconds and events are totals over all attempts."""
 
     id: str
-    """Its unique id."""
+    """The unique id of the call."""
     node: str
-    """The graph's node that asked."""
+    """The node of the graph that made the call."""
     branch: str
-    """Its branch, if several run in parallel; "" is the trunk."""
+    """The branch, if several run in parallel; "" is the trunk."""
     role: str
     """The role, such as "update" or "answer"."""
     slot: int
     """The index of the call among the calls of its role and branch: the chunk's index, plus the number of chunks that
-    earlier passes of the branch read. Runs are compared by it. A negative slot means that the call read a chunk again
-    within a pass, or an excerpt."""
+    earlier passes of the branch read. It identifies equal calls of different runs. A negative slot means that the call
+    read a chunk again within a pass, or an excerpt."""
     writes: Writes
     text: str | None = None
     """The result: the new memory, the answer without reasoning, or the decision. None if it was redacted, or, in a
@@ -87,8 +87,8 @@ class Call:
     reads: tuple[Span, ...] = ()
     """The chunks in the prompt."""
     parents: tuple[str, ...] = ()
-    """The calls whose output is in the prompt."""
-    completion: Completion = field(default=_NOTHING_CAME_BACK, compare=False)
+    """The ids of the calls whose output is in the prompt."""
+    completion: Completion = field(default=_EMPTY_COMPLETION, compare=False)
     """The completion of the last attempt. In states and traces it has no text, token ids and log-probs."""
     usage: TokenUsage = _NO_TOKENS
     seconds: float = 0.0
@@ -96,12 +96,12 @@ class Call:
 
     @property
     def chunk_index(self) -> int | None:
-        """The index of the first chunk that the call read; None if it read none, or one again, or an excerpt."""
+        """The index of the first chunk that the call read; None if it read no chunk, an excerpt, or a chunk again."""
         return self.reads[0].index if self.reads and self.slot >= 0 else None
 
     @property
     def extent(self) -> dict[str, int]:
-        """The part of the document that the call read, from its first chunk to its last; zeros without any."""
+        """The part of the document that the call read, from its first chunk to its last; zeros if it read none."""
         first, last = (self.reads[0], max(self.reads, key=lambda span: span.end_byte)) if self.reads else (None, None)
         return {
             "start_char": first.start_char if first else 0,

@@ -1,12 +1,12 @@
-"""Converters: functions that take a file and yield blocks of its text, and omissions for what they left out.
+"""Converters: functions that take a file and yield blocks of its text, and omissions for content without text.
 
-A package adds converters in its pyproject.toml by the kind of file (the suffix without the dot)::
+A package adds converters in its pyproject.toml, each under a kind of file (the suffix without the dot)::
 
     [project.entry-points."memagent.converters"]
     djvu = "my_package:convert"
 
-A converter of the user (`--converter path/to/file.py:convert`) gets every file that is not plain text. To use the
-standard converter for a file, it may return None, or change what that converter yields. This one reads scanned pages::
+A user's converter (`--converter path/to/file.py:convert`) gets every file that is not plain text. It may return None to
+use the standard converter for a file, or change the parts that the standard converter yields. This one reads scans::
 
     def convert(source: SourceFile) -> Iterator[Block | Omission]:
         for part in source.standard():
@@ -25,18 +25,18 @@ from pathlib import PurePath
 from typing import IO, Any, Final, TypeAlias
 
 GAP: Final = "\n\n"
-"""The separator of two blocks that converters use."""
+"""The separator that converters put between blocks."""
 _MAX_NESTING: Final = 8
-"""The maximum depth of files in files."""
+"""The maximum depth of files inside files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a document's text. A document is the text of its blocks, in order, one directly after the other.
+    """A piece of a document's text. The text of a document is that of its blocks, in order, without separators.
 
     Attributes:
         text: Markdown, or plain text.
-        label: the name of the page, sheet, message or source that begins here; None if the previous one continues.
+        label: the name of the page, sheet, message or source that begins here; None if the previous label continues.
         headings: the headings above the text from here on, outermost first; None if they do not change. If a document
             has no headings, they are detected in the text.
     """
@@ -48,12 +48,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """Something in a document that is not in its text.
+    """A part of a document that is not in its text.
 
     Attributes:
         what: a plural noun, such as "pages that are images".
         place: its location, such as "page 3", or a name.
-        remedy: what the user can do, as a sentence.
+        remedy: advice for the user, as a sentence.
         count: the number of omitted parts.
     """
 
@@ -87,8 +87,8 @@ class SourceFile:
 
     Attributes:
         name: the file's name, for messages.
-        kind: the suffix without the dot, such as "pdf". It follows the first bytes of the file rather than its name.
-        file: the content, from the beginning. HTML is UTF-8.
+        kind: the suffix without the dot, such as "pdf". It comes from the first bytes of the file if they show it.
+        file: the content, from the beginning. HTML is in UTF-8.
         pages: the pages to read of a PDF file, such as "1-3,7"; empty for all.
         converters: the converter functions as "module:function", by kind.
         depth: the number of files that contain this one.
@@ -102,7 +102,7 @@ class SourceFile:
     depth: int = 0
 
     def read(self) -> bytes:
-        """Return the whole content."""
+        """Return the content."""
         self.file.seek(0)
         return self.file.read()
 
@@ -123,7 +123,7 @@ class SourceFile:
         module, _, function = self.converters[self.kind].partition(":")
         try:
             convert: Converter = getattr(importlib.import_module(module), function)
-            yield from as_parts(convert(self))
+            yield from iter_parts(convert(self))
         except ModuleNotFoundError as error:
             raise ConversionError(error.name or str(error), kind="missing") from error
         except (ConversionError, MemoryError):
@@ -142,16 +142,16 @@ class SourceFile:
         Args:
             name: the name of the inner file.
             data: its content.
-            kind: its kind; by default from its name. "txt" and "md" need no converter.
+            kind: its kind, by default from its name. "txt" and "md" need no converter.
         """
         kind = kind or PurePath(name).suffix.lower().removeprefix(".")
         heading = f"file {name}"
         if kind in {"txt", "md", "csv"}:
-            charset = "utf-8" if data == data.decode("utf-8", "ignore").encode() else "cp1252"  # as mail readers do
+            charset = "utf-8" if data == data.decode("utf-8", "ignore").encode() else "cp1252"  # as mail programs do
             yield Block(data.decode(charset, "replace") + GAP, heading)
             return
         inner = SourceFile(name, kind, io.BytesIO(data), "", self.converters, self.depth + 1)
-        labelled = False
+        has_label = False
         try:
             if self.depth >= _MAX_NESTING:
                 raise ConversionError("it is nested too deeply in other files")
@@ -159,9 +159,9 @@ class SourceFile:
                 raise ConversionError(f"there is no converter for {kind or 'its kind'}")
             for part in inner.standard():
                 if isinstance(part, Block):
-                    label = part.label and f"{heading}, {part.label}" if labelled else heading
+                    label = part.label and f"{heading}, {part.label}" if has_label else heading
                     yield replace(part, label=label)
-                    labelled = True
+                    has_label = True
                 else:
                     yield replace(part, place=", ".join(filter(None, (heading, part.place))))
             yield Block(GAP)
@@ -172,8 +172,8 @@ class SourceFile:
             )
 
 
-def as_parts(value: Any) -> Parts:
-    """Yield the parts that a converter returned. Text is converted to blocks."""
+def iter_parts(value: Any) -> Parts:
+    """Yield the parts that a converter returned, with texts as blocks."""
     for part in (value,) if isinstance(value, str) else value:
         if not isinstance(part, Block | Omission | str):
             raise TypeError(f"a converter yields blocks, omissions and texts, not a {type(part).__name__}")

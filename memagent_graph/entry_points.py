@@ -9,7 +9,7 @@ from typing import Final
 from memagent_graph.errors import MemAgentError, make_install_command
 
 COMMANDS: Final = "memagent.commands"
-"""The group of commands: each is a class as in `memagent_graph.cli.commands.Command`."""
+"""The group of commands: each is a class with the methods of `memagent_graph.cli.commands.Command`."""
 POLICIES: Final = "memagent.policies"
 """The group of policies: each is a `memagent_graph.policy_registry.PolicyFactory`."""
 CONVERTERS: Final = "memagent.converters"
@@ -19,27 +19,27 @@ STRATEGIES: Final = "memagent.strategies"
 
 
 def list_entry_points(group: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group, sorted by name. Of two with one name, the first on the path counts."""
-    by_name: dict[str, EntryPoint] = {}
+    """Return the entry points of a group, sorted by name. If two have the same name, the first on the path counts."""
+    entry_by_name: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
-        by_name.setdefault(entry.name, entry)
-    return dict(sorted(by_name.items()))
+        entry_by_name.setdefault(entry.name, entry)
+    return dict(sorted(entry_by_name.items()))
 
 
-def make_entry_point_error(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
+def make_entry_point_error(entry: EntryPoint, noun: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
     """Return the error for an entry point that cannot be loaded or that fails. The message names the package.
 
     Args:
         entry: the entry point.
-        what: a noun for the message, such as "the policy".
-        error: the exception.
-        kind: the error's class.
+        noun: a noun with its article, for the message, such as "the policy".
+        error: the exception that was raised.
+        kind: the class of the error to return.
     """
     package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
     if isinstance(error, ModuleNotFoundError) and entry.extras and entry.dist:
         extras = ",".join(entry.extras)
         return kind(
-            f"{what} {entry.name!r} needs the extra {extras!r}, which is not installed (no module {error.name!r})",
+            f"{noun} {entry.name!r} needs the extra {extras!r}, which is not installed (no module {error.name!r})",
             hint=f"Install it with: {make_install_command(extras, entry.dist.name)}.",
         )
     if isinstance(error, MemAgentError):
@@ -49,4 +49,4 @@ def make_entry_point_error(entry: EntryPoint, what: str, error: Exception, kind:
             f"{type(error).__name__}: {error}",
             f"Update or remove the package {package}, or ask its authors.",
         )
-    return kind(f"{what} {entry.name!r} of the package {package} fails: {reason}", hint=hint)
+    return kind(f"{noun} {entry.name!r} of the package {package} fails: {reason}", hint=hint)

@@ -1,17 +1,17 @@
 """The errors of this package, as one tree.
 
     MemAgentError
-    ├── DocumentError               a source cannot be read, or is another document than expected
+    ├── DocumentError               a source cannot be read, or is not the expected document
     │   ├── EmptyDocumentError          only white space
-    │   ├── IncompleteDocumentError     it holds more than its text, and the rule is to stop then
+    │   ├── IncompleteDocumentError     some of its content is not in its text, and the setting is to stop then
     │   ├── EncodingError               bytes that cannot be decoded with the charset
     │   ├── UnsupportedDocumentError    a binary file that cannot be converted to text
-    │   ├── DocumentMismatchError       another text than the one of the run
+    │   ├── DocumentMismatchError       its text is not that of the run
     │   ├── DocumentStoreError          the store of texts cannot be read or written
     │   └── RefusedSourceError          a source that a language model may not read
     ├── TokenizerError              there is no such tokenizer, or it cannot be loaded
     ├── PromptError                 a template with missing, unknown or repeated fields
-    ├── ResponseFormatError         a model or JSON schema that answers cannot be checked against
+    ├── ResponseFormatError         a model or JSON schema that cannot validate answers
     ├── StrategyError               an unknown or invalid way of reading
     ├── BudgetError                 question, memory, chunk and output do not fit the context window
     ├── ProfileError                budgets and prompts of a policy are missing or unreadable
@@ -20,23 +20,23 @@
     │   ├── PolicyUnreachableError      no connection, or a time-out
     │   ├── PolicyAuthenticationError   401 or 403
     │   ├── PolicyRequestError          another 4xx: a wrong model name, an over-long prompt
-    │   ├── PromptCutError              the server cut the prompt, and that is to stop the read
+    │   ├── PromptCutError              the server cut the prompt, and the setting is to stop then
     │   ├── PolicyOverloadedError       408, 409, 429 or 5xx after all retries
     │   └── PolicyResponseError         a reply that is damaged, too long, or a redirect to another server
     ├── RunError                    a problem with a run's identity or state
     │   ├── RunNotFoundError            there is no run with this id
     │   ├── RunMismatchError            resumed with another document, question or settings
-    │   ├── RunHeldError                another process reads the run now
+    │   ├── RunHeldError                another process is reading the run
     │   └── RunLogError                 the log of runs cannot be read or written
     ├── RetrievalError              texts could not be ranked for a query
     ├── EvaluationError             an evaluation cannot use a task, data or results file
     ├── CorpusError                 the output of a corpus cannot be used: another run's, other settings, not writable
     └── MissingExtraError           an optional dependency is not installed
 
-Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Hints name options of the
-command line (`--chunk-tokens`); `remedy` and `str(error)` name the same as arguments in Python (`chunk_tokens`).
-Errors that occur again after every retry are also `PermanentError`s: errors of documents, prompts, budgets and
-settings, a refused key or request, a missing extra.
+A message says what happened, and `hint` what to do next; `str(error)` contains both. Hints name options of the command
+line (`--chunk-tokens`); `remedy` and `str(error)` name the corresponding Python arguments (`chunk_tokens`). Errors that
+a retry cannot remove are also `PermanentError`s: errors of documents, prompts, budgets and settings, a refused key or
+request, a missing extra.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 _OPTION: Final = re.compile(r"(`[^`]*`)|(?<!\S)(\(?)--([a-z]+(?:-[a-z]+)*)")
-"""A command in backticks, or an option of the command line outside of one, perhaps after a bracket."""
-_OTHER_NAMES: Final = {"log": "run_log", "no_log": "run_log=False"}
-"""The options whose argument in Python has another name."""
+"""A command in backticks, or an option of the command line outside backticks, perhaps after a bracket."""
+_ARGUMENT_BY_OPTION: Final = {"log": "run_log", "no_log": "run_log=False"}
+"""The Python arguments of options that have another name."""
 
 
 class MemAgentError(Exception):
-    """Root of the tree.
+    """The root of the error tree.
 
     Args:
         message: what happened, as one sentence without a final full stop.
         hint: the remedy, shown after the message; options of the command line have two hyphens.
-        run_id: the run in which it happened, if there is one.
-        chunk_index: the chunk at which it happened, counted from 0, if there is one.
+        run_id: the run in which the error occurred, if any.
+        chunk_index: the chunk at which the error occurred, counted from 0, if any.
 
-    `branch` is set if it happened in one of several branches that were read in parallel.
+    `branch` is set if the error occurred in one of several branches that were read in parallel.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class MemAgentError(Exception):
 
     @property
     def remedy(self) -> str | None:
-        """The hint in the words of Python, as in "Lower chunk_tokens."."""
-        return self.remedy_with(lambda name: _OTHER_NAMES.get(name, name))
+        """The hint with names of Python arguments, as in "Lower chunk_tokens."."""
+        return self.make_remedy(lambda name: _ARGUMENT_BY_OPTION.get(name, name))
 
-    def remedy_with(self, name_of: Callable[[str], str]) -> str | None:
-        """Return the hint with what another interface calls each option; `name_of` gets an option as `chunk_tokens`."""
+    def make_remedy(self, rename_option: Callable[[str], str]) -> str | None:
+        """Return the hint with another interface's option names; `rename_option` gets a name such as `chunk_tokens`."""
         return self.hint and _OPTION.sub(
-            lambda match: match[1] or match[2] + name_of(match[3].replace("-", "_")), self.hint
+            lambda match: match[1] or match[2] + rename_option(match[3].replace("-", "_")), self.hint
         )
 
     def __str__(self) -> str:
@@ -106,28 +106,28 @@ class MemAgentError(Exception):
         return f"{text}. {self.remedy}" if self.remedy else text
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Survive pickling with every attribute, whatever the subclass's constructor takes."""
+        """Pickle all attributes, regardless of the arguments of a subclass's constructor."""
         return copyreg.__newobj__, (type(self), self.message), dict(self.__dict__)  # type: ignore[attr-defined]
 
 
 class PermanentError(MemAgentError, RuntimeError):
-    """An error that would occur again after every retry.
+    """An error that occurs again at every retry.
 
-    It is a `RuntimeError` because LangGraph's `RetryPolicy` retries after every exception that is none of Python's own;
-    not a `ValueError`, which pydantic and LangGraph's server treat as errors of their callers.
+    It is a `RuntimeError`, because LangGraph's `RetryPolicy` retries after all exceptions except some of Python's own.
+    It is not a `ValueError`, which pydantic and LangGraph's server treat as an error of their caller.
     """
 
 
 class DocumentError(PermanentError):
-    """A source cannot be read, or is another document than expected."""
+    """A source cannot be read, or is not the expected document."""
 
 
 class EmptyDocumentError(DocumentError):
-    """The document holds only white space."""
+    """The document has only white space."""
 
 
 class IncompleteDocumentError(DocumentError):
-    """The document holds more than text that can be read, and the rule is to stop then."""
+    """Some of the document's content is not in its text, and the setting is to stop then."""
 
 
 class EncodingError(DocumentError):
@@ -139,7 +139,7 @@ class UnsupportedDocumentError(DocumentError):
 
 
 class DocumentMismatchError(DocumentError):
-    """Another text than the one of a reference or a run."""
+    """The text is not that of a reference or a run."""
 
 
 class DocumentStoreError(DocumentError):
@@ -159,7 +159,7 @@ class PromptError(PermanentError):
 
 
 class ResponseFormatError(PermanentError):
-    """A model or JSON schema that is not valid, is too large, or uses what answers cannot be checked against."""
+    """A model or JSON schema that is invalid, is too large, or uses an unsupported keyword."""
 
 
 class StrategyError(PermanentError):
@@ -200,15 +200,15 @@ class PolicyRequestError(PolicyError, PermanentError):
 
 
 class PromptCutError(PolicyError, PermanentError):
-    """The server cut the prompt, and a read that is not whole is to stop."""
+    """The server cut the prompt, and the setting is to stop an incomplete read."""
 
 
 class PolicyOverloadedError(PolicyError):
-    """The server kept answering 408, 409, 429 or 5xx after all retries."""
+    """The server still answered 408, 409, 429 or 5xx after all retries."""
 
 
 class PolicyResponseError(PolicyError):
-    """The server's reply is not what the protocol promises: damaged, too long, or a redirect to another server."""
+    """The server's reply violates the protocol: it is damaged, too long, or a redirect to another server."""
 
 
 class RunError(MemAgentError):
@@ -224,7 +224,7 @@ class RunMismatchError(RunError, PermanentError):
 
 
 class RunHeldError(RunError):
-    """Another process reads the run now. It may be free in a moment."""
+    """Another process is reading the run. A later attempt may succeed."""
 
 
 class CheckpointError(RunError):
@@ -252,7 +252,7 @@ class MissingExtraError(PermanentError):
 
     Args:
         extra: the extra of this distribution that installs it.
-        needed_for: what needs it, as in "reading PDF files".
+        needed_for: the purpose in the message, as in "reading PDF files".
     """
 
     def __init__(self, extra: str, needed_for: str) -> None:
@@ -268,7 +268,7 @@ def load_extra(module: str, extra: str, needed_for: str) -> Any:
     """Import a module that an extra of this distribution installs, and return it.
 
     Raises:
-        MissingExtraError: the module is not installed. `needed_for` is the purpose in the message.
+        MissingExtraError: the module is not installed. `extra` and `needed_for` are in the message.
     """
     try:
         return importlib.import_module(module)
@@ -277,8 +277,8 @@ def load_extra(module: str, extra: str, needed_for: str) -> Any:
 
 
 def make_install_command(extra: str, package: str = "memagent-graph") -> str:
-    """Return the command that installs an extra of a package from an index, or from the package's source (PEP 610)."""
-    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415  slow to import, and seldom needed
+    """Return the command that installs an extra from the package's own origin: an index, or a source (PEP 610)."""
+    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415  slow to import, rarely needed
 
     try:
         origin = json.loads(distribution(package).read_text("direct_url.json") or "{}")
@@ -287,8 +287,8 @@ def make_install_command(extra: str, package: str = "memagent-graph") -> str:
     if "dir_info" in origin:
         editable = "-e " if origin["dir_info"].get("editable") else ""
         return f'pip install {editable}".[{extra}]", in the folder that has the source of {package}'
-    if version := origin.get("vcs_info"):
-        return f'pip install "{package}[{extra}] @ {version["vcs"]}+{origin["url"]}"'
+    if vcs_info := origin.get("vcs_info"):
+        return f'pip install "{package}[{extra}] @ {vcs_info["vcs"]}+{origin["url"]}"'
     if origin:
         return f'pip install "{unquote(PurePosixPath(urlsplit(origin["url"]).path).name)}[{extra}]"'
     return f'pip install "{package}[{extra}]"'

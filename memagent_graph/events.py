@@ -9,14 +9,14 @@ from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """The reason why a read ended. A read with any but the first four reasons can be resumed."""
+    """The reason why a read ended. With the first four reasons it is finished; otherwise it can be resumed."""
 
     ANSWERED = "answered"
     """The whole document was read and the policy answered."""
     ENOUGH = "enough"
     """The policy answered before the document's end, because it had enough information."""
     NO_ANSWER = "no_answer"
-    """The policy wrote nothing or refused when it was asked for the answer."""
+    """The policy wrote nothing or refused when the answer was requested."""
     INVALID_ANSWER = "invalid_answer"
     """No reply had the form of `response_format`. The last reply is the answer."""
     MAX_CHUNKS = "max_chunks"
@@ -25,7 +25,7 @@ class StopReason(StrEnum):
 
     @property
     def resumable(self) -> bool:
-        """Whether `resume` can continue from here."""
+        """Whether `resume` can continue the read."""
         return self not in {StopReason.ANSWERED, StopReason.ENOUGH, StopReason.NO_ANSWER, StopReason.INVALID_ANSWER}
 
 
@@ -41,12 +41,12 @@ class UpdateRule(StrEnum):
 
 
 class EventKind(StrEnum):
-    """A kind of event in a read that a user should know about."""
+    """The kind of an event in a read that a user should know about."""
 
     DOCUMENT_INCOMPLETE = "document_incomplete"
     """The document has parts that are not in its text, such as pages that are images."""
     TRUNCATED = "truncated"
-    """The policy's output was cut off at its bound."""
+    """The policy's output was cut off at its maximum length."""
     OVERLONG = "overlong"
     """The policy wrote more than the memory budget."""
     EMPTY = "empty"
@@ -54,13 +54,13 @@ class EventKind(StrEnum):
     REFUSED = "refused"
     """The policy, or a filter in front of it, refused."""
     INVENTED = "invented"
-    """The policy wrote a word that is not in its prompt. This is checked only under some rules."""
+    """The policy wrote a word that is not in its prompt. Only some rules check this."""
     MALFORMED = "malformed"
-    """The reply does not have the form that its role asks for."""
+    """The reply does not have the form that its role requires."""
     REPEATED = "repeated"
-    """The policy asked for the same look-up again."""
+    """The policy requested the same look-up again."""
     NOT_RECALLED = "not_recalled"
-    """The policy asked for a look-up that was not done."""
+    """The policy requested a look-up that was not done."""
     RESAMPLED = "resampled"
     """The completion was discarded and requested again."""
     REQUEST_RETRIED = "request_retried"
@@ -76,7 +76,7 @@ class EventKind(StrEnum):
     SHORTENED_CHUNK = "shortened_chunk"
     """Escaping made the chunk longer than its budget, so a shorter chunk was read."""
     SPLIT_CHARACTER = "split_character"
-    """The chunk ends inside a character, because the character is too long or has no token at its end."""
+    """The chunk ends inside a character that is too long, or that does not end with a token."""
     UNBOXED_ANSWER = "unboxed_answer"
     """The answer did not have the required form, so the whole completion is the answer."""
     INVALID_ANSWER = "invalid_answer"
@@ -86,11 +86,11 @@ class EventKind(StrEnum):
     MEMORY_EDITED = "memory_edited"
     """A person replaced the memory."""
     NOT_PLANNED = "not_planned"
-    """A report asked its documents its own question, because the policy did not write questions."""
+    """A report used its own question for its documents, because the policy did not write questions."""
     EXTRACTIVE = "extractive"
     """A report's sections are the answers of its cells, because the policy has no prompt for writing them."""
     NOT_JUDGED = "not_judged"
-    """Contradictions in a report were not judged, because the policy has no prompt for that."""
+    """Contradictions in a report were not judged, because the policy has no prompt for judging them."""
     LOGGING_STOPPED = "logging_stopped"
     """The run log could not be written, and the read continued without it."""
 
@@ -103,7 +103,7 @@ class ReadEvent:
     chunk_index: int | None
     detail: str
     rule: UpdateRule | None = None
-    """The rule that was followed, for events that have one."""
+    """The rule that was applied, for events that have one."""
 
 
 def count_events(events: Sequence[ReadEvent]) -> dict[EventKind, int]:

@@ -1,4 +1,4 @@
-"""Recognizes answers such as "not stated", which say that the document has no answer, in several languages."""
+"""Recognises answers such as "not stated", which say that the document has no answer, in several languages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from memagent_graph.words import fold_words
 
-_SAYS_NONE: Final = re.compile(
+_NO_ANSWER: Final = re.compile(
     r"""(?:unknown|unclear|n/?a|\(empty\)|nothing\ (?:found|relevant|yet)|no\ answer|unanswerable
     |(?:no|insufficient)\ (?:relevant\ )?information(?:\ found|\ given|\ available)?
     |(?:it\ is\ )?not\ (?:stated|mentioned|given|specified|available|found|known|applicable|provided|answered
@@ -19,7 +19,7 @@ _SAYS_NONE: Final = re.compile(
     )[.!]*""",
     re.IGNORECASE | re.VERBOSE,
 )
-_IN_OTHER_LANGUAGES: Final = frozenset(
+_NO_ANSWER_PHRASES: Final = frozenset(
     " ".join(fold_words(phrase))
     for phrase in """
     nicht angegeben|nicht genannt|nicht bekannt|unbekannt|keine Angabe|keine Antwort|nicht im Text|ich weiß es nicht
@@ -52,5 +52,5 @@ def gives_no_answer(answer: str | None, *, quoted: bool = False) -> bool:
         quoted: whether the document has a quote for the answer. If so, "none" and "nothing" count as answers.
     """
     text = " ".join((answer or "").split())
-    says_none = bool(_SAYS_NONE.fullmatch(text)) or " ".join(fold_words(text)) in _IN_OTHER_LANGUAGES
-    return not text or says_none or (not quoted and bool(_NONE.fullmatch(text)))
+    says_no_answer = bool(_NO_ANSWER.fullmatch(text)) or " ".join(fold_words(text)) in _NO_ANSWER_PHRASES
+    return not text or says_no_answer or (not quoted and bool(_NONE.fullmatch(text)))

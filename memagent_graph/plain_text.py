@@ -1,4 +1,4 @@
-"""Text for people: counts, similar names, and texts without control characters or this machine's folders."""
+"""Formats texts for people: counts, similar names, and texts without control characters or this machine's folders."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:[^\s'\"/\\]+[/\\])+(
 
 
 def make_printable(text: str) -> str:
-    """Return a text with control characters replaced by U+FFFD. Line ends stay."""
+    """Return a text with U+FFFD in place of control characters. Line ends stay."""
     return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def make_one_line(text: str, longest: int | None = None) -> str:
-    """Return a text in one line, cut to a maximum number of characters. Unprintable characters become spaces."""
+def make_one_line(text: str, max_characters: int | None = None) -> str:
+    """Return a text in one line, cut to `max_characters`. Unprintable characters become spaces."""
     line = "".join(character if character.isprintable() else " " for character in text)
-    return line if longest is None or len(line) <= longest else line[: longest - 1] + "…"
+    return line if max_characters is None or len(line) <= max_characters else line[: max_characters - 1] + "…"
 
 
-def format_count(count: int, what: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a count with its noun, as in "1 run" or "1,200 runs"."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def list_names(names: Sequence[object], longest: int) -> str:
-    """Return names as a phrase. Of more than `longest`, only the first are listed."""
-    text = ", ".join(map(str, names[:longest]))
-    return text if len(names) <= longest else f"{text} and {len(names) - longest:,} more"
+def list_names(names: Sequence[object], max_names: int) -> str:
+    """Return names as a phrase, with at most the first `max_names` of them."""
+    text = ", ".join(map(str, names[:max_names]))
+    return text if len(names) <= max_names else f"{text} and {len(names) - max_names:,} more"
 
 
 def remove_folders(message: str, roots: Iterable[str] = ()) -> str:
@@ -43,16 +43,17 @@ def remove_folders(message: str, roots: Iterable[str] = ()) -> str:
         message: the message, for example an error about a file.
         roots: folders or URLs. Paths below them become relative; other paths are replaced by their last part.
     """
-    names = {variant.rstrip("/\\") for root in roots if root for variant in (root, os.path.abspath(root))}  # noqa: PTH100
-    for name in sorted(filter(None, names), key=len, reverse=True):
-        message = re.sub(rf"(?<![\w/.-]){re.escape(name)}[/\\]", "", message)
+    variants = [variant for root in roots if root for variant in (root, os.path.abspath(root))]  # noqa: PTH100
+    folders = {variant.rstrip("/\\") for variant in variants}
+    for folder in sorted(filter(None, folders), key=len, reverse=True):
+        message = re.sub(rf"(?<![\w/.-]){re.escape(folder)}[/\\]", "", message)
     home = str(Path.home())
     return _PATH.sub(r"\1", message.replace(home, "~") if len(home) > 1 else message)
 
 
-_NEAREST = 3
-_LEAST_LIKENESS = 0.5
-"""The cutoff for `difflib.get_close_matches`. Below it, most guesses are wrong."""
+_MAX_SUGGESTIONS = 3
+_MIN_SIMILARITY = 0.5
+"""The cutoff for `difflib.get_close_matches`. Below it, most suggestions are wrong."""
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, prefix: str = "") -> str:
@@ -64,5 +65,6 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, prefix
         otherwise: the hint if no name is similar, such as a list of the names.
         prefix: shown before each name, as in "my_tasks.py:".
     """
-    near = difflib.get_close_matches(name, names, n=_NEAREST, cutoff=_LEAST_LIKENESS)
-    return f"Did you mean {' or '.join(prefix + candidate for candidate in near)}?" if near else otherwise
+    suggestions = difflib.get_close_matches(name, names, n=_MAX_SUGGESTIONS, cutoff=_MIN_SIMILARITY)
+    names_with_prefix = " or ".join(f"{prefix}{suggestion}" for suggestion in suggestions)
+    return f"Did you mean {names_with_prefix}?" if suggestions else otherwise

@@ -35,13 +35,13 @@ class FinishReason(StrEnum):
     """The reason why the policy stopped writing."""
 
     STOP = "stop"
-    """It ended its turn, or wrote a stop string."""
+    """The policy ended its turn, or wrote a stop string."""
     LENGTH = "length"
-    """It was cut off at `max_tokens` or at the end of its window."""
+    """The text was cut off at `max_tokens` or at the end of the window."""
     REFUSED = "refused"
-    """It, or a filter in front of it, refused."""
+    """The policy, or a filter in front of it, refused."""
     FAILED = "failed"
-    """Its server failed while it wrote. Policies retry then, so no completion has this reason."""
+    """The server failed during generation. Policies retry then, so no completion has this reason."""
     OTHER = "other"
     """Any other reason that the server gives."""
 
@@ -52,7 +52,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling of a completion. The default temperature 0 is greedy: the same document gives the same answer."""
+    """The sampling of a completion. The default, temperature 0, is greedy: the same document gives the same answer."""
 
     max_tokens: int = 1024
     temperature: float = 0.0
@@ -66,10 +66,10 @@ class SamplingParams:
     """
     json_schema: str | None = None
     """The JSON schema for guided decoding: the `json_schema` of an OpenAI `response_format`, as JSON. Policies without
-    guided decoding ignore it. The reader checks every reply."""
+    guided decoding ignore it. The reader validates every reply."""
     session: str | None = None
-    """A key that is equal for requests with a common prefix: the reader sets the document's key (its sha256). A policy
-    may pass it to a router, which can send all requests about a document to one replica. Replies do not change."""
+    """A key that is equal for requests with a common prefix: the reader sets the document's key (its SHA-256). A policy
+    may pass it to a router, which can send all requests about a document to one replica. It does not affect replies."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -101,9 +101,9 @@ class Origin:
     """
 
     policy_version: str = ""
-    """The name of the weights, if the policy reports it."""
+    """The name of the weights; empty if the policy reports none."""
     request_id: str = ""
-    """The request's id in the server's log; empty if the server returns none."""
+    """The request's id in the server's log; empty if the server reports none."""
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -139,11 +139,11 @@ class Completion(Origin):
     def __post_init__(self) -> None:
         if self.logprobs is self.token_ids is self.prompt_token_ids is None:
             return
-        # A hundred replies have hundreds of thousands of numbers. In lists, the garbage collector would visit them all.
-        for name, kind in ARRAY_TYPES.items():
+        # A hundred replies have hundreds of thousands of numbers, which the garbage collector would visit in lists.
+        for name, type_code in ARRAY_TYPES.items():
             values = getattr(self, name)
             if values is not None and not isinstance(values, array):
-                object.__setattr__(self, name, array(kind, values))
+                object.__setattr__(self, name, array(type_code, values))
 
     @property
     def without_content(self) -> Completion:
@@ -151,7 +151,7 @@ class Completion(Origin):
         return replace(self, text="", prompt_token_ids=None, token_ids=None, logprobs=None, notes=())
 
     def count_tokens(self, prompt: Messages, count: Callable[[str], int]) -> TokenUsage:
-        """Return the server's counts of tokens, or else those of a tokenizer, whose `count` this is."""
+        """Return the server's token counts. If it reported none, count with `count`, a tokenizer's method."""
         return self.usage or TokenUsage(sum(count(message["content"]) for message in prompt), count(self.text))
 
 

@@ -1,6 +1,6 @@
-"""Policies by name, from this package and from entry points of other packages.
+"""Creates policies by name, from this package and from entry points of other packages.
 
-A package adds one in its pyproject.toml::
+A package adds a policy in its pyproject.toml::
 
     [project.entry-points."memagent.policies"]
     mine = "my_package:make_policy"
@@ -27,7 +27,7 @@ from memagent_graph.storage.bounded_files import parse_json
 
 PolicyFactory: TypeAlias = Callable[[PolicySettings], Policy]
 _OPENAI_CLIENTS: Final = {("openai", "OpenAI"), ("openai", "AsyncOpenAI")}
-"""The classes of clients, by package and name, so that the package need not be imported. Azure's are subclasses."""
+"""Client classes, by package and name, so that the package is not imported. Azure's clients are subclasses."""
 
 
 def make_policy(settings: PolicySettings) -> Policy:
@@ -35,13 +35,13 @@ def make_policy(settings: PolicySettings) -> Policy:
 
     Raises:
         PolicyError: the policy does not exist, or cannot be created.
-        MissingExtraError: a local policy without the extra "local".
+        MissingExtraError: a local policy needs the extra "local", which is not installed.
     """
     name = settings.policy_name
     if name == "server":
         return _make_server_policy(settings)
     if name in {"embedded", "local", *INSTALLABLE_POLICIES}:
-        return _load_in_process(settings.model if name == "local" else name, settings)
+        return _make_local_policy(settings.model if name == "local" else name, settings)
     entries = list_entry_points(POLICIES)
     if name not in entries:
         names = list_policy_names()
@@ -60,11 +60,11 @@ def convert_to_policy(value: object, settings: PolicySettings) -> Policy:
     """Return the policy for an object: a policy, a LangChain chat model, or a client of `openai`.
 
     Raises:
-        PolicyError: the object is of another kind.
-        MemAgentError: a setting belongs to the object itself.
+        PolicyError: the object has another type.
+        MemAgentError: a setting must be set on the object itself.
     """
-    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
-    if not kinds.isdisjoint(_OPENAI_CLIENTS):
+    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__}
+    if not bases.isdisjoint(_OPENAI_CLIENTS):
         options = _choose_server_options(settings)
         if settings.timeout == PolicySettings.timeout:
             del options["read_timeout"]
@@ -74,19 +74,21 @@ def convert_to_policy(value: object, settings: PolicySettings) -> Policy:
 
         arguments = {**_choose_client_options(value, settings.model), "model": settings.model}
         return OpenAICompatiblePolicy(**arguments | options)
-    if ("langchain_core", "BaseChatModel") in kinds:
-        refuse_settings(settings, besides={"unsupported"})
+    if ("langchain_core", "BaseChatModel") in bases:
+        refuse_settings(settings, allowed={"unsupported"})
         from memagent_graph.policies.chat_model import ChatModelPolicy  # noqa: PLC0415  slow to import
 
         return ChatModelPolicy(cast(Any, value), unsupported=_split_names(settings.unsupported))
     if not isinstance(value, type) and isinstance(value, Policy):
         refuse_settings(settings)
         return value
-    kind = f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
+    description = (
+        f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
+    )
     library = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
     raise PolicyError(
-        f"{kind} ({library}) is not a policy",
-        hint=_OTHER_LIBRARIES.get(library)
+        f"{description} ({library}) is not a policy",
+        hint=_HINT_BY_LIBRARY.get(library)
         or ("Pass an object of it." if isinstance(value, type) else None)
         or "Pass the address of a server, a policy's name, a LangChain chat model, a client of the openai package, "
         "or an object with a name and an async method complete(prompt, sampling).",
@@ -97,10 +99,10 @@ def _choose_client_options(client: Any, model: str | None) -> dict[str, Any]:
     """Return the settings of a client of the `openai` package as arguments of an `OpenAICompatiblePolicy`.
 
     Address, key, organisation, project, default headers and query, timeout, retries, certificates and proxy are used,
-    also for Azure. A transport or hooks of the client are not.
+    also for Azure. A custom transport and event hooks are not.
 
     Raises:
-        PolicyRequestError: the key of the client comes from a function, or a client for Azure has no deployment.
+        PolicyRequestError: the client's key comes from a function, or a client for Azure names no deployment.
     """
     if getattr(client, "_api_key_provider", None) or getattr(client, "_azure_ad_token_provider", None):
         raise PolicyRequestError(
@@ -109,8 +111,8 @@ def _choose_client_options(client: Any, model: str | None) -> dict[str, Any]:
             "MemAgent(AzureChatOpenAI(...)).",
         )
     base_url = str(client.base_url).rstrip("/")
-    names = {"OpenAI-Organization": client.organization, "OpenAI-Project": client.project}
-    headers = {**{name: value for name, value in names.items() if value}, **client._custom_headers}
+    account = {"OpenAI-Organization": client.organization, "OpenAI-Project": client.project}
+    headers = {**{name: value for name, value in account.items() if value}, **client._custom_headers}
     settings: dict[str, Any] = {"api_key": client.api_key}
     if hasattr(client, "_azure_deployment"):
         if "/deployments/" not in base_url:
@@ -138,25 +140,25 @@ def _choose_client_options(client: Any, model: str | None) -> dict[str, Any]:
             settings["connect_timeout"] = float(timeout.connect)
     pool = getattr(client._client._transport_for_url(client.base_url), "_pool", None)
     if url := getattr(pool, "_proxy_url", None):
-        secret = dict(getattr(pool, "_proxy_headers", ())).get(b"Proxy-Authorization", b"").removeprefix(b"Basic ")
-        user = "".join(f"{quote(part, '')}:" for part in b64decode(secret).decode().split(":", 1))[:-1]
+        credentials = dict(getattr(pool, "_proxy_headers", ())).get(b"Proxy-Authorization", b"").removeprefix(b"Basic ")
+        user = "".join(f"{quote(part, '')}:" for part in b64decode(credentials).decode().split(":", 1))[:-1]
         host = f"{url.host.decode()}:{url.port}" if url.port else url.host.decode()
         settings["proxy"] = f"{url.scheme.decode()}://{user}{'@' if user else ''}{host}"
-    if context := getattr(pool, "_ssl_context", None):
-        settings["ca_file"] = context
+    if ssl_context := getattr(pool, "_ssl_context", None):
+        settings["ca_file"] = ssl_context
     return settings
 
 
-def refuse_settings(settings: PolicySettings, besides: Collection[str] = ()) -> None:
-    """Check that no setting is chosen for a policy that was created already.
+def refuse_settings(settings: PolicySettings, allowed: Collection[str] = ()) -> None:
+    """Refuse settings for a policy that was created already, except those in `allowed`.
 
     Raises:
-        MemAgentError: a setting is chosen.
+        MemAgentError: a setting is not its default.
     """
     names = [
         field.name
         for field in fields(PolicySettings)
-        if field.name not in {"policy", "tokenizer", *besides} and getattr(settings, field.name) != field.default
+        if field.name not in {"policy", "tokenizer", *allowed} and getattr(settings, field.name) != field.default
     ]
     if names:
         raise MemAgentError(
@@ -166,13 +168,13 @@ def refuse_settings(settings: PolicySettings, besides: Collection[str] = ()) -> 
 
 
 def list_policy_names() -> tuple[str, ...]:
-    """Return the names for `make_policy`: policies of this package, then of other packages."""
+    """Return the names that `make_policy` accepts: policies of this package, then of other packages."""
     return tuple(dict.fromkeys(("embedded", "local", "server", *list_added_policies(), *list_entry_points(POLICIES))))
 
 
-def _load_in_process(model: str | None, settings: PolicySettings) -> Policy:
+def _make_local_policy(model: str | None, settings: PolicySettings) -> Policy:
     if model is None:
-        raise PolicyError("a local policy was asked for, but no model", hint="Pass a folder or a hub id with --model.")
+        raise PolicyError("a local policy was requested, but no model", hint="Pass a folder or a hub id with --model.")
     arguments = parse_template_arguments(settings.chat_template_kwargs)
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415  slow to import
 
@@ -182,14 +184,14 @@ def _load_in_process(model: str | None, settings: PolicySettings) -> Policy:
 def _make_server_policy(settings: PolicySettings) -> Policy:
     has_server = settings.base_url or os.environ.get("OPENAI_BASE_URL")
     if not (has_server or settings.api_key or os.environ.get("OPENAI_API_KEY")):
-        model = f"{settings.model} is not a folder here, and " if settings.model else ""
+        reason = f"{settings.model} is not a folder here, and " if settings.model else ""
         raise PolicyError(
-            f"{model}no server is named that might have it",
+            f"{reason}no server is named that might have it",
             hint="Pass its server (--base-url), a folder, or a hub id. With OPENAI_API_KEY, OpenAI's server is used.",
         )
     if settings.dtype is not None:
         raise PolicyError(
-            f"{settings.dtype} was asked for, but a server chooses its own number format",
+            f"{settings.dtype} was requested, but a server chooses its own number format",
             hint="Start the server with it, and leave out --dtype.",
         )
     from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
@@ -201,14 +203,14 @@ def _make_server_policy(settings: PolicySettings) -> Policy:
 
 def _choose_server_options(settings: PolicySettings) -> dict[str, Any]:
     """Return the options of a connection, except address and key."""
-    template = parse_template_arguments(settings.chat_template_kwargs)
+    template_arguments = parse_template_arguments(settings.chat_template_kwargs)
     options = {
         "max_concurrency": settings.concurrency,
         "read_timeout": settings.timeout,
         "max_retries": settings.retries,
         "session_header": settings.session_header,
         "unsupported": _split_names(settings.unsupported),
-        "extra_body": {"chat_template_kwargs": template} if template else None,
+        "extra_body": {"chat_template_kwargs": template_arguments} if template_arguments else None,
         "default_headers": dict(map(_split_header, settings.header)) if settings.header else None,
         "ca_file": settings.ca_file,
         "proxy": settings.proxy,
@@ -217,7 +219,7 @@ def _choose_server_options(settings: PolicySettings) -> dict[str, Any]:
 
 
 def parse_template_arguments(text: str | None) -> dict[str, Any]:
-    """Return the arguments for a chat template, by name.
+    """Return the arguments for a chat template from their JSON text.
 
     Raises:
         MemAgentError: the text is not a JSON object.
@@ -241,12 +243,13 @@ def _split_names(names: str | Collection[str] | None) -> tuple[str, ...]:
 def _split_header(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon:
-        word = next(iter(name.split()), "")  # the rest may be a secret
-        raise MemAgentError(f"the header that begins with {word!r} has no colon", hint='Write it as "Name: value".')
+        first_word = next(iter(name.split()), "")  # the rest may be a secret
+        message = f"the header that begins with {first_word!r} has no colon"
+        raise MemAgentError(message, hint='Write it as "Name: value".')
     return name.strip(), value.strip()
 
 
-_OTHER_LIBRARIES: Final = {
+_HINT_BY_LIBRARY: Final = {
     "anthropic": "Use MemAgent(ChatAnthropic(...)), from langchain-anthropic.",
     "ollama": 'Ollama speaks the OpenAI API: MemAgent(base_url="http://localhost:11434/v1", model=...).',
     "google": "Use MemAgent(ChatGoogleGenerativeAI(...)), from langchain-google-genai.",
@@ -254,6 +257,6 @@ _OTHER_LIBRARIES: Final = {
     "litellm": "Use the address of LiteLLM's proxy, or MemAgent(ChatLiteLLM(...)), from langchain-litellm.",
     "httpx": "Use MemAgent(AsyncOpenAI(http_client=...)), from openai.",
     "httpx2": "Use MemAgent(AsyncOpenAI(http_client=...)), from openai.",
-    "langchain_core": "Pass the chat model itself, without what was bound to it.",
+    "langchain_core": "Pass the chat model itself, without bound arguments or tools.",
 }
-"""By library of an unsupported object: the alternative."""
+"""The alternative for an unsupported object, by its library."""

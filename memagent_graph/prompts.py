@@ -2,9 +2,9 @@
 
 Every field is between tags. Document text and memory are not trusted. If they contain a tag of the template, or a
 control token of the model's chat template, a backslash is inserted after its first character (`</section>` becomes
-`<\\/section>`). So they cannot close their part of the prompt or open another. The control tokens come from the
-model's files, or else from all known families (`chat_markers`). Fields are filled in one pass, so `{memory}` in a
-document stays unchanged.
+`<\\/section>`), so they cannot close their part of the prompt or open another. The control tokens come from the
+model's files, or else from all known families (`chat_markers`). All fields are filled in one pass, so `{memory}` in a
+document is not replaced.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from memagent_graph.policy import Message
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_text_file
 
 COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
-"""The fields that every template may have. A role may allow others."""
+"""The fields that every template may have. A role may allow further fields."""
 ANSWER_FIELDS = frozenset({"prompt", "memory", "schema"})
-"""The fields of the answer's template. {schema} is empty unless the answer is structured."""
+"""The fields that the answer's template may have. {schema} is empty unless the answer is structured."""
 _TAG = re.compile(r"</?\s*([A-Za-z][\w-]*)\s*>")
 
-
 EMPTY_MEMORY = "(empty)"
+"""The text of the memory before the first update."""
 
 
 class PromptLayout(StrEnum):
     """The order of the parts of an update prompt."""
 
     PAPER = "paper"
-    """Problem, memory, section: the order of the paper."""
+    """Problem, memory, section: the paper's order."""
     SECTION_FIRST = "section_first"
     """Section, memory, problem: all questions on a document share the section's cached prefix."""
 
@@ -53,12 +53,12 @@ class AnswerFormat(StrEnum):
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """A user message with fields. `source` is the origin of the text, for error messages."""
+    """A user message with fields. `source` says where the text comes from, for error messages."""
 
     text: str
     source: str = "template"
     names: frozenset[str] = COMMON_FIELDS
-    """The names of fields. Other text in braces is ordinary text."""
+    """The names of possible fields. Other names in braces are ordinary text."""
 
     def __post_init__(self) -> None:
         open_tags: list[str] = []
@@ -81,7 +81,7 @@ class PromptTemplate:
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """The names of the fields that occur."""
+        """The names of the fields in the text."""
         return frozenset(self._field.findall(self.text))
 
     @property
@@ -91,31 +91,31 @@ class PromptTemplate:
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """Literal text and field names in turn, beginning and ending with literal text."""
+        """Literal text and field names alternately, beginning and ending with literal text."""
         return tuple(self._field.split(self.text))
 
     @property
     def literal(self) -> str:
-        """The template with empty fields; its tokens count against the budget."""
+        """The text with empty fields, whose tokens count against the budget."""
         return "".join(self.parts[::2])
 
     def require(self, needed: frozenset[str], allowed: frozenset[str]) -> None:
         """Raise `PromptError` if a needed field is missing or a field is not allowed."""
-        if missing := needed - self.fields:
-            names = ", ".join(f"{{{name}}}" for name in sorted(missing))
+        if missing_fields := needed - self.fields:
+            names = ", ".join(f"{{{name}}}" for name in sorted(missing_fields))
             raise PromptError(f"{self.source}: the field {names} is missing", hint=f"Add {names} to the template.")
-        if extra := self.fields - allowed:
-            names = ", ".join(f"{{{name}}}" for name in sorted(extra))
+        if unknown_fields := self.fields - allowed:
+            names = ", ".join(f"{{{name}}}" for name in sorted(unknown_fields))
             raise PromptError(f"{self.source}: {names} cannot be filled in here", hint=f"Remove {names}.")
 
     def render(self, **values: str) -> str:
-        """Return the template with its fields filled in. The values must be neutralised."""
-        return "".join(values[part] if position % 2 else part for position, part in enumerate(self.parts))
+        """Return the text with its fields filled in. The values must be neutralised."""
+        return "".join(values[part] if index % 2 else part for index, part in enumerate(self.parts))
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of one reader: a memory update and the final answer."""
+    """The prompts of a reader: for memory updates, for answers, and for further roles."""
 
     update: PromptTemplate
     answer: PromptTemplate
@@ -123,11 +123,11 @@ class Prompts:
     empty_memory: str = EMPTY_MEMORY
     """The text of the memory before the first update."""
     control_tokens: frozenset[str] = field(default=frozenset(), repr=False)
-    """Strings with a meaning in the model's chat template, such as <|im_end|>."""
+    """Control tokens of the model's chat template, such as <|im_end|>."""
     guards_families: bool = field(default=False, repr=False)
-    """Whether to escape the control tokens of all known families, because the model's are unknown."""
+    """Whether to escape the control tokens of all known families, because those of the model are unknown."""
     others: Mapping[str, PromptTemplate] = field(default_factory=dict, hash=False)
-    """The templates of other roles, by name; see `memagent_graph.roles`."""
+    """The templates of further roles, by the role's name; see `memagent_graph.roles`."""
 
     def __post_init__(self) -> None:
         self.update.require(needed=COMMON_FIELDS, allowed=COMMON_FIELDS)
@@ -135,7 +135,7 @@ class Prompts:
 
     @property
     def wording(self) -> dict[str, str]:
-        """Everything in the prompts except the fields, JSON-ready."""
+        """All texts of the prompts, as JSON values."""
         return {
             "update": self.update.text,
             "answer": self.answer.text,
@@ -146,12 +146,12 @@ class Prompts:
 
     @cached_property
     def templates(self) -> Mapping[str, PromptTemplate]:
-        """The templates by the names of their roles."""
+        """The templates by the name of the role."""
         return {"update": self.update, "answer": self.answer, **self.others}
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the wording. Runs with different fingerprints are not compared, and not trained on together."""
+        """A hash of the wording. Runs with different fingerprints are neither compared nor trained on together."""
         digest = hashlib.sha256()
         for text in self.wording.values():
             digest.update(text.encode() + b"\0")
@@ -160,30 +160,30 @@ class Prompts:
         return digest.hexdigest()[:16]
 
     @cached_property
-    def _guarded(self) -> dict[str, re.Pattern[str]]:
-        """The patterns that must not be in a field, by their first character, which makes the search fast."""
+    def _escape_patterns(self) -> dict[str, re.Pattern[str]]:
+        """The patterns to escape in a field, by their first character, which makes the search fast."""
         tags = "|".join(sorted(map(re.escape, {tag for template in self.templates.values() for tag in template.tags})))
-        following: dict[str, list[str]] = {}
+        continuations: dict[str, list[str]] = {}
         if tags:
-            following["<"] = [rf"\s*/?\s*(?:{tags})\b"]
+            continuations["<"] = [rf"\s*/?\s*(?:{tags})\b"]
         for token in sorted(filter(lambda token: len(token) > 1, self.control_tokens)):
-            following.setdefault(token[0], []).append(re.escape(token[1:]))
-        for first, rest in FAMILY_MARKERS.items() if self.guards_families else ():
-            following.setdefault(first, []).append(rest)
+            continuations.setdefault(token[0], []).append(re.escape(token[1:]))
+        for first, continuation in FAMILY_MARKERS.items() if self.guards_families else ():
+            continuations.setdefault(first, []).append(continuation)
         return {
-            first: re.compile(f"{re.escape(first)}(?={'|'.join(rest)})", re.IGNORECASE)
-            for first, rest in following.items()
+            first: re.compile(f"{re.escape(first)}(?={'|'.join(alternatives)})", re.IGNORECASE)
+            for first, alternatives in continuations.items()
         }
 
     def neutralise(self, text: str) -> str:
-        """Return `text` so that it cannot close a part of the prompt, open another, or end the message."""
-        for first, pattern in self._guarded.items():
+        """Escape what could close a part of the prompt, open another, or end the message."""
+        for first, pattern in self._escape_patterns.items():
             if first in text:
                 text = pattern.sub(lambda match: match[0] + "\\", text)
         return text
 
     def messages(self, role: str, question: str, **fields: str) -> list[Message]:
-        """Return the prompt of a role, with neutralised fields. An empty memory is shown as `empty_memory`."""
+        """Return the prompt of a role, with neutralised fields. An empty memory becomes `empty_memory`."""
         template = self.templates[role]
         values = {name: self.neutralise(fields.get(name, "")) for name in template.fields}
         values["prompt"] = self.neutralise(question)
@@ -197,7 +197,7 @@ class Prompts:
 
 
 def extract_last_boxed(text: str) -> str | None:
-    r"""Return the stripped content of the last complete \boxed{...} of `text`, braces balanced, or None."""
+    r"""Return the stripped content of the last complete \boxed{...} (with balanced braces) of a text, or None."""
     end = len(text)
     while (start := text.rfind("\\boxed{", 0, end)) >= 0:
         depth = 0
@@ -219,22 +219,23 @@ def load_prompts(
     control_tokens: Iterable[str] = (),
     base: Prompts | None = None,
 ) -> Prompts:
-    """Return the prompts of the paper, or of `base`, with some parts replaced. None leaves a part unchanged.
+    """Return the prompts of `base` (by default the paper's) with some parts replaced. None leaves a part unchanged.
 
     Args:
-        layout: the order of the package's update prompt; not used with `update_template`.
-        answer_format: the form of the answer, with the package's prompt for it if there is no `answer_template`.
+        layout: the order of the package's update prompt; ignored with `update_template`.
+        answer_format: the form of the answer. Without `answer_template`, the package's prompt for this form is used.
         update_template: a UTF-8 text file with {prompt}, {memory} and {chunk} between tags.
         answer_template: a UTF-8 text file with {prompt} and {memory} between tags, and {schema} for structured answers.
         empty_memory: the text of the memory before the first update.
-        control_tokens: further strings with a meaning in the model's chat template.
+        control_tokens: further control tokens of the model's chat template.
         base: prompts to start from, such as the prompts of a policy's training.
 
     Raises:
         PromptError: a file cannot be read, or a field is missing, unknown or not between tags.
     """
     base = base or Prompts(_load_packaged("update_paper"), _load_packaged("answer_boxed"))
-    update, answer, form = base.update, base.answer, AnswerFormat(answer_format or base.answer_format)
+    update, answer = base.update, base.answer
+    chosen_format = AnswerFormat(answer_format or base.answer_format)
     if update_template:
         update = load_template(update_template)
     elif layout:
@@ -242,12 +243,12 @@ def load_prompts(
     if answer_template:
         answer = load_template(answer_template, ANSWER_FIELDS)
     elif answer_format:
-        answer = _load_packaged(f"answer_{form.value}")
+        answer = _load_packaged(f"answer_{chosen_format.value}")
     return replace(
         base,
         update=update,
         answer=answer,
-        answer_format=form,
+        answer_format=chosen_format,
         empty_memory=empty_memory or base.empty_memory,
         control_tokens=base.control_tokens.union(control_tokens),
     )
@@ -264,7 +265,7 @@ def _load_packaged(name: str) -> PromptTemplate:
 
 
 def load_template(path: Path | str, names: frozenset[str] = frozenset()) -> PromptTemplate:
-    """Return the template in a file. `names` are the names of further fields.
+    """Load a template from a file. `names` are fields that it may have in addition to `COMMON_FIELDS`.
 
     Raises:
         PromptError: the file cannot be read, or a field is not between tags.

@@ -61,8 +61,8 @@ from memagent_graph.trace import MemoryUpdate, Trace
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormatSource
 
-_SHOWN_IN_TRACES: Final = ("callbacks", "tags", "metadata", "run_name")
-"""The keys of a caller's config that a read uses. Other keys belong to the caller's own run."""
+_TRACING_KEYS: Final = ("callbacks", "tags", "metadata", "run_name")
+"""The keys of a caller's config that a read uses, for tracing. Other keys belong to the caller's own run."""
 DocumentSource: TypeAlias = Any
 """A source for `Document.of`: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
 
@@ -82,8 +82,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             used), the name of a policy, or the address of a server. By default it is chosen by `model` or `base_url`,
             then OPENAI_BASE_URL, then a policy that was added to this machine (`memagent policy add`).
         settings: the settings of the reader, as on the command line.
-        store: the store for texts of documents, by default in the user's data folder. Its options are those of the
-            settings.
+        store: the store for texts of documents, by default in the user's data folder. The settings determine its
+            options.
         checkpoints: saves the state at every step, so that runs can be resumed and edited: the path of a SQLite file,
             the URL of a PostgreSQL server (the extra "postgres"), or a LangGraph checkpointer. Without it, runs cannot
             be resumed.
@@ -95,7 +95,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     Raises:
         MemAgentError: a setting is unknown, or belongs to a policy that was passed as an object.
         BudgetError: the budget does not fit the window (at the first read, if the policy reports the window).
-        PolicyError: no policy is named and none was added, or it does not exist or cannot be loaded.
+        PolicyError: no policy is named and none was added, or the policy does not exist or cannot be loaded.
         ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.
     """
 
@@ -123,8 +123,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self._checkpoints = checkpoints
         profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
-            tokenizer = _find_tokenizer_beside(profile)
-        self._settle(
+            tokenizer = _find_profile_tokenizer(profile)
+        self._set_parts(
             Parts(
                 settings=settings,
                 policy=self.policy,
@@ -135,8 +135,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             )
         )
 
-    def _settle(self, parts: Parts) -> None:
-        """Use these parts. Nothing is opened, and no policy is called yet."""
+    def _set_parts(self, parts: Parts) -> None:
+        """Read with these parts. Nothing is opened, and the policy is not called yet."""
         self.settings = settings = parts.settings
         """The settings of the reader."""
         self.store = parts.store.with_options(
@@ -145,7 +145,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self._parts = parts = replace(parts, store=self.store)
         self.strategy = choose_strategy(parts.settings.strategy, parts.profile)
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list, self._close_graphs)
-        self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
+        self._prepare_lock: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
         self._context: ReaderContext | None = None
         if parts.is_sufficient:
             context = assemble(parts, ModelInfo())
@@ -193,7 +193,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     ) -> ReadResult | list[ReadResult] | list[ReadResult | Exception]:
         """Read a document for one question, or once for several questions.
 
-        Several questions have separate memories, runs and log entries, and are read for at the same chunk at the same
+        Several questions have separate memories, runs and log entries, and all of them read the same chunk at the same
         time. If the section is first in the prompt (`prompts.layout`), a server with a prefix cache computes it once
         for all questions.
 
@@ -205,7 +205,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 documents), or a reference from `store.add`.
             question: the question, at most `budget.question_tokens` tokens.
             questions: several questions, at least one. Equal questions share one run and its result.
-            max_concurrency: the maximum number of `questions` in one pass. Other questions follow in later passes.
+            max_concurrency: the maximum number of `questions` in one pass. The other questions follow in later passes.
             return_exceptions: whether to return failures in the list instead of raising the first one.
             on_update: called with the question and each of its memory updates.
             options: see `memagent_graph.reading.inputs.ReadOptions`.
@@ -216,8 +216,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         Raises:
             MemAgentError, BudgetError: there is no question, or a question is empty or too long. Nothing was read.
             ResponseFormatError, MissingExtraError: `response_format` cannot be used. Nothing was read.
-            DocumentError, PolicyError: the read failed. With `questions`, it is raised after all reads have ended. With
-                `checkpoints`, the run can be resumed.
+            DocumentError, PolicyError: the read failed. With `questions`, the error is raised after all reads have
+                ended. With `checkpoints`, the run can be resumed.
         """
         if (question is None) == (questions is None):
             raise MemAgentError(
@@ -231,7 +231,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
             return await await_result(self._start(document, question, options, is_shown=False))
-        outcomes = await self._read_each(document, questions or (), options, max_concurrency, on_update)
+        outcomes = await self._read_questions(document, questions or (), options, max_concurrency, on_update)
         return outcomes if return_exceptions else raise_first_error(outcomes)
 
     read = make_synchronous(aread)
@@ -239,7 +239,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     def astream(
         self, document: DocumentSource, question: str, **options: Unpack[ReadOptions]
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Read, and yield memory updates as they happen and the result at the end. Arguments as for `aread`."""
+        """Read, and yield memory updates as they happen, then the result. The arguments are those of `aread`."""
         return self._start(document, question, options)
 
     stream = make_synchronous_stream(astream)
@@ -254,16 +254,16 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     ) -> list[ReadResult | Exception]:
         """Read many pairs of document and question. For many questions on one document, see `aread`.
 
-        Results are in the order of the requests. `response_format` applies to all answers. All reads run to their end.
-        Then the first failure is raised, or with `return_exceptions` failures are returned in place of results.
+        Results are in the order of the requests. `response_format` applies to all answers. All reads run to their end;
+        then the first failure is raised, or with `return_exceptions`, failures are returned in place of results.
         """
         slots = asyncio.Semaphore(max_concurrency)
 
-        async def one(request: tuple[DocumentSource, str]) -> ReadResult:
+        async def read_one(request: tuple[DocumentSource, str]) -> ReadResult:
             async with slots:
                 return await self.aread(*request, response_format=response_format)
 
-        outcomes: list[Any] = await asyncio.gather(*map(one, requests), return_exceptions=True)
+        outcomes: list[Any] = await asyncio.gather(*map(read_one, requests), return_exceptions=True)
         return outcomes if return_exceptions else [*raise_first_error(outcomes)]
 
     batch = make_synchronous(abatch)
@@ -272,7 +272,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether this reader has checkpoints of its own."""
+        """Whether this reader saves checkpoints itself."""
         return self._checkpoints is not None
 
     async def acheckpointer(self) -> BaseCheckpointSaver[Any] | None:
@@ -292,15 +292,15 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
 
         Args:
             run_id: the run.
-            document: the document, needed only if the store has lost it. It must be the document of the run.
+            document: the document of the run; needed only if the store no longer has its text.
             response_format: for a structured read, its original form. By default the schema comes from the run log, and
                 the result's `value` has JSON values even if the form was a model.
             limits: limits of this call.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
-            RunMismatchError: the run has another document, tokenizer, chunk size, wording or `response_format`; or its
-                form is unknown.
+            RunMismatchError: the run has another document, tokenizer, chunk size, wording or `response_format`, or its
+                `response_format` is unknown.
         """
         return await await_result(
             self.astream_resume(run_id, document=document, response_format=response_format, limits=limits)
@@ -320,23 +320,23 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Resume a run, and yield memory updates as they happen and the result at the end.
 
-        `barrier` as in `ReadOptions`. Without `past_limit`, a run that stopped at a limit is not continued, but yields
-        its result.
+        The arguments are those of `aresume`, and `barrier` of `ReadOptions`. Without `past_limit`, a run that stopped
+        at a limit is not continued; its result is yielded.
         """
         with lease_run((await self._make_graph()).checkpointer, run_id):
             graph, state = await self._continue(run_id, document, response_format)
-            done = await load_trace_so_far(graph, run_id)
-            reason = state.get("stop_reason")
-            if reason and not (past_limit and StopReason(reason).resumable):
-                yield result_from_state(graph, state, done)
+            trace = await load_trace_so_far(graph, run_id)
+            stop_reason = state.get("stop_reason")
+            if stop_reason and not (past_limit and StopReason(stop_reason).resumable):
+                yield result_from_state(graph, state, trace)
                 return
-            if reason:
+            if stop_reason:
                 node = graph.strategy.continues_after
                 await graph.aupdate_state(make_thread_config(run_id), {"stop_reason": None}, as_node=node)
             options: ReadOptions = {"limits": limits, "barrier": barrier}
-            async with aclosing(self._run(graph, None, state, done, options)) as parts:
-                async for part in parts:
-                    yield part
+            async with aclosing(self._run(graph, None, state, trace, options)) as items:
+                async for item in items:
+                    yield item
 
     async def aresume_or_read(
         self,
@@ -351,8 +351,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     ) -> ReadResult:
         """Continue the run with this id, or read the document if there is none that this reader can continue.
 
-        `document` may be a function that returns a reference, and is called only if the document is read. Without
-        `may_resume`, it is read in any case. Other arguments as for `astream_resume`.
+        `document` may be a function that returns a reference; it is called only if the document is read. Without
+        `may_resume`, the document is always read. The other arguments are those of `astream_resume`.
         """
         if may_resume and self.keeps_checkpoints:
             with suppress(RunNotFoundError, RunMismatchError):
@@ -361,7 +361,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         return await await_result(self.astream(reference, question, run_id=run_id, **options), on_update)
 
     async def ahistory(self, run_id: str) -> list[MemoryUpdate]:
-        """Return the memory updates so far, in order. After an edit, only updates that lead to the newest state count.
+        """Return the memory updates so far, in order. After an edit, updates that it discarded are not included.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
@@ -373,11 +373,11 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     history = make_synchronous(ahistory)
 
     async def aanswer_so_far(self, run_id: str, question: str | None = None) -> AnswerSoFar:
-        """Answer once from the present memory of a run. The run does not change, and may be running.
+        """Answer once from the current memory of a run, which does not change and may be running.
 
         Args:
             run_id: the run.
-            question: another question than the run's, at most `budget.question_tokens` tokens.
+            question: a question in place of the run's, at most `budget.question_tokens` tokens.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
@@ -401,9 +401,9 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
 
         Args:
             run_id: the run.
-            chunk: the chunk.
+            chunk: the index of the chunk.
             text: the new memory.
-            branch: the branch that read the chunk ("" is the trunk), by default the last one that read it.
+            branch: the branch that read the chunk ("" is the trunk), by default the last branch that read it.
             author: the person who edits, for the trace and the log.
 
         Raises:
@@ -414,10 +414,10 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         graph, (_, state) = await self._make_graph(), await self._continue(run_id)
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
-            remaining = {step.id for step in (await load_trace_so_far(graph, run_id)).calls}
-            context = graph.reader_context  # the log of another machine may have the beginning of the run
+            remaining_ids = {step.id for step in (await load_trace_so_far(graph, run_id)).calls}
+            context = graph.reader_context  # the run may have begun in the log of another machine
             self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
-            entry = self.run_log.edit(run_id, chunk, text, call_id=call.id, author=author, remaining=remaining)
+            entry = self.run_log.edit(run_id, chunk, text, call_id=call.id, author=author, remaining=remaining_ids)
             await asyncio.to_thread(self.run_log.wait, entry)
 
     edit_memory = make_synchronous(aedit_memory)
@@ -432,30 +432,30 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         run_log: RunLog | bool | None = None,
         **choices: Any,
     ) -> MemAgent:
-        """Return a copy of this reader with the same policy and store, and with other choices.
+        """Return a copy of this reader with the same policy and store, and with other settings.
 
-        `choices` as for `MemAgent`. Checkpoints may be shared. Another `policy` must have the same model.
+        `choices` are those of `MemAgent`. Checkpoints may be shared. A different `policy` must have the same model.
         """
-        other = self.__copy__()
-        other.policy = self.policy if policy is None else policy
-        other.run_log = self.run_log if run_log is None else _open_log(run_log)
-        other._owns_log = not isinstance(run_log, RunLog | None)
-        other._checkpoints = self._checkpoints if checkpoints is None else checkpoints
-        other._settle(
+        reader = self.__copy__()
+        reader.policy = self.policy if policy is None else policy
+        reader.run_log = self.run_log if run_log is None else _open_log(run_log)
+        reader._owns_log = not isinstance(run_log, RunLog | None)
+        reader._checkpoints = self._checkpoints if checkpoints is None else checkpoints
+        reader._set_parts(
             replace(
                 self._parts,
                 settings=self.settings.replace(**choices),
-                policy=other.policy,
+                policy=reader.policy,
                 tokenizer=self._context.tokenizer if self._context else self._parts.tokenizer,
-                run_log=other.run_log,
+                run_log=reader.run_log,
             )
         )
-        return other
+        return reader
 
     def __copy__(self) -> MemAgent:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        return other
+        reader = object.__new__(type(self))
+        reader.__dict__.update(self.__dict__)
+        return reader
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -465,16 +465,16 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
 
     @property
     def prepared(self) -> ReaderContext | None:
-        """The context of the nodes; None until `aprepare` has asked the policy for missing settings."""
+        """The context of the nodes; None until `aprepare` has requested missing settings from the policy."""
         return self._context
 
     async def aprepare(self) -> ReaderContext:
-        """Ask the policy for missing settings, check that the budget fits, and return the context of the nodes.
+        """Request missing settings from the policy, check that the budget fits, and return the context of the nodes.
 
         Raises:
-            PolicyError, TokenizerError, BudgetError: as the first read would.
+            PolicyError, TokenizerError, BudgetError: the errors that the first read would raise.
         """
-        async with self._preparing.get():
+        async with self._prepare_lock.get():
             if self._context is None:
                 info = ModelInfo()
                 if isinstance(self.policy, SelfDescribing):
@@ -488,19 +488,19 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         return self._context
 
     async def agraph(self, *, response_format: ResponseFormatSource | None = None) -> ReaderGraph:
-        """Return the LangGraph graph without a checkpointer. As a node it uses the checkpointer of its parent.
+        """Return the LangGraph graph without a checkpointer. As a node, it uses the checkpointer of its parent graph.
 
         Args:
-            response_format: the form of structured answers. `answer` is JSON then.
+            response_format: the form of structured answers, which `answer` then has as JSON.
         """
         return build_graph(await self.aprepare(), self.strategy).with_response_format(response_format)
 
     graph = make_synchronous(agraph)
 
     async def aclose(self) -> None:
-        """Close the connections and the checkpoint file of the running loop, and the log if the reader opened it.
+        """Close the connections and the checkpoint file of the running loop, and the run log if the reader opened it.
 
-        Another read opens them again.
+        A further read opens them again.
         """
         await self._graphs.aclose()
         if hasattr(self.policy, "aclose"):
@@ -525,7 +525,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         """Return the graph of the running loop, with the reader's checkpointer."""
         context = await self.aprepare()
         graphs = self._graphs.get()
-        async with self._preparing.get():  # otherwise parallel first reads would all open the checkpoints
+        async with self._prepare_lock.get():  # otherwise, parallel first reads would all open the checkpoints
             if not graphs:
                 saver = await open_checkpointer(self._checkpoints)
                 graphs.append(build_graph(context, self.strategy, checkpointer=saver))
@@ -534,19 +534,19 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     async def _continue(
         self, run_id: str, document: DocumentSource | None = None, response_format: ResponseFormatSource | None = None
     ) -> tuple[ReaderGraph, Mapping[str, Any]]:
-        """Return the graph and the newest state of a run, after checking that they match the run's beginning."""
+        """Return the graph and the newest state of a run. Raises RunMismatchError if this reader has other settings."""
         graph = await self._make_graph()
         state = (await load_newest_snapshot(graph, run_id)).values
-        logged: Mapping[str, Any] = {}
+        logged_settings: Mapping[str, Any] = {}
         if self.run_log is not None:
-            with suppress(RunError):  # it need not be logged
-                logged = (await asyncio.to_thread(self.run_log.get, run_id)).settings
-        graph = graph.with_response_format(load_format_for_resume(state, response_format, logged, run_id))
-        now = graph.reader_context.settings
-        if state.get("settings", now) != now:
+            with suppress(RunError):  # the run may not be in this log
+                logged_settings = (await asyncio.to_thread(self.run_log.get, run_id)).settings
+        graph = graph.with_response_format(load_format_for_resume(state, response_format, logged_settings, run_id))
+        settings = graph.reader_context.settings
+        if state.get("settings", settings) != settings:
             raise RunMismatchError(
                 "this reader has another strategy, tokenizer, chunk size, memory size or wording than the run began "
-                f"with ({now} now, {state['settings']} then)",
+                f"with ({settings} now, {state['settings']} then)",
                 hint="Continue with the settings that the run began with. --strategy chooses the strategy.",
                 run_id=run_id,
             )
@@ -562,7 +562,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             ) from error
         return graph, state
 
-    async def _read_each(
+    async def _read_questions(
         self,
         document: DocumentSource,
         questions: Iterable[str],
@@ -575,20 +575,22 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
         run_id = options.get("run_id")
         context = with_response_format((await self._make_graph()).reader_context, options.get("response_format"))
-        form = context.structure.format if context.structure else None
-        several = check_questions(questions, context)
+        answer_format = context.structure.format if context.structure else None
+        checked_questions = check_questions(questions, context)
         check_options(options)
         reference = await store_document(document, self.store, pages=options.get("pages"))
 
-        async def one(number: int, question: str, barrier: Barrier) -> ReadResult:
-            single: ReadOptions = {**options, "response_format": form, "pages": None, "barrier": barrier}
-            single["run_id"] = None if run_id is None else f"{run_id}-{number}"
+        async def read_one(index: int, question: str, barrier: Barrier) -> ReadResult:
+            own_options: ReadOptions = {**options, "response_format": answer_format, "pages": None, "barrier": barrier}
+            own_options["run_id"] = None if run_id is None else f"{run_id}-{index}"
             report = partial(on_update, question) if on_update else None
-            return await await_result(self._start(reference, question, single, is_shown=report is not None), report)
+            items = self._start(reference, question, own_options, is_shown=report is not None)
+            return await await_result(items, report)
 
-        reads = {question: partial(one, several.index(question), question) for question in dict.fromkeys(several)}
+        unique_questions = dict.fromkeys(checked_questions)
+        reads = {text: partial(read_one, checked_questions.index(text), text) for text in unique_questions}
         outcomes = dict(zip(reads, await read_in_passes(list(reads.values()), max_concurrency), strict=True))
-        return [outcomes[question] for question in several]
+        return [outcomes[question] for question in checked_questions]
 
     async def _start(
         self, document: DocumentSource, question: str, options: ReadOptions, *, is_shown: bool = True
@@ -599,46 +601,48 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         check_options(options)
         run_id = options.get("run_id") or new_run_id()
         reference = await store_document(document, self.store, pages=options.get("pages"))
-        initial = {"question": question, "document": reference, "run_id": run_id}
+        initial_state = {"question": question, "document": reference, "run_id": run_id}
         if graph.reader_context.structure is not None:
-            initial["settings"] = graph.reader_context.settings
-        done = Trace((), reference["size"])
+            initial_state["settings"] = graph.reader_context.settings
+        trace = Trace((), reference["size"])
         with lease_run(graph.checkpointer, run_id):
-            async with aclosing(self._run(graph, initial, initial, done, options, is_shown=is_shown)) as parts:
-                async for part in parts:
-                    yield part
+            stream = self._run(graph, initial_state, initial_state, trace, options, is_shown=is_shown)
+            async with aclosing(stream) as items:
+                async for item in items:
+                    yield item
 
     async def _run(
         self,
         graph: ReaderGraph,
-        initial: Any,
+        graph_input: Any,
         state: Mapping[str, Any],
-        done: Trace,
+        trace: Trace,
         options: ReadOptions,
         *,
         is_shown: bool = True,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Run the graph from `state` to its end. Yield updates if someone wants them, then the result."""
+        """Run the graph from `state` to its end. Yield memory updates if `is_shown`, then the result."""
         run_id = state["run_id"]
-        progress = Progress(done, state.get("memory", ""))
+        progress = Progress(trace, state.get("memory", ""))
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,
             on_hidden_update=None if is_shown else progress.updates,
-            previous_trace=done,
+            previous_trace=trace,
             barrier=options.get("barrier"),
         )
         values: dict[str, Any] = dict(state)
-        traced: Any = {name: value for name, value in (options.get("config") or {}).items() if name in _SHOWN_IN_TRACES}
-        config: RunnableConfig = {**traced, **make_thread_config(run_id)}
-        stream = graph.astream(initial, config, context=context, stream_mode=["updates", "values"])
+        caller_config = options.get("config") or {}
+        tracing_config: Any = {name: value for name, value in caller_config.items() if name in _TRACING_KEYS}
+        config: RunnableConfig = {**tracing_config, **make_thread_config(run_id)}
+        stream = graph.astream(graph_input, config, context=context, stream_mode=["updates", "values"])
         with suppress(EmptyInputError):  # raised for a state without a next step
             async with aclosing(stream):
-                async for mode, part in stream:
+                async for mode, data in stream:
                     if mode == "values":
-                        values = part
+                        values = data
                         continue
-                    for change in filter(None, part.values()):
+                    for change in filter(None, data.values()):
                         for update in progress.updates(change):
                             if is_shown:
                                 yield update
@@ -651,13 +655,13 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         yield result_from_state(graph, values, progress.trace)
 
 
-def _open_log(choice: RunLog | Path | str | bool) -> RunLog | None:
-    if isinstance(choice, bool):
-        return RunLog(get_default_run_log()) if choice else None
-    return choice if isinstance(choice, RunLog) else RunLog(choice)
+def _open_log(run_log: RunLog | Path | str | bool) -> RunLog | None:
+    if isinstance(run_log, bool):
+        return RunLog(get_default_run_log()) if run_log else None
+    return run_log if isinstance(run_log, RunLog) else RunLog(run_log)
 
 
-def _find_tokenizer_beside(profile: Path | str) -> Path | str | None:
+def _find_profile_tokenizer(profile: Path | str) -> Path | str | None:
     """Return the argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
     if profile == EMBEDDED:
         return profile

@@ -1,11 +1,11 @@
-"""The form of an answer: a Pydantic model or a JSON schema against which replies are validated.
+"""The format of a structured answer: a Pydantic model or a JSON schema that validates replies.
 
 >>> ResponseFormat.of(Filing)                                          # doctest: +SKIP
 >>> ResponseFormat.of({"type": "object", "properties": {"year": {"type": "integer"}}})  # doctest: +SKIP
 
 Schemas and replies are not trusted; they may come from a client of the MCP server. So the size and depth of a schema
-and the steps of a validation are bounded. A schema refers only to itself, and patterns are matched in linear time. A
-Pydantic model is the caller's own code. Only its size and depth are bounded.
+and the steps of a validation are bounded, a schema may refer only to itself, and patterns are matched in linear time. A
+Pydantic model is the caller's own code, so only its size and depth are bounded.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from memagent_graph.own_code import is_own_code_name, load_own_code
 from memagent_graph.storage.bounded_files import parse_json, read_text_file
 
 MAX_SCHEMA_BYTES: Final = 32_768
-"""The maximum size of a schema as JSON. It is part of the prompt of every answer."""
+"""The maximum size of a schema as JSON, which is a part of every answer prompt."""
 MAX_SCHEMA_DEPTH: Final = 32
 _MAX_STEPS: Final = 30_000
-"""The maximum number of keywords applied to a reply. Nested alternatives could otherwise take hours."""
+"""The maximum number of keywords that are applied to a reply. Nested alternatives could otherwise take hours."""
 _MAX_PROBLEMS: Final = 8
 _MAX_PROBLEM_CHARACTERS: Final = 240
-_MAX_VALUES: Final = 64
-"""The maximum number of JSON values to try in a reply that also has other text."""
-_MAX_OPTIONS: Final = 12
+_MAX_JSON_VALUES: Final = 64
+"""The maximum number of JSON values to find in a reply that also has other text."""
+_MAX_ENUM_OPTIONS: Final = 12
 
 _MAPPING_KEYWORDS: Final = ("properties", "$defs", "definitions", "dependentSchemas")
 _LIST_KEYWORDS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -46,8 +46,15 @@ _SUBSCHEMA_KEYWORDS: Final = (
     *("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"),
     *("unevaluatedItems", "unevaluatedProperties"),
 )
-_UNSUPPORTED: Final = ("patternProperties", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$id")
-_FENCED: Final = re.compile(r"```(?:json|JSON)?[^\S\n]*\n(.*?)```", re.DOTALL)
+_UNSUPPORTED_KEYWORDS: Final = (
+    "patternProperties",
+    "$dynamicRef",
+    "$dynamicAnchor",
+    "$recursiveRef",
+    "$recursiveAnchor",
+    "$id",
+)
+_FENCED_BLOCK: Final = re.compile(r"```(?:json|JSON)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
 ResponseFormatSource: TypeAlias = "type[BaseModel] | Mapping[str, Any] | ResponseFormat"
 """A source for `ResponseFormat.of`."""
@@ -55,17 +62,17 @@ ResponseFormatSource: TypeAlias = "type[BaseModel] | Mapping[str, Any] | Respons
 
 @dataclass(frozen=True, slots=True)
 class StructuredAnswer:
-    """An answer of the required form."""
+    """An answer in the required format."""
 
     text: str
-    """The JSON of the answer, as in the reply."""
+    """The JSON of the answer, as it is in the reply."""
     value: Any
     """An instance of the model, or, for a schema, plain JSON values."""
 
 
 @dataclass(frozen=True)
 class ResponseFormat:
-    """The required form of an answer. Create it with `of`.
+    """The required format of an answer. Create it with `of`.
 
     Attributes:
         name: the name in requests to servers.
@@ -79,7 +86,7 @@ class ResponseFormat:
 
     @classmethod
     def of(cls, source: ResponseFormatSource) -> ResponseFormat:
-        """Return the form for a model or a schema.
+        """Return the format for a model or a schema.
 
         Args:
             source: a subclass of `pydantic.BaseModel`; a JSON schema as a mapping, alone or in OpenAI's form,
@@ -87,7 +94,7 @@ class ResponseFormat:
 
         Raises:
             ResponseFormatError: the source is not a schema, is too large, or uses an unsupported keyword.
-            MissingExtraError: a JSON schema without the extra "schema".
+            MissingExtraError: a JSON schema needs the extra "schema", which is not installed.
         """
         if isinstance(source, ResponseFormat):
             return source
@@ -95,25 +102,25 @@ class ResponseFormat:
             return cls._of_model(source)
         if not isinstance(source, Mapping):
             is_class = isinstance(source, type)
-            what = f"the class {source.__name__}" if is_class else f"a value of type {type(source).__name__}"
+            description = f"the class {source.__name__}" if is_class else f"a value of type {type(source).__name__}"
             raise ResponseFormatError(
-                f"{what} is not a response_format",
+                f"{description} is not a response_format",
                 hint="Pass a subclass of pydantic.BaseModel, or a JSON schema as a dict.",
             )
         schema, name = source, None
         if source.get("type") == "json_schema":
-            inner = source.get("json_schema")
-            if not isinstance(inner, Mapping) or not isinstance(inner.get("schema"), Mapping):
+            wrapper = source.get("json_schema")
+            if not isinstance(wrapper, Mapping) or not isinstance(wrapper.get("schema"), Mapping):
                 raise ResponseFormatError(
                     'a response_format of type "json_schema" has no schema in it',
                     hint='Write {"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}, or the '
                     "schema by itself.",
                 )
-            schema, name = inner["schema"], inner.get("name")
+            schema, name = wrapper["schema"], wrapper.get("name")
         text = _dump_bounded_text(schema)
-        form = cls(_make_server_name(name or schema.get("title")), text)
-        _check_schema(form.schema)
-        return form
+        response_format = cls(_make_server_name(name or schema.get("title")), text)
+        _require_supported(response_format.schema)
+        return response_format
 
     @classmethod
     def _of_model(cls, model: type[BaseModel]) -> ResponseFormat:
@@ -128,17 +135,17 @@ class ResponseFormat:
 
     @classmethod
     def load(cls, name: str) -> ResponseFormat:
-        """Return the form for a name: a file with a JSON schema, or a Pydantic model as `file.py:Model`.
+        """Return the format for a name: a file with a JSON schema, or a Pydantic model as `file.py:Model`.
 
-        The code of the model runs.
+        The code of the model is run.
 
         Raises:
             ResponseFormatError: the file or model does not exist, or cannot be used.
-            MissingExtraError: a JSON schema without the extra "schema".
+            MissingExtraError: a JSON schema needs the extra "schema", which is not installed.
         """
         if is_own_code_name(name) and not Path(name).is_file():
             hint = "Write a subclass of pydantic.BaseModel after the colon."
-            model = load_own_code(name, what="a Pydantic model", error=ResponseFormatError, hint=hint)
+            model = load_own_code(name, noun="a Pydantic model", error=ResponseFormatError, hint=hint)
             if not (isinstance(model, type) and issubclass(model, BaseModel)):
                 raise ResponseFormatError(f"{name} is not a Pydantic model", hint=hint)
             return cls.of(model)
@@ -146,8 +153,8 @@ class ResponseFormat:
         try:
             schema = parse_json(read_text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, allow_pipes=True))
         except OSError as error:
-            reason = f"the schema {name} cannot be read: {error.strerror or error}"
-            raise ResponseFormatError(reason, hint=hint) from error
+            message = f"the schema {name} cannot be read: {error.strerror or error}"
+            raise ResponseFormatError(message, hint=hint) from error
         except ValueError as error:
             raise ResponseFormatError(f"the schema {name} is not JSON: {error}", hint=hint) from error
         return cls.of(schema)
@@ -155,8 +162,8 @@ class ResponseFormat:
     @cached_property
     def schema(self) -> dict[str, Any]:
         """The JSON schema."""
-        loaded: dict[str, Any] = json.loads(self.text)
-        return loaded
+        schema: dict[str, Any] = json.loads(self.text)
+        return schema
 
     @cached_property
     def fingerprint(self) -> str:
@@ -166,42 +173,42 @@ class ResponseFormat:
     @cached_property
     def server_schema(self) -> str:
         """The `json_schema` of an OpenAI `response_format`, as JSON."""
-        request: dict[str, Any] = {"name": self.name, "schema": self.schema}
-        if all(map(_is_closed, _iter_subschemas(self.schema))):
-            request["strict"] = True
-        return json.dumps(request, ensure_ascii=False)
+        json_schema: dict[str, Any] = {"name": self.name, "schema": self.schema}
+        if all(map(_is_strict, _iter_subschemas(self.schema))):
+            json_schema["strict"] = True
+        return json.dumps(json_schema, ensure_ascii=False)
 
     def parse(self, reply: str) -> StructuredAnswer | str:
-        """Return the answer in a reply: the whole reply, or the last JSON value in it that has the form.
+        """Return the answer in a reply: the whole reply, or the last JSON value in it that is valid.
 
-        Without an answer, return the reason as a text.
+        If there is none, return the reason as a text.
         """
-        reasons: dict[str, str] = {}
+        reason_by_kind: dict[str, str] = {}
         steps = iter(range(_MAX_STEPS))
         for text in _find_candidates(reply):
             try:
                 data = from_json(text, allow_inf_nan=False)
             except ValueError as error:
-                reasons.setdefault("not JSON", f"the answer is not JSON: {error}")
+                reason_by_kind.setdefault("not JSON", f"the answer is not JSON: {error}")
                 continue
             answer = self._validate(text, data, steps)
             if isinstance(answer, StructuredAnswer):
                 return answer
-            reasons.setdefault("invalid", f"the answer does not have the required form: {answer}")
-        return reasons.get("invalid") or reasons["not JSON"]
+            reason_by_kind.setdefault("invalid", f"the answer does not have the required form: {answer}")
+        return reason_by_kind.get("invalid") or reason_by_kind["not JSON"]
 
     def value(self, answer: str | None) -> Any:
-        """Return the value of an answer; None if there is no answer, or it does not have the form."""
-        parsed = self.parse(answer) if answer else None
-        return parsed.value if isinstance(parsed, StructuredAnswer) else None
+        """Return the value of an answer; None if there is no answer, or it is not valid."""
+        structured_answer = self.parse(answer) if answer else None
+        return structured_answer.value if isinstance(structured_answer, StructuredAnswer) else None
 
     @cached_property
     def properties(self) -> Mapping[str, Any]:
-        """The schemas of the answer's fields by name, in order; empty if the answer is not an object."""
+        """The schemas of the answer's fields, by name and in order; empty if the answer is not an object."""
         return _get_properties(self.resolve(self.schema))
 
     def describe_fields(self, *, short: bool = False) -> str:
-        """Return a list of the answer's fields in words, for prompts without the schema; empty without fields.
+        """Describe the answer's fields in words, for prompts without the schema. The text is empty without fields.
 
         Args:
             short: whether to list only the names.
@@ -223,9 +230,9 @@ class ResponseFormat:
         return "\n".join(lines)
 
     def _name_type(self, schema: Mapping[str, Any], depth: int = 2) -> str:
-        """Return a type in a few words."""
+        """Return the type of a schema in a few words."""
         if isinstance(options := schema.get("enum"), list):
-            texts = [json.dumps(option, ensure_ascii=False) for option in options[:_MAX_OPTIONS]]
+            texts = [json.dumps(option, ensure_ascii=False) for option in options[:_MAX_ENUM_OPTIONS]]
             return f"one of {', '.join(texts)}{', ...' if len(options) > len(texts) else ''}"
         for keyword in ("anyOf", "oneOf"):
             if isinstance(parts := schema.get(keyword), list) and depth:
@@ -238,20 +245,20 @@ class ResponseFormat:
         return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
     def resolve(self, schema: Any) -> Mapping[str, Any]:
-        """Return a schema with resolved references. Keywords beside a reference have priority."""
+        """Return a schema with its references resolved. Keywords next to a reference take precedence."""
         for _ in range(MAX_SCHEMA_DEPTH):
             if not isinstance(schema, dict):
                 return {}
             reference = schema.get("$ref")
             if not isinstance(reference, str):
                 return schema
-            target = _lookup(self.schema, reference)
-            own = {keyword: value for keyword, value in schema.items() if keyword != "$ref"}
-            schema = {**(target if isinstance(target, dict) else {}), **own}
+            target = _find_target(self.schema, reference)
+            own_keywords = {keyword: value for keyword, value in schema.items() if keyword != "$ref"}
+            schema = {**(target if isinstance(target, dict) else {}), **own_keywords}
         return {}
 
     def _validate(self, text: str, data: Any, steps: Iterator[int]) -> StructuredAnswer | str:
-        """Return the answer in a JSON text, whose value is `data`, or the problems."""
+        """Return the answer in a JSON text with the value `data`, or a description of its problems."""
         if self.model is not None:
             try:
                 return StructuredAnswer(text, self.model.model_validate_json(text))
@@ -275,7 +282,7 @@ def _get_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _TooManyStepsError(Exception):
-    """The validation of a reply has exceeded the maximum number of steps."""
+    """The validation of a reply exceeds the maximum number of steps."""
 
 
 def _make_server_name(name: Any) -> str:
@@ -287,7 +294,7 @@ def _dump_bounded_text(schema: Mapping[str, Any]) -> str:
     """Return the schema as JSON.
 
     Raises:
-        ResponseFormatError: the schema is not JSON, too deep or too large.
+        ResponseFormatError: the schema is not JSON, or it is nested too deeply or too large.
     """
     try:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -310,28 +317,28 @@ def _dump_bounded_text(schema: Mapping[str, Any]) -> str:
 
 
 def _compute_depth(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_compute_depth, inner), default=0) if isinstance(value, dict | list) else 0
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_compute_depth, children), default=0) if isinstance(value, dict | list) else 0
 
 
 def _iter_subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield a schema and all schemas in it, but not data such as the values of `enum`."""
+    """Yield a schema and all its subschemas, but not data such as the values of `enum`."""
     if not isinstance(schema, dict):
         return
     yield schema
     for keyword, value in schema.items():
-        parts: Iterable[Any] = ()
+        subschemas: Iterable[Any] = ()
         if keyword in _MAPPING_KEYWORDS and isinstance(value, dict):
-            parts = value.values()
+            subschemas = value.values()
         elif keyword in _LIST_KEYWORDS and isinstance(value, list):
-            parts = value
+            subschemas = value
         elif keyword in _SUBSCHEMA_KEYWORDS:
-            parts = (value,)
-        for part in parts:
-            yield from _iter_subschemas(part)
+            subschemas = (value,)
+        for subschema in subschemas:
+            yield from _iter_subschemas(subschema)
 
 
-def _is_closed(schema: Mapping[str, Any]) -> bool:
+def _is_strict(schema: Mapping[str, Any]) -> bool:
     """Return whether OpenAI's strict mode accepts a schema: every field is required, and no others are allowed."""
     if "properties" not in schema and schema.get("type") != "object":
         return True
@@ -340,8 +347,8 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
     )
 
 
-def _check_schema(schema: dict[str, Any]) -> None:
-    """Check that this is a valid JSON schema, and that replies can be checked against it.
+def _require_supported(schema: dict[str, Any]) -> None:
+    """Check that a schema is valid and uses only supported keywords.
 
     Raises:
         ResponseFormatError: the schema is not valid, or uses an unsupported keyword.
@@ -356,31 +363,31 @@ def _check_schema(schema: dict[str, Any]) -> None:
             f"this is not a JSON schema: {_describe_problem(error.absolute_path, error.message)}",
             hint="Correct it; https://json-schema.org has the keywords.",
         ) from error
-    for part in _iter_subschemas(schema):
-        if keyword := next((keyword for keyword in _UNSUPPORTED if keyword in part), None):
+    for subschema in _iter_subschemas(schema):
+        if keyword := next((keyword for keyword in _UNSUPPORTED_KEYWORDS if keyword in subschema), None):
             raise ResponseFormatError(
                 f"the schema uses {keyword}, which is not supported",
                 hint="List the fields in properties, and refer to shared parts with $ref and $defs.",
             )
-        if "$ref" in part and not isinstance(_lookup(schema, part["$ref"]), dict | bool):
+        if "$ref" in subschema and not isinstance(_find_target(schema, subschema["$ref"]), dict | bool):
             raise ResponseFormatError(
-                f"the schema refers to {_shorten(part['$ref'])}, which it does not have",
+                f"the schema refers to {_shorten(subschema['$ref'])}, which it does not have",
                 hint='Copy that part to $defs, and refer to it as "#/$defs/NAME".',
             )
-        if "pattern" in part:
+        if "pattern" in subschema:
             try:
-                _compile_pattern(part["pattern"])
+                _compile_pattern(subschema["pattern"])
             except PydanticSchemaError as error:
                 raise ResponseFormatError(
-                    f"the pattern {_shorten(part['pattern'])} is not supported",
+                    f"the pattern {_shorten(subschema['pattern'])} is not supported",
                     hint="Patterns are matched in linear time: leave out look-around and back-references.",
                 ) from error
 
 
-def _lookup(schema: Any, reference: str) -> Any:
-    """Return the target of a reference in a schema; None if it does not exist there."""
-    beginning, *parts = reference.split("/")
-    target = schema if beginning == "#" else None
+def _find_target(schema: Any, reference: str) -> Any:
+    """Return the target of a reference within a schema; None if it does not exist."""
+    root, *parts = reference.split("/")
+    target = schema if root == "#" else None
     for part in parts:
         key = part.replace("~1", "/").replace("~0", "~").replace("%24", "$").replace("%25", "%")
         if isinstance(target, dict) and key in target:
@@ -394,7 +401,7 @@ def _lookup(schema: Any, reference: str) -> Any:
 
 @lru_cache
 def _compile_pattern(pattern: str) -> TypeAdapter[str]:
-    """Return a validator of a pattern for texts, in linear time."""
+    """Return a validator of texts that matches a pattern in linear time."""
     return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
 
 
@@ -402,9 +409,9 @@ def _make_validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
     """Return a validator that raises `_TooManyStepsError` after the last step."""
     import jsonschema  # noqa: PLC0415  an extra, slow to import
 
-    base: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    base_validator: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
 
-    def pattern(validator: Any, expression: str, instance: Any, _: Any) -> Iterator[Any]:
+    def match_pattern(validator: Any, expression: str, instance: Any, _: Any) -> Iterator[Any]:
         if validator.is_type(instance, "string"):
             try:
                 _compile_pattern(expression).validate_python(instance)
@@ -419,17 +426,18 @@ def _make_validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
 
         return apply
 
-    keywords = {**base.VALIDATORS, "pattern": pattern}
-    return jsonschema.validators.extend(base, {name: count_steps(apply) for name, apply in keywords.items()})(schema)
+    keywords = {**base_validator.VALIDATORS, "pattern": match_pattern}
+    counted_keywords = {name: count_steps(keyword) for name, keyword in keywords.items()}
+    return jsonschema.validators.extend(base_validator, counted_keywords)(schema)
 
 
 def _find_candidates(reply: str) -> Iterator[str]:
-    """Yield candidates for the answer in a reply: all of it, then fenced blocks and JSON values from the end."""
+    """Yield candidates for the answer: the whole reply, then its fenced blocks and JSON values, the last ones first."""
     text = reply.strip()
     yield text
-    yield from (block.strip() for block in reversed(_FENCED.findall(text)))
+    yield from (block.strip() for block in reversed(_FENCED_BLOCK.findall(text)))
     decoder, end, values = json.JSONDecoder(), 0, list[str]()
-    for start in islice((match.start() for match in re.finditer(r"[{\[]", text)), _MAX_VALUES):
+    for start in islice((match.start() for match in re.finditer(r"[{\[]", text)), _MAX_JSON_VALUES):
         if start < end:
             continue
         try:
@@ -450,6 +458,6 @@ def _describe_problem(path: Iterable[Any], message: str) -> str:
 
 
 def _list_problems(problems: Iterable[tuple[Iterable[Any], str]]) -> str:
-    """Return the first problems with their paths."""
+    """Return the first problems and their paths as a text."""
     texts = [_describe_problem(path, message) for path, message in islice(problems, _MAX_PROBLEMS + 1)]
     return "; ".join(texts[:_MAX_PROBLEMS]) + ("; and more" if len(texts) > _MAX_PROBLEMS else "")

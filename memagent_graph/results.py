@@ -1,4 +1,4 @@
-"""The result of a read: the answer, the updates of the memory, events and costs."""
+"""The result of a read: the answer, the memory updates, events and costs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Usage:
     cached_tokens: int = 0
     """Prompt tokens that the server took from its prefix cache."""
     turns: int = 0
-    """Number of requested completions, including discarded ones."""
+    """The number of completions that were requested, including discarded ones."""
     seconds: float = 0.0
-    """Wall time of the read, over all processes that took part."""
+    """Wall time of the read, summed over all processes that took part."""
     flops: float | None = None
     """Estimated floating-point operations, if the model's size is known."""
     full_context_flops: float | None = None
     """The estimate for one call of the same model with the whole document in context."""
     document_tokens: int = 0
-    """Processed tokens of the document, including tokens that the policy did not see."""
+    """The number of tokens of the document that were processed, including tokens that the policy did not see."""
 
     @property
     def total_tokens(self) -> int:
@@ -49,17 +49,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices of a million tokens, in any currency. Cached prompt tokens count in full: an upper bound."""
+    """Prices per million tokens, in any currency. Cached prompt tokens count in full, so costs are upper bounds."""
 
     prompt: float
     completion: float
 
     @classmethod
     def of(cls, prompt: float | None, completion: float | None) -> Prices | None:
-        """Return the prices that a user gave; None without any.
+        """Return the prices that a user gave; None if neither is given.
 
         Raises:
-            EvaluationError: only one is given.
+            EvaluationError: only one price is given.
         """
         if prompt is None and completion is None:
             return None
@@ -71,7 +71,7 @@ class Prices:
         return cls(prompt, completion)
 
     def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """Return the cost of tokens."""
+        """Return the cost of a number of prompt and completion tokens."""
         return (self.prompt * prompt_tokens + self.completion * completion_tokens) / 1_000_000
 
 
@@ -80,7 +80,7 @@ class AnswerSoFar:
     """The policy's answer from the memory of a run that may still be running."""
 
     answer: str
-    """Empty if the policy wrote nothing, or refused."""
+    """The answer; empty if the policy wrote nothing or refused."""
     memory: str
     """The memory from which the policy answered."""
     usage: TokenUsage
@@ -97,7 +97,7 @@ class ReadResult:
     answer: str | None
     """The answer; None if the read stopped before it."""
     raw_answer: str | None
-    """The whole answer completion."""
+    """The complete text of the answer completion."""
     memory: str
     """The memory after the last chunk read."""
     stop_reason: StopReason
@@ -106,9 +106,9 @@ class ReadResult:
     updates: tuple[MemoryUpdate, ...] = field(default=(), repr=False)
     """All memory updates, in order."""
     strategy: str = "overwrite"
-    """The strategy that read."""
+    """The name of the strategy."""
     strategy_fingerprint: str = ""
-    """A hash of its options, roles, state and edges."""
+    """A hash of the strategy's options, roles, state and edges."""
     trace: Trace = field(default_factory=Trace, repr=False, compare=False)
     """All calls of the policy, as a graph."""
     store_root: Path | None = field(default=None, repr=False, compare=False)
@@ -117,15 +117,15 @@ class ReadResult:
     """A structured answer: an instance of the Pydantic model, or the JSON values for a schema. None if the answer does
     not have the form (`stop_reason` is INVALID_ANSWER), or if there is no `response_format`."""
     response_format: Mapping[str, Any] | None = field(default=None, repr=False)
-    """The JSON schema of a structured answer. `answer` is the JSON."""
+    """The JSON schema of a structured answer, whose JSON is `answer`."""
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
         """The text that supports the answer: chunk, character span, quote, page and section.
 
-        It is computed on request from the memory lines with words of the answer, and the passages of their chunks with
-        words of these lines. It is empty if the document's text is no longer stored. Without an answer, it has the
-        quotes of all memory lines, which are also in `view().provenance.evidence`.
+        It is computed on first access, from the memory lines that have words of the answer, and the passages of their
+        chunks that have words of these lines. It is empty if the document's text is no longer stored. Without an
+        answer, it has the quotes of all memory lines, which are also in `view().provenance.evidence`.
         """
         return self.view().evidence
 
@@ -149,42 +149,42 @@ class ReadResult:
         )
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks."""
-        from memagent_graph.timeline.model import build_timeline  # noqa: PLC0415  they import rich
+        """Return the timeline as HTML, for notebooks."""
+        from memagent_graph.timeline.model import build_timeline  # noqa: PLC0415  imports rich
         from memagent_graph.timeline.page import render_notebook  # noqa: PLC0415  rarely needed
 
         return render_notebook(build_timeline(self.view()))
 
     @property
     def json_value(self) -> Any:
-        """`value` as JSON values. A model is dumped with the names of its schema."""
+        """`value` as JSON values. A model is dumped with the field names of its schema."""
         return self.value.model_dump(mode="json", by_alias=True) if isinstance(self.value, BaseModel) else self.value
 
     @property
     def events(self) -> tuple[ReadEvent, ...]:
-        """All events in order, first the omissions of the document."""
+        """All events in order, beginning with the omissions of the document."""
         return (*list_document_events(self.document), *(event for call in self.trace.calls for event in call.events))
 
     @property
     def is_whole(self) -> bool:
-        """Whether the policy saw all of the document (or of the chosen pages), and its text has no omissions."""
-        return self._read_all and not list_document_events(self.document)
+        """Whether the policy saw all of the document (or of the selected pages), and its text has no omissions."""
+        return self._is_completely_read and not list_document_events(self.document)
 
     @property
-    def _read_all(self) -> bool:
-        is_cut = self.trace.newest_excerpt_call is not None and self.trace.tokens_shown < self.usage.document_tokens
-        return not (is_cut or self.stop_reason is StopReason.ENOUGH or self.stop_reason.resumable)
+    def _is_completely_read(self) -> bool:
+        is_excerpt = self.trace.newest_excerpt_call is not None and self.trace.tokens_shown < self.usage.document_tokens
+        return not (is_excerpt or self.stop_reason is StopReason.ENOUGH or self.stop_reason.resumable)
 
     @property
     def extent(self) -> str:
-        """The extent of the document that the policy saw, in sentences."""
+        """How much of the document the policy saw, in sentences."""
         omissions = [event.detail for event in list_document_events(self.document)]
         return ". ".join([self._extent_of_text.rstrip("."), *omissions]) + "."
 
     @property
     def _extent_of_text(self) -> str:
         document = f"pages {self.document['pages']} of the document" if self.document.get("pages") else "the document"
-        if self._read_all:
+        if self._is_completely_read:
             return f"All of {document} was read."
         if self.trace.newest_excerpt_call is not None:
             tokens, length = self.trace.tokens_shown, self.usage.document_tokens
@@ -195,7 +195,7 @@ class ReadResult:
         return f"Reading ended {part}, because the answer was known."
 
     def findings(self) -> str:
-        """Return the answer (or the reason why there is none) and its memory, as text for a language model."""
+        """Return the answer (or why there is none) and the memory, as text for a language model."""
         if self.stop_reason.resumable:
             answer = f"Not known: reading stopped early after {self.chunks_read} parts ({self.stop_reason.value})."
         elif self.stop_reason is StopReason.NO_ANSWER or not self.answer:
@@ -205,7 +205,7 @@ class ReadResult:
         return f"Answer: {answer}\n\nNoted while reading:\n{self.memory.strip() or '(nothing)'}"
 
     def to_dict(self, *, updates: bool = False) -> dict[str, Any]:
-        """Return the result as JSON-ready values. `updates=True` adds the memory after every chunk."""
+        """Return the result as JSON values. `updates=True` adds the memory after every chunk."""
         values: dict[str, Any] = {
             "answer": self.answer,
             "raw_answer": self.raw_answer,

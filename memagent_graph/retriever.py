@@ -1,4 +1,4 @@
-"""Ranks texts by similarity to a query, with BM25 or with a retriever of the user."""
+"""Ranks texts by similarity to a query, with BM25 or with the user's retriever."""
 
 from __future__ import annotations
 
@@ -35,49 +35,49 @@ class Retriever(Protocol):
 
 
 async def rank_texts(retriever: Retriever, texts: Iterator[str], query: str) -> list[int]:
-    """Return the ranking of a retriever without duplicates.
+    """Return the ranking of a retriever, without duplicates.
 
     Raises:
         RetrievalError: the retriever failed, or returned an index out of range.
     """
-    count = 0
+    text_count = 0
 
     def count_texts() -> Iterator[str]:
-        nonlocal count
-        for count, text in enumerate(texts, start=1):  # noqa: B007  their number is needed after the loop
+        nonlocal text_count
+        for text_count, text in enumerate(texts, start=1):  # noqa: B007  the count is needed after the loop
             yield text
 
     try:
-        order = list(dict.fromkeys(map(index, await retriever.rank(count_texts(), query))))
+        ranking = list(dict.fromkeys(map(index, await retriever.rank(count_texts(), query))))
     except MemAgentError:
         raise
     except Exception as error:
         raise RetrievalError(
             f"the retriever {type(retriever).__name__} failed: {type(error).__name__}: {error}",
-            hint="See its rank(texts, query).",
+            hint="Correct its method rank(texts, query).",
         ) from error
-    if out_of_range := [index for index in order if not 0 <= index < count]:
+    if invalid_indices := [index for index in ranking if not 0 <= index < text_count]:
         raise RetrievalError(
-            f"the retriever {type(retriever).__name__} returned index {out_of_range[0]} for {count} texts",
+            f"the retriever {type(retriever).__name__} returned index {invalid_indices[0]} for {text_count} texts",
             hint="Its rank(texts, query) must return the texts' indices, from 0.",
         )
-    return order
+    return ranking
 
 
 @dataclass(frozen=True)
 class BM25Retriever:
     """BM25 from bm25s, with its defaults and its list of English stop words.
 
-    Words such as "what" and "who" in a query count only if it has no other words. In scripts without spaces, characters
-    and pairs of characters are words. Texts without a common word are left out. Texts are not kept in memory: the
-    ranking needs 4 bytes per word while it reads, then 8 bytes per different word of a text.
+    Words such as "what" and "who" in a query count only if the query has no other words. In scripts without spaces,
+    characters and pairs of characters are words. Texts that have no word of the query are left out. Texts are not kept
+    in memory: the ranking needs 4 bytes per word while it reads, then 8 bytes per distinct word of a text.
 
     Raises:
         MissingExtraError: bm25s is not installed.
     """
 
     def __post_init__(self) -> None:
-        load_extra("bm25s", "recall", "retrieval by BM25")  # report a missing library before a document is read
+        load_extra("bm25s", "recall", "retrieval by BM25")  # raise for a missing library before a document is read
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
         """Return the indices of texts, best first. Equally good texts stay in order."""
@@ -87,25 +87,28 @@ class BM25Retriever:
 def rank_by_bm25(texts: Iterable[str], question: str) -> list[int]:
     """Return the indices of texts with a word of the question, best first; see `BM25Retriever`."""
     bm25s, word_ids = load_extra("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
-    logging.getLogger("bm25s").setLevel(logging.INFO)  # it logs at DEBUG, and would print that
+    logging.getLogger("bm25s").setLevel(logging.INFO)  # at DEBUG, it would print
     stop_words = frozenset(bm25s.stopwords.STOPWORDS_EN)
 
-    def words(text: str) -> Iterator[str]:
+    def iter_words(text: str) -> Iterator[str]:
         return (word for word in list_terms(text) if word not in stop_words)
 
-    tokenized_texts = [array("I", [word_ids.setdefault(word, len(word_ids)) for word in words(text)]) for text in texts]
-    known = [word for word in dict.fromkeys(words(question)) if word in word_ids]
-    query = [word_ids[word] for word in [word for word in known if word not in _QUESTION_WORDS] or known]
+    tokenized_texts = [
+        array("I", [word_ids.setdefault(word, len(word_ids)) for word in iter_words(text)]) for text in texts
+    ]
+    known_words = [word for word in dict.fromkeys(iter_words(question)) if word in word_ids]
+    content_words = [word for word in known_words if word not in _QUESTION_WORDS]
+    query = [word_ids[word] for word in content_words or known_words]
     if not query:
         return []
     index = bm25s.BM25()
     index.index((tokenized_texts, word_ids), show_progress=False)
     scores = index.get_scores(query)
-    return [position for position in (-scores).argsort(kind="stable").tolist() if scores[position] > 0]
+    return [text_index for text_index in (-scores).argsort(kind="stable").tolist() if scores[text_index] > 0]
 
 
 def cut_passages(text: str, max_chars: int) -> Iterator[tuple[int, int]]:
-    """Cut a text into passages that end with a sentence or a line if possible.
+    """Cut a text into passages that end with a sentence or, failing that, with a line.
 
     Args:
         text: the text.

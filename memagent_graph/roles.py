@@ -1,8 +1,8 @@
 """Roles: the kinds of calls of the policy. A role has a template, a maximum reply length, and a reply parser.
 
-The template of a role is its default, a file of the policy's profile (`templates/NAME.txt`), or a file of the user. A
-policy that was trained on its own templates understands no others. If its profile has no template for a role, the
-template of `fallback` is used, and unfilled fields stay empty.
+The template of a role is its default, a file of the policy's profile (`templates/NAME.txt`), or a user's file. A policy
+that was trained on its own templates understands no others. If its profile has no template for a role, the template of
+the role's `fallback` is used, and fields without a value are empty.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from memagent_graph.prompts import COMMON_FIELDS, AnswerFormat, Prompts, PromptT
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """A reply in the required form."""
+    """A reply that has the form that its role requires."""
 
     text: str | None
-    """The text that the reply writes; None leaves the memory unchanged."""
+    """The text to write, such as the new memory; None leaves the memory unchanged."""
     value: Any = None
-    """Another value that the strategy reads from the reply."""
+    """A further value from the reply, for the strategy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParseFailure:
-    """The problem of a reply. The update rule for its kind decides what happens."""
+    """The reason why a reply cannot be parsed. The update rule for its kind decides what happens."""
 
     kind: EventKind
     detail: str
 
 
 Parser: TypeAlias = Callable[[str, Prompts], ParsedReply | ParseFailure]
-"""Parses a reply. The reply is never empty, and has no reasoning."""
+"""A function that parses a reply, which is never empty and has no reasoning."""
 
 
 def keep_whole_text(text: str, _: Prompts) -> ParsedReply:
-    """Return the reply as it is."""
+    """Return the reply unchanged."""
     return ParsedReply(text)
 
 
@@ -52,13 +52,13 @@ class Role:
     Args:
         name: a unique name in the strategy. Logs, rewards and training use it.
         writes: the kind of result, such as a memory or an answer.
-        fields: the fields that the template must have besides {prompt}, such as {memory} or {chunk}.
+        fields: the fields that the template must have in addition to {prompt}, such as {memory} or {chunk}.
         template: the default template, or a function from the answer format to the template. "update" and "answer" need
             none, because every reader has their templates.
         max_tokens: the maximum length of the reply: the name of a part of the budget, or a number of tokens.
         parse: parses the reply. Answers are parsed by the reader's answer format.
-        fallback: the role whose template is used if this role has none, or the policy understands only its own prompts.
-        fills_window: whether its step fills {chunk} up to the context window instead of `chunk_tokens`.
+        fallback: the role whose template is used if this role has none, or the policy knows only its own prompts.
+        fills_window: whether its step fills the context window with {chunk}, beyond `chunk_tokens`.
         optional: whether the strategy also works if the policy has no template for the role.
     """
 
@@ -74,11 +74,11 @@ class Role:
 
     @property
     def signature(self) -> str:
-        """The role's part of a strategy's fingerprint. Its wording is in the fingerprint of the prompts."""
+        """The role's part of a strategy's fingerprint. Its template is in the fingerprint of the prompts."""
         return f"{self.name}:{self.writes.value}:{','.join(sorted(self.fields))}:{self.max_tokens}"
 
-    def tokens(self, budget: Budget) -> int:
-        """Return the maximum tokens of the reply."""
+    def count_reply_tokens(self, budget: Budget) -> int:
+        """Return the maximum number of tokens of the reply."""
         return self.max_tokens if isinstance(self.max_tokens, int) else int(getattr(budget, self.max_tokens))
 
 
@@ -88,8 +88,8 @@ ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), max_tokens="answer
 """The answer of the paper, from memory alone."""
 
 
-def read_answer_form(answer_format: AnswerFormat) -> str:
-    """Return the instructions on the form of the answer, the end of the package's answer prompt."""
+def read_answer_instructions(answer_format: AnswerFormat) -> str:
+    """Return the instructions for the form of the answer, which end the package's answer prompt."""
     return read_template(f"answer_{answer_format.value}").rpartition("\n\n")[2]
 
 
@@ -100,14 +100,14 @@ REPAIR = Role(
     lambda _: read_template("repair"),
     max_tokens="answer_tokens",
 )
-"""Rewrites an answer that does not have the required form."""
+"""The role that rewrites an answer without the required form."""
 
 
 def require_valid_roles(roles: Iterable[Role], strategy: str) -> None:
-    """Check a strategy's roles.
+    """Raise an error if a strategy's roles are not valid.
 
     Raises:
-        StrategyError: there are no roles, or two roles with the same name.
+        StrategyError: there are no roles, or two roles have the same name.
     """
     names = [role.name for role in roles]
     if not names:
@@ -115,9 +115,9 @@ def require_valid_roles(roles: Iterable[Role], strategy: str) -> None:
             f"the strategy {strategy} has no roles",
             hint="List in `roles` every role that its steps use, such as (UPDATE, ANSWER).",
         )
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
         raise StrategyError(
-            f"the strategy {strategy} has two roles {twice!r}", hint="Use a unique name for every role."
+            f"the strategy {strategy} has two roles {duplicate!r}", hint="Use a unique name for every role."
         )
 
 
@@ -126,23 +126,23 @@ def complete_prompts(roles: Iterable[Role], prompts: Prompts, *, trained_prompts
 
     Args:
         roles: the roles of a strategy.
-        prompts: the prompts of the reader. Their template for a role has priority.
+        prompts: the prompts of the reader. Their templates take precedence over those of the roles.
         trained_prompts_only: whether the policy understands only the prompts that it was trained on. If so, an optional
             role without a template in `prompts` and without a `fallback` gets no template; see `Prompts.templates`.
 
     Raises:
-        PromptError: a template lacks a field of its role, or has one that is not filled.
+        PromptError: a template lacks a field of its role, or has a field that its role does not fill.
         StrategyError: a role has no template, or the policy understands none of its templates.
     """
-    others: dict[str, PromptTemplate] = {}
+    templates: dict[str, PromptTemplate] = {}
     for role in roles:
         template = prompts.templates.get(role.name)
         if template is None and role.template and not trained_prompts_only:
             text = role.template if isinstance(role.template, str) else role.template(prompts.answer_format)
             template = PromptTemplate(text, f"the role {role.name}")
         if template is not None:
-            template, needed = replace(template, names=COMMON_FIELDS | role.fields), role.fields | {"prompt"}
-            template.require(needed=needed, allowed=needed)
+            template, needed_fields = replace(template, names=COMMON_FIELDS | role.fields), role.fields | {"prompt"}
+            template.require(needed=needed_fields, allowed=needed_fields)
         elif role.fallback is not None:
             template = prompts.templates[role.fallback]
         elif trained_prompts_only and role.optional:
@@ -158,66 +158,66 @@ def complete_prompts(roles: Iterable[Role], prompts: Prompts, *, trained_prompts
                 f"the role {role.name!r} has no template", hint="Set `template` to a text with {prompt} between tags."
             )
         if role.name not in {"update", "answer"}:
-            others[role.name] = template
-    return replace(prompts, others=others)
+            templates[role.name] = template
+    return replace(prompts, others=templates)
 
 
 def require_room(
     roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int], **lengths: int
 ) -> None:
-    """Check that the prompts and replies of roles fit the window if all fields have their maximum length.
+    """Check that prompts and replies of roles fit the context window even if all fields have their maximum length.
 
     Args:
         roles: the roles.
-        prompts: their templates.
-        budget: the lengths of question, memory, chunk and replies.
-        count: counts the tokens of a text.
-        lengths: the maximum tokens of other fields of the templates, by name.
+        prompts: the templates of the roles.
+        budget: the maximum tokens of question, memory, chunk and replies.
+        count: returns the number of tokens of a text.
+        lengths: the maximum tokens of further fields of the templates, by name.
 
     Raises:
         BudgetError: a role does not fit. The message names the role, its parts and a remedy.
     """
     for role in roles:
-        parts = _count_parts(role, prompts, budget, count, lengths)
-        needed = sum(parts.values())
-        if (excess := needed - budget.context_window) <= 0:
+        tokens_by_part = _count_part_tokens(role, prompts, budget, count, lengths)
+        needed_tokens = sum(tokens_by_part.values())
+        if (excess := needed_tokens - budget.context_window) <= 0:
             continue
-        names = [name for name in ("question", "memory", "answer") if name in parts]
-        lower = " or ".join(f"--{name}-tokens (now {getattr(budget, f'{name}_tokens')})" for name in names)
-        remedy = f"Lower {lower} by {excess}"
-        if parts.get("chunk", 0) > excess:
+        names = [name for name in ("question", "memory", "answer") if name in tokens_by_part]
+        options = " or ".join(f"--{name}-tokens (now {getattr(budget, f'{name}_tokens')})" for name in names)
+        remedy = f"Lower {options} by {excess}"
+        if tokens_by_part.get("chunk", 0) > excess:
             remedy = f"Use --chunk-tokens {budget.chunk_tokens - excess}"
-        elif "schema" in parts:
+        elif "schema" in tokens_by_part:
             remedy = f"Ask for fewer fields. {remedy}"
-        what = {"update": "a memory update", "answer": "an answer"}.get(role.name, f"the role {role.name!r}")
+        subject = {"update": "a memory update", "answer": "an answer"}.get(role.name, f"the role {role.name!r}")
+        terms = " + ".join(f"{name} {tokens}" for name, tokens in tokens_by_part.items())
         raise BudgetError(
-            f"{what} needs {needed} tokens ({' + '.join(f'{name} {parts[name]}' for name in parts)}) "
-            f"and the context window has {budget.context_window}",
-            hint=f"{remedy}, or serve the model with a window of at least {needed} tokens.",
+            f"{subject} needs {needed_tokens} tokens ({terms}) and the context window has {budget.context_window}",
+            hint=f"{remedy}, or serve the model with a window of at least {needed_tokens} tokens.",
         )
 
 
 def count_excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
-    """Return the excess tokens of the longest prompt with a chunk, and its reply; 0 or less if they fit."""
-    with_chunk = [role for role in roles if "chunk" in role.fields and not role.fills_window]
-    needed = [sum(_count_parts(role, prompts, budget, count, {}).values()) for role in with_chunk]
-    return max(needed, default=0) - budget.context_window if with_chunk else 0
+    """Return by how many tokens the longest prompt with a chunk, and its reply, exceed the window; 0 or less if not."""
+    chunk_roles = [role for role in roles if "chunk" in role.fields and not role.fills_window]
+    needed_tokens = [sum(_count_part_tokens(role, prompts, budget, count, {}).values()) for role in chunk_roles]
+    return max(needed_tokens, default=0) - budget.context_window if chunk_roles else 0
 
 
-def _count_parts(
+def _count_part_tokens(
     role: Role, prompts: Prompts, budget: Budget, count: Callable[[str], int], lengths: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the maximum tokens of the parts of a call; nothing if the role has no template."""
+    """Return the maximum tokens of each part of a call; empty if the role has no template."""
     if role.name not in prompts.templates:
         return {}
-    template, names = prompts.templates[role.name], {"prompt": "question"}
+    template, part_names = prompts.templates[role.name], {"prompt": "question"}
     chunk_tokens = 1 if role.fills_window else budget.chunk_tokens
     tokens = {"prompt": budget.question_tokens, "memory": budget.memory_tokens, "chunk": chunk_tokens, **lengths}
-    filled = template.fields & {"prompt", *role.fields, *lengths}
+    filled_fields = template.fields & {"prompt", *role.fields, *lengths}
     return {
-        **{names.get(name, name): tokens[name] for name in tokens if name in filled},
-        **dict.fromkeys(sorted(filled - tokens.keys()), budget.memory_tokens),
-        "answer" if role.writes is Writes.ANSWER else "new memory": role.tokens(budget),
+        **{part_names.get(name, name): tokens[name] for name in tokens if name in filled_fields},
+        **dict.fromkeys(sorted(filled_fields - tokens.keys()), budget.memory_tokens),
+        "answer" if role.writes is Writes.ANSWER else "new memory": role.count_reply_tokens(budget),
         "template": count(template.literal),
         "chat template": CHAT_TEMPLATE_TOKENS,
     }

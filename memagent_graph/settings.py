@@ -1,8 +1,8 @@
 """The settings of a read, as one frozen object that every interface builds: `ReadSettings`.
 
 All interfaces (command line, Python, tool, node, MCP, serve, corpus, evaluation, training) fill in the same fields, so
-the same choices give the same read everywhere. A field is declared once. The command line makes an option from it,
-`langgraph dev` reads an environment variable for it, and the run log keeps its value.
+the same settings give the same read everywhere. A field is declared once: the command line makes an option from it,
+`langgraph dev` reads an environment variable for it, and the run log stores its value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
-from dataclasses import replace as replaced
+from dataclasses import replace as dataclass_replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias, get_type_hints
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 NameOrObject: TypeAlias = Any
 """A policy, profile, tokenizer or strategy: its name, or the object itself. Only names can be logged."""
-_TEXT: Final = str | None
-_PREFIX: Final = "MEMAGENT_"
-_OBJECTS: Final = "objects"
+_OPTIONAL_TEXT: Final = str | None
+_ENVIRONMENT_PREFIX: Final = "MEMAGENT_"
+_OBJECTS_KEY: Final = "objects"
 """The log's key for the names of fields whose values were objects."""
-_PLAIN: Final = (str, int, float, Path, tuple)
+_LOGGED_TYPES: Final = (str, int, float, Path, tuple)
 
-_REASONS: Final = {
+_CHOICE_REASONS: Final = {
     None: "the one you named",
     "environment": "the server in OPENAI_BASE_URL, because no policy is named",
     "added": "the policy that was added to this machine, because no policy and no server is named",
@@ -45,15 +45,15 @@ _ABILITIES: Final = {
     "understands nothing else. `memagent policy add english` adds one that reads English",
     "english": "It is small: it answers most questions whose answer one passage states, and reasons little",
 }
-"""The abilities of the small policies, by name."""
+"""The abilities of small policies, by the policy's name."""
 
 
 def setting(
     default: Any,
     help: str = "",  # noqa: A002  as in typer
     *,
-    shown: str | None = None,
-    kind: Any = None,
+    default_text: str | None = None,
+    text_type: Any = None,
     minimum: float | None = None,
     maximum: float | None = None,
     secret: bool = False,
@@ -62,17 +62,24 @@ def setting(
     """Return a field of the settings.
 
     Args:
-        default: the value if nothing is chosen.
-        help: the help text. A field without it can only be set in Python.
-        shown: the default in words, for a default that is computed.
-        kind: the type of the text form, for a field that also takes objects.
+        default: the default value.
+        help: the help text. A field without a help text can be set only in Python.
+        default_text: the default in words, if it is computed.
+        text_type: the type of values given as text, for a field that also accepts objects.
         minimum: the smallest value that is allowed.
         maximum: the largest value that is allowed.
         secret: whether the value must not be shown.
-        logged: whether the run log keeps it.
+        logged: whether the run log stores the value.
     """
-    notes = {"help": help, "shown": shown, "kind": kind, "min": minimum, "max": maximum, "logged": logged}
-    return field(default=default, repr=not secret, metadata=notes)
+    metadata = {
+        "help": help,
+        "default_text": default_text,
+        "text_type": text_type,
+        "min": minimum,
+        "max": maximum,
+        "logged": logged,
+    }
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,28 +89,30 @@ class PolicySettings:
     policy: NameOrObject = setting(
         None,
         "Name of the policy: embedded, english, local, server, or one from an installed package.",
-        shown="from --model and --base-url",
-        kind=_TEXT,
+        default_text="from --model and --base-url",
+        text_type=_OPTIONAL_TEXT,
     )
     model: str | None = setting(
         None,
         'Name of the model on the server. Without a server: a folder, a hub id, "embedded", or "english" (if added).',
-        shown="the model of $OPENAI_BASE_URL, or english if it was added",
+        default_text="the model of $OPENAI_BASE_URL, or english if it was added",
     )
     base_url: str | None = setting(
-        None, "URL of the server's API, such as http://localhost:8000/v1.", shown="$OPENAI_BASE_URL"
+        None, "URL of the server's API, such as http://localhost:8000/v1.", default_text="$OPENAI_BASE_URL"
     )
-    api_key: str | None = setting(None, "API key of the server.", shown="$OPENAI_API_KEY", secret=True, logged=False)
+    api_key: str | None = setting(
+        None, "API key of the server.", default_text="$OPENAI_API_KEY", secret=True, logged=False
+    )
     dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
         None,
         "Number format of a policy in this process.",
-        shown="the policy's if it is fast here, or float32",
+        default_text="the policy's if it is fast here, or float32",
     )
     tokenizer: NameOrObject = setting(
         None,
         'A tiktoken encoding or model, a tokenizer.json or its folder, a hub id, or "embedded".',
-        shown="the policy's",
-        kind=_TEXT,
+        default_text="the policy's",
+        text_type=_OPTIONAL_TEXT,
     )
     concurrency: int = setting(128, "Maximum number of requests at the same time.", minimum=1)
     timeout: float = setting(300.0, "Maximum number of seconds for one completion.", minimum=0.1)
@@ -112,36 +121,36 @@ class PolicySettings:
         None,
         "Header that carries the document's key in every request, such as X-Session-Id. With it, a router can send all "
         "requests about a document to the same replica.",
-        shown="none",
+        default_text="none",
     )
     unsupported: str | tuple[str, ...] | None = setting(
         None,
         "Request fields that the server does not accept, separated by commas, such as temperature,top_p. Fields that "
         "the server names when it refuses a request are detected.",
-        shown="none",
-        kind=_TEXT,
+        default_text="none",
+        text_type=_OPTIONAL_TEXT,
     )
     chat_template_kwargs: str | None = setting(
         None,
         'Arguments for the chat template, as a JSON object, such as {"enable_thinking": false}.',
-        shown="none",
+        default_text="none",
     )
     header: Any = setting(
         None,
         'Header to send with every request, as "Name: value". Repeat it for several headers.',
-        shown="none",
-        kind=list[str] | None,
+        default_text="none",
+        text_type=list[str] | None,
         secret=True,
         logged=False,
     )
     ca_file: str | None = setting(
         None,
         "File with the CA certificates (PEM) to check the server's certificate with.",
-        shown="$SSL_CERT_FILE, or the system's",
+        default_text="$SSL_CERT_FILE, or the system's",
         logged=False,
     )
     proxy: str | None = setting(
-        None, "URL of the proxy to use.", shown="$HTTPS_PROXY, except for $NO_PROXY", secret=True, logged=False
+        None, "URL of the proxy to use.", default_text="$HTTPS_PROXY, except for $NO_PROXY", secret=True, logged=False
     )
 
     @property
@@ -154,9 +163,9 @@ class PolicySettings:
         if self.model == "embedded":
             return "embedded"
         is_here = find_added_policy_folder(self.model) is not None or Path(self.model).expanduser().is_dir()
-        # With a slash it is a hub id or a misspelt folder.
-        is_no_server_name = self.model in INSTALLABLE_POLICIES or "/" in self.model
-        return "local" if is_here or (is_no_server_name and not os.environ.get("OPENAI_BASE_URL")) else "server"
+        # A name with a slash is a hub id or a misspelt folder.
+        is_local_name = self.model in INSTALLABLE_POLICIES or "/" in self.model
+        return "local" if is_here or (is_local_name and not os.environ.get("OPENAI_BASE_URL")) else "server"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,43 +175,47 @@ class WordingSettings:
     strategy: NameOrObject = setting(
         None,
         "Reading strategy, with its options, such as gated:stop=yes. Your own: path/to/file.py:Name.",
-        shown="the profile's, or overwrite, as in the paper",
-        kind=_TEXT,
+        default_text="the profile's, or overwrite, as in the paper",
+        text_type=_OPTIONAL_TEXT,
     )
     profile: NameOrObject = setting(
         None,
         'Budget and prompts that the policy was trained with: a folder with memagent.json, "embedded", "english", or '
         '"rl-memoryagent" (for RL-MemoryAgent-7B and -14B, with the prompts of their authors).',
-        kind=_TEXT,
+        text_type=_OPTIONAL_TEXT,
     )
     layout: Literal["paper", "section_first"] | None = setting(None, "Order of the parts of the update prompt.")
     answer_format: Literal["boxed", "plain"] | None = setting(None, "Form of the answer that the prompt asks for.")
     update_template: str | None = setting(None, "Text file with your own update prompt.")
     answer_template: str | None = setting(None, "Text file with your own answer prompt.")
     empty_memory: str | None = setting(
-        None, "Text that stands for the empty memory before the first chunk.", shown="the policy's, or (empty)"
+        None, "Text that stands for the empty memory before the first chunk.", default_text="the policy's, or (empty)"
     )
     context_window: int | None = setting(
-        None, "Context window, in tokens.", shown="the policy's or the server's, or 8192"
+        None, "Context window, in tokens.", default_text="the policy's or the server's, or 8192"
     )
     question_tokens: int | None = setting(
-        None, "Maximum number of tokens of the question.", shown="the policy's, or 1024"
+        None, "Maximum number of tokens of the question.", default_text="the policy's, or 1024"
     )
-    memory_tokens: int | None = setting(None, "Maximum number of tokens of the memory.", shown="the policy's, or 1024")
-    chunk_tokens: int | None = setting(None, "Number of tokens of a chunk.", shown="the policy's, or 5000")
-    answer_tokens: int | None = setting(None, "Maximum number of tokens of the answer.", shown="the policy's, or 1024")
+    memory_tokens: int | None = setting(
+        None, "Maximum number of tokens of the memory.", default_text="the policy's, or 1024"
+    )
+    chunk_tokens: int | None = setting(None, "Number of tokens of a chunk.", default_text="the policy's, or 5000")
+    answer_tokens: int | None = setting(
+        None, "Maximum number of tokens of the answer.", default_text="the policy's, or 1024"
+    )
     boundary: Literal["token", "sentence", "paragraph", "heading"] | None = setting(
         None,
         "Where chunks may end. `token`, as in the paper, cuts some sentences in two (about 3% at 512 tokens). "
         "`sentence` and `paragraph` end a chunk after one that ends in its last 15%, for about 2% more chunks. "
         "`heading` ends a chunk before the last heading or numbered clause in its second half.",
-        shown="the policy's, or token",
+        default_text="the policy's, or token",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleSettings:
-    """The rules for memories and replies that cannot be used, and for parts of the document that are lost."""
+    """The rules for memories and replies that cannot be used, and for parts of the document that are missing."""
 
     on_truncated: UpdateRule = setting(UpdateRule.ACCEPT, "Rule for a memory that was cut off or is too long.")
     on_empty: UpdateRule = setting(UpdateRule.KEEP_PREVIOUS, "Rule for an empty memory.")
@@ -210,12 +223,12 @@ class RuleSettings:
     on_invented: UpdateRule | None = setting(
         None,
         "Rule for a memory with a word or number that is not in its prompt.",
-        shown="the policy's, or accept",
+        default_text="the policy's, or accept",
     )
     on_malformed: UpdateRule = setting(UpdateRule.RETRY)
     """Rule for a reply that does not have the form that its role needs."""
     update_retries: int = setting(2)
-    """Number of times that the rule `retry` asks again."""
+    """Maximum number of retries under the rule `retry`."""
     replace_undecodable: bool = setting(False, "Replace bytes that cannot be decoded with U+FFFD.")
     on_incomplete: Literal["report", "stop"] = setting(
         "report",
@@ -225,53 +238,53 @@ class RuleSettings:
         None,
         "Your own converter for files that are not plain text or for scanned pages: path/to/file.py:function, or "
         "module:function.",
-        shown="none",
+        default_text="none",
         logged=False,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """How completions are sampled. The budget bounds their length."""
+    """The sampling of completions. The budget bounds their length."""
 
     temperature: float | None = setting(
-        None, "Sampling temperature. 0 is greedy.", shown="the profile's, or 0", minimum=0.0
+        None, "Sampling temperature. 0 is greedy.", default_text="the profile's, or 0", minimum=0.0
     )
     top_p: float | None = setting(
         None,
         "Sample from the smallest set of likely tokens with this probability mass.",
-        shown="the profile's, or 1",
+        default_text="the profile's, or 1",
         minimum=0.0,
         maximum=1.0,
     )
     seed: int | None = setting(None, "Seed for the sampling.")
     logprobs: bool | None = setting(
-        None, "Request token ids and log-probs.", shown="if the run is logged and the policy returns them"
+        None, "Request token ids and log-probs.", default_text="if the run is logged and the policy returns them"
     )
     stop_texts: tuple[str, ...] = setting(())
-    """A completion ends before any of these texts."""
+    """Texts before which a completion ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettings):
-    """All settings of a read, except document, question and where files are kept.
+    """All settings of a read, except document, question and the locations of files.
 
-    `MemAgent` takes the fields as keyword arguments, and these groups of fields: `budget` (a `Budget`), `sampling` (a
-    `SamplingParams`), `rules` (an `UpdateRules`). A single field overrides its group. None leaves a choice to the
-    policy's profile, or to the default.
+    `MemAgent` accepts the fields as keyword arguments, and these groups of fields: `budget` (a `Budget`), `sampling` (a
+    `SamplingParams`), `rules` (an `UpdateRules`). A single field overrides its group. None means the value of the
+    policy's profile, or the default.
     """
 
-    prompts: Any = setting(None, kind=type(None))
+    prompts: Any = setting(None, text_type=type(None))
     """Prompt templates (`Prompts`) that replace the profile's. They are not logged."""
     branches: int = setting(16, minimum=1)
     """Maximum number of branches of one read that run in parallel."""
     limits: Any = setting(None, logged=False)
-    """Limits (`Limits`) at which a call stops early."""
+    """Limits (`Limits`) at which a read stops early."""
     chosen_by: Literal["environment", "added"] | None = setting(None, logged=False)
     """Why this policy was chosen, if none was named. `resolve` sets it."""
 
     def replace(self, **changes: Any) -> Self:
-        """Return these settings with other values of fields, or of groups of fields.
+        """Return these settings with changed fields or groups of fields.
 
         Raises:
             MemAgentError: there is no such field.
@@ -279,92 +292,95 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         values: dict[str, Any] = {}
         for group, names in _GROUPS.items():
             if (value := changes.pop(group, None)) is not None:
-                values |= {name: getattr(value, part) for name, part in names.items()}
+                values |= {name: getattr(value, attribute) for name, attribute in names.items()}
         known_names = {field.name for field in fields(self)}
-        if unknown := next((name for name in changes if name not in known_names), None):
-            hint = _ELSEWHERE.get(unknown) or did_you_mean(
-                unknown, (*known_names, *_GROUPS), f"Choose one of: {', '.join(sorted(known_names - {'chosen_by'}))}."
+        if unknown_name := next((name for name in changes if name not in known_names), None):
+            hint = _HINT_BY_NAME.get(unknown_name) or did_you_mean(
+                unknown_name,
+                (*known_names, *_GROUPS),
+                f"Choose one of: {', '.join(sorted(known_names - {'chosen_by'}))}.",
             )
-            raise MemAgentError(f"there is no setting {unknown!r}", hint=hint)
-        return replaced(self, **values | changes)
+            raise MemAgentError(f"there is no setting {unknown_name!r}", hint=hint)
+        return dataclass_replace(self, **values | changes)
 
     def group(self, name: str) -> dict[str, Any]:
         """Return the fields of a group that are set, by their names in the group's class."""
-        values = {part: getattr(self, field_name) for field_name, part in _GROUPS[name].items()}
-        return {part: value for part, value in values.items() if value is not None}
+        values = {attribute: getattr(self, field_name) for field_name, attribute in _GROUPS[name].items()}
+        return {attribute: value for attribute, value in values.items() if value is not None}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
         """Return the settings in variables named MEMAGENT_ plus a field's name. Empty variables count as unset.
 
         Raises:
-            MemAgentError: a value of the wrong type, or a name that looks like a misspelt one.
+            MemAgentError: a value has the wrong type, or a name looks like a misspelt field.
         """
-        kinds = {name: kind for name, (_, kind) in list_text_fields(cls).items()}
+        types = {name: text_type for name, (_, text_type) in list_text_fields(cls).items()}
         values: dict[str, Any] = {}
         for variable, text in environment.items():
-            name = variable.removeprefix(_PREFIX).lower()
-            if not variable.startswith(_PREFIX) or not text:
+            name = variable.removeprefix(_ENVIRONMENT_PREFIX).lower()
+            if not variable.startswith(_ENVIRONMENT_PREFIX) or not text:
                 continue
-            if name in kinds:
+            if name in types:
                 try:
-                    values[name] = parse_text(text, kinds[name])
+                    values[name] = parse_text(text, types[name])
                 except ValueError as error:
                     raise MemAgentError(f"{variable}={text!r}: {error}", hint="Correct it, or unset it.") from error
-            elif near := get_close_matches(name, kinds, n=1, cutoff=0.85):
+            elif names := get_close_matches(name, types, n=1, cutoff=0.85):
                 raise MemAgentError(
                     f"{variable} is not a setting",
-                    hint=f"Unset it, or rename it to {_PREFIX}{near[0].upper()} if you meant that.",
+                    hint=f"Unset it, or rename it to {_ENVIRONMENT_PREFIX}{names[0].upper()} if you meant that.",
                 )
         return cls(**values)
 
     @classmethod
     def from_log(cls, values: Mapping[str, Any], run_id: str) -> Self:
-        """Return the settings that a run was logged with.
+        """Return the settings with which a run was logged.
 
-        The log may come from somebody else. Its server gets a key only if it is the server of OPENAI_BASE_URL.
+        The log may come from somebody else, so its server gets a key only if it is the server of OPENAI_BASE_URL.
 
         Raises:
-            RunError: the run was not started from settings, but from a `MemAgent` with objects made in Python.
+            RunError: the run was started from a `MemAgent` with objects created in Python, not from settings.
             RunLogError: a value has the wrong type, or is out of bounds.
         """
-        if objects := values.get(_OBJECTS, () if values.keys() - {"response_format"} else ["reader"]):
+        if objects := values.get(_OBJECTS_KEY, () if values.keys() - {"response_format"} else ["reader"]):
             raise RunError(
                 f"the log does not say how this run's reader was made: its {' and '.join(objects)} came from Python",
                 hint="Resume it where it was started, with MemAgent.resume().",
                 run_id=run_id,
             )
         logged_fields = {field.name: field for field in fields(cls) if field.metadata["logged"]}
-        kinds = get_type_hints(cls)
-        restored: dict[str, Any] = {}
+        types = get_type_hints(cls)
+        arguments: dict[str, Any] = {}
         for name in values.keys() & logged_fields.keys():
-            notes = logged_fields[name].metadata
+            metadata = logged_fields[name].metadata
             try:
-                restored[name] = msgspec.convert(values[name], notes["kind"] if kinds[name] is Any else kinds[name])
-                low, high, value = notes["min"], notes["max"], restored[name]
+                field_type = metadata["text_type"] if types[name] is Any else types[name]
+                arguments[name] = value = msgspec.convert(values[name], field_type)
+                low, high = metadata["min"], metadata["max"]
                 is_within = value is None or ((low is None or low <= value) and (high is None or value <= high))
-                if not is_within:  # as is NaN
+                if not is_within:  # NaN is not, either
                     raise ValueError(f"{value} is out of bounds")
             except ValueError as error:
                 raise RunLogError(
                     f"the log's settings of run {run_id} are damaged: {name}: {error}",
                     hint="Restore the log from a copy, or read the document again.",
                 ) from error
-        settings = cls(**restored)
+        settings = cls(**arguments)
         own_url = os.environ.get("OPENAI_BASE_URL")
         if settings.base_url is None or (own_url and parse_origin(own_url) == parse_origin(settings.base_url)):
             return settings
-        return replaced(settings, api_key=NO_KEY)
+        return dataclass_replace(settings, api_key=NO_KEY)
 
     def for_log(self) -> dict[str, Any]:
-        """Return the settings that differ from the defaults, JSON-ready, without keys and passwords.
+        """Return the settings that differ from the defaults, as JSON values, without keys and passwords.
 
-        For objects, which another process could not create, it has only the names of their fields.
+        Objects, which another process could not create, are represented only by the names of their fields.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["logged"]}
         values = {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
-        if objects := [name for name, value in values.items() if not isinstance(value, _PLAIN)]:
-            values = {name: value for name, value in values.items() if name not in objects} | {_OBJECTS: objects}
+        if objects := [name for name, value in values.items() if not isinstance(value, _LOGGED_TYPES)]:
+            values = {name: value for name, value in values.items() if name not in objects} | {_OBJECTS_KEY: objects}
         values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
         if "policy" not in objects:
             values.setdefault("model", None)
@@ -373,9 +389,9 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         return values
 
     def resolve(self) -> Self:
-        """Return these settings with the policy chosen: by name, else the server of OPENAI_BASE_URL, else an added one.
+        """Return these settings with a policy: the named one, else the server of OPENAI_BASE_URL, else an added policy.
 
-        OPENAI_BASE_URL is also used for a model name that only a server can know. The choice is logged.
+        OPENAI_BASE_URL is also used for a model name that only a server can know. A log message has the choice.
 
         Raises:
             NoPolicyError: no policy is named, OPENAI_BASE_URL is not set, and no policy was added to this machine.
@@ -386,30 +402,30 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 hint="Pass the address as base_url (--base-url). The model is a name on that server, and is optional.",
             )
         if isinstance(self.policy, str) and "://" in self.policy:
-            return replaced(self, policy=None, base_url=self.base_url or self.policy).resolve()
+            return dataclass_replace(self, policy=None, base_url=self.base_url or self.policy).resolve()
         url = os.environ.get("OPENAI_BASE_URL")
-        is_open = self.policy is None and self.model is None and self.base_url is None
-        if url and self.base_url is None and (is_open or self.policy_name == "server"):
-            resolved = replaced(self, base_url=url, chosen_by="environment" if is_open else self.chosen_by)
-        elif is_open:
+        is_unnamed = self.policy is None and self.model is None and self.base_url is None
+        if url and self.base_url is None and (is_unnamed or self.policy_name == "server"):
+            settings = dataclass_replace(self, base_url=url, chosen_by="environment" if is_unnamed else self.chosen_by)
+        elif is_unnamed:
             if (name := find_default_policy()) is None:
                 raise NoPolicyError(
                     "no policy is named, OPENAI_BASE_URL is not set, and no policy was added to this machine",
                     hint="Pass a server with --base-url or a model with --model, or add a policy to this machine: "
                     f"`memagent policy add {INSTALLABLE_POLICIES[0]}`.",
                 )
-            resolved = replaced(self, model=name, chosen_by="added")
+            settings = dataclass_replace(self, model=name, chosen_by="added")
         else:
-            resolved = self
-        log.info("%s", resolved.policy_reason)
-        return resolved
+            settings = self
+        log.info("%s", settings.policy_reason)
+        return settings
 
     @property
     def policy_reason(self) -> str:
-        """The policy that reads and the reason, in one line."""
+        """The policy that is used and the reason for it, in one line."""
         model = remove_password(self.base_url) if self.base_url and self.model is None else self.model
         name = str(self.policy or model)
-        return ". ".join([f"policy {name}: {_REASONS[self.chosen_by]}", *filter(None, [_ABILITIES.get(name)])])
+        return ". ".join([f"policy {name}: {_CHOICE_REASONS[self.chosen_by]}", *filter(None, [_ABILITIES.get(name)])])
 
     def with_other(
         self,
@@ -424,25 +440,25 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         """Return these settings with another policy or strategy.
 
         A policy is given by name, with its model and server, or by model or server alone. Key and headers are sent only
-        to a server that is given here, or in OPENAI_BASE_URL.
+        to a server that is given here or in OPENAI_BASE_URL.
 
         Raises:
             RunError: a key or a header is given, but only the log names the server.
         """
-        server_is_logged = self.api_key == NO_KEY and policy is None and base_url is None
-        if server_is_logged and (api_key or header):
+        is_server_from_log = self.api_key == NO_KEY and policy is None and base_url is None
+        if is_server_from_log and (api_key or header):
             raise RunError(
                 f"the {'key' if api_key else 'header'} is not sent to {self.base_url}: only the log names this server",
                 hint=f"If it is your server, pass --base-url {self.base_url}.",
             )
-        key = NO_KEY if server_is_logged else api_key
+        key = NO_KEY if is_server_from_log else api_key
         changes: dict[str, Any] = {"api_key": key, "strategy": strategy or self.strategy, "header": header}
         if policy is not None:
             changes |= {"policy": policy, "model": model, "base_url": base_url, "chosen_by": None}
         elif model is not None or base_url is not None:
             server = {"model": model or self.model, "base_url": base_url or self.base_url}
             changes |= {"policy": None, **server, "chosen_by": None}
-        return replaced(self, **changes)
+        return dataclass_replace(self, **changes)
 
 
 _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -457,53 +473,53 @@ _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "on_malformed": "malformed", "update_retries": "retries",
     },
 }  # fmt: skip
-"""The groups of fields: for every field, its name in the group's class."""
-_ELSEWHERE: Final[Mapping[str, str]] = {
+"""The groups of fields, with each field's name in the group's class."""
+_HINT_BY_NAME: Final[Mapping[str, str]] = {
     name: f"Pass limits=Limits({name}=...), with memagent_graph.Limits."
     for name in ("max_chunks", "max_tokens_total", "max_seconds")
 }
-"""Remedies for names that are not settings, but are passed in another way."""
+"""Hints for names that are not settings, because they are passed in another way."""
 _DEFAULTS: Final = ReadSettings()
 
 
 def list_text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
-    """Return the fields that have a text form, by name, with the types of their values."""
-    kinds = get_type_hints(cls)
+    """Return the fields that can be given as text, by name, with the types of their values."""
+    types = get_type_hints(cls)
     return {
-        field.name: (field, field.metadata["kind"] or kinds[field.name])
+        field.name: (field, field.metadata["text_type"] or types[field.name])
         for field in fields(cls)
         if field.metadata["help"]
     }
 
 
 def iter_differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+    old_settings: Mapping[str, Any], new_settings: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield nested settings that differ: the dotted name, the old value and the new one, as JSON would give them back.
+    """Yield nested settings that differ: the dotted name, the old value and the new one, both as JSON values.
 
-    A setting that is missing counts as None.
+    A missing setting counts as None.
     """
-    for name in dict.fromkeys((*before, *now)):
-        old, new = json.loads(json.dumps((before.get(name), now.get(name))))
+    for name in dict.fromkeys((*old_settings, *new_settings)):
+        old, new = json.loads(json.dumps((old_settings.get(name), new_settings.get(name))))
         if isinstance(old, dict) and isinstance(new, dict):
             yield from iter_differences(old, new, f"{prefix}{name}.")
         elif old != new:
             yield prefix + name, old, new
 
 
-def parse_text(text: str, kind: Any) -> Any:
-    """Return the value that a text stands for, such as 5, 0.7, yes or the name of a member.
+def parse_text(text: str, text_type: Any) -> Any:
+    """Return the value of a text, such as 5, 0.7, yes or the name of an enum's member.
 
     Args:
         text: the text. For a list, it has one item per line.
-        kind: the type of the value.
+        text_type: the type of the value.
 
     Raises:
-        ValueError: the text is not of this type. The message says what is.
+        ValueError: the text is not a value of this type. The message says what is allowed.
     """
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415  slow to import, and seldom needed
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415  slow to import, rarely needed
 
     try:
-        return TypeAdapter(kind).validate_python(text.splitlines() if kind == list[str] | None else text)
+        return TypeAdapter(text_type).validate_python(text.splitlines() if text_type == list[str] | None else text)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"]) from error

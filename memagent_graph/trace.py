@@ -1,6 +1,6 @@
 """The trace of a run: its calls as a directed acyclic graph, from a log or from a running read.
 
-A call has the chunks in its prompt, and its parents: the calls whose output is in the prompt. The trace gives the
+A call has the chunks in its prompt, and its parents: the calls whose output is in the prompt. From the trace follow the
 memory after a call, the path to an answer, timelines, evidence and rewards of calls.
 """
 
@@ -24,35 +24,35 @@ class MemoryUpdate:
     end_char: int
     start_byte: int
     end_byte: int
-    """The same in UTF-8 bytes of the document, as for `DocumentStore.read`."""
+    """The end in UTF-8 bytes of the document, as for `DocumentStore.read`."""
     chunk_tokens: int
     memory: str
     changed: bool
-    """Whether the memory differs from the previous one."""
+    """Whether the memory differs from the previous memory."""
     progress: float | None
-    """The fraction of the document read so far, 0 to 1; None for a stream with an unknown end."""
+    """The fraction of the document that was read so far, 0 to 1; None if the document's length is unknown."""
     prompt_tokens: int
     completion_tokens: int
     seconds: float
     events: tuple[ReadEvent, ...] = ()
     branch: str = ""
-    """Its branch, if several run in parallel; "" is the trunk."""
+    """The branch, if several run in parallel; "" is the trunk."""
     call_id: str = field(default="", compare=False)
-    """The id of the last of its calls in the trace."""
+    """The id of the update's last call in the trace."""
     sources: tuple[str, ...] = field(default=(), compare=False)
-    """The last calls of the updates whose memory it started from, several for a merge."""
+    """The ids of the last calls of the updates whose memory it started from; several for a merge."""
 
     @property
     def chunk_number(self) -> int | None:
-        """The chunk's number for people, who count from 1."""
+        """The chunk's number, counted from 1, for people."""
         return None if self.chunk_index is None else self.chunk_index + 1
 
 
 class Trace:
-    """A run's calls, each after its parents, and the updates of the memory that they made.
+    """A run's calls, each after its parents, and the memory updates that they made.
 
     Args:
-        calls: the calls so far, in order. `add` adds the next one.
+        calls: the calls so far, in order. `add` adds the next call.
         document_bytes: the document's length; None if it is not known yet.
     """
 
@@ -61,19 +61,19 @@ class Trace:
         self.calls: list[Call] = []
         self.calls_by_id: dict[str, Call] = {}
         self.updates: list[MemoryUpdate] = []
-        """What each chunk and each merge did to memory, in order. A chunk's calls on one branch are one update."""
+        """The memory update of each chunk and each merge, in order. A chunk's calls on one branch are one update."""
         self._sources: dict[str, tuple[str, ...]] = {}
-        """By call: the last calls of the updates that its memory is based on."""
+        """For each call: the last calls of the updates that its memory is based on."""
         self._sources_after: dict[str, tuple[str, ...]] = {}
-        """By call: `_sources` of the calls that follow it."""
+        """For each call: the `_sources` of the calls that follow it."""
         self.update_indices: dict[str, int] = {}
-        """By call: the index of its update. An answer belongs to none, and a call that neither read a chunk nor
-        wrote a memory."""
+        """For each call: the index of its update. Answers, and calls that neither read a chunk nor wrote a memory,
+        belong to no update."""
         self._newest_update: dict[str, int] = {}
-        """By branch: the index of its newest update."""
+        """For each branch: the index of its newest update."""
         self._bytes_read = 0
         self._max_progress = 0.0
-        """The progress so far. It never falls, even if a later pass begins at the first chunk again."""
+        """The progress so far. It never decreases, even if a later pass begins at the first chunk again."""
         for call in calls:
             self.add(call)
 
@@ -84,19 +84,19 @@ class Trace:
 
     @property
     def tokens_shown(self) -> int:
-        """The number of tokens of the document that the policy was shown. Each part counts once."""
+        """The number of tokens of the document that the policy saw. Each part counts once."""
         return sum(span.tokens for span in {span for call in self.calls for span in call.reads})
 
     @property
     def newest_excerpt_call(self) -> Call | None:
-        """The newest call that was shown an excerpt, if the run reads no chunks; otherwise None."""
+        """The newest call with an excerpt in its prompt, if the run reads no chunks; otherwise None."""
         if any(update.chunk_index is not None for update in self.updates):
             return None
         return next((call for call in reversed(self.calls) if call.reads), None)
 
     @property
     def final_memory(self) -> str:
-        """The memory that the newest answer is based on, or the newest memory; "" before the first."""
+        """The memory that the newest answer is based on, or else the newest memory; "" before the first."""
         if answers := self.answers:
             return self.memory_before(answers[-1].id)
         return self.updates[-1].memory if self.updates else ""
@@ -124,12 +124,12 @@ class Trace:
     def continued_indices(self, update: MemoryUpdate) -> tuple[int, ...]:
         """Return the sources whose memories an update continues: the newest of its branch, or all for a merge.
 
-        Empty if a branch begins to read: it starts its own memory, and the source is only shown to it.
+        Empty if a branch begins to read, because it starts its own memory, and sees the source only in its prompt.
         """
         indices = self.source_indices(update)
         own_branch = [index for index in indices if self.updates[index].branch == update.branch]
-        begins = update.branch and update.chunk_index is not None
-        return (max(own_branch),) if own_branch else () if begins else indices
+        begins_branch = update.branch and update.chunk_index is not None
+        return (max(own_branch),) if own_branch else () if begins_branch else indices
 
     def memory_before(self, call_id: str) -> str:
         """Return the memory that a call started from; several memories of a merge are joined."""
@@ -142,65 +142,65 @@ class Trace:
 
     @property
     def critical_path_length(self) -> int:
-        """The smallest number of calls in sequence, with everything else in parallel.
+        """The length of the longest sequence of calls that must run one after the other.
 
-        A call waits for its parents, for the one before it on its branch, and for the newest call of the trunk, because
-        a decision, although in no prompt, must come first.
+        A call waits for its parents, for the previous call of its branch, and for the newest call of the trunk, because
+        a decision must come first although it is in no prompt.
         """
-        ends: dict[str, int] = {}
-        newest: dict[str, int] = {}
+        depths: dict[str, int] = {}
+        depth_by_branch: dict[str, int] = {}
         for call in self.calls:
-            before = [ends.get(parent, 0) for parent in call.parents]
-            ends[call.id] = 1 + max((*before, newest.get(call.branch, 0), newest.get("", 0)))
-            newest[call.branch] = ends[call.id]
-        return max(ends.values(), default=0)
+            parent_depths = [depths.get(parent, 0) for parent in call.parents]
+            depths[call.id] = 1 + max((*parent_depths, depth_by_branch.get(call.branch, 0), depth_by_branch.get("", 0)))
+            depth_by_branch[call.branch] = depths[call.id]
+        return max(depths.values(), default=0)
 
     def add(self, call: Call) -> None:
         """Add the next call, which may start or change an update."""
         self.calls.append(call)
         self.calls_by_id[call.id] = call
-        after = [self._sources_after.get(parent, ()) for parent in call.parents]
-        before = after[0] if len(after) == 1 else tuple(dict.fromkeys(chain.from_iterable(after)))
-        self._sources[call.id] = before
-        self._sources_after[call.id] = before
+        parent_sources = [self._sources_after.get(parent, ()) for parent in call.parents]
+        is_single = len(parent_sources) == 1
+        sources = parent_sources[0] if is_single else tuple(dict.fromkeys(chain.from_iterable(parent_sources)))
+        self._sources[call.id] = sources
+        self._sources_after[call.id] = sources
         if call.writes is Writes.ANSWER or not (call.reads or call.writes is Writes.MEMORY):
             return
         index = self._newest_update.get(call.branch)
         if index is not None and call.reads and self.updates[index].chunk_index == call.chunk_index:
-            # For earlier calls of the same chunk, the memory is the one from before the chunk.
+            # Like the earlier calls of this chunk, the call is based on the memory before the chunk.
             self._sources[call.id] = self.updates[index].sources
             self.updates[index] = self._continue_update(self.updates[index], call)
         else:
             index = len(self.updates)
-            self.updates.append(self._start_update(call, before))
+            self.updates.append(self._start_update(call, sources))
         self._newest_update[call.branch] = index
         self.update_indices[call.id] = index
         self._sources_after[call.id] = (call.id,)
 
     def _find_updates(self, sources: Iterable[str]) -> tuple[int, ...]:
-        """Return the indices of the updates that calls belong to, without repetition."""
+        """Return the indices of the updates that calls belong to, without duplicates."""
         return tuple(dict.fromkeys(self.update_indices[source] for source in sources))
 
     def _join_memories(self, sources: Iterable[str], branch: str) -> str:
-        """Return the memory of a branch after updates: its own newest one, or all of theirs joined."""
+        """Return the memory that updates give a branch: that of its own newest update, or of all of them joined."""
         indices = self._find_updates(sources)
         if len(indices) == 1:
             return self.updates[indices[0]].memory
         own_branch = [index for index in indices if self.updates[index].branch == branch]
-        return "\n".join(
-            filter(None, (self.updates[index].memory for index in ([max(own_branch)] if own_branch else indices)))
-        )
+        memories = (self.updates[index].memory for index in ([max(own_branch)] if own_branch else indices))
+        return "\n".join(filter(None, memories))
 
-    def _start_update(self, call: Call, before: tuple[str, ...]) -> MemoryUpdate:
+    def _start_update(self, call: Call, sources: tuple[str, ...]) -> MemoryUpdate:
         """Return the update that begins with a call."""
         self._bytes_read += sum(span.end_byte - span.start_byte for span in call.reads)
-        previous = self._join_memories(before, call.branch)
-        memory = (call.text or "") if call.writes is Writes.MEMORY else previous
+        previous_memory = self._join_memories(sources, call.branch)
+        memory = (call.text or "") if call.writes is Writes.MEMORY else previous_memory
         return MemoryUpdate(
             chunk_index=call.chunk_index,
             **call.extent,
             memory=memory,
-            changed=memory != previous,
+            changed=memory != previous_memory,
             progress=self._compute_progress(call),
             prompt_tokens=call.usage.prompt_tokens,
             completion_tokens=call.usage.completion_tokens,
@@ -208,7 +208,7 @@ class Trace:
             events=call.events,
             branch=call.branch,
             call_id=call.id,
-            sources=before,
+            sources=sources,
         )
 
     def _continue_update(self, update: MemoryUpdate, call: Call) -> MemoryUpdate:
@@ -227,6 +227,6 @@ class Trace:
     def _compute_progress(self, call: Call) -> float | None:
         if not self.document_bytes:
             return None
-        read = self._bytes_read if call.branch or not call.reads else max(span.end_byte for span in call.reads)
-        self._max_progress = max(self._max_progress, min(1.0, read / self.document_bytes))
+        bytes_read = self._bytes_read if call.branch or not call.reads else max(span.end_byte for span in call.reads)
+        self._max_progress = max(self._max_progress, min(1.0, bytes_read / self.document_bytes))
         return self._max_progress

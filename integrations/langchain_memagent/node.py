@@ -102,7 +102,7 @@ def memagent_node(
         reference = await reads.store(document_value)
         run_ids = {text: derive_run_id(config, text, reference["key"]) for text in texts}
         outcomes = dict(
-            zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.current().report), strict=True)
+            zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.capture().report_update), strict=True)
         )
         return raise_first_error([outcomes[text] for text in texts])
 
@@ -152,9 +152,10 @@ class _StateRunnable(RunnableLambda[Any, dict[str, Any]]):
         return change
 
     def _require_keys(self, keys: Collection[str], config: RunnableConfig | None) -> None:
-        if missing := [f'"{key}"' for key in keys if key not in find_writable_keys(config, self, keys)]:
+        if missing_keys := [f'"{key}"' for key in keys if key not in find_writable_keys(config, self, keys)]:
             raise MemAgentError(
-                f"the graph's state has no {' and no '.join(missing)}, and LangGraph drops what a node writes there",
+                f"the graph's state has no {' and no '.join(missing_keys)}, "
+                "and LangGraph drops what a node writes there",
                 hint='Add the key to the state, or name another: memagent_node(..., answer="...").',
             )
 

@@ -62,7 +62,7 @@ class ServedGraph(ReaderGraph):
                     yield item
         except MemAgentError as error:
             if type(error) is MemAgentError or isinstance(error, BudgetError | EmptyDocumentError | EncodingError):
-                raise InputError(error.message, hint=error.remedy_with(_name_variable), run_id=error.run_id) from error
+                raise InputError(error.message, hint=error.make_remedy(_name_variable), run_id=error.run_id) from error
             raise
 
 
@@ -78,7 +78,7 @@ async def make_graph() -> CompiledStateGraph[Any, Any, Any, Any]:
         # Loading a policy or a tokenizer takes seconds, and the platform's event loop must not be blocked.
         return await asyncio.to_thread(_build)
     except MemAgentError as error:
-        error.hint = error.remedy_with(_name_variable)
+        error.hint = error.make_remedy(_name_variable)
         if isinstance(error, NoPolicyError):
             return _make_refusing_graph(error)
         raise

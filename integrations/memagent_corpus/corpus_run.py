@@ -90,16 +90,16 @@ class CorpusSummary:
 
 
 class CorpusWatcher(Protocol):
-    """Follows a run."""
+    """Is informed of the progress of a run."""
 
     def on_start(self, total: CorpusSize) -> None:
-        """Note the beginning of the run, and all of its documents."""
+        """Receive the size of the corpus, when the run begins."""
 
     def on_skip(self, documents: int, size: int) -> None:
-        """Count documents that already have all of their rows; `size` is in bytes."""
+        """Receive the number of documents that already have all of their rows, and their size in bytes."""
 
     def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
-        """Count a finished document."""
+        """Receive a finished document and its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +325,7 @@ class _CorpusRun:
 
     async def _add_rows(self, document: CorpusDocument, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add rows to the ledger, and write a part of the table if one is due."""
-        await asyncio.to_thread(self._writer.add, document.name, version, rows)
+        await asyncio.to_thread(self._writer.add_rows, document.name, version, rows)
         if not self._has_shared_checkpoints:
             await self._reader.delete_checkpoints(row.id for row in rows if row.chunks)
         self._summary.tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
@@ -370,12 +370,12 @@ class _CorpusRun:
     def _queue_documents(self) -> None:
         """List some documents and queue those with unanswered questions. This blocks, so it runs in a thread."""
         ledger = self._writer.ledger
-        queued_bytes = skipped = skipped_bytes = without_question = 0
+        queued_bytes = skipped_count = skipped_bytes = unasked_count = 0
         retry_failed = self._retry_failed and not self._is_last_pass
         while (
             len(self._queue) < _MAX_QUEUED_DOCUMENTS
             and queued_bytes < _MAX_QUEUED_BYTES
-            and skipped < _MAX_SKIPPED_DOCUMENTS
+            and skipped_count < _MAX_SKIPPED_DOCUMENTS
         ):
             document = next(self._documents, None)
             if document is None:
@@ -390,14 +390,14 @@ class _CorpusRun:
                 self._queue.append(DocumentTask(document, status.questions, is_begun, status.answered_ids))
                 queued_bytes += len(document.text or "")
             else:
-                skipped += 1
-                without_question += not questions
+                skipped_count += 1
+                unasked_count += not questions
                 skipped_bytes += document.size or 0
         if not self._is_last_pass:
-            self._summary.skipped += skipped - without_question
-            self._summary.without_question += without_question
-            if self._watcher and skipped:
-                self._watcher.on_skip(skipped, skipped_bytes)
+            self._summary.skipped += skipped_count - unasked_count
+            self._summary.without_question += unasked_count
+            if self._watcher and skipped_count:
+                self._watcher.on_skip(skipped_count, skipped_bytes)
 
     def _remove_work_files(self) -> None:
         """Remove the files that only unfinished reads need."""

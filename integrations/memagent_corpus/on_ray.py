@@ -360,16 +360,20 @@ class RayEngine:
             actor = actors[index]
             await actor.start.remote()
             started_indexes.add(index)
-            await read_concurrently(self.documents_in_flight, lambda task: _read(actor, task), next_task, store_rows)
+            await read_concurrently(
+                self.documents_in_flight, lambda task: _read_on_actor(actor, task), next_task, store_rows
+            )
 
         workers = {asyncio.create_task(run_worker(index)): index for index in range(self.actors)}
-        unfinished = set(workers)
+        unfinished_workers = set(workers)
         try:
-            while unfinished:
-                ended_workers, unfinished = await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)
+            while unfinished_workers:
+                ended_workers, unfinished_workers = await asyncio.wait(
+                    unfinished_workers, return_when=asyncio.FIRST_COMPLETED
+                )
                 for worker in ended_workers:
                     worker.result()
-                unfinished = {worker for worker in unfinished if workers[worker] in started_indexes}
+                unfinished_workers = {worker for worker in unfinished_workers if workers[worker] in started_indexes}
             with suppress(ray.exceptions.RayError):  # a machine that is lost has nothing to close
                 await asyncio.gather(*(actors[index].close.remote() for index in started_indexes))
         finally:
@@ -380,7 +384,7 @@ class RayEngine:
                 ray.kill(actor)
 
 
-async def _read(actor: Any, task: DocumentTask) -> list[CorpusRow]:
+async def _read_on_actor(actor: Any, task: DocumentTask) -> list[CorpusRow]:
     """Read a document on an actor. If the actor is lost, Ray calls another one, so there may always be checkpoints."""
     rows = await actor.read.remote(replace(task, is_begun=True))
     if isinstance(rows, MemAgentError):

@@ -71,12 +71,12 @@ SmallOption = Annotated[
 def make_setting_options() -> dict[str, Any]:
     """Return the annotations (type and option) of all settings that have a text form, by name."""
     options: dict[str, Any] = {}
-    for name, (field, option_type) in list_text_fields(ReadSettings).items():
+    for name, (field, text_type) in list_text_fields(ReadSettings).items():
         metadata = field.metadata
-        flags = [f"--{name.replace('_', '-')}"] if option_type is bool else []
-        default = {} if metadata["shown"] is None else {"show_default": metadata["shown"]}
+        flags = [f"--{name.replace('_', '-')}"] if text_type is bool else []
+        default = {} if metadata["default_text"] is None else {"show_default": metadata["default_text"]}
         option = typer.Option(*flags, help=metadata["help"], min=metadata["min"], max=metadata["max"], **default)
-        options[name] = Annotated[option_type, option]
+        options[name] = Annotated[text_type, option]
     return options
 
 

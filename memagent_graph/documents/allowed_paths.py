@@ -20,7 +20,7 @@ from memagent_graph.plain_text import list_names, make_one_line
 _MAX_LISTED_NAMES = 20
 """Maximum number of file names in an error."""
 _MAX_NAME_CHARACTERS = 100
-shorten_name = partial(make_one_line, longest=200)
+shorten_name = partial(make_one_line, max_characters=200)
 """Shortens a name for an error: a caller may have passed a long text as a path."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 

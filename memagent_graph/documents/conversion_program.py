@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict
 from typing import IO, Any, Final
 
-from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, as_parts
+from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, iter_parts
 
 PART_CHARACTERS: Final = 1 << 20
 MAX_HEADINGS: Final = 10
@@ -62,9 +62,9 @@ def convert_file(source: SourceFile, converter: str | None) -> Parts:
         from memagent_graph.own_code import load_own_code  # noqa: PLC0415
 
         try:
-            parts = load_own_code(converter, what="a converter", error=DocumentError)(source)
+            parts = load_own_code(converter, noun="a converter", error=DocumentError)(source)
             if parts is not None:
-                yield from as_parts(parts)
+                yield from iter_parts(parts)
                 return
         except DocumentError as error:
             raise ConversionError(error.message, error.hint) from error

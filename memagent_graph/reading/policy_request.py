@@ -80,7 +80,7 @@ class PolicyRequest:
                 prompt = self._context.format_question(prompt)
         self._messages: Messages = self._context.prompts.messages(role.name, prompt, **fields)
         self._chunk_index = step.chunk_index = call.reads[0].index if call.reads else None
-        self._max_tokens = role.tokens(step.context.budget)
+        self._max_tokens = role.count_reply_tokens(step.context.budget)
         self._attempt_count = self._logged_event_count = 0
         self._newest_attempt = 0.0, 0.0, TokenUsage(0, 0)
         self._start_time = time.perf_counter()

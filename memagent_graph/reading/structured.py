@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memagent_graph.errors import RunMismatchError
 from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate, read_template
 from memagent_graph.reading.state import SCHEMA_PREFIX, ReaderContext, Structure
-from memagent_graph.roles import ANSWER, REPAIR, complete_prompts, read_answer_form, require_room
+from memagent_graph.roles import ANSWER, REPAIR, complete_prompts, read_answer_instructions, require_room
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
@@ -116,7 +116,7 @@ def _with_schema(prompts: Prompts, original: Prompts) -> Prompts:
 
 def _with_schema_ending(template: PromptTemplate) -> PromptTemplate:
     """Return a template with the schema in place of the packaged answer instructions at its end, if it has them."""
-    for instructions in map(read_answer_form, AnswerFormat):
+    for instructions in map(read_answer_instructions, AnswerFormat):
         if template.text.endswith(instructions):
             text = template.text.removesuffix(instructions) + read_template("schema_form")
             return PromptTemplate(text, template.source, template.names | {"schema"})

@@ -28,7 +28,7 @@ from memagent_graph.prompts import AnswerFormat, read_template
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.reading.steps import Change, StepContext, end_with_answer
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Role, complete_prompts, read_answer_form
+from memagent_graph.roles import ANSWER, UPDATE, Role, complete_prompts, read_answer_instructions
 
 _COUNTING_CHUNK_TOKENS: Final = 1024
 """Tokens per chunk when the tokens of a document are only counted."""
@@ -40,7 +40,7 @@ BOUNDARY_TOKENS: Final = 16
 
 def _format_question(answer_format: AnswerFormat) -> str:
     """Return the template for a question about a text, with the instructions on the form of the answer."""
-    return f"{read_template('question')}\n\n{read_answer_form(answer_format)}"
+    return f"{read_template('question')}\n\n{read_answer_instructions(answer_format)}"
 
 
 QUESTION: Final = Role(
@@ -74,7 +74,7 @@ class ExcerptWindow:
         self.asks_once = QUESTION.name in self.context.prompts.templates
         self.role = QUESTION if self.asks_once else UPDATE
         self.window_tokens = self.context.window or self.context.budget.context_window
-        self.reply_tokens = self.role.tokens(self.context.budget)
+        self.reply_tokens = self.role.count_reply_tokens(self.context.budget)
         """The maximum length of the reply."""
         self.separator = "\n\n[...]\n\n" if self.asks_once else "\n\n"
         self.room_tokens = self.window_tokens - self.count_call_tokens("")

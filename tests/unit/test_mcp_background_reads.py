@@ -1,4 +1,4 @@
-"""Reads over MCP that outlive the requests that began them: no time-out, cancellation or kill loses one."""
+"""Background reads over MCP: they survive timeouts of their requests, cancellations and kills of the server."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from support.programs import Program
 from support.scripts import extract, read_perfectly
 from unit.test_mcp import (
     QUESTION,
-    SMALL,
+    SMALL_SETTINGS,
     TEXT,
     ProgressReports,
-    answer_of,
-    answers_of,
+    connect_in_process,
+    connect_over_stdio,
+    get_answer,
+    get_answers,
     get_error_text,
-    in_process,
+    get_text,
     make_command,
-    over_stdio,
-    session_with,
-    text_of,
+    open_session,
 )
 
 from memagent_graph import PolicyError, ScriptedPolicy
 
-ASK: dict[str, Any] = {"text": TEXT, "questions": QUESTION}
+ARGUMENTS: dict[str, Any] = {"text": TEXT, "questions": QUESTION}
 
 
-def keeping(folder: Path, policy: Any = read_perfectly, **options: Any) -> AbstractAsyncContextManager[Any]:
-    """A session with a server that keeps texts and checkpoints in a folder."""
-    places = {"store": folder / "texts", "checkpoints": folder / "checkpoints.sqlite"}
-    return in_process(script=policy, reader={**places, **options})
+def connect(folder: Path, policy: Any = read_perfectly, **options: Any) -> AbstractAsyncContextManager[Any]:
+    """Open a session with a server whose texts and checkpoints are in a folder."""
+    storage = {"store": folder / "texts", "checkpoints": folder / "checkpoints.sqlite"}
+    return connect_in_process(script=policy, reader={**storage, **options})
 
 
-def sections(prompts: list[str]) -> list[str]:
+def get_sections(prompts: list[str]) -> list[str]:
     return [extract(prompt, "section") for prompt in prompts if "<section>" in prompt]
 
 
-async def wait_for_prompts(prompts: Sized, number: int) -> None:
+async def wait_for_prompts(prompts: Sized, count: int) -> None:
     async with asyncio.timeout(20):
-        while len(prompts) < number:  # noqa: ASYNC110
+        while len(prompts) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
@@ -64,156 +64,158 @@ async def wait_for_run(session: ClientSession) -> dict[str, Any]:
             await asyncio.sleep(0.005)
 
 
-async def test_a_background_read_returns_its_run_id_at_once_and_its_answer_on_waiting(tmp_path) -> None:
+async def test_a_background_read_returns_its_run_id_and_wait_returns_its_answer(tmp_path) -> None:
     policy = ScriptedPolicy(read_perfectly, delay=0.01)
-    async with keeping(tmp_path, policy) as session:
-        both = {**ASK, "questions": [QUESTION, "What is the key of castle?"], "background": True}
-        result = await session.call_tool("read_document", both)
-        first, second = answers_of(result)
-        assert (first["is_reading"], second["is_reading"]) == (True, True)
-        assert first["answer"] is None
-        assert "still being read" in text_of(result)
-        assert "wait" in text_of(result)
+    async with connect(tmp_path, policy) as session:
+        arguments = {**ARGUMENTS, "questions": [QUESTION, "What is the key of castle?"], "background": True}
+        result = await session.call_tool("read_document", arguments)
+        harbor_run, castle_read = get_answers(result)
+        assert (harbor_run["is_reading"], castle_read["is_reading"]) == (True, True)
+        assert harbor_run["answer"] is None
+        assert "still being read" in get_text(result)
+        assert "wait" in get_text(result)
         assert len(policy.prompts) < 5
         reports = ProgressReports()
-        harbor = answer_of(await session.call_tool("wait", {"run_id": first["run_id"]}, progress_callback=reports))
+        wait_arguments = {"run_id": harbor_run["run_id"]}
+        harbor = get_answer(await session.call_tool("wait", wait_arguments, progress_callback=reports))
         assert (harbor["answer"], harbor["is_reading"]) == ("4711", False)
         assert harbor["evidence"]
         fractions = reports.fractions
         assert (fractions, fractions[-1]) == (sorted(fractions), 1.0)
         assert len(fractions) > 5
-        castle = answer_of(await session.call_tool("wait", {"run_id": second["run_id"]}))
+        castle = get_answer(await session.call_tool("wait", {"run_id": castle_read["run_id"]}))
         assert castle["answer"] == "1234"
-        again = answer_of(await session.call_tool("wait", {"run_id": first["run_id"]}))
-        assert again == harbor
+        assert get_answer(await session.call_tool("wait", wait_arguments)) == harbor
 
 
-async def test_a_wait_ends_after_its_seconds_and_says_how_far_the_read_is(tmp_path) -> None:
+async def test_a_wait_ends_after_its_seconds_with_the_progress(tmp_path) -> None:
     policy = ScriptedPolicy(read_perfectly, delay=0.02)
-    async with keeping(tmp_path, policy) as session:
-        reading = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))
+    async with connect(tmp_path, policy) as session:
+        reading = get_answer(await session.call_tool("read_document", {**ARGUMENTS, "background": True}))
         await wait_for_prompts(policy.prompts, 4)
-        far = answer_of(await session.call_tool("wait", {"run_id": reading["run_id"], "seconds": 0.01}))
-        assert far["is_reading"]
-        assert 0 < far["progress"] < 1
-        assert answer_of(await session.call_tool("wait", {"run_id": reading["run_id"]}))["answer"] == "4711"
+        progress_result = get_answer(await session.call_tool("wait", {"run_id": reading["run_id"], "seconds": 0.01}))
+        assert progress_result["is_reading"]
+        assert 0 < progress_result["progress"] < 1
+        assert get_answer(await session.call_tool("wait", {"run_id": reading["run_id"]}))["answer"] == "4711"
 
 
-async def test_after_the_clients_own_time_out_the_same_read_can_be_waited_for(tmp_path) -> None:
+async def test_a_read_can_be_waited_for_after_the_request_timed_out(tmp_path) -> None:
     policy = ScriptedPolicy(read_perfectly, delay=0.1)
-    async with keeping(tmp_path, policy) as session:
+    async with connect(tmp_path, policy) as session:
         with pytest.raises(McpError, match="Timed out"):
-            await session.call_tool("read_document", ASK, read_timeout_seconds=timedelta(seconds=0.3))
-        run = await wait_for_run(session)  # on a busy machine the time-out may come before the read has begun
-        assert answer_of(await session.call_tool("wait", {"run_id": run["run_id"]}))["answer"] == "4711"
-    read = sections(policy.prompts)
-    assert len(read) == len(set(read)), "no chunk was read twice"
+            await session.call_tool("read_document", ARGUMENTS, read_timeout_seconds=timedelta(seconds=0.3))
+        run = await wait_for_run(session)  # on a busy machine the timeout can precede the read
+        assert get_answer(await session.call_tool("wait", {"run_id": run["run_id"]}))["answer"] == "4711"
+    sections = get_sections(policy.prompts)
+    assert len(sections) == len(set(sections)), "no chunk was read twice"
 
 
-@pytest.mark.parametrize("way", ["tool", "notification"])
-async def test_a_cancelled_read_is_continued_at_its_chunk(tmp_path, way) -> None:
+@pytest.mark.parametrize("cancellation", ["tool", "notification"])
+async def test_a_cancelled_read_is_resumed_at_its_chunk(tmp_path, cancellation) -> None:
     policy = ScriptedPolicy(read_perfectly, delay=0.02)
-    async with keeping(tmp_path, policy) as session:
-        if way == "tool":
-            run_id = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))["run_id"]
+    async with connect(tmp_path, policy) as session:
+        if cancellation == "tool":
+            reading = get_answer(await session.call_tool("read_document", {**ARGUMENTS, "background": True}))
+            run_id = reading["run_id"]
             await wait_for_prompts(policy.prompts, 5)
-            reading = answer_of(await session.call_tool("cancel_read", {"run_id": run_id}))
-            assert (reading["is_reading"], reading["answer"]) == (False, None)
-            assert "resume_read" in reading["error"]
+            cancelled_read = get_answer(await session.call_tool("cancel_read", {"run_id": run_id}))
+            assert (cancelled_read["is_reading"], cancelled_read["answer"]) == (False, None)
+            assert "resume_read" in cancelled_read["error"]
         else:
-            number = session._request_id
-            call = asyncio.create_task(session.call_tool("read_document", ASK))
+            request_id = session._request_id
+            call = asyncio.create_task(session.call_tool("read_document", ARGUMENTS))
             await wait_for_prompts(policy.prompts, 5)
-            gone = types.CancelledNotification(params=types.CancelledNotificationParams(requestId=number))
-            await session.send_notification(types.ClientNotification(gone))
+            notification = types.CancelledNotification(params=types.CancelledNotificationParams(requestId=request_id))
+            await session.send_notification(types.ClientNotification(notification))
             with pytest.raises(McpError, match="cancelled"):
                 await call
             run_id = (await wait_for_run(session))["run_id"]
-        calls = len(policy.prompts)
+        prompt_count = len(policy.prompts)
         await asyncio.sleep(0.1)
-        assert len(policy.prompts) == calls, "it has ended"
+        assert len(policy.prompts) == prompt_count, "the read has ended"
         assert "resume_read" in get_error_text(await session.call_tool("wait", {"run_id": run_id}))
-        whole = answer_of(await session.call_tool("resume_read", {"run_id": run_id}))
-        assert (whole["answer"], whole["run_id"]) == ("4711", run_id)
-        once = answer_of(await session.call_tool("resume_read", {"run_id": run_id}))
-        assert once["answer"] == "4711"
-    read = sections(policy.prompts)
-    assert len(read) - len(set(read)) <= 1, "the chunk that it was at, and no other"
+        resumed_read = get_answer(await session.call_tool("resume_read", {"run_id": run_id}))
+        assert (resumed_read["answer"], resumed_read["run_id"]) == ("4711", run_id)
+        finished_read = get_answer(await session.call_tool("resume_read", {"run_id": run_id}))
+        assert finished_read["answer"] == "4711"
+    read_sections = get_sections(policy.prompts)
+    assert len(read_sections) - len(set(read_sections)) <= 1, "at most the chunk at which it was cancelled"
 
 
 async def test_of_several_questions_one_can_be_cancelled(tmp_path) -> None:
     policy = ScriptedPolicy(read_perfectly, delay=0.02)
-    async with keeping(tmp_path, policy) as session:
-        both = {**ASK, "questions": [QUESTION, "What is the key of castle?"], "background": True}
-        first, second = answers_of(await session.call_tool("read_document", both))
+    async with connect(tmp_path, policy) as session:
+        arguments = {**ARGUMENTS, "questions": [QUESTION, "What is the key of castle?"], "background": True}
+        first_read, second_read = get_answers(await session.call_tool("read_document", arguments))
         await wait_for_prompts(policy.prompts, 4)
-        await session.call_tool("cancel_read", {"run_id": first["run_id"]})
-        assert answer_of(await session.call_tool("wait", {"run_id": second["run_id"]}))["answer"] == "1234"
+        await session.call_tool("cancel_read", {"run_id": first_read["run_id"]})
+        assert get_answer(await session.call_tool("wait", {"run_id": second_read["run_id"]}))["answer"] == "1234"
 
 
-async def test_a_read_that_stopped_or_failed_is_continued_and_waited_for_in_the_background(tmp_path) -> None:
-    down = [False]
-    policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if down[0] else read_perfectly(prompt))
-    async with keeping(tmp_path, policy) as session:
-        stopped = answer_of(await session.call_tool("read_document", {**ASK, "max_chunks": 3}))
+async def test_a_stopped_or_failed_read_can_be_resumed_in_the_background(tmp_path) -> None:
+    is_down = [False]
+    policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if is_down[0] else read_perfectly(prompt))
+    async with connect(tmp_path, policy) as session:
+        stopped = get_answer(await session.call_tool("read_document", {**ARGUMENTS, "max_chunks": 3}))
         assert stopped["stop_reason"] == "max_chunks"
-        down[0] = True
+        is_down[0] = True
         assert "gone" in get_error_text(await session.call_tool("resume_read", {"run_id": stopped["run_id"]}))
-        down[0] = False
-        reading = answer_of(await session.call_tool("resume_read", {"run_id": stopped["run_id"], "background": True}))
+        is_down[0] = False
+        reading = get_answer(await session.call_tool("resume_read", {"run_id": stopped["run_id"], "background": True}))
         assert reading["is_reading"]
-        done = answer_of(await session.call_tool("wait", {"run_id": stopped["run_id"]}))
-        assert done["answer"] == "4711"
-    read = sections(policy.prompts)
-    assert len(read) - len(set(read)) <= 1
+        finished_read = get_answer(await session.call_tool("wait", {"run_id": stopped["run_id"]}))
+        assert finished_read["answer"] == "4711"
+    read_sections = get_sections(policy.prompts)
+    assert len(read_sections) - len(set(read_sections)) <= 1
 
 
-async def test_a_killed_servers_read_is_continued_by_the_next_one(tmp_path) -> None:
+async def test_the_read_of_a_killed_server_is_resumed_by_the_next_server(tmp_path) -> None:
     (tmp_path / "book.txt").write_text(TEXT)
     arguments = {"path": "book.txt", "questions": QUESTION, "background": True}
     with FakeServer(delay=0.03) as policy:
-        options = ["--root", tmp_path, "--base-url", policy.base_url, *SMALL]
+        options = ["--root", tmp_path, "--base-url", policy.base_url, *SMALL_SETTINGS]
         streams = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
         with Program(make_command(*options), **streams) as process:
-            async with session_with(process) as session:
-                run_id = answer_of(await session.call_tool("read_document", arguments))["run_id"]
+            async with open_session(process) as session:
+                run_id = get_answer(await session.call_tool("read_document", arguments))["run_id"]
                 await wait_for_prompts(policy.requests, 6)
                 process.kill()
-        async with over_stdio(*options) as session:
+        async with connect_over_stdio(*options) as session:
             assert "resume_read" in get_error_text(await session.call_tool("wait", {"run_id": run_id}))
-            assert answer_of(await session.call_tool("resume_read", {"run_id": run_id}))["answer"] == "4711"
-        read = sections([body["messages"][0]["content"] for body in policy.requests])
-    assert len(read) - len(set(read)) <= 1
+            assert get_answer(await session.call_tool("resume_read", {"run_id": run_id}))["answer"] == "4711"
+        read_sections = get_sections([body["messages"][0]["content"] for body in policy.requests])
+    assert len(read_sections) - len(set(read_sections)) <= 1
 
 
-async def test_closing_the_server_ends_its_reads_and_loses_none(tmp_path) -> None:
+async def test_reads_that_end_with_the_server_can_be_resumed(tmp_path) -> None:
     policy = ScriptedPolicy(read_perfectly, delay=0.02)
-    async with keeping(tmp_path, policy) as session:
-        run_id = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))["run_id"]
+    async with connect(tmp_path, policy) as session:
+        run_id = get_answer(await session.call_tool("read_document", {**ARGUMENTS, "background": True}))["run_id"]
         await wait_for_prompts(policy.prompts, 4)
-    calls = len(policy.prompts)
+    prompt_count = len(policy.prompts)
     await asyncio.sleep(0.1)
-    assert len(policy.prompts) == calls
-    async with keeping(tmp_path) as session:
-        assert answer_of(await session.call_tool("resume_read", {"run_id": run_id}))["answer"] == "4711"
+    assert len(policy.prompts) == prompt_count
+    async with connect(tmp_path) as session:
+        assert get_answer(await session.call_tool("resume_read", {"run_id": run_id}))["answer"] == "4711"
 
 
-async def test_wrong_ids_and_questions_are_told_at_once(tmp_path) -> None:
-    async with keeping(tmp_path) as session:
+async def test_unknown_run_ids_and_too_long_questions_are_errors(tmp_path) -> None:
+    async with connect(tmp_path) as session:
         for tool in ("wait", "cancel_read", "resume_read"):
             assert "nope" in get_error_text(await session.call_tool(tool, {"run_id": "nope"}))
-        long = await session.call_tool("read_document", {**ASK, "questions": "why " * 100, "background": True})
-        assert "question has" in get_error_text(long)
+        arguments = {**ARGUMENTS, "questions": "why " * 100, "background": True}
+        result = await session.call_tool("read_document", arguments)
+        assert "question has" in get_error_text(result)
 
 
-async def test_without_checkpoints_nothing_is_said_to_be_resumable(tmp_path) -> None:
-    async with keeping(tmp_path, checkpoints=None) as session:
+async def test_without_checkpoints_the_tool_resume_read_is_not_listed(tmp_path) -> None:
+    async with connect(tmp_path, checkpoints=None) as session:
         assert "resume_read" not in [tool.name for tool in (await session.list_tools()).tools]
-        reading = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))
-        assert answer_of(await session.call_tool("wait", {"run_id": reading["run_id"]}))["answer"] == "4711"
+        reading = get_answer(await session.call_tool("read_document", {**ARGUMENTS, "background": True}))
+        assert get_answer(await session.call_tool("wait", {"run_id": reading["run_id"]}))["answer"] == "4711"
 
 
-def test_the_settings_for_clients_in_the_docs_start_the_server() -> None:
+def test_the_client_settings_in_the_docs_name_the_command() -> None:
     docs = (Path(__file__).resolve().parents[2] / "docs" / "agents.md").read_text()
     settings = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", docs, re.S)]
     assert [*map(list, settings)] == [["mcpServers"]]

@@ -1,4 +1,4 @@
-"""Logs of several processes become one: a run that one began and another finished is whole, with nothing twice."""
+"""Merging the logs of several processes: a run that one starts and another finishes is complete."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ QUESTION = "What is the key of harbor?"
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Iterator[RunLog]:
+def merged_log(tmp_path: Path) -> Iterator[RunLog]:
     """The log that the others are merged into."""
     with closing(RunLog(tmp_path / "all.sqlite")) as log:
         yield log
 
 
 @pytest.fixture
-def reader_of(make_reader: Any, tmp_path: Path) -> Callable[[RunLog], MemAgent]:
-    """A reader with this log, and the checkpoints of all."""
+def make_log_reader(make_reader: Any, tmp_path: Path) -> Callable[[RunLog], MemAgent]:
+    """A factory of readers with a log of their own and shared checkpoints."""
     return lambda log: make_reader(checkpoints=tmp_path / "c.sqlite", run_log=log)
 
 
 class KilledError(Exception):
-    """Stands for a process that ends here."""
+    """Raised in a call of the policy, in place of a kill of the process."""
 
 
-async def read_in_parts(make_reader: Any, folder: Path, stops: list[int]) -> list[Path]:
-    """One run, read by several readers with a log each; each but the last dies at a call."""
+async def read_in_turns(make_reader: Any, folder: Path, calls_per_reader: list[int]) -> list[Path]:
+    """Let several readers, with a log each, read one run in turn; each but the last fails after its number of calls."""
     logs = []
-    for number, stop in enumerate([*stops, 10_000]):
-        calls = 0
+    for index, max_calls in enumerate([*calls_per_reader, 10_000]):
+        call_count = 0
 
-        def reply(prompt: str, stop: int = stop) -> str:
-            nonlocal calls
-            calls += 1
-            if calls > stop:
+        def reply(prompt: str, max_calls: int = max_calls) -> str:
+            nonlocal call_count
+            call_count += 1
+            if call_count > max_calls:
                 raise KilledError
             return read_perfectly(prompt)
 
-        logs.append(folder / f"{number}.sqlite")
+        logs.append(folder / f"{index}.sqlite")
         agent = make_reader(ScriptedPolicy(reply), checkpoints=folder / "c.sqlite", run_log=logs[-1])
         try:
-            if number == 0:
+            if index == 0:
                 await agent.aread(TEXT, QUESTION, run_id="r")
             else:
                 await agent.aresume("r")
@@ -68,147 +68,144 @@ async def read_in_parts(make_reader: Any, folder: Path, stops: list[int]) -> lis
     return logs
 
 
-async def test_a_run_that_several_processes_read_is_put_together(
-    make_reader: Any, tmp_path: Path, whole: RunLog
+async def test_a_run_read_by_several_processes_is_merged_into_one(
+    make_reader: Any, tmp_path: Path, merged_log: RunLog
 ) -> None:
-    parts = await read_in_parts(make_reader, tmp_path, [3, 4])
-    report = merge_logs(whole, parts[::-1])
-    (run,) = whole.runs()
+    logs = await read_in_turns(make_reader, tmp_path, [3, 4])
+    report = merge_logs(merged_log, logs[::-1])
+    (run,) = merged_log.runs()
     assert run.answer == "4711" and run.stop_reason == "answered" and run.ended is not None
-    *updates, _ = whole.conversations("r")
-    assert [turn.slot for turn in updates] == list(range(len(updates)))
-    count = len(updates) + 1
-    assert report.runs == 1 and report.conversations == count
-    again = merge_logs(whole, parts)
-    assert (again.runs, again.conversations, again.skipped) == (0, 0, 1)
-    assert len(list(whole.conversations("r", superseded=True))) == count
+    *updates, _ = merged_log.conversations("r")
+    assert [conversation.slot for conversation in updates] == list(range(len(updates)))
+    conversation_count = len(updates) + 1
+    assert report.runs == 1 and report.conversations == conversation_count
+    repeated = merge_logs(merged_log, logs)
+    assert (repeated.runs, repeated.conversations, repeated.skipped) == (0, 0, 1)
+    assert len(list(merged_log.conversations("r", superseded=True))) == conversation_count
 
 
-async def test_a_chunk_that_two_processes_read_counts_once(make_reader: Any, tmp_path: Path, whole: RunLog) -> None:
-    first, second = await read_in_parts(make_reader, tmp_path, [3])
-    newest = list(RunLog(second).conversations("r"))
-    repeated = replace(newest[0], id=None, call_id="another", text="read, but not saved")
-    RunLog(first).wait(RunLog(first).record(repeated))
-    merge_logs(whole, [first, second])
-    counted = [conversation.call_id for conversation in whole.conversations("r")]
-    everything = [conversation.call_id for conversation in whole.conversations("r", superseded=True)]
-    assert "another" not in counted and "another" in everything and newest[0].call_id in counted
+async def test_of_a_chunk_read_twice_one_conversation_is_current(make_reader, tmp_path, merged_log: RunLog) -> None:
+    first_log, second_log = await read_in_turns(make_reader, tmp_path, [3])
+    second_conversations = list(RunLog(second_log).conversations("r"))
+    repeated = replace(second_conversations[0], id=None, call_id="another", text="read, but not saved")
+    RunLog(first_log).wait(RunLog(first_log).record(repeated))
+    merge_logs(merged_log, [first_log, second_log])
+    current_ids = [conversation.call_id for conversation in merged_log.conversations("r")]
+    all_ids = [conversation.call_id for conversation in merged_log.conversations("r", superseded=True)]
+    assert "another" not in current_ids and "another" in all_ids and second_conversations[0].call_id in current_ids
 
 
-async def test_the_command_takes_logs_and_exports_together(make_reader: Any, tmp_path: Path) -> None:
-    logs = await read_in_parts(make_reader, tmp_path, [2])
+async def test_the_command_imports_logs_and_exports_together(make_reader: Any, tmp_path: Path) -> None:
+    logs = await read_in_turns(make_reader, tmp_path, [2])
     (tmp_path / "more").mkdir()
-    (other,) = await read_in_parts(make_reader, tmp_path / "more", [])
-    export_runs(RunLog(other), tmp_path / "runs.parquet")
-    assert (
-        is_sqlite_file(other)
-        and not is_sqlite_file(tmp_path / "runs.parquet")
-        and not is_sqlite_file(tmp_path / "nothing")
-    )
+    (other_log,) = await read_in_turns(make_reader, tmp_path / "more", [])
+    export_runs(RunLog(other_log), tmp_path / "runs.parquet")
+    assert is_sqlite_file(other_log)
+    assert not is_sqlite_file(tmp_path / "runs.parquet") and not is_sqlite_file(tmp_path / "nothing")
     options = ("--log", tmp_path / "all.sqlite", "--json")
     assert json.loads(memagent("import", *logs, *options).stdout)["runs"] == 1
     files = tmp_path / "runs.parquet", logs[0]
     assert json.loads(memagent("import", *files, "--replace", *options).stdout)["runs"] >= 1
 
 
-def test_a_file_that_is_no_log_is_named(tmp_path: Path, whole: RunLog) -> None:
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, merged_log: RunLog) -> None:
     (tmp_path / "x").write_text("nothing")
     with pytest.raises(RunLogError, match="is not a log of runs"):
-        merge_logs(whole, [tmp_path / "x"])
+        merge_logs(merged_log, [tmp_path / "x"])
 
 
-async def test_a_chunk_whose_checkpoint_was_lost_does_not_replace_what_was_read_later(
-    make_reader: Any, tmp_path: Path, whole: RunLog
+async def test_a_chunk_without_a_checkpoint_is_left_out_of_the_merged_run(
+    make_reader: Any, tmp_path: Path, merged_log: RunLog
 ) -> None:
-    first, second, third = await read_in_parts(make_reader, tmp_path, [3, 4])
-    with closing(RunLog(second)) as log:
+    first_log, second_log, third_log = await read_in_turns(make_reader, tmp_path, [3, 4])
+    with closing(RunLog(second_log)) as log:
         last = list(log.conversations("r"))[-1]
-        place = {"slot": last.slot + 1, "parents": (last.call_id,), "began": last.began + 1e-6}
-        lost = replace(last, id=None, call_id="lost", **place)
-        log.wait(log.record(lost))
-    with closing(RunLog(first)) as log:
-        merge_logs(log, [third])  # the process that began continued after the second one was killed
-    merge_logs(whole, [first, second])
-    assert "lost" not in [conversation.call_id for conversation in whole.conversations("r")]
-    assert whole.trace("r").answers
+        changes = {"slot": last.slot + 1, "parents": (last.call_id,), "began": last.began + 1e-6}
+        unsaved = replace(last, id=None, call_id="lost", **changes)
+        log.wait(log.record(unsaved))
+    with closing(RunLog(first_log)) as log:
+        merge_logs(log, [third_log])  # the first process continued after the second was killed
+    merge_logs(merged_log, [first_log, second_log])
+    assert "lost" not in [conversation.call_id for conversation in merged_log.conversations("r")]
+    assert merged_log.trace("r").answers
 
 
-async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(
-    reader_of: Any, tmp_path: Path, whole: RunLog
+async def test_edits_events_and_rewards_of_every_log_are_merged(
+    make_log_reader: Any, tmp_path: Path, merged_log: RunLog
 ) -> None:
-    first, second = (RunLog(tmp_path / f"machine {number}.sqlite") for number in range(2))
-    await reader_of(first).aread(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=4))
-    agent = reader_of(second)
+    first_log, second_log = (RunLog(tmp_path / f"machine {number}.sqlite") for number in range(2))
+    await make_log_reader(first_log).aread(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=4))
+    agent = make_log_reader(second_log)
     await agent.aedit_memory("r", 2, "harbor 99", author="alice")
     await agent.aresume("r")
-    second.reward("r", 1.0, name="exact", source="scorer")
-    second.reward("r", 0.0, name="exact", source="scorer")
-    second.reward("r", 0.5, name="step", conversation=next(second.conversations("r")).id)
-    report = merge_logs(whole, [first.path, second.path])
-    conversations = {turn.id: turn for turn in whole.conversations("r", superseded=True)}
+    second_log.reward("r", 1.0, name="exact", source="scorer")
+    second_log.reward("r", 0.0, name="exact", source="scorer")
+    second_log.reward("r", 0.5, name="step", conversation=next(second_log.conversations("r")).id)
+    report = merge_logs(merged_log, [first_log.path, second_log.path])
+    conversations = {conversation.id: conversation for conversation in merged_log.conversations("r", superseded=True)}
     assert (report.runs, report.rewards, report.conversations) == (1, 3, len(conversations))
-    assert whole.latest_rewards("r") == {"exact": 0.0}
-    (reward,) = [reward for reward in whole.rewards("r") if reward.conversation is not None]
-    assert conversations[reward.conversation].call_id == next(second.conversations("r")).call_id
-    assert [event.kind for event in whole.events("r")] == ["memory_edited"]
-    assert whole.trace("r").updates[2].memory == "harbor 99"
-    assert whole.get("r").answer == second.get("r").answer is not None
-    *updates, _ = whole.conversations("r")
-    assert [turn.slot for turn in updates] == list(range(len(updates)))
-    assert whole.templates("r") == second.templates("r")
-    # It is refused for training, as the second machine's would be.
-    assert load_groups(whole, reward="exact", min_group=1).report.refused == {Refusal.EDITED: ("r",)}
-    before = collect_content(whole)
-    again = merge_logs(whole, [second.path, first.path])
-    assert (again.runs, again.rewards, again.conversations, again.skipped) == (0, 0, 0, 1)
-    assert collect_content(whole) == before
+    assert merged_log.latest_rewards("r") == {"exact": 0.0}
+    (reward,) = [reward for reward in merged_log.rewards("r") if reward.conversation is not None]
+    assert conversations[reward.conversation].call_id == next(second_log.conversations("r")).call_id
+    assert [event.kind for event in merged_log.events("r")] == ["memory_edited"]
+    assert merged_log.trace("r").updates[2].memory == "harbor 99"
+    assert merged_log.get("r").answer == second_log.get("r").answer is not None
+    *updates, _ = merged_log.conversations("r")
+    assert [conversation.slot for conversation in updates] == list(range(len(updates)))
+    assert merged_log.templates("r") == second_log.templates("r")
+    # An edited run is refused for training, here as in the log of the second machine.
+    assert load_groups(merged_log, reward="exact", min_group=1).report.refused == {Refusal.EDITED: ("r",)}
+    content_before = collect_content(merged_log)
+    repeated = merge_logs(merged_log, [second_log.path, first_log.path])
+    assert (repeated.runs, repeated.rewards, repeated.conversations, repeated.skipped) == (0, 0, 0, 1)
+    assert collect_content(merged_log) == content_before
 
 
-async def test_a_reward_that_is_given_after_a_merge_arrives_at_the_next(
-    make_reader: Any, tmp_path: Path, whole: RunLog
+async def test_a_reward_given_after_a_merge_is_added_by_the_next_merge(
+    make_reader: Any, tmp_path: Path, merged_log: RunLog
 ) -> None:
-    (part,) = await read_in_parts(make_reader, tmp_path, [])
-    merge_logs(whole, [part])
-    with closing(RunLog(part)) as log:
+    (source_log,) = await read_in_turns(make_reader, tmp_path, [])
+    merge_logs(merged_log, [source_log])
+    with closing(RunLog(source_log)) as log:
         log.reward("r", 1.0)
-    report = merge_logs(whole, [part])
+    report = merge_logs(merged_log, [source_log])
     assert (report.runs, report.conversations, report.rewards, report.skipped) == (1, 0, 1, 0)
-    assert whole.latest_rewards("r") == {"reward": 1.0}
-    whole.reward("r", 0.25, name="own")
-    assert merge_logs(whole, [part]).skipped == 1
-    assert whole.latest_rewards("r") == {"reward": 1.0, "own": 0.25}
+    assert merged_log.latest_rewards("r") == {"reward": 1.0}
+    merged_log.reward("r", 0.25, name="own")
+    assert merge_logs(merged_log, [source_log]).skipped == 1
+    assert merged_log.latest_rewards("r") == {"reward": 1.0, "own": 0.25}
 
 
-async def test_an_edit_after_a_merge_reaches_the_next_merge(
-    make_reader: Any, reader_of: Any, tmp_path: Path, whole: RunLog
+async def test_an_edit_after_a_merge_is_added_by_the_next_merge(
+    make_reader: Any, make_log_reader: Any, tmp_path: Path, merged_log: RunLog
 ) -> None:
-    (part,) = await read_in_parts(make_reader, tmp_path, [])
-    merge_logs(whole, [part])
-    whole.reward("r", 1.0)
-    with closing(RunLog(part)) as log:
-        await reader_of(log).aedit_memory("r", 1, "harbor 99")
-    merge_logs(whole, [part])
-    assert [turn.slot for turn in whole.conversations("r")] == [0, 1]
-    assert whole.get("r").answer is None and whole.get("r").stop_reason is None
-    assert whole.latest_rewards("r") == {}
-    assert [event.kind for event in whole.events("r")] == ["memory_edited"]
-    before = collect_content(whole)
-    assert merge_logs(whole, [part]).skipped == 1 and collect_content(whole) == before
+    (source_log,) = await read_in_turns(make_reader, tmp_path, [])
+    merge_logs(merged_log, [source_log])
+    merged_log.reward("r", 1.0)
+    with closing(RunLog(source_log)) as log:
+        await make_log_reader(log).aedit_memory("r", 1, "harbor 99")
+    merge_logs(merged_log, [source_log])
+    assert [conversation.slot for conversation in merged_log.conversations("r")] == [0, 1]
+    assert merged_log.get("r").answer is None and merged_log.get("r").stop_reason is None
+    assert merged_log.latest_rewards("r") == {}
+    assert [event.kind for event in merged_log.events("r")] == ["memory_edited"]
+    content_before = collect_content(merged_log)
+    assert merge_logs(merged_log, [source_log]).skipped == 1 and collect_content(merged_log) == content_before
 
 
-async def test_a_reward_that_was_given_before_a_resume_elsewhere_is_withdrawn_as_in_one_log(
-    reader_of: Any, tmp_path: Path, whole: RunLog
+async def test_run_rewards_from_before_a_resume_are_dropped_by_a_merge(
+    make_log_reader: Any, tmp_path: Path, merged_log: RunLog
 ) -> None:
-    first, second = RunLog(tmp_path / "1.sqlite"), RunLog(tmp_path / "2.sqlite")
-    await reader_of(first).aread(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=4))
-    first.reward("r", 0.0, name="early")
-    first.reward("r", 0.5, name="step", conversation=next(first.conversations("r")).id)
-    await reader_of(second).aresume("r")
-    second.reward("r", 1.0, name="late")
-    assert merge_logs(whole, [first.path, second.path]).rewards == 2
-    assert whole.latest_rewards("r") == {"late": 1.0}
-    assert [reward.value for reward in whole.rewards("r") if reward.conversation is not None] == [0.5]
-    before = collect_content(whole)
-    for sources in ([first.path], [second.path], [second.path, first.path]):
-        assert merge_logs(whole, sources).skipped == 1
-        assert collect_content(whole) == before
+    first_log, second_log = RunLog(tmp_path / "1.sqlite"), RunLog(tmp_path / "2.sqlite")
+    await make_log_reader(first_log).aread(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=4))
+    first_log.reward("r", 0.0, name="early")
+    first_log.reward("r", 0.5, name="step", conversation=next(first_log.conversations("r")).id)
+    await make_log_reader(second_log).aresume("r")
+    second_log.reward("r", 1.0, name="late")
+    assert merge_logs(merged_log, [first_log.path, second_log.path]).rewards == 2
+    assert merged_log.latest_rewards("r") == {"late": 1.0}
+    assert [reward.value for reward in merged_log.rewards("r") if reward.conversation is not None] == [0.5]
+    content_before = collect_content(merged_log)
+    for sources in ([first_log.path], [second_log.path], [second_log.path, first_log.path]):
+        assert merge_logs(merged_log, sources).skipped == 1
+        assert collect_content(merged_log) == content_before

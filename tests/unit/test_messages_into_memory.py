@@ -1,4 +1,4 @@
-"""A history's messages are read into a memory, and nothing of them is stored."""
+"""The messages of a history are read into a memory and not stored."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from langchain_memagent.rolling_history import read_messages_into_memory
 from memagent_graph import MemAgent, ScriptedPolicy
 
 MakeReader = Callable[..., MemAgent]
-TURN = [HumanMessage("The key of harbor is 4711."), AIMessage("Noted.")]
+MESSAGES = [HumanMessage("The key of harbor is 4711."), AIMessage("Noted.")]
 QUESTION = "Which keys, of harbor and castle?"
 
 
-def read(reader: MemAgent, memory: str, messages: list[BaseMessage]) -> str:
+def read_history(reader: MemAgent, memory: str, messages: list[BaseMessage]) -> str:
     def ignore(run_id: str, question: str, update: Any) -> None:
         pass
 
     return asyncio.run(read_messages_into_memory(reader, memory, messages, QUESTION, config={}, report=ignore))
 
 
-def test_nothing_of_the_messages_is_stored(make_reader: MakeReader, tmp_path: Path, isolated_home: Path) -> None:
+def test_messages_are_not_stored(make_reader: MakeReader, tmp_path: Path, isolated_home: Path) -> None:
     reader = make_reader()
-    read(reader, "", TURN)
+    read_history(reader, "", MESSAGES)
     assert reader.run_log is not None
     assert list(reader.run_log.runs()) == []
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"4711" in path.read_bytes()]
 
 
-def test_messages_without_text_change_nothing_and_ask_nothing(make_reader: MakeReader) -> None:
+def test_messages_without_text_need_no_call_and_keep_the_memory(make_reader: MakeReader) -> None:
     policy = ScriptedPolicy([])
-    assert read(make_reader(policy), "before", [AIMessage("")]) == "before"
+    assert read_history(make_reader(policy), "old memory", [AIMessage("")]) == "old memory"
     assert policy.prompts == []

@@ -1,4 +1,4 @@
-"""What people have in their hands is a policy: an address, a chat model, a client of the openai package."""
+"""What `MemAgent` takes as its policy: an address, a chat model, or a client of the openai package."""
 
 from __future__ import annotations
 
@@ -15,104 +15,104 @@ from memagent_graph.policy import Message
 from memagent_graph.settings import NO_KEY
 
 HELLO = [Message(role="user", content="hello there")]
-CHOICES = {"tokenizer": "embedded", "budget": Budget(chunk_tokens=50), "run_log": False}
+SETTINGS = {"tokenizer": "embedded", "budget": Budget(chunk_tokens=50), "run_log": False}
 
 
-def test_an_address_in_the_model_s_place_is_an_error_that_names_the_argument() -> None:
+def test_an_address_passed_as_model_is_an_error_that_names_base_url() -> None:
     with pytest.raises(MemAgentError, match=r"Pass the address as base_url"):
         MemAgent(model="http://localhost:8000/v1")
 
 
-def test_a_chat_model_is_a_policy_that_says_what_it_lacks(caplog) -> None:
-    with MemAgent(GenericFakeChatModel(messages=iter("ab")), logprobs=True, **CHOICES) as reader:
+def test_a_chat_model_is_a_policy_and_its_missing_logprobs_are_reported(caplog) -> None:
+    with MemAgent(GenericFakeChatModel(messages=iter("ab")), logprobs=True, **SETTINGS) as reader:
         assert isinstance(reader.policy, ChatModelPolicy)
         result = reader.read("Ada signed it.", "Who signed it?")
     assert "cannot be trained on" in caplog.text
-    assert [event.kind for event in result.events].count(EventKind.LOGPROBS_DROPPED) == 2, "at each reply, if asked for"
+    assert [event.kind for event in result.events].count(EventKind.LOGPROBS_DROPPED) == 2, "once per reply"
 
 
 @pytest.mark.parametrize("vllm", [True, False])
-def test_an_address_is_a_server_which_is_told_once_that_it_has_no_token_ids(vllm: bool, caplog) -> None:
-    request = ("The key of harbor is 4711.", "What is the key of harbor?")
-    with FakeServer(vllm=vllm) as server, MemAgent(server.base_url, **CHOICES) as reader:
+def test_an_address_is_a_server_and_missing_token_ids_are_reported_once(vllm: bool, caplog) -> None:
+    read_arguments = ("The key of harbor is 4711.", "What is the key of harbor?")
+    with FakeServer(vllm=vllm) as server, MemAgent(server.base_url, **SETTINGS) as reader:
         assert reader.settings.base_url == server.base_url
-        assert [result.answer for result in reader.batch([request] * 2)] == ["4711"] * 2
-        reader.copy(temperature=0.5).read(*request)
+        assert [result.answer for result in reader.batch([read_arguments] * 2)] == ["4711"] * 2
+        reader.copy(temperature=0.5).read(*read_arguments)
     assert caplog.text.count("cannot be trained on") == (0 if vllm else 1)
 
 
-def test_an_option_of_the_command_line_that_is_no_setting_leads_to_its_place() -> None:
+def test_the_error_for_a_command_line_option_names_the_python_argument() -> None:
     with pytest.raises(MemAgentError) as error:
         MemAgent(max_chunks=2)
     assert "limits=Limits(max_chunks=...)" in str(error.value)
 
 
-@pytest.mark.parametrize("kind", [openai.OpenAI, openai.AsyncOpenAI])
-async def test_a_client_s_settings_are_taken_over(kind: type) -> None:
+@pytest.mark.parametrize("client_class", [openai.OpenAI, openai.AsyncOpenAI])
+async def test_settings_of_an_openai_client_are_used(client_class: type) -> None:
     with FakeServer(lambda body, number: "hi", key="the-clients-own-key") as server:
-        client = kind(
+        client = client_class(
             base_url=server.base_url, api_key="the-clients-own-key", organization="ours", project="p",
             default_headers={"X-Team": "a"}, default_query={"version": "2"}, timeout=7.0, max_retries=1,
         )  # fmt: skip
-        policy = MemAgent(client, model="fake", **CHOICES).policy
+        policy = MemAgent(client, model="fake", **SETTINGS).policy
         completion = await policy.complete(HELLO, SamplingParams())
         await policy.aclose()
     assert completion.text == "hi"
-    names = ("OpenAI-Organization", "OpenAI-Project", "X-Team")
-    assert [server.headers[0].get(name) for name in names] == ["ours", "p", "a"]
+    header_names = ("OpenAI-Organization", "OpenAI-Project", "X-Team")
+    assert [server.headers[0].get(name) for name in header_names] == ["ours", "p", "a"]
     assert policy._server.read_timeout == 7.0
     assert policy._make_url("models").endswith("/v1/models?version=2")
 
 
-async def test_azure_gets_its_key_header_version_and_deployment() -> None:
+async def test_an_azure_client_gives_header_version_and_deployment() -> None:
     client = openai.AsyncAzureOpenAI(api_key="a" * 12, azure_endpoint="https://x.example", api_version="2024-10-21")
-    policy = MemAgent(client, model="mine", **CHOICES).policy
+    policy = MemAgent(client, model="mine", **SETTINGS).policy
     url = "https://x.example/openai/deployments/mine/chat/completions?api-version=2024-10-21"
     assert policy._make_url("chat/completions") == url
     assert policy._headers["api-key"] == "a" * 12
     assert "Authorization" not in policy._headers
     with pytest.raises(PolicyRequestError, match="deployment is not named"):
-        MemAgent(client, **CHOICES)
+        MemAgent(client, **SETTINGS)
 
 
-def test_a_client_s_proxy_is_taken_over_and_its_password_stays_hidden() -> None:
+def test_the_proxy_of_a_client_is_used_and_its_password_hidden() -> None:
     client = openai.AsyncOpenAI(
         base_url="http://far.example/v1",
         api_key="k" * 12,
         http_client=AsyncClient(proxy="http://me:secretly@proxy:3128"),
     )
-    policy = MemAgent(client, **CHOICES).policy
+    policy = MemAgent(client, **SETTINGS).policy
     assert policy._proxy == "http://me:secretly@proxy:3128"
     assert "secretly" not in policy._server.redact("refused secretly")
 
 
-def test_a_client_whose_key_comes_from_a_function_is_refused_with_the_way_round() -> None:
+def test_a_client_whose_key_is_a_function_is_refused() -> None:
     with pytest.raises(PolicyRequestError, match="ChatOpenAI"):
-        MemAgent(openai.OpenAI(base_url="http://x/v1", api_key=lambda: "key"), **CHOICES)
+        MemAgent(openai.OpenAI(base_url="http://x/v1", api_key=lambda: "key"), **SETTINGS)
 
 
-def client_of(library: str) -> object:
+def make_client(library: str) -> object:
     return type("Client", (), {"__module__": f"{library}.client"})()
 
 
 @pytest.mark.parametrize(
-    ("value", "remedy"),
+    ("value", "advice"),
     [
         (object(), "Pass the address of a server"), (5, "Pass the address of a server"),
         (OpenAICompatiblePolicy, "Pass an object of it"), (AsyncClient(), "AsyncOpenAI"),
-        (client_of("anthropic"), "ChatAnthropic"), (client_of("ollama"), "localhost:11434/v1"),
-        (client_of("litellm"), "LiteLLM's proxy"),
+        (make_client("anthropic"), "ChatAnthropic"), (make_client("ollama"), "localhost:11434/v1"),
+        (make_client("litellm"), "LiteLLM's proxy"),
     ],
 )  # fmt: skip
-def test_objects_that_are_no_policy_are_refused_with_a_remedy(value: object, remedy: str) -> None:
+def test_the_error_for_an_object_that_is_no_policy_gives_advice(value: object, advice: str) -> None:
     with pytest.raises(PolicyError, match="is not a policy") as error:
-        MemAgent(value, **CHOICES)
-    assert remedy in str(error.value)
+        MemAgent(value, **SETTINGS)
+    assert advice in str(error.value)
 
 
-async def test_headers_of_one_s_own_are_sent_and_never_shown() -> None:
+async def test_custom_headers_are_sent_and_never_shown() -> None:
     with FakeServer(lambda body, number: "hi") as server:
-        reader = MemAgent(base_url=server.base_url, header=["X-Gateway-Key: very-secret-value"], **CHOICES)
+        reader = MemAgent(base_url=server.base_url, header=["X-Gateway-Key: very-secret-value"], **SETTINGS)
         await reader.policy.complete(HELLO, SamplingParams())
         await reader.aclose()
     assert server.headers[0]["X-Gateway-Key"] == "very-secret-value"
@@ -120,12 +120,12 @@ async def test_headers_of_one_s_own_are_sent_and_never_shown() -> None:
     assert reader.policy._server.redact("it was very-secret-value") == "it was [hidden]"
 
 
-async def test_a_query_at_the_end_of_the_address_is_in_every_request() -> None:
+async def test_the_query_of_the_address_is_in_every_request() -> None:
     policy = OpenAICompatiblePolicy("m", base_url="http://x.example/v1?api-version=3")
     assert policy._make_url("chat/completions") == "http://x.example/v1/chat/completions?api-version=3"
 
 
-def test_organisation_and_project_go_only_where_a_key_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_organization_and_project_are_sent_only_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_ORG_ID", "ours")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "p")
     headers = {
@@ -136,17 +136,13 @@ def test_organisation_and_project_go_only_where_a_key_goes(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "options",
     [
-        *(
-            {"ca_file": "nowhere.pem"},
-            {"proxy": "proxy"},
-            {"unsupported": ["model"]},
-            {"default_headers": {"X": "a\nb"}},
-        ),
+        *({"ca_file": "nowhere.pem"}, {"proxy": "proxy"}, {"unsupported": ["model"]}),
+        {"default_headers": {"X": "a\nb"}},
         *({"session_header": name} for name in ("", "two words", "Authorization", "content-type", "X:Y", "Host")),
     ],
 )
-def test_unusable_server_options_are_refused_before_a_request(wrong: dict) -> None:
+def test_invalid_server_options_are_refused(options: dict) -> None:
     with pytest.raises(PolicyRequestError):
-        OpenAICompatiblePolicy("m", base_url="https://x/v1", **wrong)
+        OpenAICompatiblePolicy("m", base_url="https://x/v1", **options)

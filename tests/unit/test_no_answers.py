@@ -1,4 +1,4 @@
-"""Which answers say that there is none."""
+"""Replies which say that the document has no answer, in several languages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memagent_graph.no_answers import gives_no_answer
         "उल्लेख नहीं है।", "未提及。", "記載なし", "언급되지 않음", "ไม่ได้ระบุ", "KHÔNG RÕ", "tidak disebutkan",
     ],
 )  # fmt: skip
-def test_statements_that_there_is_no_answer_are_recognised(answer: str | None) -> None:
+def test_replies_without_an_answer_are_recognized(answer: str | None) -> None:
     assert gives_no_answer(answer)
 
 
@@ -33,7 +33,7 @@ def test_statements_that_there_is_no_answer_are_recognised(answer: str | None) -
      "The document does not state a year; the mayor was Ilse Thornbury.",
      "It is not known whether he lived, but his sister did."],
 )  # fmt: skip
-def test_answers_are_not_taken_for_such_statements(answer: str) -> None:
+def test_answers_are_not_mistaken_for_replies_without_one(answer: str) -> None:
     assert not gives_no_answer(answer)
 
 

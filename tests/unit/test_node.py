@@ -1,4 +1,4 @@
-"""`memagent_node`: reading as a part of somebody else's graph."""
+"""`memagent_node`: reading as a node of another graph."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ def build_parent(node: Any, state: Any = State, **options: Any) -> StateGraph:
     return builder
 
 
-class TestTheParentsKeys:
-    def test_the_parents_keys_are_question_document_and_answer_unless_others_are_named(self, make_reader) -> None:
+class TestStateKeys:
+    def test_default_keys_are_question_document_and_answer(self, make_reader) -> None:
         assert build_parent(memagent_node(make_reader())).compile().invoke(INPUT) == {**INPUT, "answer": "4711"}
 
-    def test_the_parents_keys_can_have_other_names_and_take_more_of_the_result(self, make_reader) -> None:
-        class Other(TypedDict, total=False):
+    def test_keys_can_be_renamed_and_more_of_the_result_be_written(self, make_reader) -> None:
+        class RenamedState(TypedDict, total=False):
             task: str
             report: str
             result: str
 
         node = memagent_node(make_reader(), question="task", document="report", answer="result")
-        out = build_parent(node, Other).compile().invoke({"task": QUESTION, "report": TEXT})
-        assert out["result"] == "4711"
+        output = build_parent(node, RenamedState).compile().invoke({"task": QUESTION, "report": TEXT})
+        assert output["result"] == "4711"
 
         node = memagent_node(make_reader(), memory="notes", run_id="run", evidence="quotes", stop_reason="why")
-        out = build_parent(node).compile().invoke(INPUT)
-        assert out["notes"].endswith("harbor 4711")
-        assert out["why"] == "answered"
-        assert out["run"]
-        [quote] = out["quotes"]
+        output = build_parent(node).compile().invoke(INPUT)
+        assert output["notes"].endswith("harbor 4711")
+        assert output["why"] == "answered"
+        assert output["run"]
+        [quote] = output["quotes"]
         assert TEXT[quote["start_char"] : quote["end_char"]] == quote["quote"]
 
     def test_question_and_document_can_be_functions_of_the_state(self, make_reader) -> None:
@@ -89,32 +89,32 @@ class TestTheParentsKeys:
             document: str
             answer: str | None = None
 
-        out = build_parent(memagent_node(make_reader()), ObjectState).compile().invoke(ObjectState(QUESTION, TEXT))
-        assert out["answer"] == "4711"
+        output = build_parent(memagent_node(make_reader()), ObjectState).compile().invoke(ObjectState(QUESTION, TEXT))
+        assert output["answer"] == "4711"
 
     @pytest.mark.parametrize("options", [{"evidence": "qoutes"}, {"write": lambda state, result: {"qoutes": 1}}])
-    def test_a_key_that_the_state_lacks_is_refused_when_it_is_written(self, make_reader, options) -> None:
+    def test_writing_a_key_that_the_state_lacks_is_an_error(self, make_reader, options) -> None:
         parent = build_parent(memagent_node(make_reader(), **options)).compile()
         with pytest.raises(MemAgentError, match='state has no "qoutes"'):
             parent.invoke(INPUT)
 
-    def test_a_node_that_another_one_calls_writes_the_callers_keys(self, make_reader) -> None:
+    def test_a_node_called_by_another_node_returns_its_keys(self, make_reader) -> None:
         node = memagent_node(make_reader(), answer="result")
         parent = build_parent(lambda state: {"answer": node.invoke(state)["result"]}).compile()
         assert parent.invoke(INPUT)["answer"] == "4711"
 
-    def test_the_readers_graph_needs_a_key_for_the_answer(self, make_reader) -> None:
+    def test_the_graph_of_a_reader_needs_a_key_for_the_answer(self, make_reader) -> None:
         parent = build_parent(make_reader().graph(), TypedDict("Asking", {"question": str, "document": str})).compile()
         with pytest.raises(MemAgentError, match="no key for the answer"):
             parent.invoke(INPUT)
 
-    def test_a_key_that_is_missing_is_named(self, make_reader) -> None:
+    def test_a_missing_input_is_an_error_that_names_its_key(self, make_reader) -> None:
         parent = build_parent(memagent_node(make_reader())).compile()
         with pytest.raises(MemAgentError, match=r'no "document" to take the document from.*document="\.\.\."'):
             parent.invoke({"question": QUESTION})
 
 
-async def test_the_policy_is_asked_nothing_before_the_first_call(make_reader) -> None:
+async def test_the_served_model_is_looked_up_at_the_first_call(make_reader) -> None:
     with FakeServer() as server:
         policy = OpenAICompatiblePolicy(base_url=server.base_url)
         node = memagent_node(make_reader(policy))
@@ -123,28 +123,28 @@ async def test_the_policy_is_asked_nothing_before_the_first_call(make_reader) ->
         assert (await parent.ainvoke(INPUT))["answer"] == "4711"
 
 
-async def test_progress_callbacks_and_drawings_go_through_the_parent(make_reader) -> None:
-    class Names(BaseCallbackHandler):
+async def test_progress_and_callbacks_go_through_the_parent(make_reader) -> None:
+    class NodeCounter(BaseCallbackHandler):
         def __init__(self) -> None:
-            self.seen: Counter[str] = Counter()
+            self.node_counts: Counter[str] = Counter()
 
         def on_chain_start(self, serialized, inputs, **kwargs) -> None:
-            self.seen[kwargs.get("name") or ""] += 1
+            self.node_counts[kwargs.get("name") or ""] += 1
 
     parent = build_parent(memagent_node(make_reader(), run_id="run")).compile()
-    names = Names()
-    modes: Any = ["custom", "values"]
-    parts = [part async for part in parent.astream(INPUT, {"callbacks": [names]}, stream_mode=modes)]
-    updates = [part for mode, part in parts if mode == "custom"]
+    counter = NodeCounter()
+    stream_modes: Any = ["custom", "values"]
+    events = [payload async for payload in parent.astream(INPUT, {"callbacks": [counter]}, stream_mode=stream_modes)]
+    updates = [payload for mode, payload in events if mode == "custom"]
     assert {update["type"] for update in updates} == {"memagent.memory_update"}
-    assert {update["run_id"] for update in updates} == {parts[-1][1]["run"]}
-    assert names.seen["update_memory"] == len(updates) > 13
+    assert {update["run_id"] for update in updates} == {events[-1][1]["run"]}
+    assert counter.node_counts["update_memory"] == len(updates) > 13
     assert [update["chunk_index"] for update in updates] == list(range(len(updates)))
     assert (updates[-1]["progress"], updates[-1]["memory"]) == (1.0, "nothing yet\nharbor 4711")
     assert len(list(parent.stream(INPUT, stream_mode="custom"))) == len(updates)
 
 
-def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
+def test_the_graph_of_a_reader_can_be_a_node(make_reader) -> None:
     graph = make_reader().graph()
     parent = build_parent(graph).compile()
     assert parent.invoke(INPUT, LOW_RECURSION_LIMIT)["answer"] == "4711"
@@ -157,13 +157,13 @@ def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
         memagent_node(graph)
 
 
-async def test_no_run_of_the_package_shows_the_text_in_the_state(make_reader) -> None:
+async def test_traced_runs_of_the_package_do_not_show_the_document(make_reader) -> None:
     recorder = RunRecorder()
     policy = TracePolicy(process_inputs=omit_payload, process_outputs=omit_payload)
     parent = build_parent(memagent_node(make_reader()), trace_policy=policy).compile(name="parent")
     config: Any = {"callbacks": [recorder]}
-    out = await parent.ainvoke(INPUT, config)
-    assert out["answer"] == "4711"
+    output = await parent.ainvoke(INPUT, config)
+    assert output["answer"] == "4711"
     assert {"parent", "read", "memagent", "MemAgent", "update_memory"} <= {run.name for run in recorder.runs}
     assert [run.name for run in recorder.runs if "word7 and then" in repr(run.inputs)] == ["parent"]
 
@@ -172,12 +172,12 @@ class Report(TypedDict, total=False):
     findings: Annotated[list[tuple[str, str | None]], operator.add]
 
 
-@pytest.mark.parametrize("sync", [True, False])
-async def test_of_several_documents_only_the_one_that_failed_is_read_on(make_reader, sync) -> None:
-    broken = True
+@pytest.mark.parametrize("is_sync", [True, False])
+async def test_only_the_document_that_failed_is_resumed(make_reader, is_sync) -> None:
+    is_broken = True
 
     def script(prompt: str) -> Any:
-        return PolicyError("gone") if broken and "4712" in extract(prompt, "section") else read_perfectly(prompt)
+        return PolicyError("gone") if is_broken and "4712" in extract(prompt, "section") else read_perfectly(prompt)
 
     policy = ScriptedPolicy(script)
     node = memagent_node(
@@ -191,22 +191,22 @@ async def test_of_several_documents_only_the_one_that_failed_is_read_on(make_rea
     )
     parent = builder.compile(checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
-    empty: Report = {"findings": []}
+    empty_report: Report = {"findings": []}
     with pytest.raises(PolicyError):
-        parent.invoke(empty, config) if sync else await parent.ainvoke(empty, config)
-    broken, calls = False, len(policy.prompts)
-    out = parent.invoke(None, config) if sync else await parent.ainvoke(None, config)
-    assert out["findings"] == ["4710", "4711", "4712", "4713"]
-    whole = len(texts) * (make_reader().read(texts[0], QUESTION).chunks_read + 1)
-    assert whole < len(policy.prompts) <= whole + len(texts), "a chunk that had been read was read again"
-    assert calls < whole
+        parent.invoke(empty_report, config) if is_sync else await parent.ainvoke(empty_report, config)
+    is_broken, first_call_count = False, len(policy.prompts)
+    output = parent.invoke(None, config) if is_sync else await parent.ainvoke(None, config)
+    assert output["findings"] == ["4710", "4711", "4712", "4713"]
+    calls = len(texts) * (make_reader().read(texts[0], QUESTION).chunks_read + 1)
+    assert calls < len(policy.prompts) <= calls + len(texts), "at most one chunk of a document is read twice"
+    assert first_call_count < calls
 
 
-async def test_evidence_is_found_also_where_the_read_had_ended_and_its_node_had_not(make_reader) -> None:
-    broken, policy = True, ScriptedPolicy(read_perfectly)
+async def test_evidence_is_found_if_only_the_node_failed_after_its_read(make_reader) -> None:
+    is_broken, policy = True, ScriptedPolicy(read_perfectly)
 
     def write(state: Any, result: Any) -> dict[str, Any]:
-        if broken:
+        if is_broken:
             raise KeyError("a defect somewhere")
         return {"why": result.stop_reason.value}
 
@@ -215,17 +215,17 @@ async def test_evidence_is_found_also_where_the_read_had_ended_and_its_node_had_
     config: Any = {"configurable": {"thread_id": "t"}}
     with pytest.raises(KeyError):
         await parent.ainvoke(INPUT, config)
-    broken, calls = False, len(policy.prompts)
-    out = await parent.ainvoke(None, config)
-    assert [quote["line"] for quote in out["quotes"]] == ["harbor 4711"]
-    assert (out["why"], len(policy.prompts)) == ("answered", calls)
+    is_broken, call_count = False, len(policy.prompts)
+    output = await parent.ainvoke(None, config)
+    assert [quote["line"] for quote in output["quotes"]] == ["harbor 4711"]
+    assert (output["why"], len(policy.prompts)) == ("answered", call_count)
 
 
-async def test_the_memory_of_a_graph_that_is_a_node_can_be_edited_through_the_parent(make_reader) -> None:
-    broken = True
+async def test_the_memory_of_a_subgraph_can_be_edited_through_the_parent(make_reader) -> None:
+    is_broken = True
 
     def script(prompt: str) -> Any:
-        return PolicyError("gone") if broken and "4711" in prompt else read_perfectly(prompt)
+        return PolicyError("gone") if is_broken and "4711" in prompt else read_perfectly(prompt)
 
     class WithMemory(State, total=False):
         memory: str
@@ -237,12 +237,12 @@ async def test_the_memory_of_a_graph_that_is_a_node_can_be_edited_through_the_pa
         await parent.ainvoke(INPUT, config)
     [task] = (await parent.aget_state(config, subgraphs=True)).tasks
     assert task.state.values["memory"] == "nothing yet"
-    broken = False
+    is_broken = False
     await parent.aupdate_state(task.state.config, {"memory": "castle 99"}, as_node="update_memory")
     assert (await parent.ainvoke(None, config))["memory"] == "castle 99\nharbor 4711"
 
 
-CHUNKS = 60
+CHUNK_COUNT = 60
 PARENT_PROGRAM = """
 import json, operator, sqlite3, sys
 from pathlib import Path
@@ -286,25 +286,25 @@ with SqliteSaver.from_conn_string(str(folder / "parent.sqlite")) as saver:
 
 @pytest.mark.parametrize("questions", [1, 3])
 def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_path: Path, questions: int) -> None:
-    """The parent asks for no durability of its own, so LangGraph's default would apply: "async"."""
+    """The parent sets no durability, so LangGraph's default "async" would apply to it."""
     tokenizer = load_tokenizer("embedded")
     text = make_document({0.2: "The key of harbor is 4711."}, words=3_000)
-    text = text[: tokenizer.tokenize(text).prefix_chars(CHUNKS * 40)]
+    text = text[: tokenizer.tokenize(text).prefix_chars(CHUNK_COUNT * 40)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "parent.py").write_text(PARENT_PROGRAM)
     with FakeServer(lambda body, number: read_perfectly(body["messages"][0]["content"])) as server:
         question = QUESTION if questions == 1 else [QUESTION, "Where is the key of harbor?", "Which is harbor's key?"]
         command = [sys.executable, str(tmp_path / "parent.py"), server.base_url, str(tmp_path), json.dumps(question)]
-        kills = [questions * chunk for chunk in (10, 25, 45)]
-        for chunk in kills:
+        kill_points = [questions * request_count for request_count in (10, 25, 45)]
+        for request_count in kill_points:
             with Program(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout.readline() == "reading\n"
-                assert kill_after(process, server.requests, chunk), "the read was over before it could be killed"
-        done = run_program(command, stdout=subprocess.PIPE, check=True)
+                assert kill_after(process, server.requests, request_count), "the read ended before the kill"
+        run = run_program(command, stdout=subprocess.PIPE, check=True)
         prompts = [body["messages"][0]["content"] for body in server.requests]
     answer = "4711" if questions == 1 else ["4711"] * 3
-    assert done.stdout.splitlines()[1] == f"{json.dumps(answer)} prepare finish"
+    assert run.stdout.splitlines()[1] == f"{json.dumps(answer)} prepare finish"
     prompts = [prompt for prompt in prompts if "<section>" in prompt]
-    read = Counter((extract(prompt, "problem"), extract(prompt, "section")) for prompt in prompts)
-    assert len(read) == questions * CHUNKS
-    assert sum(read.values()) <= questions * (CHUNKS + len(kills))
+    reads = Counter((extract(prompt, "problem"), extract(prompt, "section")) for prompt in prompts)
+    assert len(reads) == questions * CHUNK_COUNT
+    assert sum(reads.values()) <= questions * (CHUNK_COUNT + len(kill_points))

@@ -1,4 +1,4 @@
-"""What a document holds beside its text: the same event at every door, a reason to stop, or a converter's task."""
+"""Omissions, the parts of a file that are not text: they are events, a reason to stop, or the task of a converter."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ from memagent_mcp.tool_results import format_run
 from memagent_serve.chat_replies import describe_read
 from memagent_serve.request_texts import iter_stored_pieces
 
-MIXED = next(made for made in make_documents() if made.name == "mixed.pdf")
-IMAGE = "pages that are images (1: page 2)"
+MIXED_PDF = next(made for made in make_documents() if made.name == "mixed.pdf")
+IMAGE_PAGES = "pages that are images (1: page 2)"
 
 
-def document():
-    return Document.from_bytes(MIXED.data, name=MIXED.name)
+def make_mixed_pdf():
+    return Document.from_bytes(MIXED_PDF.data, name=MIXED_PDF.name)
 
 
-def reader(**choices):
-    return MemAgent(ScriptedPolicy(lambda *_: "\\boxed{x}"), tokenizer="embedded", **choices)
+def make_agent(**settings):
+    return MemAgent(ScriptedPolicy(lambda *_: "\\boxed{x}"), tokenizer="embedded", **settings)
 
 
 @pytest.mark.usefixtures("in_process_conversion")
-def test_every_view_shows_the_same_event():
-    with reader() as agent:
-        result = agent.read(document(), "What?")
+def test_every_view_shows_the_omission():
+    with make_agent() as agent:
+        result = agent.read(make_mixed_pdf(), "What?")
         assert result.stop_reason.value == "answered"
         assert [(event.kind, event.chunk_index) for event in list_document_events(result.document)] == [
             (EventKind.DOCUMENT_INCOMPLETE, None)
         ]
-        assert result.events[0].detail.startswith(f"Not in the text: {IMAGE}. Run optical character recognition")
+        assert result.events[0].detail.startswith(f"Not in the text: {IMAGE_PAGES}. Run optical character recognition")
         assert not result.is_whole
-        assert IMAGE in result.extent
+        assert IMAGE_PAGES in result.extent
         assert result.to_dict()["events"][0]["kind"] == "document_incomplete"
-        assert any(IMAGE in detail for detail in describe_read(result, [])["not_in_text"])
-        logged = build_timeline(load_run_view(agent.run_log, result.run_id, DocumentStore(get_default_store())))
-    assert logged.totals.events[EventKind.DOCUMENT_INCOMPLETE] == 1
-    assert IMAGE in render_page(logged)
-    assert "document_incomplete 1" in format_run(logged)
+        assert any(IMAGE_PAGES in detail for detail in describe_read(result, [])["not_in_text"])
+        timeline = build_timeline(load_run_view(agent.run_log, result.run_id, DocumentStore(get_default_store())))
+    assert timeline.totals.events[EventKind.DOCUMENT_INCOMPLETE] == 1
+    assert IMAGE_PAGES in render_page(timeline)
+    assert "document_incomplete 1" in format_run(timeline)
 
 
 @pytest.mark.usefixtures("in_process_conversion")
-def test_a_read_stops_at_an_incomplete_document_if_that_is_asked_for():
-    with reader(on_incomplete="stop") as agent:
+def test_on_incomplete_stop_refuses_an_incomplete_document():
+    with make_agent(on_incomplete="stop") as agent:
         with pytest.raises(IncompleteDocumentError, match=r"pages that are images \(1: page 2\).*on_incomplete report"):
-            agent.read(document(), "What?")
+            agent.read(make_mixed_pdf(), "What?")
         with pytest.raises(IncompleteDocumentError):
-            agent.read(agent.store.add(document()), "What?")
+            agent.read(agent.store.add(make_mixed_pdf()), "What?")
         assert agent.read(Document.from_text("All of it is text."), "What?").is_whole
 
 
-OWN = """
+CONVERTERS = """
 from memagent_graph.converters import Block, Omission
 
 def ocr(source):
@@ -83,8 +83,8 @@ def wrong(source):
 
 
 @pytest.fixture
-def own(store, tmp_path, monkeypatch):
-    (tmp_path / "own_converter.py").write_text(OWN)
+def converter_store(store, tmp_path, monkeypatch):
+    (tmp_path / "own_converter.py").write_text(CONVERTERS)
     monkeypatch.chdir(tmp_path)
     return store
 
@@ -99,9 +99,9 @@ def own(store, tmp_path, monkeypatch):
         ("pdf", "Before.\n\n\n\nAfter."),
     ],
 )
-def test_a_converter_that_the_user_names_reads_the_file(name, text, own):
-    store = own.with_options(converter=name)
-    ref = store.add(document())
+def test_a_named_converter_converts_the_file(name, text, converter_store):
+    store = converter_store.with_options(converter=name)
+    ref = store.add(make_mixed_pdf())
     assert store.read(ref, 0, ref["size"]) == text
     assert ("omissions" in ref) == ("[read" not in text and "All" not in text)
 
@@ -116,33 +116,34 @@ def test_a_converter_that_the_user_names_reads_the_file(name, text, own):
         ("nowhere.py:convert", "there is no file"),
     ],
 )
-def test_a_converter_that_fails_is_named(name, error, own):
+def test_a_failing_converter_is_an_error_with_its_reason(name, error, converter_store):
     with pytest.raises(DocumentError, match=error):
-        own.with_options(converter=name).add(document())
+        converter_store.with_options(converter=name).add(make_mixed_pdf())
 
 
 @pytest.mark.usefixtures("in_process_conversion")
-def test_a_users_converter_gets_files_of_unknown_kinds_but_no_text(own):
+def test_a_named_converter_converts_unknown_types_but_no_text(converter_store):
     drawing = Document.from_bytes(b"PK\x03\x04\x00\x00\xff\xfe", "plan.xyz")
-    ref = own.with_options(converter="own_converter.py:whole").add(drawing)
-    assert (own.read(ref, 0, ref["size"]), ref["media_type"]) == ("# All of xyz", "application/x-xyz")
+    ref = converter_store.with_options(converter="own_converter.py:whole").add(drawing)
+    assert (converter_store.read(ref, 0, ref["size"]), ref["media_type"]) == ("# All of xyz", "application/x-xyz")
     with pytest.raises(DocumentError, match="has no 'missing'"):
-        own.with_options(converter="own_converter.py:missing").add(drawing)
+        converter_store.with_options(converter="own_converter.py:missing").add(drawing)
     with pytest.raises(UnsupportedDocumentError, match="xyz"):
-        own.with_options(converter="own_converter.py:declining").add(drawing)
-    text = own.with_options(converter="own_converter.py:whole").add(Document.from_bytes(b"As it is.", "notes.xyz"))
-    assert own.read(text, 0, text["size"]) == "As it is."
+        converter_store.with_options(converter="own_converter.py:declining").add(drawing)
+    notes = Document.from_bytes(b"As it is.", "notes.xyz")
+    text_ref = converter_store.with_options(converter="own_converter.py:whole").add(notes)
+    assert converter_store.read(text_ref, 0, text_ref["size"]) == "As it is."
 
 
 @pytest.mark.usefixtures("in_process_conversion")
-def test_a_setting_names_the_converter_and_no_log_does(own):
-    with reader(converter="own_converter.py:ocr") as agent:
-        result = agent.read(document(), "What?")
+def test_the_setting_converter_is_not_logged(converter_store):
+    with make_agent(converter="own_converter.py:ocr") as agent:
+        result = agent.read(make_mixed_pdf(), "What?")
         assert result.is_whole
         assert "converter" not in agent.run_log.get(result.run_id).settings
 
 
-def test_many_omissions_are_a_short_list():
+def test_many_omissions_are_summarized_in_a_short_list():
     pages = [Omission("scans", f"page {number}", "Do.") for number in (1, 2, 3, 7, 9, 10)]
     files = [Omission("files", f"file {number}") for number in range(500)]
     kinds = [Omission(f"kind {number}") for number in range(500)]
@@ -153,13 +154,13 @@ def test_many_omissions_are_a_short_list():
     assert load_omissions({"omissions": summary[:1]}) == [Omission("scans", summary[0]["places"], "Do.", 6)]
 
 
-def test_a_text_of_blocks_keeps_labels_headings_and_omissions_also_within_another_document(store):
-    parts = [Block("One. ", "first"), Omission("scans", "second"), Block("Two.", "third", ("Two",)), Block("é", "last")]
-    ref = store.add(Document.from_pieces(lambda: iter(parts)))
-    again = store.add(Document.from_pieces(lambda: iter_stored_pieces(store, ref)))
-    for stored in (ref, again):
-        assert stored["key"] == ref["key"]
-        labels = [(mark.start_char, mark.label) for mark in store.sections(stored)]
+def test_a_copied_document_keeps_labels_headings_and_omissions(store):
+    blocks = Block("One. ", "first"), Omission("scans", "2nd"), Block("Two.", "third", ("Two",)), Block("é", "last")
+    ref = store.add(Document.from_pieces(lambda: iter(blocks)))
+    copied_ref = store.add(Document.from_pieces(lambda: iter_stored_pieces(store, ref)))
+    for document_ref in (ref, copied_ref):
+        assert document_ref["key"] == ref["key"]
+        labels = [(mark.start_char, mark.label) for mark in store.sections(document_ref)]
         assert labels == [(0, "first"), (5, "third"), (9, "last")]
-        assert [(mark.start_char, mark.label) for mark in store.headings(stored)] == [(5, "Two")]
-        assert stored["omissions"] == [{"what": "scans", "count": 1, "places": "second", "remedy": ""}]
+        assert [(mark.start_char, mark.label) for mark in store.headings(document_ref)] == [(5, "Two")]
+        assert document_ref["omissions"] == [{"what": "scans", "count": 1, "places": "2nd", "remedy": ""}]

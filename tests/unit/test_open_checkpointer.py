@@ -1,4 +1,4 @@
-"""Checkpoint files: what they keep, and what happens if they are not closed."""
+"""Checkpoint files: which states they keep, and the end of their threads if they are not closed."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class _DeltaState(TypedDict):
     numbers: Annotated[list[int], DeltaChannel(lambda old, updates: [*old, *chain(*updates)], snapshot_frequency=3)]
 
 
-async def _run_with_a_failure(path, schema: type, config) -> list[list[int]]:
-    """Count to eight in a graph that fails once at five. Continue it, and return the values in its history."""
+async def _count_with_a_failure(path, schema: type, config) -> list[list[int]]:
+    """Count to eight in a graph that fails once at five and is resumed; return the values in its history."""
     saver = await open_checkpointer(path)
     failures: list[int] = []
 
-    async def count(state) -> dict[str, list[int]]:
-        number = len(state["numbers"])
-        if number == 5 and not failures:
-            failures.append(number)
+    async def append_number(state) -> dict[str, list[int]]:
+        next_number = len(state["numbers"])
+        if next_number == 5 and not failures:
+            failures.append(next_number)
             raise ConnectionError
-        return {"numbers": [number]}
+        return {"numbers": [next_number]}
 
     graph = StateGraph(schema)
-    graph.add_node("count", count)
+    graph.add_node("count", append_number)
     graph.set_entry_point("count")
     graph.add_conditional_edges("count", lambda state: END if len(state["numbers"]) >= 8 else "count")
     compiled = graph.compile(checkpointer=saver)
@@ -55,18 +55,18 @@ async def _run_with_a_failure(path, schema: type, config) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("schema", [_PlainState, _DeltaState])
-async def test_every_state_can_be_loaded_although_writes_of_plain_channels_are_deleted(tmp_path, schema) -> None:
+async def test_every_state_can_be_loaded_after_writes_of_plain_channels_are_deleted(tmp_path, schema) -> None:
     path, config = tmp_path / "checkpoints.sqlite", {"configurable": {"thread_id": "t"}}
-    history = await _run_with_a_failure(path, schema, config)
-    assert history == [[0, 1, 2, 3, 40], *[list(range(number)) for number in range(8, -1, -1)], []]
-    with closing(sqlite3.connect(path)) as file:
-        count = file.execute("SELECT count(*) FROM writes WHERE idx >= 0").fetchone()[0]
-    assert count > 0 if schema is _DeltaState else count == 0
+    history = await _count_with_a_failure(path, schema, config)
+    assert history == [[0, 1, 2, 3, 40], *[list(range(length)) for length in range(8, -1, -1)], []]
+    with closing(sqlite3.connect(path)) as connection:
+        write_count = connection.execute("SELECT count(*) FROM writes WHERE idx >= 0").fetchone()[0]
+    assert write_count > 0 if schema is _DeltaState else write_count == 0
 
 
-def test_a_file_that_was_not_closed_ends_its_thread_although_the_loop_is_closed(tmp_path, monkeypatch) -> None:
-    failures: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", failures.append)
+def test_the_thread_of_an_unclosed_file_ends_after_the_loop_is_closed(tmp_path, monkeypatch) -> None:
+    thread_errors: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", thread_errors.append)
     other_threads = set(threading.enumerate())
 
     async def leave_open() -> None:
@@ -80,4 +80,4 @@ def test_a_file_that_was_not_closed_ends_its_thread_although_the_loop_is_closed(
     for thread in set(threading.enumerate()) - other_threads:
         thread.join(5)
         assert not thread.is_alive()
-    assert failures == []
+    assert thread_errors == []

@@ -1,4 +1,4 @@
-"""A user's own code, by file or module and name."""
+"""Loading the user's own code by file or module and name."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Judge:
 """
 
 
-def load(text: str, **options: Any) -> Any:
-    return load_own_code(text, **{"what": "a judge", "error": EvaluationError, **options})
+def load_judge(text: str, **options: Any) -> Any:
+    return load_own_code(text, **{"noun": "a judge", "error": EvaluationError, **options})
 
 
 @pytest.fixture
@@ -41,20 +41,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("place", ["own_judges.py", "{folder}/own_judges.py", "~/own_judges.py", "own_judges"])
-def test_code_is_found_by_file_and_as_a_module_of_the_current_folder(folder, place) -> None:
-    place = place.format(folder=folder)
-    assert load(f"{place}:Judge")().strictness == 3
-    assert load(f"{place}:Judge.of_nobody")().strictness == 0
+@pytest.mark.parametrize("source", ["own_judges.py", "{folder}/own_judges.py", "~/own_judges.py", "own_judges"])
+def test_code_is_loaded_by_file_or_from_a_module_of_the_current_folder(folder, source) -> None:
+    source = source.format(folder=folder)
+    assert load_judge(f"{source}:Judge")().strictness == 3
+    assert load_judge(f"{source}:Judge.of_nobody")().strictness == 0
 
 
-def test_a_file_is_run_once_until_it_changes_and_what_it_defines_can_be_pickled(folder) -> None:
-    first = load("own_judges.py:Judge")
-    assert load(f"{folder}/own_judges.py:Judge") is first
-    assert pickle.loads(pickle.dumps(first(7))) == first(7)
+def test_a_file_is_run_again_only_if_it_changed_and_its_objects_can_be_pickled(folder) -> None:
+    judge_class = load_judge("own_judges.py:Judge")
+    assert load_judge(f"{folder}/own_judges.py:Judge") is judge_class
+    assert pickle.loads(pickle.dumps(judge_class(7))) == judge_class(7)
     (folder / "own_judges.py").write_text(CODE.replace("= 3", "= 44"))
-    assert load("own_judges.py:Judge")().strictness == 44
-    assert pickle.loads(pickle.dumps(first(7))) == first(7), "what was made before stays whole"
+    assert load_judge("own_judges.py:Judge")().strictness == 44
+    assert pickle.loads(pickle.dumps(judge_class(7))) == judge_class(7), "objects of the old class can still be pickled"
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_a_file_is_run_once_until_it_changes_and_what_it_defines_can_be_pickled(
         ("own_judges.py:", "does not name a judge", "module:Name"),
     ],
 )
-def test_missing_code_is_refused_with_a_remedy(folder, text, message, hint) -> None:
-    with pytest.raises(EvaluationError) as caught:
-        load(text)
-    assert message in caught.value.message and hint in str(caught.value.hint)
+def test_the_error_for_missing_code_has_a_hint(folder, text, message, hint) -> None:
+    with pytest.raises(EvaluationError) as error:
+        load_judge(text)
+    assert message in error.value.message and hint in str(error.value.hint)
 
 
 def test_the_caller_s_error_and_hint_are_used(folder) -> None:
@@ -80,7 +80,7 @@ def test_the_caller_s_error_and_hint_are_used(folder) -> None:
         pass
 
     with pytest.raises(JudgeError, match="Name a class that judges"):
-        load("own_judges.py:Qqqq", error=JudgeError, hint="Name a class that judges.")
+        load_judge("own_judges.py:Qqqq", error=JudgeError, hint="Name a class that judges.")
 
 
 @pytest.mark.parametrize(
@@ -91,20 +91,20 @@ def test_the_caller_s_error_and_hint_are_used(folder) -> None:
         ("import not_installed_here", "ModuleNotFoundError: No module named 'not_installed_here'"),
     ],
 )
-@pytest.mark.parametrize("place", ["own_broken.py", "own_broken"])
-def test_code_that_fails_on_import_is_named_with_its_error_and_can_be_corrected(
-    folder, monkeypatch, code, message, place
+@pytest.mark.parametrize("source", ["own_broken.py", "own_broken"])
+def test_a_failed_import_is_an_error_and_can_be_repeated_after_a_correction(
+    folder, monkeypatch, code, message, source
 ) -> None:
     (folder / "own_broken.py").write_text(code)
-    with pytest.raises(EvaluationError, match=r"own_broken.* cannot be imported") as caught:
-        load(f"{place}:judge")
-    assert message in caught.value.message
-    (folder / "own_broken.py").write_text("judge = 'mended, at last'")
+    with pytest.raises(EvaluationError, match=r"own_broken.* cannot be imported") as error:
+        load_judge(f"{source}:judge")
+    assert message in error.value.message
+    (folder / "own_broken.py").write_text("judge = 'corrected'")
     monkeypatch.delitem(sys.modules, "own_broken", raising=False)
-    assert load(f"{place}:judge") == "mended, at last"
+    assert load_judge(f"{source}:judge") == "corrected"
     sys.modules.pop("own_broken", None)
 
 
-def test_own_code_is_told_from_names() -> None:
+def test_names_of_own_code_are_recognized() -> None:
     assert all(map(is_own_code_name, ["a.py:B", "a.b:C", "a.b:C.d", rf"C:{os.sep}a.py:B"]))
     assert not any(map(is_own_code_name, ["a", "a:", ":a", "a:1", "a.py", "exact match", "a:b c"]))

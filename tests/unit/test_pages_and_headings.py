@@ -1,4 +1,4 @@
-"""Pages of PDF files that are chosen, headings and numbered clauses, and what evidence says of both."""
+"""Chosen pages of PDF files, headings and numbered clauses, and the pages and sections of evidence."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ def write_pdf(folder: Path, *pages: str) -> Path:
     return path
 
 
-class TestPagesThatAreChosen:
+class TestChosenPages:
     @pytest.mark.parametrize(
-        ("pages", "chosen"),
+        ("pages", "normalized"),
         [("4", "4"), ("2-4", "2-4"), (" 1 - 2 , 4 ", "1-2,4"), ("3-", "3-"), ("5–6", "5-6"), (7, "7"), ("3-3", "3")],
     )
-    def test_chosen_pages_have_a_usual_form(self, pages, chosen) -> None:
-        assert normalise_pages(pages) == chosen
-        assert normalise_pages(chosen) == chosen
+    def test_chosen_pages_are_normalized(self, pages, normalized) -> None:
+        assert normalise_pages(pages) == normalized
+        assert normalise_pages(normalized) == normalized
 
     @pytest.mark.parametrize(
         "pages", ["", "0", "-3", "5-2", "a", "1,,2", "1-2-3", "1 2", "99999999", ",".join("1" * 2000)]
     )
-    def test_a_text_that_names_no_pages_is_refused(self, pages) -> None:
+    def test_invalid_page_ranges_are_refused(self, pages) -> None:
         with pytest.raises(DocumentError, match=r"does not name pages.*1-3,7"):
             normalise_pages(pages)
 
@@ -86,10 +86,10 @@ class TestPagesThatAreChosen:
         assert ref["pages"] == "2-3,6"
         assert store.read(ref, 0, 10_000) == "\n\n".join((PAGES[1], PAGES[2], PAGES[5]))
         assert [mark.label for mark in store.sections(ref)] == ["page 2", "page 3", "page 6"]
-        from_bytes = Document.from_bytes(write_pdf(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
-        assert store.add(from_bytes)["key"] == ref["key"]
+        document_from_bytes = Document.from_bytes(write_pdf(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
+        assert store.add(document_from_bytes)["key"] == ref["key"]
 
-    async def test_reattached_document_keeps_its_page_choice(self, store, tmp_path) -> None:
+    async def test_a_reattached_document_keeps_its_chosen_pages(self, store, tmp_path) -> None:
         path = write_pdf(tmp_path)
         ref = store.add(Document.from_path(path).only("4"))
         store.remove(ref)
@@ -97,18 +97,18 @@ class TestPagesThatAreChosen:
         assert store.read(ref, 0, 100) == PAGES[3]
 
     @pytest.mark.parametrize(
-        ("pages", "words"),
+        ("pages", "message"),
         [
             ("7", "has 6 pages, and 7 was asked for.*from 1 to 6"),
             ("5-9", "5-9 was asked.*5- goes"),
             ("9-", "9- was asked"),
         ],
     )
-    def test_pages_after_the_end_are_an_error_with_a_remedy(self, store, tmp_path, pages, words) -> None:
-        with pytest.raises(DocumentError, match=words):
+    def test_pages_after_the_end_are_an_error(self, store, tmp_path, pages, message) -> None:
+        with pytest.raises(DocumentError, match=message):
             store.add(Document.from_path(write_pdf(tmp_path)).only(pages))
 
-    def test_a_choice_of_pages_needs_a_document_with_pages(self, store, tmp_path) -> None:
+    def test_pages_cannot_be_chosen_in_a_document_without_pages(self, store, tmp_path) -> None:
         (tmp_path / "notes.txt").write_text("text")
         (tmp_path / "notes.md").write_text("# text")
         (tmp_path / "notes.docx").write_bytes(make_docx("text"))
@@ -117,15 +117,15 @@ class TestPagesThatAreChosen:
             with pytest.raises(UnsupportedDocumentError, match=r"has no pages to choose.*Leave out the pages"):
                 store.add(Document.of(source).only("1"))
 
-    def test_a_read_of_chosen_pages_shows_no_others(self, make_reader, tmp_path) -> None:
+    def test_a_read_of_chosen_pages_reads_no_others(self, make_reader, tmp_path) -> None:
         reader = make_reader()
         path = write_pdf(tmp_path)
         result = reader.read(path, QUESTION, pages="3-4")
         assert result.answer == "4711"
         assert not any("castle" in prompt for prompt in reader.policy.prompts)
-        [alone] = reader.read(path, questions=[QUESTION], pages="4")
-        [quote] = alone.evidence
-        assert (quote.page, quote.section, quote.place) == (4, "page 4", "page 4"), "pages of the file are counted"
+        [result_of_page_4] = reader.read(path, questions=[QUESTION], pages="4")
+        [quote] = result_of_page_4.evidence
+        assert (quote.page, quote.section, quote.place) == (4, "page 4", "page 4"), "page numbers are those of the file"
         with pytest.raises(DocumentError, match="is stored already"):
             reader.read(result.document, QUESTION, pages="4")
 
@@ -151,20 +151,21 @@ class TestHeadings:
             "4. Conveying Copies",
             "5. Conveying Sources",
         ]
-        wrapped = text.replace(
+        text_with_line_break = text.replace(
             "7. This requirement changes section 4.", "7.  This requirement changes that to\nthe same."
         )
-        assert len(find_headings([wrapped], "text/plain")) == 2
+        assert len(find_headings([text_with_line_break], "text/plain")) == 2
 
     def test_comments_in_code_are_no_headings(self) -> None:
         text = "# Title\n```\n# code\n```\n## **Bold** part ##\ntext\n### 2.1 Clause\n"
         assert [mark.label for mark in find_headings([text], "text/markdown")] == ["Title", "Bold part", "2.1 Clause"]
 
-    def test_headings_do_not_depend_on_the_pieces_of_a_text(self) -> None:
+    def test_headings_do_not_depend_on_how_the_text_is_split(self) -> None:
         text = CONTRACT * 2_000  # several blocks
-        once = find_headings([text], "text/plain")
-        assert once == find_headings((text[at : at + 777_777] for at in range(0, len(text), 777_777)), "text/plain")
-        assert len(once) > 2_000 * 10
+        headings = find_headings([text], "text/plain")
+        pieces = (text[start : start + 777_777] for start in range(0, len(text), 777_777))
+        assert headings == find_headings(pieces, "text/plain")
+        assert len(headings) > 2_000 * 10
 
     @pytest.mark.parametrize(
         "text", ["9" * 3_000_000, " " * 3_000_000, "1 " + ". " * 500_000, "#" * 3_000_000, "\n" * 10**6]
@@ -184,7 +185,7 @@ class TestHeadings:
             ),
         ],
     )
-    def test_headings_are_detected_if_a_converter_gives_at_most_a_title(
+    def test_headings_are_detected_if_the_converter_gives_none_but_a_title(
         self, name: str, data: bytes, expected: list[str], store: DocumentStore
     ) -> None:
         ref = store.add(Document.from_bytes(data, name))
@@ -207,13 +208,13 @@ class TestEvidence:
         assert quote.place == "page 4, 2. Keys"
         assert quote.link == f"{path.as_uri()}#page=4"
         assert "the%20report.pdf#page=4" in quote.link
-        [shown] = result.to_dict()["evidence"]
-        assert (shown["page"], shown["section"], shown["link"]) == (4, "2. Keys", quote.link)
+        [quote_json] = result.to_dict()["evidence"]
+        assert (quote_json["page"], quote_json["section"], quote_json["link"]) == (4, "2. Keys", quote.link)
         page = render_page(build_timeline(result.view()))
         assert '"section":"page 4, 2. Keys"' in page
         assert f'"pdf":"{path.as_uri()}"' in page
-        served = render_page(build_timeline(result.view()), document_link="/#document/1")
-        assert path.as_uri() not in served
+        served_page = render_page(build_timeline(result.view()), document_link="/#document/1")
+        assert path.as_uri() not in served_page
 
     @pytest.mark.parametrize(
         ("name", "text", "section"),
@@ -242,14 +243,14 @@ class TestEvidence:
         export_runs(reader.run_log, tmp_path / "runs.parquet")
         assert str(tmp_path) not in repr(parquet.read_table(tmp_path / "runs.parquet").to_pylist())
         log = RunLog(tmp_path / "other.sqlite", redact=lambda kind, text: text.replace("report", "[hidden]"))
-        with reader.copy(run_log=log) as other:
-            run = log.get(other.read(path, QUESTION).run_id)
+        with reader.copy(run_log=log) as other_reader:
+            run = log.get(other_reader.read(path, QUESTION).run_id)
         assert run.document["name"] == "the [hidden].pdf"
         assert "path" not in run.document
         log.close()
 
 
-def test_a_heading_of_one_source_does_not_name_text_of_the_next() -> None:
+def test_a_heading_ends_with_its_source() -> None:
     places = Places(
         sections=[SourceMark(0, "a.txt"), SourceMark(100, "b.txt")],
         headings=[SourceMark(20, "1. One"), SourceMark(150, "2. Two")],

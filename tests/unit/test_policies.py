@@ -1,3 +1,5 @@
+"""Policies of servers and scripts: requests, replies, errors, proxies and limits."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,24 +10,13 @@ import time
 import pytest
 from support.fake_server import HELLO, FakeServer
 
-from memagent_graph import (
-    Completion,
-    FinishReason,
-    OpenAICompatiblePolicy,
-    SamplingParams,
-    ScriptedPolicy,
-)
-from memagent_graph.errors import (
-    PolicyAuthenticationError,
-    PolicyError,
-    PolicyRequestError,
-    PolicyUnreachableError,
-)
+from memagent_graph import Completion, FinishReason, OpenAICompatiblePolicy, SamplingParams, ScriptedPolicy
+from memagent_graph.errors import PolicyAuthenticationError, PolicyError, PolicyRequestError, PolicyUnreachableError
 from memagent_graph.policies.sending import find_proxy
 from memagent_graph.policy import Policy, TokenUsage
 
 
-def says(text: str):
+def make_script(text: str):
     return lambda body, number: text
 
 
@@ -33,8 +24,8 @@ async def ask(policy: Policy, **sampling) -> Completion:
     return await policy.complete(HELLO, SamplingParams(**sampling))
 
 
-async def test_a_completion_carries_text_usage_and_the_reason_it_ended() -> None:
-    with FakeServer(says("one two three"), count_tokens=lambda text: 2) as server:
+async def test_a_completion_has_text_usage_and_finish_reason() -> None:
+    with FakeServer(make_script("one two three"), count_tokens=lambda text: 2) as server:
         completion = await server.ask(SamplingParams(max_tokens=7, temperature=0.5, seed=3, stop=("END",)))
     assert completion.text == "one two three"
     assert completion.finish_reason is FinishReason.STOP
@@ -45,35 +36,35 @@ async def test_a_completion_carries_text_usage_and_the_reason_it_ended() -> None
     assert "logprobs" not in request
 
 
-async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_ids() -> None:
-    for vllm in (True, False):
-        with FakeServer(says("a b"), vllm=vllm, count_tokens=lambda text: 2) as server:
+async def test_token_ids_are_requested_only_from_vllm() -> None:
+    for is_vllm in (True, False):
+        with FakeServer(make_script("a b"), vllm=is_vllm, count_tokens=lambda text: 2) as server:
             completion = await server.ask(SamplingParams(logprobs=True))
         assert list(completion.logprobs) == [-0.5, -0.5]
         ids = completion.token_ids, completion.prompt_token_ids
-        assert [row and list(row) for row in ids] == ([[0, 1], [0, 1]] if vllm else [None, None])
-        assert ("return_token_ids" in server.requests[0]) is vllm
+        assert [row and list(row) for row in ids] == ([[0, 1], [0, 1]] if is_vllm else [None, None])
+        assert ("return_token_ids" in server.requests[0]) is is_vllm
 
 
-async def test_a_wrong_key_and_a_wrong_model_are_named() -> None:
+async def test_the_errors_for_a_wrong_key_and_a_wrong_model_name_them() -> None:
     with FakeServer(key="right") as server:
         with pytest.raises(PolicyAuthenticationError, match="OPENAI_API_KEY"):
             await server.ask(api_key="wrong")
-        right = OpenAICompatiblePolicy("other", base_url=server.base_url, api_key="right")
+        policy = OpenAICompatiblePolicy("other", base_url=server.base_url, api_key="right")
         with pytest.raises(PolicyRequestError, match="`other` does not exist"):
-            await ask(right)
-        await right.describe()
+            await ask(policy)
+        await policy.describe()
         with pytest.raises(PolicyRequestError, match="it serves fake"):
-            await ask(right)
-        await right.aclose()
+            await ask(policy)
+        await policy.aclose()
 
 
-async def test_the_only_served_model_need_not_be_named_and_has_its_window_as_its_adapters_have() -> None:
-    with FakeServer(says("x"), model="the-one", window=4096) as server:
+async def test_the_only_served_model_is_the_default_and_adapters_have_its_window() -> None:
+    with FakeServer(make_script("x"), model="the-one", window=4096) as server:
         server.adapters = ["version-1", "version-2"]
-        for name, model in ((None, "the-one"), ("version-1", "version-1")):
+        for name, expected_model in ((None, "the-one"), ("version-1", "version-1")):
             policy = OpenAICompatiblePolicy(name, base_url=server.base_url)
-            assert (await ask(policy)).model == policy.name == model
+            assert (await ask(policy)).model == policy.name == expected_model
             assert (await policy.describe()).context_window == 4096
             await policy.aclose()
         server.models = {"data": [{"id": "one"}, {"id": "two"}]}
@@ -81,21 +72,21 @@ async def test_the_only_served_model_need_not_be_named_and_has_its_window_as_its
             await server.ask(model=None)
 
 
-async def test_weights_change_from_one_request_to_the_next_and_name_and_version_go_together() -> None:
-    with FakeServer(says("x"), delay=0.2) as server:
+async def test_switching_the_model_changes_name_and_version_of_later_requests() -> None:
+    with FakeServer(make_script("x"), delay=0.2) as server:
         server.adapters = ["version-2"]
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, policy_version="1")
-        sent_before = asyncio.create_task(ask(policy))
+        running_request = asyncio.create_task(ask(policy))
         await asyncio.sleep(0.1)
         policy.switch_model("version-2", "2")
-        before, after = await sent_before, await ask(policy)
+        old_reply, new_reply = await running_request, await ask(policy)
         await policy.aclose()
-    assert (before.model, before.policy_version) == ("fake", "1")
-    assert (after.model, after.policy_version) == ("version-2", "2")
+    assert (old_reply.model, old_reply.policy_version) == ("fake", "1")
+    assert (new_reply.model, new_reply.policy_version) == ("version-2", "2")
     assert [request["model"] for request in server.requests] == ["fake", "version-2"]
 
 
-async def test_the_document_s_key_is_in_the_header_that_is_named_and_in_no_other() -> None:
+async def test_the_document_key_is_sent_only_in_the_session_header() -> None:
     with FakeServer() as server:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, session_header="X-Session-Id")
         await ask(policy, session="sha256:12")
@@ -106,29 +97,29 @@ async def test_the_document_s_key_is_in_the_header_that_is_named_and_in_no_other
     assert all("sha256:12" not in str(body) for body in server.requests)
 
 
-async def test_an_unreachable_server_and_a_silent_one_are_told_apart() -> None:
-    closed = OpenAICompatiblePolicy("fake", base_url="http://127.0.0.1:9/v1", max_retries=0)
+async def test_an_unreachable_server_and_a_timeout_have_different_errors() -> None:
+    unreachable_policy = OpenAICompatiblePolicy("fake", base_url="http://127.0.0.1:9/v1", max_retries=0)
     with pytest.raises(PolicyUnreachableError, match="no connection to"):
-        await ask(closed)
-    await closed.aclose()
-    silent = FakeServer(says("late"), delay=1.0)
-    silent.models = lambda: time.sleep(0.4)
-    with silent:
+        await ask(unreachable_policy)
+    await unreachable_policy.aclose()
+    silent_server = FakeServer(make_script("late"), delay=1.0)
+    silent_server.models = lambda: time.sleep(0.4)
+    with silent_server:
         with pytest.raises(PolicyUnreachableError, match=r"in time \(0\.2 s for a completion\)"):
-            await silent.ask(read_timeout=0.2, max_retries=0)
+            await silent_server.ask(read_timeout=0.2, max_retries=0)
         with pytest.raises(PolicyUnreachableError, match=r"in time\. "):
-            await silent.ask(model=None, connect_timeout=0.1, max_retries=0)
+            await silent_server.ask(model=None, connect_timeout=0.1, max_retries=0)
 
 
-async def test_requests_in_flight_are_bounded() -> None:
-    with FakeServer(says("x"), delay=0.05) as server:
+async def test_concurrent_requests_are_limited() -> None:
+    with FakeServer(make_script("x"), delay=0.05) as server:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_concurrency=3)
         await asyncio.gather(*(ask(policy) for _ in range(12)))
         await policy.aclose()
     assert server.peak_concurrency == 3
 
 
-async def test_a_script_replies_in_order_and_its_end_is_an_error() -> None:
+async def test_a_scripted_policy_replies_in_order_and_fails_after_its_last_reply() -> None:
     policy = ScriptedPolicy(["one", ValueError("two")])
     assert (await ask(policy)).text == "one"
     with pytest.raises(ValueError, match="two"):
@@ -138,26 +129,26 @@ async def test_a_script_replies_in_order_and_its_end_is_an_error() -> None:
     assert policy.prompts == ["hello there"] * 3
 
 
-@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0}])
-def test_sampling_parameters_are_checked(wrong) -> None:
+@pytest.mark.parametrize("parameters", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0}])
+def test_invalid_sampling_parameters_are_refused(parameters) -> None:
     with pytest.raises(ValueError):
-        SamplingParams(**wrong)
+        SamplingParams(**parameters)
 
 
-async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) -> None:
-    with FakeServer(says("by proxy")) as proxy:
+async def test_proxy_and_organization_of_the_environment_are_used(monkeypatch) -> None:
+    with FakeServer(make_script("by proxy")) as proxy:
         monkeypatch.setenv("http_proxy", proxy.base_url.removesuffix("/v1"))
         monkeypatch.setenv("OPENAI_ORG_ID", "an-organisation")
         assert (await proxy.ask(base_url="http://far.example/v1", api_key="a-key")).text == "by proxy"
         monkeypatch.setenv("no_proxy", "near.example")
         assert find_proxy("http://near.example/v1") is None is not find_proxy("http://far.example/v1")
     (headers,) = proxy.headers
-    names = ("Host", "Authorization", "OpenAI-Organization")
-    assert [headers[name] for name in names] == ["far.example", "Bearer a-key", "an-organisation"]
+    header_names = ("Host", "Authorization", "OpenAI-Organization")
+    assert [headers[name] for name in header_names] == ["far.example", "Bearer a-key", "an-organisation"]
 
 
-def test_a_script_that_closes_nothing_ends_in_silence(tmp_path) -> None:
-    script = """
+def test_a_program_that_closes_no_reader_exits_without_warnings(tmp_path) -> None:
+    program = """
 import asyncio, sys
 sys.path.insert(0, "tests")
 from support.fake_server import FakeServer
@@ -173,12 +164,12 @@ with FakeServer(lambda body, number: "x", vllm=True) as server:
     print(kept.read("some words " * 100, "what?").stop_reason)
     print(asyncio.run(reader(server).aread("some words " * 100, "what?")).stop_reason)
 """
-    command = [sys.executable, "-c", script, tmp_path / "checkpoints.sqlite", tmp_path / "runs.sqlite"]
+    command = [sys.executable, "-c", program, tmp_path / "checkpoints.sqlite", tmp_path / "runs.sqlite"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (process.stdout, process.stderr) == ("answered\nanswered\n", "")
 
 
-async def test_an_address_without_the_api_s_path_is_told() -> None:
-    with FakeServer() as server, pytest.raises(PolicyRequestError) as refusal:
+async def test_the_error_for_an_address_without_v1_names_the_right_one() -> None:
+    with FakeServer() as server, pytest.raises(PolicyRequestError) as error:
         await server.ask(base_url=server.base_url.removesuffix("/v1"))
-    assert str(refusal.value).endswith(f"Most end in /v1: base_url {server.base_url}")
+    assert str(error.value).endswith(f"Most end in /v1: base_url {server.base_url}")

@@ -1,4 +1,4 @@
-"""Policies by name: those of the package, those that installed packages add, and models in folders and on the hub."""
+"""Policies by name: those of this package and of installed packages, and models in folders and on the hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memagent_graph.policy import SamplingParams
 from memagent_graph.policy_registry import list_policy_names, make_policy
 from memagent_graph.settings import PolicySettings, ReadSettings
 
-CODE = """
+MODULE = """
 from memagent_graph import MissingExtraError, ScriptedPolicy
 
 def mine(request):
@@ -37,19 +37,19 @@ URL = "http://127.0.0.1:9/v1"
 
 
 @pytest.fixture
-def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def added_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {name: f"policies_of_mine:{name}" for name in FACTORIES}
     entries |= {"absent": "policies_of_mine:absent", "nowhere": "no_such_module:make", "embedded": "no_such_module:x"}
-    monkeypatch.syspath_prepend(add_package(tmp_path / "site", "policies_of_mine", CODE, {POLICIES: entries}))
+    monkeypatch.syspath_prepend(add_package(tmp_path / "site", "policies_of_mine", MODULE, {POLICIES: entries}))
 
 
-async def test_a_package_adds_a_policy(added) -> None:
+async def test_a_package_adds_a_policy(added_policies) -> None:
     policy = make_policy(ReadSettings(policy="mine", model="large", timeout=9))
     completion = await policy.complete([{"role": "user", "content": "?"}], SamplingParams(max_tokens=9))
     assert completion.text == "large 9"
 
 
-def test_an_unknown_name_says_what_is_near(added) -> None:
+def test_the_error_for_an_unknown_name_suggests_a_similar_one(added_policies) -> None:
     assert list_policy_names()[:3] == ("embedded", "local", "server") and set(FACTORIES) < set(list_policy_names())
     with pytest.raises(PolicyError, match=r"no policy 'mien'\. Did you mean mine\?"):
         make_policy(ReadSettings(policy="mien"))
@@ -65,16 +65,16 @@ def test_an_unknown_name_says_what_is_near(added) -> None:
         ("nowhere", "No module named 'no_such_module'", "policies_of_mine 1.2"),
     ],
 )
-def test_a_policy_that_cannot_be_made_is_told_with_its_package(added, name, message, hint) -> None:
-    with pytest.raises(PolicyError) as caught:
+def test_the_error_of_a_failing_factory_names_its_package(added_policies, name, message, hint) -> None:
+    with pytest.raises(PolicyError) as error:
         make_policy(PolicySettings(policy=name))
-    assert caught.value.message.startswith(f"the policy {name!r} of the package policies_of_mine 1.2 fails: ")
-    assert message in caught.value.message and hint in str(caught.value.hint)
+    assert error.value.message.startswith(f"the policy {name!r} of the package policies_of_mine 1.2 fails: ")
+    assert message in error.value.message and hint in str(error.value.hint)
 
 
-def test_the_policies_that_come_with_the_package_are_in_the_same_registry(added, monkeypatch) -> None:
+def test_policies_of_the_package_are_in_the_registry(added_policies, monkeypatch) -> None:
     embedded = make_policy(ReadSettings(policy="embedded"))
-    assert isinstance(embedded, LocalPolicy) and embedded.name == "embedded", "no package takes its name"
+    assert isinstance(embedded, LocalPolicy) and embedded.name == "embedded", "no package can replace it"
     assert isinstance(make_policy(ReadSettings(policy="server", model="x", base_url=URL)), OpenAICompatiblePolicy)
     with pytest.raises(PolicyError, match=r"no model.*with model"):
         make_policy(ReadSettings(policy="local"))
@@ -85,7 +85,7 @@ def test_the_policies_that_come_with_the_package_are_in_the_same_registry(added,
     assert isinstance(make_policy(ReadSettings(model="x", api_key="key")), OpenAICompatiblePolicy)
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     assert isinstance(make_policy(ReadSettings(model="x")), OpenAICompatiblePolicy)
-    with pytest.raises(PolicyError, match=r"float16 was asked for, but a server.*leave out dtype"):
+    with pytest.raises(PolicyError, match=r"float16 was requested, but a server.*leave out dtype"):
         make_policy(ReadSettings(policy="server", model="x", base_url=URL, dtype="float16"))
 
 
@@ -102,7 +102,7 @@ async def test_a_model_of_the_hub_runs_in_this_process_with_its_own_tokenizer_an
 
 
 @pytest.mark.parametrize("name", ["./rl-polcy", "../x/y", "/no/such/folder", "~/no-such-folder", "a/b/c"])
-def test_a_folder_misspelt_is_no_request_to_a_server(name: str) -> None:
+def test_a_misspelt_folder_is_no_model_of_a_server(name: str) -> None:
     with pytest.raises(PolicyError, match=r"there is no folder.*hub id"):
         make_policy(ReadSettings(model=name))
 
@@ -120,7 +120,7 @@ def test_a_folder_misspelt_is_no_request_to_a_server(name: str) -> None:
         (ReadSettings(base_url=URL, policy="mine"), "mine"),
     ],
 )
-def test_model_and_server_stand_for_a_policy_where_none_is_named(settings, name, tmp_path) -> None:
+def test_the_policy_follows_from_model_and_server_if_none_is_named(settings, name, tmp_path) -> None:
     if settings.model == "{folder}":
         settings = ReadSettings(model=str(tmp_path))
     assert settings.policy_name == name
@@ -138,35 +138,36 @@ def test_model_and_server_stand_for_a_policy_where_none_is_named(settings, name,
         (ReadSettings(base_url="http://other/v1"), "http://other/v1"),
     ],
 )
-def test_the_environment_s_server_is_for_those_who_name_no_other_policy(settings, url, monkeypatch) -> None:
+def test_the_server_of_the_environment_is_used_only_without_another_policy(settings, url, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", URL)
     assert settings.resolve().base_url == url
 
 
-def test_the_log_keeps_policy_and_strategy() -> None:
+def test_policy_and_strategy_are_logged() -> None:
     settings = ReadSettings(policy="mine", strategy="own.py:Gate")
     assert settings.for_log() == {"policy": "mine", "strategy": "own.py:Gate", "model": None}
     assert ReadSettings.from_log(settings.for_log(), "r") == settings
     assert ReadSettings(model="embedded").for_log() == {"model": "embedded"}
 
 
-def test_another_policy_takes_the_place_of_the_one_in_the_log() -> None:
-    moved = ReadSettings(policy="server", model="m", base_url="http://old/v1").with_other(base_url=URL)
-    assert make_policy(moved) and (moved.policy_name, moved.model, moved.base_url) == ("server", "m", URL)
-    served = ReadSettings(model="large", base_url=URL)
-    assert served.with_other(policy="mine") == ReadSettings(policy="mine"), "nothing of the server's is left"
+def test_another_policy_replaces_that_of_the_log() -> None:
+    other = ReadSettings(policy="server", model="m", base_url="http://old/v1").with_other(base_url=URL)
+    assert make_policy(other) and (other.policy_name, other.model, other.base_url) == ("server", "m", URL)
+    server_settings = ReadSettings(model="large", base_url=URL)
+    assert server_settings.with_other(policy="mine") == ReadSettings(policy="mine"), "no setting of the server is kept"
 
 
-def test_arguments_of_the_chat_template_go_with_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_template_arguments_are_in_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = '{"enable_thinking": false}'
     settings = PolicySettings(base_url="http://localhost/v1", model="m", chat_template_kwargs=arguments)
-    server = make_policy(settings)
-    assert server._make_body([], SamplingParams(), False, None)["chat_template_kwargs"] == {"enable_thinking": False}
-    local = make_policy(replace(settings, base_url=None, model="embedded"))
+    server_policy = make_policy(settings)
+    body = server_policy._make_body([], SamplingParams(), False, None)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    local_policy = make_policy(replace(settings, base_url=None, model="embedded"))
     requests: list[dict[str, Any]] = []
-    tokenizer = local._engine._tokenizer
+    tokenizer = local_policy._engine._tokenizer
     monkeypatch.setattr(tokenizer, "apply_chat_template", lambda _, **options: requests.append(options) or "text")
-    local._engine.encode_prompt([{"role": "user", "content": "Who?"}], local._template_arguments)
+    local_policy._engine.encode_prompt([{"role": "user", "content": "Who?"}], local_policy._template_arguments)
     assert requests == [{"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}]
     with pytest.raises(MemAgentError, match=r"'off' is not a JSON object.*enable_thinking"):
         make_policy(replace(settings, chat_template_kwargs="off"))

@@ -1,4 +1,4 @@
-"""What a policy was trained with, named by the user because its server's files are elsewhere."""
+"""Profiles: budget, prompts, boundary, rule and strategy of a policy, named by the user for a policy server."""
 
 from __future__ import annotations
 
@@ -29,68 +29,68 @@ from memagent_graph.prompts import load_prompts
 from memagent_graph.reading.assembly import assemble
 from memagent_graph.strategies import load_strategy
 
-LEFT_OUT = ("model.safetensors", "CARD.md")
+UNNEEDED_FILES = ("model.safetensors", "CARD.md")
 
 
 @pytest.fixture
 async def policy() -> AsyncIterator[OpenAICompatiblePolicy]:
-    """One whose server tells its window alone."""
+    """A policy whose server reports only the context window."""
     with FakeServer() as server:
-        policy = OpenAICompatiblePolicy(base_url=server.base_url)
-        yield policy
-        await policy.aclose()
+        served_policy = OpenAICompatiblePolicy(base_url=server.base_url)
+        yield served_policy
+        await served_policy.aclose()
 
 
-async def test_a_folder_brings_budget_wording_boundary_rule_and_tokenizer(policy, tmp_path: Path) -> None:
-    folder = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "profile", ignore=shutil.ignore_patterns(*LEFT_OUT))
-    for name in (folder, str(folder), "embedded"):
-        with MemAgent(policy, profile=name, store=tmp_path, run_log=False) as reader:
+async def test_a_profile_folder_gives_budget_prompts_boundary_rule_and_tokenizer(policy, tmp_path: Path) -> None:
+    folder = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "profile", ignore=shutil.ignore_patterns(*UNNEEDED_FILES))
+    for profile in (folder, str(folder), "embedded"):
+        with MemAgent(policy, profile=profile, store=tmp_path, run_log=False) as reader:
             context = await reader.aprepare()
-        own = load_profile(folder)
-        assert own == find_model_info("a name", str(folder), None).profile
-        assert context.budget == own.budget
-        assert context.prompts.fingerprint == own.prompts.fingerprint
-        assert context.boundary == own.boundary == "sentence"
-        assert context.rules.invented is own.on_invented is UpdateRule.KEEP_PREVIOUS
+        expected_profile = load_profile(folder)
+        assert expected_profile == find_model_info("a name", str(folder), None).profile
+        assert context.budget == expected_profile.budget
+        assert context.prompts.fingerprint == expected_profile.prompts.fingerprint
+        assert context.boundary == expected_profile.boundary == "sentence"
+        assert context.rules.invented is expected_profile.on_invented is UpdateRule.KEEP_PREVIOUS
         assert context.tokenizer.fingerprint == load_tokenizer("embedded").fingerprint
 
 
-def profile_with(strategy: str, folder: Path) -> Path:
-    shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
+def write_profile(strategy: str, folder: Path) -> Path:
+    shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns(*UNNEEDED_FILES), dirs_exist_ok=True)
     save_profile(replace(require_profile(folder), strategy=strategy), folder)
     return folder
 
 
-async def test_a_profile_may_name_the_strategy_that_suits_the_policy(policy, tmp_path: Path) -> None:
-    options = {"profile": profile_with("gated:stop=yes", tmp_path / "own"), "store": tmp_path, "run_log": False}
+async def test_a_profile_can_name_the_default_strategy(policy, tmp_path: Path) -> None:
+    options = {"profile": write_profile("gated:stop=yes", tmp_path / "own"), "store": tmp_path, "run_log": False}
     assert MemAgent(policy, **options).strategy == load_strategy("gated:stop=yes")
     assert MemAgent(policy, strategy="overwrite", **options).strategy == Overwrite()
     assert MemAgent(policy, profile="embedded", store=tmp_path, run_log=False).strategy == Overwrite()
 
 
-async def test_a_policy_that_reports_its_profile_reads_with_its_strategy(tmp_path: Path) -> None:
-    class Reporting(ScriptedPolicy):
+async def test_the_strategy_of_a_reported_profile_is_used(tmp_path: Path) -> None:
+    class ProfilePolicy(ScriptedPolicy):
         async def describe(self) -> ModelInfo:
-            return ModelInfo(profile=require_profile(profile_with("refine", tmp_path / "own")))
+            return ModelInfo(profile=require_profile(write_profile("refine", tmp_path / "own")))
 
-    reader = MemAgent(Reporting(["x"]), tokenizer="embedded", store=tmp_path, run_log=False)
+    reader = MemAgent(ProfilePolicy(["x"]), tokenizer="embedded", store=tmp_path, run_log=False)
     context = (await reader.agraph()).reader_context
     assert reader.strategy.name == context.strategy.name == "refine"
 
 
 @pytest.mark.parametrize("strategy", ["retrieval:chunks=3", "middle_truncation"])
-async def test_a_profile_may_not_name_a_strategy_that_shows_only_a_part(policy, tmp_path: Path, strategy) -> None:
-    folder = profile_with(strategy, tmp_path / "own")
-    with pytest.raises(ProfileError, match="does not read the whole document") as caught:
+async def test_a_profile_may_not_name_a_strategy_that_reads_only_a_part(policy, tmp_path: Path, strategy) -> None:
+    folder = write_profile(strategy, tmp_path / "own")
+    with pytest.raises(ProfileError, match="does not read the whole document") as error:
         MemAgent(policy, profile=folder, store=tmp_path, run_log=False)
-    assert f"--strategy {strategy}" in str(caught.value.hint)
+    assert f"--strategy {strategy}" in str(error.value.hint)
     assert not MemAgent(policy, profile=folder, strategy=strategy, store=tmp_path, run_log=False).strategy.reads_all
 
 
-async def test_settings_go_before_the_profile(policy, tmp_path: Path) -> None:
-    own = require_profile("embedded")
+async def test_settings_have_priority_over_the_profile(policy, tmp_path: Path) -> None:
+    profile = require_profile("embedded")
     settings = {
-        "budget": replace(own.budget, chunk_tokens=100),
+        "budget": replace(profile.budget, chunk_tokens=100),
         "prompts": load_prompts(),
         "boundary": "token",
         "rules": UpdateRules(invented=UpdateRule.RETRY),
@@ -103,23 +103,23 @@ async def test_settings_go_before_the_profile(policy, tmp_path: Path) -> None:
     assert context.rules.invented is UpdateRule.RETRY
 
 
-async def test_a_profile_alone_brings_no_tokenizer(policy, tmp_path: Path) -> None:
-    own = require_profile("embedded")
-    save_profile(own, tmp_path / "bare")
-    for name in (own, tmp_path / "bare"):
-        reader = MemAgent(policy, profile=name, store=tmp_path, run_log=False)
+async def test_a_profile_without_tokenizer_files_gives_no_tokenizer(policy, tmp_path: Path) -> None:
+    profile = require_profile("embedded")
+    save_profile(profile, tmp_path / "bare")
+    for profile_or_folder in (profile, tmp_path / "bare"):
+        reader = MemAgent(policy, profile=profile_or_folder, store=tmp_path, run_log=False)
         with pytest.raises(TokenizerError, match="which tokenizer"):
             await reader.aprepare()
         await reader.aclose()
 
 
-def test_a_tokenizer_that_needs_an_extra_says_so_instead_of_being_unknown() -> None:
-    missing = MissingExtraError("hub", "the tokenizer of some/model")
+def test_the_error_for_a_tokenizer_without_its_extra_names_the_extra() -> None:
+    error = MissingExtraError("hub", "the tokenizer of some/model")
     with pytest.raises(MissingExtraError, match="the tokenizer of some/model"):
-        assemble(MemAgent(ScriptedPolicy([]), run_log=False)._parts, ModelInfo(missing_extra=missing))
+        assemble(MemAgent(ScriptedPolicy([]), run_log=False)._parts, ModelInfo(missing_extra=error))
 
 
-async def test_the_profile_of_english_comes_with_the_package(policy, tmp_path: Path) -> None:
+async def test_the_profile_english_is_part_of_the_package(policy, tmp_path: Path) -> None:
     options = {"profile": "english", "tokenizer": "embedded", "store": tmp_path, "run_log": False}
     with MemAgent(policy, **options) as reader:
         context = await reader.aprepare()
@@ -140,9 +140,9 @@ def test_a_folder_without_a_profile_is_refused(tmp_path: Path) -> None:
 
 def test_a_profile_may_have_the_template_of_any_role(tmp_path, make_reader) -> None:
     shutil.copytree(EMBEDDED_FOLDER, tmp_path / "policy", ignore=shutil.ignore_patterns("*.safetensors"))
-    words = "<section>{chunk}</section> Our gate: <memory>{memory}</memory> <problem>{prompt}</problem>"
-    words += " Reply with yes or no"
-    (tmp_path / "policy" / "templates" / "gate.txt").write_text(words)
+    template = "<section>{chunk}</section> Our gate: <memory>{memory}</memory> <problem>{prompt}</problem>"
+    template += " Reply with yes or no"
+    (tmp_path / "policy" / "templates" / "gate.txt").write_text(template)
     profile = require_profile(tmp_path / "policy")
     save_profile(profile, tmp_path / "again")
     assert require_profile(tmp_path / "again").prompts.wording == profile.prompts.wording
@@ -153,7 +153,7 @@ def test_a_profile_may_have_the_template_of_any_role(tmp_path, make_reader) -> N
     assert "Our gate:" in policy.prompts[0]
 
 
-async def test_a_published_model_is_read_with_in_one_word_once_its_authors_wording_is_saved(policy, tmp_path) -> None:
+async def test_a_published_model_has_a_named_profile_once_its_prompts_are_saved(policy, tmp_path) -> None:
     options = {"profile": "rl-memoryagent", "tokenizer": "embedded", "store": tmp_path, "run_log": False}
     with pytest.raises(PromptError, match=r"authors'.*Save in (\S+), .*update\.txt.*empty_memory\.txt"):
         MemAgent(policy, **options)
@@ -162,9 +162,9 @@ async def test_a_published_model_is_read_with_in_one_word_once_its_authors_wordi
     (folder / "update.txt").write_text("<q>{prompt}</q> <notes>{memory}</notes> <part>{chunk}</part> Write.")
     (folder / "answer.txt").write_text("<notes>{memory}</notes> <q>{prompt}</q> Answer in \\boxed{}.")
     (folder / "empty_memory.txt").write_text("nothing so far\n")
-    with MemAgent(policy, **options) as reader, MemAgent(policy, temperature=0.0, **options) as greedy:
+    with MemAgent(policy, **options) as reader, MemAgent(policy, temperature=0.0, **options) as greedy_reader:
         context = await reader.aprepare()
-        assert (await greedy.aprepare()).sampling.temperature == 0.0
+        assert (await greedy_reader.aprepare()).sampling.temperature == 0.0
     assert context.prompts.messages("update", "Who?", memory="", chunk="text")[0]["content"] == (
         "<q>Who?</q> <notes>nothing so far</notes> <part>text</part> Write."
     )

@@ -1,4 +1,4 @@
-"""Programs and commands in README and the user pages run as written, with a server that stands in for a model."""
+"""Programs and commands in the README and the user pages run as written, with a fake server as the model."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER
 pytestmark = pytest.mark.usefixtures("in_process_conversion")
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/*.md") if path.name != "commands.md")]
-SERVER = "http://localhost:8000/v1"
-OTHERS = ("s3://", "langchain_anthropic", "localhost:8080")
-"""What is in a program that needs a service or a package of others, or `memagent serve`, which has its own tests."""
+SERVER_URL = "http://localhost:8000/v1"
+FOREIGN_MARKERS = ("s3://", "langchain_anthropic", "localhost:8080")
+"""Texts of programs that need another service or package, or `memagent serve`, which has its own tests."""
 
-ELSEWHERE = {
+SKIPPED_COMMANDS = {
     "serve": "does not end", "mcp": "does not end", "policy": "downloads", "eval": "takes minutes",
     "eval-report": "needs an evaluation", "train": "takes minutes", "rl": "takes minutes",
 }  # fmt: skip
-"""The commands that are not run here, and why; each has tests of its own."""
+"""The commands that are not run here, and why; each has its own tests."""
 
 
 class State(TypedDict):
-    """Of the graph that nodes are added to."""
+    """The state of the graph that programs add nodes to."""
 
     question: str
     report: str
@@ -58,32 +58,32 @@ class Filing(BaseModel):
     company: str
 
 
-def programs(page: Path) -> list[str]:
+def find_programs(page: Path) -> list[str]:
     blocks = re.findall(r"(?s)```python\n(.*?)```", page.read_text("utf-8"))
-    return [program for program in blocks if not any(word in program for word in OTHERS)]
+    return [program for program in blocks if not any(marker in program for marker in FOREIGN_MARKERS)]
 
 
-def commands(page: Path) -> list[list[str]]:
-    """The arguments of each command that needs no service or file of others."""
+def find_commands(page: Path) -> list[list[str]]:
+    """Return the arguments of each command that needs no other service or file."""
     blocks = re.findall(r"(?s)```sh\n(.*?)```", page.read_text("utf-8"))
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    lines_of_ours = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("memagent ")]
-    own = [line for line in lines_of_ours if not any(word.startswith(("s3://", "/shared/")) for word in line)]
-    return [line for line in own if line[0] not in ELSEWHERE and line[-1] != "..."]
+    argument_lists = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("memagent ")]
+    local_lists = [line for line in argument_lists if not any(word.startswith(("s3://", "/shared/")) for word in line)]
+    return [line for line in local_lists if line[0] not in SKIPPED_COMMANDS and line[-1] != "..."]
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    """Its model has the tokenizer and the budgets of the embedded policy."""
-    with FakeServer(window=2048, root=str(EMBEDDED_FOLDER)) as served:
-        yield served
+    """A server whose model has the tokenizer and the budgets of the embedded policy."""
+    with FakeServer(window=2048, root=str(EMBEDDED_FOLDER)) as fake_server:
+        yield fake_server
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with the files that pages name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OPENAI_API_KEY", "nobody's")
+    monkeypatch.setenv("OPENAI_API_KEY", "no-key")
     text = make_document({0.3: "The key of harbor is 4711."}, words=9000)
     for name in ("filings", "reports", "cases"):
         (tmp_path / name).mkdir()
@@ -101,63 +101,64 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "from pydantic import BaseModel\nclass Filing(BaseModel):\n    company: str = ''\n"
     )
     (tmp_path / "filing.json").write_text('{"type": "object", "properties": {"company": {"type": "string"}}}')
-    wording = tmp_path / "home" / "profiles" / "rl-memoryagent"
-    wording.mkdir(parents=True)
-    (wording / "update.txt").write_text("<q>{prompt}</q> <m>{memory}</m> <s>{chunk}</s> Update it.")
-    (wording / "answer.txt").write_text("<q>{prompt}</q> <m>{memory}</m> Answer in \\boxed{}.")
-    (wording / "empty_memory.txt").write_text("nothing")
+    prompt_folder = tmp_path / "home" / "profiles" / "rl-memoryagent"
+    prompt_folder.mkdir(parents=True)
+    (prompt_folder / "update.txt").write_text("<q>{prompt}</q> <m>{memory}</m> <s>{chunk}</s> Update it.")
+    (prompt_folder / "answer.txt").write_text("<q>{prompt}</q> <m>{memory}</m> Answer in \\boxed{}.")
+    (prompt_folder / "empty_memory.txt").write_text("nothing")
     (tmp_path / "filing.html").write_text("<p>The revenue of Acme was 12.5 million dollars.</p>")
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if programs(page)], ids=lambda page: page.name)
-def test_a_page_s_programs_run(page: Path, server: FakeServer, folder: Path) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if find_programs(page)], ids=lambda page: page.name)
+def test_programs_of_a_page_run(page: Path, server: FakeServer, folder: Path) -> None:
     policy = OpenAICompatiblePolicy(base_url=server.base_url)
     with MemAgent(policy) as agent:
-        names: dict[str, Any] = {
+        namespace: dict[str, Any] = {
             "agent": agent, "policy": policy, "result": agent.read("Ada signed it.", "Who signed it?"), "tools": [],
             "Path": Path, "Filing": Filing, "model": FakeListChatModel(responses=["yes"]),
             "builder": StateGraph(State), "question": "Who signed it?",
             "retriever": RunnableLambda(lambda _: [Document("Ada signed it.")]),
             "store": InMemoryStore(), "thread_id": "1", "secret": "4711", "create_agent": lambda *_, **__: None,
         }  # fmt: skip
-        for program in programs(page):
+        for program in find_programs(page):
             code = compile(
-                program.replace(SERVER, server.base_url), page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+                program.replace(SERVER_URL, server.base_url), page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
             )
-            if (waiting := eval(code, names)) is not None:  # it has an `await` outside of a function
-                asyncio.run(waiting)
+            if (coroutine := eval(code, namespace)) is not None:  # the program has a top-level `await`
+                asyncio.run(coroutine)
 
 
-def reply(body: dict[str, Any], number: int) -> str:
-    """What a model says that follows every form."""
+def reply_in_any_format(body: dict[str, Any], number: int) -> str:
+    """Reply in JSON if a response format is requested, and else in plain text."""
     return '{"company": "Acme"}' if "response_format" in body else "Notice is thirty days. \\boxed{thirty days}"
 
 
 @pytest.fixture
 def any_model(tmp_path: Path) -> Iterator[FakeServer]:
-    """Its model has a tokenizer and no prompts of its own."""
+    """A server whose model has a tokenizer and no prompts."""
     (tmp_path / "model").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         shutil.copy(EMBEDDED_FOLDER / name, tmp_path / "model")
-    with FakeServer(reply, window=9000, vllm=True, root=str(tmp_path / "model")) as served:
-        yield served
+    with FakeServer(reply_in_any_format, window=9000, vllm=True, root=str(tmp_path / "model")) as fake_server:
+        yield fake_server
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
-def test_a_page_s_commands_run(
+@pytest.mark.parametrize("page", [page for page in PAGES if find_commands(page)], ids=lambda page: page.name)
+def test_commands_of_a_page_run(
     page: Path, any_model: FakeServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", any_model.base_url)
-    lines = commands(page)
+    argument_lists = find_commands(page)
     for run_id in ("RUN_A", "RUN_B", "RUN"):
-        if any(run_id in line for line in lines):
+        if any(run_id in arguments for arguments in argument_lists):
             memagent("read", "note.txt", "-q", "Who signed it?", "--run-id", run_id)
-    if any("runs.sqlite" in line for line in lines):
+    if any("runs.sqlite" in arguments for arguments in argument_lists):
         memagent("read", "note.txt", "-q", "Who signed it?", "--run-id", "RUN", "--log", "runs.sqlite")
-    for line in lines:
-        arguments = [any_model.base_url if before == "--base-url" else word for before, word in pairwise(["", *line])]
-        words = [
-            name for word in arguments for name in (sorted(map(str, folder.glob(word))) if "*" in word else [word])
+    for arguments in argument_lists:
+        pairs = pairwise(["", *arguments])
+        replaced = [any_model.base_url if option == "--base-url" else word for option, word in pairs]
+        expanded = [
+            name for word in replaced for name in (sorted(map(str, folder.glob(word))) if "*" in word else [word])
         ]
-        memagent(*words)
+        memagent(*expanded)

@@ -1,4 +1,4 @@
-"""A book, a server, and `memagent read` of the one through the other with small budgets."""
+"""A book, a policy server, and `memagent read` of the book with small budgets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.fake_server import FakeServer
 from support.scripts import SMALL_OPTIONS, make_document
 
 TEXT = make_document({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1000)
-SMALL = ("--tokenizer", "embedded", *SMALL_OPTIONS, "--context-window", "900")
+SMALL_SETTINGS = ("--tokenizer", "embedded", *SMALL_OPTIONS, "--context-window", "900")
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def server() -> Iterator[FakeServer]:
 @pytest.fixture
 def options(server: FakeServer) -> tuple[str, ...]:
     """The options that name the server and the small budgets."""
-    return ("--base-url", server.base_url, *SMALL)
+    return ("--base-url", server.base_url, *SMALL_SETTINGS)
 
 
 @pytest.fixture
-def read(book: Path, options: tuple[str, ...]) -> Callable[..., Result]:
-    """`memagent read` of the book, with the question of the key that it has and these options besides."""
+def read_book(book: Path, options: tuple[str, ...]) -> Callable[..., Result]:
+    """A function that runs `memagent read` with a question about the book and extra options."""
     question = "What is the key of harbor?"
-    return lambda *more, code=0: memagent("read", book, "-q", question, *options, *more, code=code)
+    return lambda *extra_options, code=0: memagent("read", book, "-q", question, *options, *extra_options, code=code)

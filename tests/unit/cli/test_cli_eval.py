@@ -1,4 +1,4 @@
-"""`memagent eval` and `eval-report` as a user meets them: a real server, real crashes, every kind of bad input."""
+"""`memagent eval` and `eval-report` with a fake server, kills, interrupts and invalid input."""
 
 from __future__ import annotations
 
@@ -43,29 +43,30 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def evaluate(task: str, options: tuple[str, ...], out: Path) -> Callable[..., Result]:
-    """`memagent eval` of the task, with small budgets and these options besides, of which the last one counts."""
-    return lambda *more, code=0: memagent("eval", task, *options, "--lengths", "200", "--out", out, *more, code=code)
+    """A function that runs `memagent eval` of the task with small budgets and extra options, which have priority."""
+    own_options = (*options, "--lengths", "200", "--out", out)
+    return lambda *extra_options, code=0: memagent("eval", task, *own_options, *extra_options, code=code)
 
 
 @pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes as long as all the rest."""
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes as long as everything else."""
     monkeypatch.setattr("memagent_evaluation.report.draw_all", lambda results, folder: [])
 
 
-def table(folder: Path) -> list[Any]:
-    """All of the results but what depends on the clock and on the evaluation's name."""
+def load_rows(folder: Path) -> list[Any]:
+    """Load the rows of an evaluation without their durations and run ids."""
     return [replace(row, run_id=None, seconds=0.0) for row in load_results(folder).rows]
 
 
-def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(evaluate, out, monkeypatch) -> None:
+def test_an_evaluation_writes_table_report_plots_and_runs(evaluate, out, monkeypatch) -> None:
     monkeypatch.setattr("memagent_evaluation.report.draw_all", draw_all)
-    more = ("--lengths", "200,600", "-n", 2, "--systems", "memagent,middle_truncation", "--api-key", "sk-secret")
-    result = evaluate(*more)
+    options = ("--lengths", "200,600", "-n", 2, "--systems", "memagent,middle_truncation", "--api-key", "sk-secret")
+    result = evaluate(*options)
     report = (out / "report.md").read_text()
-    for words in ("## Systems side by side", "| 200 | memagent | 2 | 100.0 [", "## Cost per question"):
-        assert words in result.stdout
-        assert words in report
+    for text in ("## Systems side by side", "| 200 | memagent | 2 | 100.0 [", "## Cost per question"):
+        assert text in result.stdout
+        assert text in report
     assert "![accuracy](accuracy.png)" in report
     assert {path.stem for path in out.glob("*.png")} == {path.stem for path in out.glob("*.svg")}
     assert {path.stem for path in out.glob("*.png")} >= {"accuracy", "depth_memagent"}
@@ -75,7 +76,7 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(evaluate, ou
     ]
     assert (len(results.rows), results.missing) == (8, 0)
     assert {row.lenient for row in results.rows if row.system == "memagent"} == {1.0}
-    assert not list(out.glob("*documents")) + list(out.glob("checkpoints*")), "what served resuming is gone"
+    assert not list(out.glob("*documents")) + list(out.glob("checkpoints*")), "they serve only a resume"
     row = next(row for row in results.rows if row.system == "memagent")
     run = memagent("show", row.run_id, "--log", out / "runs.sqlite", "--json")
     assert json.loads(run.stdout)["answer"] == row.answer
@@ -83,7 +84,7 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(evaluate, ou
     assert not any(b"sk-secret" in path.read_bytes() for path in out.rglob("*") if path.is_file())
 
 
-def test_tasks_suites_and_systems_are_named() -> None:
+def test_tasks_suites_and_systems_are_listed() -> None:
     result = memagent("eval", "--list")
     for name in ("niah_single_2", "vt", "memagent", "retrieval"):
         assert f"  {name}\n" in result.stdout
@@ -92,62 +93,60 @@ def test_tasks_suites_and_systems_are_named() -> None:
     assert "full_context" in values["systems"] and len(values["suites"]["ruler"]) == 13
 
 
-def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_alone(
-    evaluate, task, options, server, out, tmp_path
-) -> None:
-    """Killed at random moments. What is asked again is at most what was under way, for the reader one chunk each."""
-    kills, concurrency, moments = 2, 4, random.Random(3)
+def test_a_killed_and_resumed_evaluation_gives_the_same_table(evaluate, task, options, server, out, tmp_path) -> None:
+    """At random moments; at most the requests in flight are repeated, which is one chunk of each read."""
+    kill_count, concurrency, random_source = 2, 4, random.Random(3)
     more = ["--lengths", "300,700", "-n", "3", "--systems", "memagent,refine", "--quiet", "--concurrency", concurrency]
     evaluate(*more, "--out", tmp_path / "whole")
-    undisturbed = Counter(map(section, server.requests))
+    expected_counts = Counter(map(get_section_key, server.requests))
     server.requests.clear()
     server.delay = 0.1
     command = [sys.executable, "-m", "memagent_graph", "eval", task, *options, *more, "--out", out, "--resume"]
-    for kill in range(kills):
-        enough = len(server.requests) + moments.randrange(10, 25)
+    for kill in range(kill_count):
+        request_count = len(server.requests) + random_source.randrange(10, 25)
         with Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-            assert kill_after(process, server.requests, enough), process.stderr.read()
-        rows = (out / JOURNAL).read_bytes().count(b'"sample_id"')
-        assert rows < 12, f"it was over before it could be killed ({kill})"
+            assert kill_after(process, server.requests, request_count), process.stderr.read()
+        row_count = (out / JOURNAL).read_bytes().count(b'"sample_id"')
+        assert row_count < 12, f"the evaluation ended before kill {kill}"
     server.delay = 0.0
     evaluate(*more, "--resume")
-    disturbed = Counter(map(section, server.requests))
-    assert table(out) == table(tmp_path / "whole")
-    again = sum(max(0, disturbed[text] - count) for text, count in undisturbed.items() if text)
-    assert again <= kills * concurrency, "the reader continues at the chunk it was at"
+    counts = Counter(map(get_section_key, server.requests))
+    assert load_rows(out) == load_rows(tmp_path / "whole")
+    repetitions = sum(max(0, counts[text] - count) for text, count in expected_counts.items() if text)
+    assert repetitions <= kill_count * concurrency, "a read is resumed at its chunk"
     runs = RunLog(out / "runs.sqlite")
     assert all(runs.get(row.run_id).stop_reason == "answered" for row in load_results(out).rows if row.run_id)
 
 
-def section(body: dict[str, Any]) -> str:
-    """What tells the reader's requests for memory apart; empty for all others."""
+def get_section_key(body: dict[str, Any]) -> str:
+    """Return a key of a request for a memory update: its question and section. Other requests have an empty key."""
     prompt = body["messages"][-1]["content"]
     return f"{extract(prompt, 'problem')}|{extract(prompt, 'section')}" if "<section>" in prompt else ""
 
 
-def test_a_limit_stops_it_resumably_and_more_may_be_asked_later_with_the_same_settings(evaluate, server, out) -> None:
-    stop = evaluate("-n", 4, "--max-questions", 2, code=5)
-    assert "--resume" in stop.stderr
+def test_a_stopped_evaluation_can_be_resumed_and_extended_with_the_same_settings(evaluate, server, out) -> None:
+    stopped_result = evaluate("-n", 4, "--max-questions", 2, code=5)
+    assert "--resume" in stopped_result.stderr
     assert "2 questions not asked yet" in (out / "report.md").read_text()
     assert "--resume" in evaluate("-n", 4, code=7).stderr
     evaluate("-n", 4, "--resume")
-    count = len(server.requests)
+    request_count = len(server.requests)
     evaluate("-n", 4, "--resume")
-    other = evaluate("--resume", "--temperature", 0.5, "--seed", 3, "--chunk-tokens", 90, code=7)
-    assert len(server.requests) == count, "nothing is asked twice"
-    for words in (
+    refused_result = evaluate("--resume", "--temperature", 0.5, "--seed", 3, "--chunk-tokens", 90, code=7)
+    assert len(server.requests) == request_count, "no request is repeated"
+    for text in (
         "policy.temperature is 0.5 and was 0.0",
         "tasks.seed is 3 and was 0",
         "chunk_tokens is 90 and was 100",
     ):
-        assert words in other.stderr
-    assert "continue with the same command" not in other.stderr
+        assert text in refused_result.stderr
+    assert "continue with the same command" not in refused_result.stderr
     evaluate("-n", 5, "--resume", "--systems", "memagent,refine")
     assert Counter(row.system for row in load_results(out).rows) == {"memagent": 5, "refine": 5}
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "reason"),
+    ("arguments", "code", "message"),
     [
         (["niah_single_2", "--out", __file__], 7, "is a file, not a folder"),
         (["no_such_task"], 7, "there is no task 'no_such_task'"),
@@ -159,25 +158,25 @@ def test_a_limit_stops_it_resumably_and_more_may_be_asked_later_with_the_same_se
         ([], 2, "--list"),
     ],
 )
-def test_bad_input_is_refused_with_a_remedy_before_any_work(options, server, out, words, code, reason) -> None:
-    result = memagent("eval", *options, "--lengths", "2k", "-n", 2, "--out", out, *words, code=code)
+def test_invalid_input_is_refused_before_a_request(options, server, out, arguments, code, message) -> None:
+    result = memagent("eval", *options, "--lengths", "2k", "-n", 2, "--out", out, *arguments, code=code)
     assert server.requests == []
-    assert reason in result.stderr
-    assert not out.exists(), "what is refused leaves nothing behind"
+    assert message in result.stderr
+    assert not out.exists(), "a refused evaluation writes no files"
 
 
-def test_a_server_that_dies_stops_it_and_nothing_is_lost(evaluate, server, out) -> None:
-    good, fail = server.respond, make_error(500, "died")
-    server.respond = lambda body, number: good(body, number) if number < 10 else fail()
+def test_an_evaluation_is_resumed_after_a_server_failure(evaluate, server, out) -> None:
+    original_respond, fail = server.respond, make_error(500, "died")
+    server.respond = lambda body, number: original_respond(body, number) if number < 10 else fail()
     result = evaluate("-n", 8, "--retries", 0, "--concurrency", 4, code=4)
     assert "died" in result.stderr
     assert "continue with the same command and --resume" in result.stderr
-    server.respond = good
+    server.respond = original_respond
     evaluate("-n", 8, "--retries", 0, "--concurrency", 4, "--resume")
     assert [row.outcome for row in load_results(out).rows] == ["answered"] * 8
 
 
-def test_an_interrupted_evaluation_says_how_to_go_on(task, options, server, out) -> None:
+def test_an_interrupted_evaluation_keeps_its_results(task, options, server, out) -> None:
     server.delay = 0.1
     command = [sys.executable, "-m", "memagent_graph", "eval", task, *options, "--lengths", "400", "-n", "40",
                "--concurrency", "2", "--out", out]  # fmt: skip
@@ -191,26 +190,26 @@ def test_an_interrupted_evaluation_says_how_to_go_on(task, options, server, out)
     assert not list(out.glob("*documents"))
 
 
-def test_a_report_is_made_anew_and_two_evaluations_are_compared(evaluate, server, tmp_path) -> None:
-    one, other = tmp_path / "good", tmp_path / "bad"
-    evaluate("--lengths", "200,400", "-n", 6, "--out", one)
-    good = server.respond
-    server.respond = lambda body, number: "\\boxed{12}" if number % 3 == 0 else good(body, number)
-    evaluate("--lengths", "200,400", "-n", 6, "--out", other)
+def test_a_report_can_be_written_again_and_two_evaluations_compared(evaluate, server, tmp_path) -> None:
+    good_folder, bad_folder = tmp_path / "good", tmp_path / "bad"
+    evaluate("--lengths", "200,400", "-n", 6, "--out", good_folder)
+    original_respond = server.respond
+    server.respond = lambda body, number: "\\boxed{12}" if number % 3 == 0 else original_respond(body, number)
+    evaluate("--lengths", "200,400", "-n", 6, "--out", bad_folder)
     for name in ("report.md", "results.parquet"):
-        (one / name).unlink()
-    anew = memagent("eval-report", one)
-    assert "| 400 | memagent | 6 | 100.0 [" in anew.stdout
-    assert (one / "report.md").read_text().startswith("# Evaluation")
-    assert "12 questions in both; 0 rows without a partner." in memagent("eval-report", one, other).stdout
-    as_json = json.loads(memagent("eval-report", one, other, "--json").stdout)
-    first, second = (standing for standing in as_json["standings"]["memagent"] if standing["length"] == "all")
-    assert (first["accuracy"]["mean"], second["against_first"]["n"]) == (1.0, 12)
-    assert second["against_first"]["first_mean"] < 1
+        (good_folder / name).unlink()
+    report = memagent("eval-report", good_folder)
+    assert "| 400 | memagent | 6 | 100.0 [" in report.stdout
+    assert (good_folder / "report.md").read_text().startswith("# Evaluation")
+    assert "12 questions in both; 0 rows without a partner." in memagent("eval-report", good_folder, bad_folder).stdout
+    comparison = json.loads(memagent("eval-report", good_folder, bad_folder, "--json").stdout)
+    good_row, bad_row = (standing for standing in comparison["standings"]["memagent"] if standing["length"] == "all")
+    assert (good_row["accuracy"]["mean"], bad_row["against_first"]["n"]) == (1.0, 12)
+    assert bad_row["against_first"]["first_mean"] < 1
     assert memagent("eval-report", tmp_path / "nowhere", code=7).stderr.count("no results") == 1
 
 
-def test_runs_can_be_logged_for_training_and_documents_be_kept(evaluate, server, out, tmp_path) -> None:
+def test_runs_can_be_logged_with_logprobs_and_documents(evaluate, server, out, tmp_path) -> None:
     server.vllm = True
     log = tmp_path / "mine.sqlite"
     evaluate("-n", 1, "--logprobs", "--keep-documents", "--log", log)
@@ -220,55 +219,53 @@ def test_runs_can_be_logged_for_training_and_documents_be_kept(evaluate, server,
     assert any(row.answer in item["quote"] for item in run["evidence"])
     assert load_tokenizer("embedded").fingerprint == load_results(out).settings["reader"]["tokenizer"]
     assert not (out / "runs.sqlite").exists()
-    assert not list(out.glob("*documents*")), "a log elsewhere has its documents in the user's own store"
+    assert not list(out.glob("*documents*")), "documents of runs in another log are in the user's store"
 
 
-def test_kept_documents_lie_in_the_folder_and_survive_going_on_without_them(evaluate, out) -> None:
+def test_kept_documents_survive_a_resume_without_the_option(evaluate, out) -> None:
     evaluate("-n", 1, "--keep-documents")
     evaluate("-n", 2, "--resume")
-    first, second = load_results(out).rows
-    for row, chunks in ((first, True), (second, False)):
+    first_row, second_row = load_results(out).rows
+    for row, has_text in ((first_row, True), (second_row, False)):
         result = memagent("show", row.run_id, "--log", out / "runs.sqlite", "--chunk", 1)
-        assert ("and then" in result.stdout) is chunks
+        assert ("and then" in result.stdout) is has_text
     assert [path.name for path in out.glob("*documents*")] == ["documents"]
 
 
-def test_data_files_that_changed_in_the_data_folder_are_refused_and_more_tasks_may_read_it(
-    options, server, out, isolated_home
-) -> None:
-    def write(name: str, **fields: Any) -> None:
+def test_a_resume_with_changed_data_files_is_refused(options, server, out, isolated_home) -> None:
+    def write_data_file(name: str, **fields: Any) -> None:
         (isolated_home / "evaluation" / name).write_text(json.dumps({"answers": ["7"], **fields}) + "\n")
 
     (isolated_home / "evaluation" / "qa_files").mkdir(parents=True)
     passage = {"context": "Document 1:\nThe key is 7.", "num_docs": 1}
-    write("qa_files/mine.jsonl", question="What is it?", document=f"The key is 7.{' Nothing.' * 100}")
-    write("eval_50.jsonl", input="What is it?", **passage)
+    write_data_file("qa_files/mine.jsonl", question="What is it?", document=f"The key is 7.{' Nothing.' * 100}")
+    write_data_file("eval_50.jsonl", input="What is it?", **passage)
     options = (*options, "--out", out, "--resume")
     memagent("eval", "qa_files", *options)
     memagent("eval", "qa_files", "ruler_hqa_files", *options)
-    count = len(server.requests)
-    write("eval_50.jsonl", input="What is the key?", **passage)
+    request_count = len(server.requests)
+    write_data_file("eval_50.jsonl", input="What is the key?", **passage)
     refusal = memagent("eval", "ruler_hqa_files", *options, code=7).stderr
-    assert len(server.requests) == count
+    assert len(server.requests) == request_count
     assert 'data.ruler_hqa_files is "eval_50.jsonl, ' in refusal
     assert "--out" in refusal
     memagent("eval", "qa_files", *options)
 
 
-def test_samples_are_drawn_repeatedly_graded_by_another_model_and_priced(evaluate, server, out) -> None:
-    def judge(body: dict[str, Any], number: int) -> str:
+def test_repeated_samples_are_graded_by_another_model_and_priced(evaluate, server, out) -> None:
+    def grade(body: dict[str, Any], number: int) -> str:
         assert body["model"] == "grader"
         return "\\boxed{8}"
 
     server.authorization = "Bearer sk-policy"
-    with FakeServer(judge, model="grader", key="sk-judge") as other:
-        more = ("--api-key", "sk-policy", "-n", 3, "--repeats", 2, "--judge-base-url", other.base_url, "--judge-model",
+    with FakeServer(grade, model="grader", key="sk-judge") as judge:
+        more = ("--api-key", "sk-policy", "-n", 3, "--repeats", 2, "--judge-base-url", judge.base_url, "--judge-model",
                 "grader", "--judge-api-key", "sk-judge", "--price-in", 1, "--price-out", 2)  # fmt: skip
         assert "at temperature 0 all samples of an answer are alike" in evaluate(*more, code=7).stderr
         values = json.loads(evaluate(*more, "--temperature", 0.7, "--json").stdout)
     assert len({body["seed"] for body in server.requests}) >= 2
     (cell,) = values["results"]
-    assert (values["ended"], values["rows"], values["missing"], len(other.requests)) == ("done", 6, 0, 6)
+    assert (values["ended"], values["rows"], values["missing"], len(judge.requests)) == ("done", 6, 0, 6)
     assert values["settings"]["reader"]["chunk_tokens"] == 100
     assert (cell["length"], cell["n"], cell["outcomes"]) == (200, 6, {"answered": 6})
     assert cell["scores"]["judged"]["mean"] == pytest.approx(0.8)

@@ -1,4 +1,4 @@
-"""`memagent runs | reward | export | import` as a user meets them."""
+"""The commands `memagent runs`, `reward`, `export` and `import`."""
 
 from __future__ import annotations
 
@@ -35,37 +35,37 @@ def log():
 # memagent runs
 
 
-def test_runs_are_listed_newest_first_with_what_they_took(log) -> None:
+def test_runs_are_listed_newest_first_with_their_totals(log) -> None:
     tokens = {"prompt_tokens": 1000, "completion_tokens": 20}
     write_run(log, "old", logprobs=None, **tokens)
     write_run(log, "new", 3, stop_reason=None, **tokens)
     log.reward("old", 1.0, name="exact")
     result = memagent("runs")
-    new, old = result.stdout.splitlines()[1:3]
-    assert new.split()[0] == "new"
-    assert old.split()[0] == "old"
-    for words in ("Who is new?", "book.txt", "3,000", "60", "yes", "not yet"):
-        assert words in new
-    for words in ("Who is old?", "2,000", "40", " no ", "answered", "exact 1"):
-        assert words in old
+    new_line, old_line = result.stdout.splitlines()[1:3]
+    assert new_line.split()[0] == "new"
+    assert old_line.split()[0] == "old"
+    for text in ("Who is new?", "book.txt", "3,000", "60", "yes", "not yet"):
+        assert text in new_line
+    for text in ("Who is old?", "2,000", "40", " no ", "answered", "exact 1"):
+        assert text in old_line
     assert "2 of 2 runs with 5 conversations" in result.stdout
     assert str(log.path) in result.stdout
 
 
-def test_the_way_of_reading_is_listed_where_one_is_not_the_papers(log) -> None:
+def test_strategies_are_listed_if_one_is_not_the_default(log) -> None:
     write_run(log, "a")
     assert "strategy" not in memagent("runs").stdout
     log.wait(log.begin("b", "Who?", DOCUMENT, {}, StrategyId("map_reduce", "f1")))
     header, newest, oldest = memagent("runs").stdout.splitlines()[:3]
     assert "strategy" in header and "map_reduce" in newest and "overwrite" in oldest
     runs = json.loads(memagent("runs", "--json").stdout)["runs"]
-    assert [(item["strategy"], item["strategy_fingerprint"]) for item in runs] == [
+    assert [(run["strategy"], run["strategy_fingerprint"]) for run in runs] == [
         ("map_reduce", "f1"),
         ("overwrite", ""),
     ]
 
 
-def test_no_more_than_twenty_are_listed_unless_asked_for(log) -> None:
+def test_twenty_runs_are_listed_by_default(log) -> None:
     for number in range(22):
         write_run(log, f"run{number}", count=0)
     assert memagent("runs").stdout.count("Who is") == 20
@@ -83,7 +83,7 @@ def test_no_more_than_twenty_are_listed_unless_asked_for(log) -> None:
         (["a", "c"], ["c", "a"]),
     ],
 )
-def test_runs_can_be_chosen(log, options, expected) -> None:
+def test_runs_can_be_filtered(log, options, expected) -> None:
     write_run(log, "a")
     write_run(log, "b", stop_reason="max_chunks", policy="Qwen3-4B")
     write_run(log, "c", stop_reason=None, name="Tale.pdf")
@@ -95,7 +95,7 @@ def test_runs_can_be_chosen(log, options, expected) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90m", 5400), ("12h", 43200), ("7d", 604800), (" 2W ", 1209600), ("1.5h", 5400)]
 )
-def test_ages_are_counted_back_from_now(text, seconds) -> None:
+def test_an_age_is_a_time_before_now(text, seconds) -> None:
     assert parse_time(text) == pytest.approx(time.time() - seconds, abs=5)
 
 
@@ -113,11 +113,11 @@ def test_dates_are_local_unless_they_name_a_zone() -> None:
         ["--until", "9" * 400 + "-01-01"],
     ],
 )
-def test_filters_that_mean_nothing_are_wrong_usage(log, options) -> None:
+def test_invalid_filters_are_usage_errors(log, options) -> None:
     assert memagent("runs", *options, code=2).stdout == ""
 
 
-def test_nothing_in_a_text_reaches_the_terminal_raw(log) -> None:
+def test_control_characters_of_texts_are_not_printed(log) -> None:
     write_run(log, "a", question="[red]one[/]\ntwo\x1b]0;title\x07 \u202eevil \x9b31m", name="[/]\x1b[2J.txt")
     log.reward("a", 1.0, name="\x1b[5m[bold]")
     output = memagent("runs").stdout
@@ -131,7 +131,7 @@ def test_nothing_in_a_text_reaches_the_terminal_raw(log) -> None:
 # Deleting
 
 
-def test_runs_are_deleted_with_all_that_is_theirs_and_the_space_is_told(log) -> None:
+def test_deleting_runs_reports_the_bytes_freed(log) -> None:
     for run_id in ("a", "b", "c"):
         write_run(log, run_id, text=os.urandom(50_000).hex())
     result = memagent("runs", "a", "b", "--delete", "--yes")
@@ -143,15 +143,15 @@ def test_runs_are_deleted_with_all_that_is_theirs_and_the_space_is_told(log) -> 
     assert values["bytes_freed"] > 50_000
 
 
-def test_without_a_terminal_nothing_is_deleted_unless_told_twice_nor_if_a_run_is_unknown(log) -> None:
+def test_deleting_needs_yes_without_a_terminal_and_known_run_ids(log) -> None:
     write_run(log, "a")
     assert "--yes" in memagent("runs", "--delete", code=2).stderr
     assert "'nope'" in memagent("runs", "a", "nope", "--delete", "--yes", code=6).stderr
     assert log.counts() == (1, 2)
 
 
-@pytest.mark.parametrize(("key", "count", "code"), [("n", 1, 1), ("y", 0, 0)])
-def test_on_a_terminal_deleting_asks_first(log, key, count, code) -> None:
+@pytest.mark.parametrize(("key", "run_count", "code"), [("n", 1, 1), ("y", 0, 0)])
+def test_deleting_asks_for_confirmation_on_a_terminal(log, key, run_count, code) -> None:
     write_run(log, "a")
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "memagent_graph", "runs", "--delete"]
@@ -163,7 +163,7 @@ def test_on_a_terminal_deleting_asks_first(log, key, count, code) -> None:
     assert process.returncode == code
     assert "Delete 1 run (a) from" in errors
     assert output.strip() == ""
-    assert log.counts()[0] == count
+    assert log.counts()[0] == run_count
 
 
 def test_a_run_that_is_being_read_is_not_deleted(log) -> None:
@@ -180,31 +180,31 @@ def test_a_run_that_is_being_read_is_not_deleted(log) -> None:
     assert log.counts()[0] == 0
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full here")
-def test_output_that_cannot_be_written_is_an_error_in_one_line(log, isolated_home) -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_unwritable_output_is_an_error_without_a_traceback(log, isolated_home) -> None:
     write_run(log, "a", name="naïve.txt")
     command = [sys.executable, "-m", "memagent_graph", "runs"]
-    with Path("/dev/full").open("w") as full:
-        result = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    with Path("/dev/full").open("w") as full_device:
+        result = subprocess.run(command, check=False, stdout=full_device, stderr=subprocess.PIPE, text=True, timeout=60)
     assert result.returncode == 1
     assert result.stderr.startswith("error: cannot write to standard output: No space left on device\n")
     assert "memagent show latest" in result.stderr
     assert "Traceback" not in result.stderr
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=ascii_only)
+    ascii_environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=ascii_environment)
     assert (result.returncode, "na?ve.txt" in result.stdout, result.stderr) == (0, True, "")
-    closed = subprocess.run(
+    result_without_stdout = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command, "--json"],
         check=False, stderr=subprocess.PIPE, text=True, timeout=60,
     )  # fmt: skip
-    assert (closed.returncode, closed.stderr) == (0, "")
+    assert (result_without_stdout.returncode, result_without_stdout.stderr) == (0, "")
 
 
-# A log that is not there
+# Missing logs
 
 
 @pytest.mark.parametrize("arguments", [["runs"], ["export", "x.parquet"]])
-def test_a_log_that_is_not_there_is_an_error_and_is_not_made(tmp_path, arguments) -> None:
+def test_a_missing_log_is_an_error_and_is_not_created(tmp_path, arguments) -> None:
     path = tmp_path / "nowhere" / "runs.sqlite"
     result = memagent(*arguments, "--log", path, code=6)
     assert f"there is no run log at {path}" in result.stderr
@@ -235,24 +235,24 @@ def test_rewards_are_given_to_runs_and_conversations(log) -> None:
 def test_an_export_is_imported_into_another_log(tmp_path, log) -> None:
     write_run(log, "a")
     write_run(log, "b", stop_reason="max_chunks")
-    file, there = tmp_path / "runs.parquet", tmp_path / "other" / "runs.sqlite"
+    file, other_path = tmp_path / "runs.parquet", tmp_path / "other" / "runs.sqlite"
     result = memagent("export", file, "--stop-reason", "answered")
     assert "1 run with 2 conversations and 0 rewards" in result.stderr
     assert result.stdout == ""
-    assert json.loads(memagent("import", file, "--log", there, "--json").stdout) == {
+    assert json.loads(memagent("import", file, "--log", other_path, "--json").stdout) == {
         "runs": 1, "conversations": 2, "rewards": 0, "skipped": 0,
     }  # fmt: skip
-    assert "1 run already there" in memagent("import", file, "--log", there).stderr
-    other = RunLog(there)
-    assert [run.run_id for run in other.runs()] == ["a"]
-    memagent("reward", "a", 1, "--log", there)
-    assert "--replace" in memagent("import", file, "--log", there, code=6).stderr
-    memagent("import", file, "--log", there, "--replace")
-    assert other.rewards("a") == []
-    other.close()
+    assert "1 run already there" in memagent("import", file, "--log", other_path).stderr
+    other_log = RunLog(other_path)
+    assert [run.run_id for run in other_log.runs()] == ["a"]
+    memagent("reward", "a", 1, "--log", other_path)
+    assert "--replace" in memagent("import", file, "--log", other_path, code=6).stderr
+    memagent("import", file, "--log", other_path, "--replace")
+    assert other_log.rewards("a") == []
+    other_log.close()
 
 
-def test_an_export_says_what_it_wrote(tmp_path, log) -> None:
+def test_an_export_reports_its_runs_and_bytes(tmp_path, log) -> None:
     write_run(log, "good")
     write_run(log, "bad", logprobs=None)
     file = tmp_path / "runs"
@@ -264,7 +264,7 @@ def test_an_export_says_what_it_wrote(tmp_path, log) -> None:
     assert (values["file"], values["bytes"]) == (str(file), file.stat().st_size)
 
 
-def test_importing_what_is_not_there_makes_no_log(tmp_path) -> None:
+def test_importing_a_missing_file_creates_no_log(tmp_path) -> None:
     result = memagent("import", tmp_path / "missing.parquet", code=6)
     assert "missing.parquet" in result.stderr
     assert not Path(get_default_run_log()).exists()
@@ -273,7 +273,7 @@ def test_importing_what_is_not_there_makes_no_log(tmp_path) -> None:
 # Naming a run
 
 
-def test_a_run_is_named_by_its_id_by_how_that_begins_or_as_the_latest(log) -> None:
+def test_a_run_is_named_by_its_id_a_prefix_or_latest(log) -> None:
     for run_id in ("20261124-a-1", "20261124-a-10", "20261125-b"):
         write_run(log, run_id, count=0)
     for name, run_id in (("20261124-a-1", "20261124-a-1"), ("20261125", "20261125-b"), ("latest", "20261125-b")):
@@ -290,7 +290,7 @@ def test_the_version_is_that_of_the_package() -> None:
     assert memagent("--version").stdout.strip() == f"memagent {version('memagent-graph')}"
 
 
-def test_a_narrow_terminal_shows_fewer_columns_whole(log) -> None:
+def test_a_narrow_terminal_shows_fewer_columns(log) -> None:
     run_id = "20261124-165424-1b1e4ed4-" + "9" * 60
     write_run(log, run_id, question="What is " + "so " * 40 + "long?")
     assert run_id in memagent("runs").stdout

@@ -1,4 +1,4 @@
-"""What a document, a policy or a server wrote reaches the terminal as text, and steers nothing there."""
+"""Output on the terminal: control characters of texts are not printed; statuses, errors and progress."""
 
 import io
 
@@ -12,36 +12,36 @@ from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.plain_text import make_one_line, make_printable
 from memagent_graph.policies.scripted import ScriptedPolicy
 
-STEERING = "\x1b[2J\x1b]0;title\x07\u202ecba\x9b31m"
+CONTROLS = "\x1b[2J\x1b]0;title\x07\u202ecba\x9b31m"
 
 
-def test_answers_and_questions_cannot_steer_the_terminal(capsys, tmp_path) -> None:
-    policy = ScriptedPolicy(lambda prompt: f"\\boxed{{blue{STEERING}[red]}}")
+def test_control_characters_of_answers_and_questions_are_not_printed(capsys, tmp_path) -> None:
+    policy = ScriptedPolicy(lambda prompt: f"\\boxed{{blue{CONTROLS}[red]}}")
     with MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False) as reader:
-        results = reader.read("The sea.", questions=[f"What?{STEERING}", "Where?"])
+        results = reader.read("The sea.", questions=[f"What?{CONTROLS}", "Where?"])
     Console().print_results(results)
-    out, err = capsys.readouterr()
-    assert "blue" in out
-    assert "[red]" in out
-    assert "What?" in out
-    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out + err)
+    output, error_output = capsys.readouterr()
+    assert "blue" in output
+    assert "[red]" in output
+    assert "What?" in output
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(output + error_output)
 
 
-def test_errors_and_hints_cannot_steer_the_terminal(capsys) -> None:
+def test_control_characters_of_errors_and_hints_are_not_printed(capsys) -> None:
     console = Console()
-    console.resume_command = f"memagent resume {STEERING}"
-    console.report_error(PolicyError(f"the server said {STEERING}", hint=f"Try {STEERING}", run_id="r"), 4)
-    out, err = capsys.readouterr()
-    assert "the server said" in err
-    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out + err)
+    console.resume_command = f"memagent resume {CONTROLS}"
+    console.report_error(PolicyError(f"the server said {CONTROLS}", hint=f"Try {CONTROLS}", run_id="r"), 4)
+    output, error_output = capsys.readouterr()
+    assert "the server said" in error_output
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(output + error_output)
 
 
-def test_lines_and_tabs_stay_in_texts_and_go_from_lines() -> None:
+def test_line_breaks_and_tabs_are_kept_in_texts_but_not_in_lines() -> None:
     assert make_printable("a\r\nb\tc\x1b") == "a\nb\tc\ufffd"
     assert make_one_line("a\nb\tc\x1b", 4) == "a b…"
 
 
-def test_work_is_shown_on_a_terminal_alone(monkeypatch, capsys) -> None:
+def test_a_status_is_shown_only_on_a_terminal(monkeypatch, capsys) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     with Console().show_status("loading the policy"):
         pass
@@ -55,7 +55,7 @@ def test_work_is_shown_on_a_terminal_alone(monkeypatch, capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_errors_name_the_readers_settings_as_python_does() -> None:
+def test_errors_name_settings_as_in_python() -> None:
     error = MemAgentError(
         "it does not fit", hint="Lower --chunk-tokens (--context-window), or `memagent x --out y`, or --no-log."
     )
@@ -64,11 +64,11 @@ def test_errors_name_the_readers_settings_as_python_does() -> None:
     )
 
 
-def test_without_a_terminal_progress_is_lines_and_nothing_where_it_is_to_be_quiet(monkeypatch) -> None:
+def test_progress_without_a_terminal_is_lines_or_nothing_if_quiet(monkeypatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
-    for quiet, lines in ((False, "reading: 1,000, 2 failed [sic]\nreading: 1,001 of 3,000\n"), (True, "")):
+    for is_quiet, expected_lines in ((False, "reading: 1,000, 2 failed [sic]\nreading: 1,001 of 3,000\n"), (True, "")):
         output = io.StringIO()
-        with ProgressDisplay("reading", quiet=quiet, console=rich.console.Console(file=output)) as display:
+        with ProgressDisplay("reading", quiet=is_quiet, console=rich.console.Console(file=output)) as display:
             display.update(1_000, "2 failed [sic]")
             display.update(1_001, total=3_000)
-        assert output.getvalue() == lines
+        assert output.getvalue() == expected_lines

@@ -1,4 +1,4 @@
-"""`memagent report` as a user meets it: a real server, files, and what is refused."""
+"""`memagent report` with a fake server: its output, its files, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.command_line import memagent
 from support.report_documents import read_keys_and_write_report
 from support.scripts import make_document
 
-WIDE = ("--context-window", "1500", "--question-tokens", "60", "--answer-tokens", "200")
+WIDE_BUDGET = ("--context-window", "1500", "--question-tokens", "60", "--answer-tokens", "200")
 
 
 @pytest.fixture
@@ -28,18 +28,18 @@ def books(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def report(server, options) -> Callable[..., Result]:
-    """`memagent report` of these documents, with these options besides."""
+    """A function that runs `memagent report` with documents and extra options."""
     server.respond = lambda body, number: read_keys_and_write_report(body["messages"][0]["content"])
-    return lambda *more, code=0: memagent(
-        "report", "Keys?", "-q", "What is the key of harbor?", *options, *WIDE, *more, code=code
+    return lambda *extra_arguments, code=0: memagent(
+        "report", "Keys?", "-q", "What is the key of harbor?", *options, *WIDE_BUDGET, *extra_arguments, code=code
     )
 
 
 def test_the_report_is_markdown_on_standard_output(books, report, server) -> None:
     result = report(*books)
-    count = len(server.requests)
+    request_count = len(server.requests)
     assert report(*books).stdout == result.stdout
-    assert len(server.requests) == count
+    assert len(server.requests) == request_count
     assert result.stdout.startswith("# Keys?\n")
     assert "The key of harbor is 4711." in result.stdout
     assert "**[not quoted: " in result.stdout
@@ -49,8 +49,8 @@ def test_the_report_is_markdown_on_standard_output(books, report, server) -> Non
 def test_files_are_written_to_a_folder(books, report, tmp_path) -> None:
     (tmp_path / "questions.txt").write_text("Where is the key of tower?\n")
     formats = ("--format", "md", "--format", "html", "--format", "csv")
-    more = ("-q", f"@{tmp_path / 'questions.txt'}", "--extractive", "--judge", "--json", *formats)
-    values = json.loads(report(*books, "--out", tmp_path / "out", *more).stdout)
+    report_options = ("-q", f"@{tmp_path / 'questions.txt'}", "--extractive", "--judge", "--json", *formats)
+    values = json.loads(report(*books, "--out", tmp_path / "out", *report_options).stdout)
     assert values["totals"]["quoted"] == 2
     assert values["mode"] == "extractive"
     assert values["contradictions"] == [{"question": 0, "groups": [[0], [1]]}]
@@ -63,19 +63,19 @@ def test_files_are_written_to_a_folder(books, report, tmp_path) -> None:
     assert str(tmp_path) not in (tmp_path / "out/report.html").read_text()
 
 
-def test_impossible_report_options_are_refused_with_a_remedy(books, report, tmp_path) -> None:
+def test_invalid_arguments_are_refused(books, report, tmp_path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/report.md").write_text("mine")
-    for more, code, words in (
+    for arguments, code, message in (
         ([tmp_path / "missing.txt"], 3, "does not exist"),
         ([*books, "--out", tmp_path / "out"], 6, "does not belong to this report"),
         ([*books, "--max-chunks", "1"], 5, "0 of 2 cells"),
     ):
-        assert words in " ".join(report("--extractive", *more, code=code).stderr.split())
+        assert message in " ".join(report("--extractive", *arguments, code=code).stderr.split())
     assert (tmp_path / "out/report.md").read_text() == "mine"
 
 
-def test_a_policy_with_its_own_prompts_gives_an_extractive_report_and_says_so(books, report) -> None:
+def test_a_policy_without_report_prompts_gives_an_extractive_report(books, report) -> None:
     result = report(*books, "--profile", "embedded")
     assert "- a.txt: 4711 [1]" in result.stdout
     assert "- b.txt: 12 [2]" in result.stdout

@@ -1,4 +1,4 @@
-"""Runs from somebody else's log: they get no key, run no code, and are never the latest."""
+"""Runs from untrusted logs: their servers are sent no key, they run no code, and are never the latest run."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ KEY = "sk-real"
 
 
 @pytest.fixture
-def stop_run(read, server) -> Callable[..., None]:
-    """Read two chunks, as the run r."""
+def stop_run(read_book, server) -> Callable[..., None]:
+    """A function that reads two chunks, as the run r, and clears the recorded headers."""
 
-    def stop_run(*more: object) -> None:
-        read("--max-chunks", "2", "--run-id", "r", *more, code=ExitCode.STOPPED)
+    def read_two_chunks(*options: object) -> None:
+        read_book("--max-chunks", "2", "--run-id", "r", *options, code=ExitCode.STOPPED)
         server.headers.clear()
 
-    return stop_run
+    return read_two_chunks
 
 
 @pytest.fixture
-def has_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def configured_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
-def keys_sent(server: FakeServer) -> set[str]:
+def get_sent_keys(server: FakeServer) -> set[str]:
     return {headers.get("Authorization", "") for headers in server.headers}
 
 
@@ -45,58 +45,58 @@ def import_run(run_id: str, **changes: Any) -> None:
         log.add(LoggedRun(replace(log.get("r"), run_id=run_id, **changes)))
 
 
-def test_a_server_that_only_the_log_names_gets_no_key(stop_run, server, monkeypatch) -> None:
+def test_a_server_that_only_the_log_names_is_sent_no_key(stop_run, server, monkeypatch) -> None:
     stop_run()
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    for own_url in ("", "http://127.0.0.1:9/v1"):
-        monkeypatch.setenv("OPENAI_BASE_URL", own_url)
+    for configured_url in ("", "http://127.0.0.1:9/v1"):
+        monkeypatch.setenv("OPENAI_BASE_URL", configured_url)
         memagent("resume", "r", "--max-chunks", "1", code=ExitCode.STOPPED)
-    assert server.headers and keys_sent(server) == {"Bearer none"}
-    refusal = memagent("resume", "r", "--api-key", KEY, code=ExitCode.RUN).stderr
-    assert f"If it is your server, pass --base-url {server.base_url}" in refusal
+    assert server.headers and get_sent_keys(server) == {"Bearer none"}
+    error_text = memagent("resume", "r", "--api-key", KEY, code=ExitCode.RUN).stderr
+    assert f"If it is your server, pass --base-url {server.base_url}" in error_text
 
 
-@pytest.mark.usefixtures("has_key")
+@pytest.mark.usefixtures("configured_key")
 @pytest.mark.parametrize("named_by", ["option", "environment"])
-def test_a_server_that_the_caller_names_gets_the_key(stop_run, server, monkeypatch, named_by) -> None:
+def test_a_server_that_the_user_names_is_sent_the_key(stop_run, server, monkeypatch, named_by) -> None:
     stop_run()
     if named_by == "environment":
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
     memagent("resume", "r", *(["--base-url", server.base_url] if named_by == "option" else []))
-    assert keys_sent(server) == {f"Bearer {KEY}"}
+    assert get_sent_keys(server) == {f"Bearer {KEY}"}
 
 
-def test_the_command_that_continues_names_the_server_where_there_is_a_key(read, server, monkeypatch) -> None:
-    assert "--base-url" not in read("--max-chunks", "1", code=ExitCode.STOPPED).stderr
+def test_the_resume_command_names_the_server_if_there_is_a_key(read_book, server, monkeypatch) -> None:
+    assert "--base-url" not in read_book("--max-chunks", "1", code=ExitCode.STOPPED).stderr
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    assert f"--base-url {server.base_url}" in read("--max-chunks", "1", code=ExitCode.STOPPED).stderr
+    assert f"--base-url {server.base_url}" in read_book("--max-chunks", "1", code=ExitCode.STOPPED).stderr
 
 
-@pytest.mark.usefixtures("has_key")
-def test_a_key_that_is_missing_for_that_reason_is_explained(stop_run, server) -> None:
+@pytest.mark.usefixtures("configured_key")
+def test_the_authentication_error_says_why_no_key_was_sent(stop_run, server) -> None:
     server.authorization = f"Bearer {KEY}"
     stop_run()
     assert f"pass --base-url {server.base_url}" in memagent("resume", "r", code=ExitCode.POLICY).stderr
     memagent("resume", "r", "--base-url", server.base_url)
 
 
-@pytest.mark.usefixtures("has_key")
-def test_an_imported_run_asks_for_the_server_before_anything_is_sent(stop_run, server) -> None:
+@pytest.mark.usefixtures("configured_key")
+def test_resuming_an_imported_run_needs_the_name_of_its_server(stop_run, server) -> None:
     stop_run()
     import_run("imported")
-    refusal = memagent("resume", "imported", code=ExitCode.RUN).stderr
-    assert "was imported" in refusal and "--base-url" in refusal and not server.headers
-    memagent("resume", "imported", "--base-url", server.base_url, code=ExitCode.RUN)  # it has no checkpoints here
+    error_text = memagent("resume", "imported", code=ExitCode.RUN).stderr
+    assert "was imported" in error_text and "--base-url" in error_text and not server.headers
+    memagent("resume", "imported", "--base-url", server.base_url, code=ExitCode.RUN)  # the run has no checkpoints here
 
 
-def test_the_latest_run_is_one_of_this_machine(stop_run, read) -> None:
+def test_an_imported_run_is_never_the_latest(stop_run, read_book) -> None:
     stop_run()
     import_run("from 2096", began=4e9)
     assert "run r" in memagent("resume", "latest").stderr
     with closing(RunLog(get_default_run_log())) as log:
         assert [run.run_id for run in log.runs(RunFilter(is_own=False))] == ["from 2096"]
-        read("--run-id", "from 2096")
-        assert not list(log.runs(RunFilter(is_own=False))), "it was read here, in place of the imported one"
+        read_book("--run-id", "from 2096")
+        assert not list(log.runs(RunFilter(is_own=False))), "the run read here replaces the imported one"
 
 
 @pytest.mark.parametrize("strategy", ["evil:Nice", "evil:Nice:x=1", "./evil.py:Nice"])
@@ -107,6 +107,6 @@ def test_a_strategy_that_only_the_log_names_runs_no_code(stop_run, server, tmp_p
     with closing(sqlite3.connect(get_default_run_log())) as connection:
         connection.execute("UPDATE runs SET settings = json_set(settings, '$.strategy', ?)", [strategy])
         connection.commit()
-    refusal = memagent("resume", "r", code=ExitCode.USAGE).stderr
-    assert "runs only if you name it yourself" in refusal and f"--strategy {strategy}" in refusal
+    error_text = memagent("resume", "r", code=ExitCode.USAGE).stderr
+    assert "runs only if you name it yourself" in error_text and f"--strategy {strategy}" in error_text
     assert not (tmp_path / "ran").exists() and not server.headers
