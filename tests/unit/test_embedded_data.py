@@ -220,13 +220,13 @@ def test_a_release_needs_a_folder_with_tokenizer_and_templates(
 
 
 def test_interpolation_moves_weights_back_towards_the_initial_ones() -> None:
-    initial, trained = new_policy(64, 32, 1), new_policy(64, 32, 1)
+    initial_policy, trained = new_policy(64, 32, 1), new_policy(64, 32, 1)
     torch.nn.init.constant_(trained.get_parameter("model.layers.0.self_attn.o_proj.bias"), 0.25)
-    start = initial.state_dict()
-    expected = {name: 0.75 * weight + 0.25 * start[name] for name, weight in trained.state_dict().items()}
-    interpolate(trained, initial, 0.25)
+    initial_weights = initial_policy.state_dict()
+    expected = {name: 0.75 * weight + 0.25 * initial_weights[name] for name, weight in trained.state_dict().items()}
+    interpolate(trained, initial_policy, 0.25)
     for name, weight in expected.items():
         assert torch.allclose(trained.state_dict()[name], weight), name
-    assert not torch.equal(trained.state_dict()["lm_head.weight"], initial.state_dict()["lm_head.weight"])
+    assert not torch.equal(trained.state_dict()["lm_head.weight"], initial_policy.state_dict()["lm_head.weight"])
     with pytest.raises(SystemExit, match="different shapes"):
         interpolate(trained, new_policy(64, 32, 2), 0.5)

@@ -44,7 +44,7 @@ from memagent_graph.timeline.view import load_run_view
 from memagent_training.data.replay import load_groups
 
 FACTS = {0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}
-TEXT, LONGER = make_document(FACTS, words=800), make_document(FACTS, words=1200)
+TEXT = make_document(FACTS, words=800)
 QUESTION = "What is the key of harbor?"
 
 

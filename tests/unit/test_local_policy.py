@@ -78,16 +78,16 @@ async def test_ids_logprobs_and_text_agree(policy) -> None:
     completion = await policy.complete(make_prompt(QUESTIONS[0]), GREEDY)
     assert len(completion.token_ids) == len(completion.logprobs) == completion.usage.completion_tokens
     assert all(logprob <= 0 for logprob in completion.logprobs)
-    repeated = await policy.complete(completion.prompt_token_ids, GREEDY)
-    assert repeated.token_ids == completion.token_ids
-    without_ids = await policy.complete(make_prompt(QUESTIONS[0]), SamplingParams(max_tokens=12))
-    stopped = await policy.complete(make_prompt(QUESTIONS[0]), replace(GREEDY, stop=(completion.text[2:4],)))
-    assert len(stopped.token_ids) == len(stopped.logprobs) < len(completion.token_ids)
-    assert without_ids.token_ids is None
-    assert without_ids.text == completion.text
+    repeated_reply = await policy.complete(completion.prompt_token_ids, GREEDY)
+    assert repeated_reply.token_ids == completion.token_ids
+    reply_without_ids = await policy.complete(make_prompt(QUESTIONS[0]), SamplingParams(max_tokens=12))
+    stopped_reply = await policy.complete(make_prompt(QUESTIONS[0]), replace(GREEDY, stop=(completion.text[2:4],)))
+    assert len(stopped_reply.token_ids) == len(stopped_reply.logprobs) < len(completion.token_ids)
+    assert reply_without_ids.token_ids is None
+    assert reply_without_ids.text == completion.text
 
 
-async def test_a_batch_gives_each_request_the_reply_that_it_gets_alone(policy) -> None:
+async def test_a_request_gets_the_same_reply_in_a_batch_as_alone(policy) -> None:
     prompts = [make_prompt(question, filler) for question in QUESTIONS[:2] for filler in (3, 30)]
     single = [await policy.complete(prompt, GREEDY) for prompt in prompts]
     batched = await asyncio.gather(*(policy.complete(prompt, GREEDY) for prompt in prompts))

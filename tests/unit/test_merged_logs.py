@@ -121,8 +121,8 @@ async def test_a_chunk_without_a_checkpoint_is_left_out_of_the_merged_run(
     with closing(RunLog(second_log)) as log:
         last = list(log.conversations("r"))[-1]
         changes = {"slot": last.slot + 1, "parents": (last.call_id,), "began": last.began + 1e-6}
-        unsaved = replace(last, id=None, call_id="lost", **changes)
-        log.wait(log.record(unsaved))
+        unsaved_conversation = replace(last, id=None, call_id="lost", **changes)
+        log.wait(log.record(unsaved_conversation))
     with closing(RunLog(first_log)) as log:
         merge_logs(log, [third_log])  # the first process continued after the second was killed
     merge_logs(merged_log, [first_log, second_log])

@@ -551,7 +551,7 @@ class TestCuts:
         assert find_safe_cuts([HumanMessage("a"), call_tools(("fetch", {}))]) == [0, 1]
 
 
-def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -> None:
+def test_a_transcript_shows_messages_calls_results_and_block_types() -> None:
     image = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
     messages = [
         HumanMessage([{"type": "text", "text": "What is this?"}, image]),

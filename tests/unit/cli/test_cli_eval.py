@@ -245,10 +245,10 @@ def test_a_resume_with_changed_data_files_is_refused(options, server, out, isola
     memagent("eval", "qa_files", "ruler_hqa_files", *options)
     request_count = len(server.requests)
     write_data_file("eval_50.jsonl", input="What is the key?", **passage)
-    refusal = memagent("eval", "ruler_hqa_files", *options, code=7).stderr
+    error_text = memagent("eval", "ruler_hqa_files", *options, code=7).stderr
     assert len(server.requests) == request_count
-    assert 'data.ruler_hqa_files is "eval_50.jsonl, ' in refusal
-    assert "--out" in refusal
+    assert 'data.ruler_hqa_files is "eval_50.jsonl, ' in error_text
+    assert "--out" in error_text
     memagent("eval", "qa_files", *options)
 
 
