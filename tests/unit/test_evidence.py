@@ -162,8 +162,8 @@ def test_without_the_document_there_are_origins_but_no_quotes() -> None:
 
 def test_lines_that_a_person_wrote_are_marked_as_edited_unless_the_chunk_has_them() -> None:
     memories = ["Ilse built it", "Ilse built it\nPer Lindqvist is the keeper"]
-    assert [line.edited for line in find_origins(memories, ["a", "b"], edited=[1]).lines] == [False, True]
-    provenance = find_origins(memories, ["a", "Now Per Lindqvist is the keeper here."], edited=[1])
+    assert [line.edited for line in find_origins(memories, ["a", "b"], edited_chunks=[1]).lines] == [False, True]
+    provenance = find_origins(memories, ["a", "Now Per Lindqvist is the keeper here."], edited_chunks=[1])
     assert [line.edited for line in provenance.lines] == [False, False]
 
 
