@@ -146,8 +146,8 @@ def test_headings_are_preferred_when_near_and_otherwise_paragraph_ends(store):
     text = "\n\n".join(f"## 4.{number} Part\n\n{paragraph * (5 + number % 3)}" for number in range(1, 41))
     chunks = cut_chunks(store, text, 250, "heading")
     assert all(chunk.text.startswith("## 4.") for chunk in chunks[1:])
-    other_chunks = cut_chunks(store, text, 250, "paragraph")
-    assert sum(chunk.text.startswith("## 4.") for chunk in other_chunks) < len(chunks) - 1
+    paragraph_chunks = cut_chunks(store, text, 250, "paragraph")
+    assert sum(chunk.text.startswith("## 4.") for chunk in paragraph_chunks) < len(chunks) - 1
     text = "\n\n".join([paragraph] * 100)
     assert cut_chunks(store, text, 100, "heading") == cut_chunks(store, text, 100, "paragraph")
 
