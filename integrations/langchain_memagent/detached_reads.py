@@ -45,7 +45,7 @@ class ReadCost:
         self.report(run_id, question, update)
 
     def set_totals(self, usages: Sequence[Usage], **outputs: Any) -> None:
-        """Replace the counts by the totals of the reads, and set the outputs of the run."""
+        """Replace the counts with the totals of the reads, and set the outputs of the run."""
         self.prompt_tokens = sum(usage.prompt_tokens for usage in usages)
         self.completion_tokens = sum(usage.completion_tokens for usage in usages)
         self.cached_tokens = sum(usage.cached_tokens for usage in usages)

@@ -137,14 +137,14 @@ class CallingGraph:
     tool_call_id: str | None = None
 
     @classmethod
-    def current(cls, tool_call_id: str | None = None) -> CallingGraph:
-        """Return the graph that runs the calling code; outside a graph, events are dropped."""
+    def capture(cls, tool_call_id: str | None = None) -> CallingGraph:
+        """Return the graph that runs the calling code. Outside a graph, events are dropped."""
         write_event: Callable[[Any], None] = lambda event: None  # noqa: E731  outside a graph
         with suppress(RuntimeError, KeyError):
             write_event = get_stream_writer()
         return cls(ensure_config(), write_event, contextvars.copy_context(), tool_call_id)
 
-    def report(self, run_id: str, question: str, update: MemoryUpdate, kind: str = "memory_update") -> None:
+    def report_update(self, run_id: str, question: str, update: MemoryUpdate, kind: str = "memory_update") -> None:
         """Write a memory update to the custom stream."""
         event = {
             "type": f"memagent.{kind}",

@@ -181,7 +181,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         text = _find_long_text(message, self._result_tokens)
         if text is None:
             return message, {}
-        caller, tool = CallingGraph.current(request.tool_call["id"]), message.name or request.tool_call["name"]
+        caller, tool = CallingGraph.capture(request.tool_call["id"]), message.name or request.tool_call["name"]
         run_id = derive_run_id(caller.config, message.tool_call_id, text) or new_run_id()
         document: DocumentRef | None = None
         try:
@@ -189,7 +189,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             token_count = await asyncio.to_thread(context.tokenizer.count, text)
             if token_count <= self._result_tokens:
                 return message, {}
-            document = await self._store(text, tool)
+            document = await self._store_result(text, tool)
             user_request = find_latest_request(_get_messages(request.state))
             question = make_result_question(
                 user_request[1] if user_request else None,
@@ -198,11 +198,11 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 context.budget.question_tokens,
                 context.tokenizer,
             )
-            [result] = raise_first_error(await self._read(document, {question: run_id}, caller))
+            [result] = raise_first_error(await self._read_questions(document, {question: run_id}, caller))
         except (MemAgentError, OSError) as error:
             # Keep the result if possible, whatever failed.
             with suppress(MemAgentError, OSError):
-                document = document or await self._store(text, tool)
+                document = document or await self._store_result(text, tool)
             failure_text = _format_failure(
                 tool, text, error, self._result_tokens, run_id, is_stored=document is not None
             )
@@ -212,15 +212,15 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         values = await asyncio.to_thread(result.to_dict)
         return _replace_text(message, _format_reading(tool, token_count, result), values), {run_id: result.document}
 
-    async def _store(self, text: str, tool: str) -> DocumentRef:
+    async def _store_result(self, text: str, tool: str) -> DocumentRef:
         return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
 
-    async def _read(
+    async def _read_questions(
         self, document: DocumentRef, run_ids: Mapping[str, str], caller: CallingGraph
     ) -> list[ReadResult | Exception]:
         """Read once for all questions; the agent's handlers see one run. Raises the first error if all reads fail."""
         inputs = {"questions": list(run_ids), "document": document["name"], "run_ids": list(run_ids.values())}
-        async with report_read(caller.config, self._agent.policy.name, inputs, caller.report) as cost:
+        async with report_read(caller.config, self._agent.policy.name, inputs, caller.report_update) as cost:
             read_each = partial(self._reads.read_each, document, run_ids, cost.add_update, limits=self._limits)
             outcomes = await await_detached(read_each)
             results = [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
@@ -247,7 +247,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 else "So far, no tool result was too long to show."
             )
             raise ToolException(f"No tool result of this conversation was read under the run id {run_id!r}. {remedy}")
-        caller = CallingGraph.current(runtime.tool_call_id)
+        caller = CallingGraph.capture(runtime.tool_call_id)
         try:
             context = await self._reads.prepare()
             texts = [
@@ -255,7 +255,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 for question in questions
             ]
             run_ids = {text: derive_run_id(caller.config, runtime.tool_call_id, text) or new_run_id() for text in texts}
-            outcomes = dict(zip(run_ids, await self._read(documents[run_id], run_ids, caller), strict=True))
+            outcomes = dict(zip(run_ids, await self._read_questions(documents[run_id], run_ids, caller), strict=True))
             return await asyncio.to_thread(_format_further_answers, texts, [outcomes[text] for text in texts])
         except (MemAgentError, OSError) as error:
             raise ToolException(f"The result could not be read: {error}") from error
@@ -287,9 +287,9 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return not history.may_be_long(request.messages)
 
     async def _shorten_history(self, history: RollingHistory, request: ModelRequest[Any]) -> list[AnyMessage]:
-        caller = CallingGraph.current()
+        caller = CallingGraph.capture()
         try:
-            report = partial(caller.report, kind="history_update")
+            report = partial(caller.report_update, kind="history_update")
             return await history.shorten(list(request.messages), caller.config, report)
         except MemAgentError as error:
             error.add_note(

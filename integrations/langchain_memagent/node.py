@@ -102,7 +102,7 @@ def memagent_node(
         reference = await reads.store(document_value)
         run_ids = {text: derive_run_id(config, text, reference["key"]) for text in texts}
         outcomes = dict(
-            zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.current().report), strict=True)
+            zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.capture().report_update), strict=True)
         )
         return raise_first_error([outcomes[text] for text in texts])
 

@@ -149,7 +149,7 @@ class ReadLongDocument(BaseTool):
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **source_arguments: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
         questions = self._clean_questions(questions)
-        source, caller = NamedSource(**source_arguments), CallingGraph.current(getattr(runtime, "tool_call_id", None))
+        source, caller = NamedSource(**source_arguments), CallingGraph.capture(getattr(runtime, "tool_call_id", None))
         with self._report_errors_to_model():
             _require_short_questions(questions, await self._reads.prepare())
             state, document_tasks = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
@@ -157,7 +157,7 @@ class ReadLongDocument(BaseTool):
             async def get_reference() -> DocumentRef:
                 """Open and store the document when a read first needs it, and then once."""
                 if not document_tasks:
-                    document_tasks.append(asyncio.create_task(self._store(source, state)))
+                    document_tasks.append(asyncio.create_task(self._store_document(source, state)))
                 return await document_tasks[0]
 
             run_ids = {
@@ -167,7 +167,11 @@ class ReadLongDocument(BaseTool):
                 await self._find_unfinished_runs(questions, get_reference, state) if all(run_ids.values()) else {}
             )
             read_outcomes = await self._reads.read_each(
-                get_reference, run_ids | unfinished_ids, caller.report, limits=self.limits, past_limit=unfinished_ids
+                get_reference,
+                run_ids | unfinished_ids,
+                caller.report_update,
+                limits=self.limits,
+                past_limit=unfinished_ids,
             )
             # If the document may not be read, all reads have its error.
             document = await document_tasks[0] if document_tasks else None
@@ -185,7 +189,7 @@ class ReadLongDocument(BaseTool):
             raise ToolException("A question is empty. Write it out, or leave it out.")
         return questions
 
-    async def _store(self, source: NamedSource, state: Any) -> DocumentRef:
+    async def _store_document(self, source: NamedSource, state: Any) -> DocumentRef:
         return await self._reads.store(await self._sources.open(source, state))
 
     async def _find_unfinished_runs(

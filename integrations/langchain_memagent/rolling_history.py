@@ -41,7 +41,7 @@ from memagent_graph.tokenizers.pieces import shorten_text
 from memagent_graph.trace import Trace
 
 _MAX_MEMORIES = 1024
-"""The maximum number of memories, a few kilobytes each. The least recently used one is dropped first."""
+"""The maximum number of memories, a few kilobytes each. The least recently used one is removed first."""
 _FRAME_TOKENS = 64
 """Tokens reserved for the text around the memory."""
 

@@ -22,9 +22,9 @@ Formula = tuple[str, str, list[Any]]
 is their value."""
 
 
-def format_script(mark: str, text: str) -> str:
+def format_script(sign: str, text: str) -> str:
     """Return a superscript or subscript: `^6`, `_i`, in parentheses if it is more than a number or a word."""
-    return f"{mark}{text}" if _SINGLE_TERM.fullmatch(text) else f"{mark}({text})"
+    return f"{sign}{text}" if _SINGLE_TERM.fullmatch(text) else f"{sign}({text})"
 
 
 def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for each construction

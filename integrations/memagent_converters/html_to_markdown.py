@@ -140,7 +140,7 @@ def render_markdown(html: str) -> str:
 
 def _render(html: str, omission_counts: Counter[str]) -> str:
     """Return HTML as Markdown with `_HEADING_START` before each heading, and count omitted elements."""
-    tree = _parse(html)
+    tree = _parse_html(html)
     if "<math" in html:  # some pages repeat each formula for browsers without MathML
         for node in tree.css(".katex-html, .mwe-math-element > img"):
             node.decompose()
@@ -176,7 +176,7 @@ def _render(html: str, omission_counts: Counter[str]) -> str:
     return _join_tokens(frames[0].tokens)
 
 
-def _parse(html: str) -> Any:
+def _parse_html(html: str) -> Any:
     """Parse a page. The time is quadratic in depth and attributes; the time limit of the conversion bounds it."""
     from selectolax.lexbor import LexborHTMLParser, SelectolaxError  # noqa: PLC0415  the extra `files`
 
@@ -225,7 +225,7 @@ def _iter_nodes(root: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def _add_element(frame: _Frame, tag: str, node: Any) -> None:
-    """Add the text of an element that has no frame of its own."""
+    """Add the text of an element that has no frame."""
     tokens = frame.tokens
     match tag:
         case "br":

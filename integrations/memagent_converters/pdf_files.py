@@ -61,12 +61,12 @@ def convert(source: SourceFile) -> Parts:
     """
     import pypdfium2  # noqa: PLC0415  the extra `files`
 
-    document = _open(pypdfium2, source)
+    document = _open_document(pypdfium2, source)
     pages = _select_pages(source, len(document))
     for page_count, page_index in enumerate(pages, 1):
         if page_count % _MAX_PAGES_OPEN == 0:  # frees the fonts
             document.close()
-            document = _open(pypdfium2, source)
+            document = _open_document(pypdfium2, source)
         label = f"page {page_index + 1}"
         try:
             page = document[page_index]
@@ -86,7 +86,7 @@ def convert(source: SourceFile) -> Parts:
         yield from source.embedded(attachment.get_name(), bytes(attachment.get_data()))
 
 
-def _open(pdfium: Any, source: SourceFile) -> Any:
+def _open_document(pdfium: Any, source: SourceFile) -> Any:
     try:
         document = pdfium.PdfDocument(source.file)
         document.init_forms()
@@ -206,7 +206,7 @@ def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
     """
     box, x, y = raw.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
 
-    def measure(index: int) -> tuple[float, float]:
+    def measure_character(index: int) -> tuple[float, float]:
         """Return the baseline of a character on the page, and the character's height."""
         index = raw.FPDFText_GetCharIndexFromTextIndex(textpage, offset + index)
         raw.FPDFText_GetLooseCharBox(textpage, index, box)
@@ -215,13 +215,15 @@ def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
 
     def mark_number(match: re.Match[str]) -> str:
         begin, end = match.span("digits")
-        baseline, height = measure(match.start() - 1)
+        baseline, height = measure_character(match.start() - 1)
         for index in range(begin, end):
-            digit_baseline, digit_height = measure(index)
+            digit_baseline, digit_height = measure_character(index)
             if digit_height < _MAX_SCRIPT_HEIGHT * height and abs(digit_baseline - baseline) > _MIN_SHIFT * height:
                 # The space before a script is left out.
                 digits_before = text[match.start() : index] if index > begin else ""
-                continues_line = match["end"] and abs(measure(match.end())[0] - baseline) < _MIN_SHIFT * height
+                continues_line = (
+                    match["end"] and abs(measure_character(match.end())[0] - baseline) < _MIN_SHIFT * height
+                )
                 sign = "^" if digit_baseline > baseline else "_"
                 return digits_before + format_script(sign, text[index:end]) + ("" if continues_line else match["end"])
             baseline, height = digit_baseline, digit_height

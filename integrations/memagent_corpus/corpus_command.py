@@ -1,6 +1,6 @@
 """Read many documents into one table.
 
-What the command runs is slow to import, and not needed for help.
+Only `run` imports the modules that do the work, because they are slow to import and not needed for help.
 """
 
 from __future__ import annotations

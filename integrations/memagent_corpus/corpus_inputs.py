@@ -37,7 +37,7 @@ from memagent_graph.errors import DocumentError
 
 DATASET_PREFIX: Final = "dataset:"
 _VERSION_KEYS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
-"""Keys in the file information of fsspec whose value changes with the content, in order of preference."""
+"""Keys of fsspec's file information whose values change with the content, in order of preference."""
 _NO_INFO: Final[Mapping[str, Any]] = {}
 _DEFAULT_ACCESS: Final = SourceAccess()
 _DEFAULT_COLUMNS: Final = InputColumns()
@@ -122,7 +122,7 @@ def open_inputs(
         root = _get_fixed_part(source)
         files = FileInputs(root, _set_default_root(access, root), source)
         if not is_table(source):
-            access.open_filesystem(root)  # refuses schemes
+            access.open_filesystem(root)  # raises if the scheme is not allowed
             return files
         tables = sorted(document.location for document in files.documents() if document.location and not document.error)
         return TableInputs(tuple(FileTable(table, access) for table in tables), files.access, columns)
@@ -202,13 +202,13 @@ class FileInputs(CorpusInputs):
         folders = [(root, 0)]
         while folders:
             folder, depth = folders.pop()
-            for info in _list_entries(filesystem, folder, self.location):
-                path = str(info["name"]).rstrip("/")
+            for file_info in _list_entries(filesystem, folder, self.location):
+                path = str(file_info["name"]).rstrip("/")
                 if path == folder or (path.rpartition("/")[2].startswith(".") and not shows_hidden):
                     continue
-                if info["type"] != "directory":
+                if file_info["type"] != "directory":
                     if is_match(path):
-                        yield info
+                        yield file_info
                 elif max_depth is None or depth < max_depth:
                     folders.append((path, depth + 1))
 

@@ -88,7 +88,7 @@ class CorpusLedger:
         )
         open_questions = tuple(question for question in questions if _hash_question(question) not in answered_digests)
         if not open_questions and version and not record["version"]:
-            # The rows are of an adopted part. From now on, changes of the document can be detected.
+            # The rows come from an adopted part. With the version, later changes of the document can be detected.
             with self._transaction() as connection:
                 connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
         answered_ids = {row["id"] for row in rows if not row["failed"]} if open_questions else set()

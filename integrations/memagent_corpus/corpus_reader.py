@@ -147,7 +147,7 @@ class CorpusReader:
             row_ids = {question: compute_row_id(document.name, digest, question, settings) for question in questions}
             unanswered_questions = [question for question in questions if row_ids[question] not in answered_ids]
             reads = [
-                partial(self._read, reference, question, row_ids[question], may_resume)
+                partial(self._read_question, reference, question, row_ids[question], may_resume)
                 for question in unanswered_questions
             ]
             outcomes = await read_in_passes(reads, MAX_SHARED_READS)
@@ -181,12 +181,12 @@ class CorpusReader:
 
     async def _hold_text(self, document: CorpusDocument) -> DocumentRef:
         """Store a document's text until it is released. Another document with the same text may be removing it."""
-        reference = await self._store(document)
+        reference = await self._store_text(document)
         self._text_users[reference["key"]] += 1
         try:
             async with self._removal_lock:
                 is_stored = await asyncio.to_thread(self.agent.store.has_text, reference)
-            return reference if is_stored else await self._store(document)
+            return reference if is_stored else await self._store_text(document)
         except BaseException:
             await self._release_text(reference)
             raise
@@ -199,7 +199,7 @@ class CorpusReader:
                 if not self.keeps_texts:
                     await asyncio.to_thread(self.agent.store.remove, reference)
 
-    async def _store(self, document: CorpusDocument) -> DocumentRef:
+    async def _store_text(self, document: CorpusDocument) -> DocumentRef:
         """Fetch, convert and store a document's text in a thread, which stops when this call is cancelled."""
 
         def store(cancellation: Cancellation) -> DocumentRef:
@@ -214,7 +214,7 @@ class CorpusReader:
             message = f"{document.name} cannot be read ({type(error).__name__}): {error}"
             raise DocumentError(message, hint="It may be damaged: save it again, or as text.") from error
 
-    async def _read(
+    async def _read_question(
         self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, barrier: Barrier
     ) -> ReadResult:
         """Read for one question. If another process is reading the same run, wait until it stops."""

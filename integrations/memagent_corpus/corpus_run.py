@@ -90,16 +90,16 @@ class CorpusSummary:
 
 
 class CorpusWatcher(Protocol):
-    """Follows a run."""
+    """Is informed of the progress of a run."""
 
     def on_start(self, total: CorpusSize) -> None:
-        """Note the beginning of the run, and all of its documents."""
+        """Receive the size of the corpus, when the run begins."""
 
     def on_skip(self, documents: int, size: int) -> None:
-        """Count documents that already have all of their rows; `size` is in bytes."""
+        """Receive the number of documents that already have all of their rows, and their size in bytes."""
 
     def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
-        """Count a finished document."""
+        """Receive a finished document and its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +325,7 @@ class _CorpusRun:
 
     async def _add_rows(self, document: CorpusDocument, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add rows to the ledger, and write a part of the table if one is due."""
-        await asyncio.to_thread(self._writer.add, document.name, version, rows)
+        await asyncio.to_thread(self._writer.add_rows, document.name, version, rows)
         if not self._has_shared_checkpoints:
             await self._reader.delete_checkpoints(row.id for row in rows if row.chunks)
         self._summary.tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)

@@ -243,9 +243,9 @@ class CorpusSession:
             self._console.print_policy(self._settings.policy_reason)
             try:
                 if options.estimate:
-                    self._print_estimate(asyncio.run(self._estimate()), prices)
+                    self._print_estimate(asyncio.run(self._estimate_corpus()), prices)
                     return
-                summary = asyncio.run(self._read())
+                summary = asyncio.run(self._read_corpus())
             except ValueError as error:
                 raise typer.Exit(self._console.report_error(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
@@ -280,7 +280,7 @@ class CorpusSession:
 
     # Reading
 
-    async def _read(self) -> CorpusSummary:
+    async def _read_corpus(self) -> CorpusSummary:
         options, access = self._options, self._inputs.access
         table = TableFolder(options.out, access)
         documents_in_flight = options.documents or -(-5 * options.concurrency // (4 * max(1, len(self._questions))))
@@ -355,7 +355,7 @@ class CorpusSession:
                     merge_logs(RunLog(log), sources)
                 shutil.rmtree(folder, ignore_errors=True)
 
-    async def _estimate(self) -> CorpusEstimate:
+    async def _estimate_corpus(self) -> CorpusEstimate:
         with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
             agent = MemAgent(settings=self._settings, store=Path(folder), run_log=False)
             reader = CorpusReader(agent, self._questions, self._inputs.access, response_format=self._response_format)

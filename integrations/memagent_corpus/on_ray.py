@@ -360,7 +360,9 @@ class RayEngine:
             actor = actors[index]
             await actor.start.remote()
             started_indexes.add(index)
-            await read_concurrently(self.documents_in_flight, lambda task: _read(actor, task), next_task, store_rows)
+            await read_concurrently(
+                self.documents_in_flight, lambda task: _read_on_actor(actor, task), next_task, store_rows
+            )
 
         workers = {asyncio.create_task(run_worker(index)): index for index in range(self.actors)}
         unfinished = set(workers)
@@ -380,7 +382,7 @@ class RayEngine:
                 ray.kill(actor)
 
 
-async def _read(actor: Any, task: DocumentTask) -> list[CorpusRow]:
+async def _read_on_actor(actor: Any, task: DocumentTask) -> list[CorpusRow]:
     """Read a document on an actor. If the actor is lost, Ray calls another one, so there may always be checkpoints."""
     rows = await actor.read.remote(replace(task, is_begun=True))
     if isinstance(rows, MemAgentError):

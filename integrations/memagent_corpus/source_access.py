@@ -66,7 +66,7 @@ class CorpusDocument:
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Input columns that are copied to the document's rows, JSON-serializable."""
     error: str | None = None
-    """Why the document cannot be opened, if this is known from listing it."""
+    """Why the document cannot be opened, if this is known when it is listed."""
 
 
 class CorpusSize(NamedTuple):

@@ -1,6 +1,6 @@
 """The table of a corpus: a folder of Parquet parts and a manifest, on a disk or in an object store.
 
-    part-000000.parquet ...   rows; a part is written as a whole and never changes
+    part-000000.parquet ...   rows; a part is written at once and never changes
     _manifest.json            settings, the parts with their sizes and digests, and the id of the last writer
     _work/                    ledger, checkpoints and texts, if the folder is on a disk
 
@@ -133,7 +133,7 @@ class TableFolder:
         Raises:
             CorpusError: the manifest cannot be read.
         """
-        content = self._read(MANIFEST)
+        content = self._read_file(MANIFEST)
         if content is None:
             return None
         try:
@@ -166,7 +166,7 @@ class TableFolder:
 
     def read_part_rows(self, part: TablePart, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows of one part."""
-        content = self._read(part.name)
+        content = self._read_file(part.name)
         if content is None or hashlib.sha256(content).hexdigest() != part.sha256:
             raise CorpusError(
                 f"the part {part.name} of {self.display_name} {'is missing' if content is None else 'is damaged'}",
@@ -188,7 +188,7 @@ class TableFolder:
     def find_damaged_parts(self, parts: Iterable[TablePart]) -> list[TablePart]:
         """Return the parts that are missing or differ from what was written.
 
-        On a disk, contents are compared. In a store, which checks contents itself, only sizes are.
+        On a disk, contents are compared. In a store, which checks contents itself, only sizes are compared.
         """
         sizes = self._list_sizes()
 
@@ -247,7 +247,7 @@ class TableFolder:
         )
 
     def write_part(self, number: int, rows: Iterable[Mapping[str, Any]]) -> TablePart | None:
-        """Write a part, one row group at a time. It belongs to the table when it is published.
+        """Write a part, one row group at a time. It belongs to the table once it is published.
 
         Args:
             number: the number of the part.
@@ -326,12 +326,12 @@ class TableFolder:
         with self._convert_errors("read"), convert_store_errors(self.location):
             self._filesystem.invalidate_cache()
             try:
-                infos = self._filesystem.ls(self._path, detail=True)
+                entries = self._filesystem.ls(self._path, detail=True)
             except FileNotFoundError:
                 return {}
-            return {str(info["name"]).rstrip("/").rpartition("/")[2]: info.get("size") for info in infos}
+            return {str(entry["name"]).rstrip("/").rpartition("/")[2]: entry.get("size") for entry in entries}
 
-    def _read(self, name: str) -> bytes | None:
+    def _read_file(self, name: str) -> bytes | None:
         """Return a file's content; None if it does not exist."""
         with self._convert_errors("read"), convert_store_errors(f"{self.location}/{name}"):
             self._filesystem.invalidate_cache()

@@ -90,7 +90,7 @@ class FileTable:
     access: SourceAccess
 
     def list_columns(self) -> Sequence[str]:
-        """Return the names of its columns. JSON lines may have different columns, so all of them are read."""
+        """Return the names of the columns. JSON lines may have different columns, so all of them are read."""
         with self._open_file() as file:
             if self._kind == "parquet":
                 return list(self._open_parquet(file).schema_arrow.names)
@@ -101,7 +101,7 @@ class FileTable:
                 return list(reader.fieldnames or ())
 
     def iter_rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
-        """Yield rows with at least these columns, if the row has them; an invalid row is an error message instead."""
+        """Yield the rows with these columns, where a row has them. An invalid row is an error message instead."""
         with self._open_file() as file:
             if self._kind == "parquet":
                 for batch in iterate_rows(self._open_parquet(file), columns):
@@ -170,7 +170,7 @@ class DatasetTable:
     split: str = "train"
 
     def list_columns(self) -> Sequence[str]:
-        """Return the names of its columns; for a stream without this information, the first row's."""
+        """Return the names of the columns; for a stream without this information, those of the first row."""
         with convert_store_errors(self.location):
             return list(self._dataset.column_names or next(iter(self._dataset), ()))
 

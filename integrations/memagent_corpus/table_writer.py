@@ -4,7 +4,7 @@ Parts never change: a part with replaced rows is written again under a new numbe
 these steps:
 
 1. A part's file is written. Until the manifest lists it, it does not belong to the table, and the next run removes it.
-2. The manifest lists the part, and no longer one that it replaces.
+2. The manifest lists the part, and no longer lists a part that it replaces.
 3. The ledger records the part. After a kill before that, the next run finds the part in the manifest and adopts it.
 
 So the manifest decides which rows are in the table, and the ledger has all other rows.
@@ -101,10 +101,10 @@ class TableWriter:
             delete_checkpoints(str(row["id"]) for row in self.table.read_part_rows(new_parts[-1], ["id"]))
         self.table.remove_unlisted_files()
         for part in self.ledger.list_stale_parts():
-            self._rewrite(part)
+            self._rewrite_part(part)
         self._count_waiting_rows()
 
-    def add(self, document: str, version: str, rows: Sequence[CorpusRow]) -> None:
+    def add_rows(self, document: str, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add a finished document's rows to the ledger. They are safe when this returns."""
         size = self.ledger.store_rows(document, version, rows)
         with self._count_lock:
@@ -126,7 +126,7 @@ class TableWriter:
                 self._count_waiting_rows()
                 self._last_write_time = time.monotonic()
             for part in self.ledger.list_stale_parts():
-                self._rewrite(part)
+                self._rewrite_part(part)
 
     def close(self) -> None:
         """Close the ledger."""
@@ -148,7 +148,7 @@ class TableWriter:
                     ids.append(row.id)
                 yield list_column_values(row, columns)
 
-        part = self.table.write_part(_choose_number(parts), iter_rows())
+        part = self.table.write_part(_choose_part_number(parts), iter_rows())
         if part is None:
             return
         self.table.publish([*parts, part])
@@ -156,16 +156,16 @@ class TableWriter:
             self._delete_checkpoints(ids)
         self.ledger.mark_written(part, last_number)
 
-    def _rewrite(self, part: TablePart) -> None:
+    def _rewrite_part(self, part: TablePart) -> None:
         """Write a part again under a new number, without the rows that newer rows have replaced."""
         parts, ids = self.ledger.list_parts(), self.ledger.list_ids(part)
         rows = (row for row in self.table.read_part_rows(part) if row["id"] in ids)
-        new_part = self.table.write_part(_choose_number(parts), rows)
+        new_part = self.table.write_part(_choose_part_number(parts), rows)
         other_parts = [other_part for other_part in parts if other_part != part]
         self.table.publish(other_parts if new_part is None else [*other_parts, new_part])
         self.ledger.replace_part(part, new_part)
         self.table.remove_unlisted_files()
 
 
-def _choose_number(parts: Sequence[TablePart]) -> int:
+def _choose_part_number(parts: Sequence[TablePart]) -> int:
     return max((part.number for part in parts), default=-1) + 1

@@ -98,7 +98,7 @@ class ActiveReads:
             MemAgentError: the read failed, or `cancel` cancelled it.
         """
         read.task = asyncio.create_task(_consume_stream(read, stream, report))
-        if read.is_cancel_requested:  # before it began
+        if read.is_cancel_requested:  # `cancel` was called before the read began
             read.task.cancel()
         try:
             return await read.task

@@ -55,7 +55,7 @@ class MemAgentServer(FastMCP[Any]):
 
     def __init__(self, tools: Tools) -> None:
         super().__init__("memagent", instructions=_INSTRUCTIONS, log_level="WARNING")
-        with suppress(PackageNotFoundError):  # not installed, only on the path
+        with suppress(PackageNotFoundError):  # the package is only on the path
             self._mcp_server.version = version("memagent-graph")  # instead of the SDK's version
         self._tools = tools
 
@@ -64,7 +64,7 @@ class MemAgentServer(FastMCP[Any]):
         await self._tools.active_reads.aclose()
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool. Errors have no folders of this machine, and no characters that the protocol does not allow."""
+        """Call a tool. Error messages have no folders of this machine and no characters that the protocol forbids."""
         parameters = next(
             (tool.inputSchema["properties"] for tool in await self.list_tools() if tool.name == name), arguments
         )

@@ -245,7 +245,7 @@ def format_error(error: BaseException) -> str:
 
 
 def replace_surrogates(value: Any) -> Any:
-    """Replace lone surrogates in JSON values by U+FFFD, because the protocol does not allow them.
+    """Replace lone surrogates in JSON values with U+FFFD, because the protocol does not allow them.
 
     File names that are not UTF-8 contain lone surrogates.
     """

@@ -137,7 +137,7 @@ async def _store_documents(agent: MemAgent, sources: Sequence[DocumentSource]) -
     """Add the documents to the store, in order. Names that occur twice get a number.
 
     Raises:
-        DocumentError: there are none, or none can be read.
+        DocumentError: there are no documents, or none can be read.
     """
     if not sources:
         raise DocumentError("there are no documents", hint="Pass at least one.")

@@ -1,6 +1,6 @@
 """Checks every quote and every sentence of a draft, and builds the report from them.
 
-The check is done by code, without a model. Every quote must be in its document, and every sentence must pass
+The check uses code, not a model. Every quote must be in its document, and every sentence must pass
 `check_sentence` with the quotes that it cites. If a sentence cites no quotes, or the wrong ones, other quotes of its
 section are tried. A sentence that no quotes support keeps its problems, and every format of the report marks it.
 """
@@ -84,11 +84,11 @@ def build_checked_report(
 
 
 def check_quote(quote: SourceQuote, source: SourceText, name: str) -> SentenceProblem | None:
-    """Return the problem of a quote that is not in its document, or is cut within a sentence; None if it is correct.
+    """Return the problem if a quote is not in its document or is cut within a sentence; None if it is correct.
 
     Args:
         quote: the quote.
-        source: its document's text.
+        source: the text of its document.
         name: the document's name.
     """
     span = source.find_quote(quote.text, quote.start_char)

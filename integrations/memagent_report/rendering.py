@@ -1,7 +1,7 @@
 """Renders a report as Markdown and as one HTML page, and escapes text for these formats and for spreadsheets.
 
-Documents are not trusted. Their text and the policy's may contain a spreadsheet formula, a link, or a remote image; a
-report shows all of it as plain text.
+Documents are not trusted. Their text and the text of the policy may contain a spreadsheet formula, a link, or a remote
+image; a report shows all of it as plain text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WORD_JOINER: Final = "\u2060"
 
 
 def replace_unprintable(text: str) -> str:
-    """Replace control characters, marks of text direction, and lone surrogates by U+FFFD."""
+    """Replace control characters, marks of text direction, and lone surrogates with U+FFFD."""
     return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -133,7 +133,7 @@ def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
 
 
 def render_html(content: ReportContent) -> str:
-    """Return one page without scripts, that loads nothing and links only within itself; write it in UTF-8."""
+    """Return a page without scripts that loads nothing and links only within itself. Its encoding is UTF-8."""
     style = read_resource("page.css") + read_resource("report_page.css", _RESOURCE_PACKAGE)
     return fill_template(
         read_resource("report_page.html", _RESOURCE_PACKAGE),

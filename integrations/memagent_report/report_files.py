@@ -71,7 +71,7 @@ FORMATS: Final[Mapping[str, tuple[str, Callable[[Report], bytes]]]] = {
     "html": ("report.html", lambda report: report.to_html().encode("utf-8", "replace")),
     "csv": ("matrix.csv", format_matrix_csv),
 }
-"""By format: the file name, and the function that returns the file's content."""
+"""The file name and the function that returns the file's content, by format."""
 
 
 def write_report(report: Report, folder: Path, formats: Iterable[str], *, force: bool = False) -> list[Path]:

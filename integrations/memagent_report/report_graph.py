@@ -75,7 +75,7 @@ class ReportState(TypedDict, total=False):
     questions: list[str]
     """The questions that every document is read for."""
     cells: Annotated[dict[str, list[Any]], operator.or_]
-    """By document number: a cell for each question."""
+    """The cells of each document, one for each question, by document number."""
     draft: dict[str, Any]
     events: Annotated[list[Any], operator.add]
     report: dict[str, Any]

@@ -54,7 +54,7 @@ _MAX_HEADING_LENGTH: Final = 120
 _LIST_MARK: Final = re.compile(r"^\s*(?:[-*•]|\(?\d+[.):]|[Qq]\d+[.:])\s+|^#+\s*")
 _QUOTE_MARKS: Final = re.compile(r"\[\s*q\s*\d+(?:\s*[,;]\s*q?\s*\d+)*\s*\]", re.IGNORECASE)
 _INVENTED_REFERENCES: Final = re.compile(r"\s*\[\s*\d+(?:\s*[,;-]\s*\d+)*\s*\]")
-"""References that a model invents. The references of the report are made by code."""
+"""References that a model invents. The code makes the references of the report."""
 _HEADING: Final = re.compile(r"^(?P<heading>.+?)\s*\[(?P<questions>[\s\dqQ,;]+)\]\s*$")
 
 
@@ -68,7 +68,7 @@ def parse_questions(text: str, _: Prompts) -> ParsedReply | ParseFailure:
 
 
 def parse_outline(text: str, _: Prompts) -> ParsedReply | ParseFailure:
-    """Parse headings, one on each line, followed by question numbers; these count from 1 in the reply, from 0 here."""
+    """Parse headings, one on each line, followed by question numbers; they count from 1 in the reply, from 0 here."""
     outline: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
         match = _HEADING.match(_LIST_MARK.sub("", line).strip())
@@ -131,7 +131,7 @@ def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, trained_prompts_
 
 
 def list_custom_templates(prompts: Prompts, *, trained_prompts_only: bool) -> dict[str, str]:
-    """Return the policy's own templates for these roles; "" for a role that it cannot take."""
+    """Return the policy's own templates for these roles; "" for a role that it has no prompt for."""
     roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
     templates = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
     missing_roles = {role.name: "" for role in roles if trained_prompts_only and role.name not in templates}
@@ -200,7 +200,7 @@ class WritingBranch(WritingState):
 class ReportWriting(Strategy):
     """open_document -> outline -> write_section and judge, in parallel -> put_together.
 
-    If the policy does not write a section in the required form, even when it is asked again, the section is extractive.
+    If the policy does not write a section in the required form, even after a retry, the section is extractive.
     """
 
     judge: bool = False

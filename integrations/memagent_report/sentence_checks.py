@@ -96,12 +96,12 @@ def check_sentence(
     if text and any(text in quote.text.casefold() for quote in quote_facts):
         return ()
     problems = [
-        *_check_quotations(facts, quote_facts),
-        *_check_numbers(facts, quote_facts),
-        *_check_dates(facts, quote_facts),
-        *_check_names(facts, quote_facts, is_common),
+        *_find_quotation_problems(facts, quote_facts),
+        *_find_number_problems(facts, quote_facts),
+        *_find_date_problems(facts, quote_facts),
+        *_find_name_problems(facts, quote_facts, is_common),
     ]
-    return tuple(problems) or tuple(_check_words(facts, quote_facts))
+    return tuple(problems) or tuple(_find_word_problems(facts, quote_facts))
 
 
 def _replace_names(sentence: str, names: Iterable[str]) -> str:
@@ -111,14 +111,14 @@ def _replace_names(sentence: str, names: Iterable[str]) -> str:
     return sentence
 
 
-def _check_quotations(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _find_quotation_problems(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     for match in re.finditer(r'"([^"]{3,})"', facts.text):
         passage = match[1].strip(" .,;:").casefold()
         if not any(passage in quote.text.casefold() for quote in quote_facts):
             yield SentenceProblem(ProblemKind.QUOTATION, f"{match[0]} is in none of its quotes")
 
 
-def _check_numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _find_number_problems(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     quoted_values = {value for quote in quote_facts for number in quote.numbers for value in number.possible_values}
     quoted_values |= {Decimal(date.year) for quote in quote_facts for date in quote.dates if date.year is not None}
     for number in facts.numbers:
@@ -128,7 +128,7 @@ def _check_numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sente
             )
 
 
-def _check_dates(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _find_date_problems(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     quote_dates = [date for quote in quote_facts for date in quote.dates]
     for date in facts.dates:
         is_stated = any(date.is_stated_by(quote_date) for quote_date in quote_dates)
@@ -149,7 +149,7 @@ def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
     return False
 
 
-def _check_names(
+def _find_name_problems(
     facts: Facts, quote_facts: Sequence[Facts], is_common: Callable[[str], bool]
 ) -> Iterator[SentenceProblem]:
     quote_words = {word.text for quote in quote_facts for word in quote.words}
@@ -178,7 +178,7 @@ def _is_in_title_case(facts: Facts) -> bool:
     return len(words) > 2 and sum(word.is_name or word.opens_sentence for word in words) > 0.7 * len(words)
 
 
-def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _find_word_problems(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     """Report a changed word if the sentence repeats a quote, and otherwise too many words that are in no quote."""
     sentence, quotes = _list_terms(facts), [_list_terms(quote) for quote in quote_facts]
     matchers = [SequenceMatcher(None, sentence, quote, autojunk=False) for quote in quotes]

@@ -1,6 +1,6 @@
 """Extracts quotes from a document's text, for the cell of a finished read, and finds quotes in it again.
 
-Quotes are copied from the text, so a quote is in a document only if all of its characters are.
+Quotes are copied from the text. A quote is in a document only if all of its characters are there, in order.
 """
 
 from __future__ import annotations

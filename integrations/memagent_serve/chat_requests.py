@@ -1,4 +1,4 @@
-"""Parses a chat request, but only the necessary fields; texts are decoded when they are needed."""
+"""Parses the necessary fields of a chat request. Texts are decoded only when they are needed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class FileContent(msgspec.Struct, frozen=True):
-    """The file of a file part: an uploaded one, or its bytes."""
+    """The file of a file part: the id of an uploaded file, or the file's bytes."""
 
     file_id: Annotated[str, Meta(max_length=_MAX_NAME_LENGTH)] | None = None
     filename: Annotated[str, Meta(max_length=_MAX_NAME_LENGTH)] | None = None
@@ -100,7 +100,7 @@ class JsonText:
         """Return the text.
 
         Raises:
-            msgspec.DecodeError, UnicodeDecodeError: it is not well formed.
+            msgspec.DecodeError, UnicodeDecodeError: the JSON is not well formed.
         """
         return msgspec.json.decode(self.raw, type=str)
 
@@ -294,7 +294,7 @@ def _find_field(message: str) -> str | None:
 
 
 def require_readable(request: ChatRequest) -> None:
-    """Refuse options that are not possible if a request must be read.
+    """Refuse a request with options or parts that are not possible when it is read.
 
     Raises:
         ApiError: 400, naming the field.

@@ -99,7 +99,7 @@ class LongRequest:
     """The names of the texts that are read."""
     read_request: ReadRequest
     continuation: Continuation | None
-    """None if the read's answer is the reply."""
+    """The request to pass on with the findings; None if the read's answer is the reply."""
     reservation: AsyncExitStack = field(default_factory=AsyncExitStack)
     """The reserved memory of the request's body, until the request has been passed on."""
 

@@ -1,4 +1,4 @@
-"""Access control of the server: Host and Origin, keys, and refusals in the API's form."""
+"""Access control of the server: it checks Host, Origin and keys, and refuses requests in the API's format."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ TokenCounts = Mapping[PartPosition, int]
 
 
 def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> TokenCounts:
-    """Return the tokens of each part; files count as 0, because they are always read.
+    """Return the tokens of each part. Files count as 0, because they are always read.
 
-    A part of another type, such as a tool's result with parts of its own, counts with its JSON.
+    For a part of another type, such as a tool's result with several parts, the tokens of its JSON are counted.
     """
 
     def count_tokens(part: MessagePart) -> int:
@@ -129,7 +129,7 @@ def plan_reading(
         large = [position for position in largest if position.message in remaining_indices]
         if rest_tokens - sum(_count_saved_tokens(token_counts, position) for position in large) <= max_tokens:
             break
-    else:  # Not even the last message fits with the system message: everything is read.
+    else:  # Not even the last message fits with the system message, so everything is read.
         large = [position for position in find_texts(_STUB_TOKENS) if position.message in remaining_indices]
     # Files of older messages are read with the transcript.
     files = [file for file in files if file.message in remaining_indices]

@@ -1,4 +1,4 @@
-"""Access to the live page: a browser signs in with the token of the start-up message, or a key, and gets a cookie.
+"""Access to the live page: a browser signs in with the token of the start-up message or with a key, and gets a cookie.
 
 Other pages cannot use the cookie: it is sent only to this site, and because browsers treat all ports of a host as the
 same site, every change also needs a header that only this page sends.
@@ -24,7 +24,7 @@ PAGE_PREFIX: Final = "/page"
 SIGN_IN_PATH: Final = f"{PAGE_PREFIX}/session"
 STATIC_PREFIX: Final = f"{PAGE_PREFIX}/static/"
 PAGE_HEADER: Final = "X-Memagent-Page"
-"""A header of the page's requests that change something; forms and images of other pages cannot send it."""
+"""A header of the page's requests that change something. Forms and images of other pages cannot send it."""
 _SESSIONS_PER_OWNER: Final = 64
 """The maximum number of sessions of one key; a new session ends the oldest one of the key."""
 _TRUSTED_SITES: Final = frozenset({"same-origin", "none"})
@@ -81,7 +81,7 @@ class PageSessions:
         return path == "/" or path.startswith(f"{PAGE_PREFIX}/")
 
     def admit(self, scope: Scope) -> Owner | None:
-        """Return the owner of a request to the page; None for public paths: the page itself, and the sign-in.
+        """Return the owner of a request to the page; None for public paths (the page itself and the sign-in).
 
         Raises:
             ApiError: 401 without a cookie; 403 for requests that other pages cause.

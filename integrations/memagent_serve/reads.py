@@ -1,8 +1,8 @@
 """`ReadManager`: reads that outlive the connections that requested them.
 
 A read belongs to a key. The same request with the same key gets the same read, if it is running or has recently
-finished; one that a killed process left, that failed or that was cancelled continues at its chunk. No read is done
-twice.
+finished; a read that a killed process left, that failed or that was cancelled continues at the chunk it had reached. No
+read is done twice.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _MAX_WAIT_SECONDS: Final = 60
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """A request to read. Equal ones are one read."""
+    """A request to read. Equal requests share one read."""
 
     owner: Owner
     document: DocumentRef
     question: str
     sampling: SamplingParams
     answer_tokens: int | None = None
-    """A smaller maximum for the answer than the budget's."""
+    """A maximum for the answer that is lower than the budget's."""
 
     def compute_digest(self, settings: str, model: str) -> str:
         """Return a hash that identifies the request; `settings` is the fingerprint of the reader's settings."""
@@ -67,7 +67,7 @@ class ReadRequest:
 
 @dataclass(eq=False)
 class ServedRead:
-    """A read of this process. `progress` changes while it is running; see `ReadManager.follow`."""
+    """A read of this process. Its state and updates change while it is running; see `ReadManager.follow`."""
 
     run_id: str
     read_request: ReadRequest
@@ -80,7 +80,7 @@ class ServedRead:
     error: Exception | None = None
     followers: int = 0
     state_if_cancelled: ReadState = ReadState.CANCELLED
-    """Its state after its task is cancelled."""
+    """The state that the read gets when its task is cancelled."""
     task: asyncio.Task[None] | None = None
     change_event: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next change, and then replaced by a new event."""
@@ -97,7 +97,7 @@ class ServedRead:
 
     @property
     def update_count(self) -> int:
-        """Memory updates so far, in this process."""
+        """The number of memory updates so far, in this process."""
         return len(self.updates)
 
     @property
@@ -111,11 +111,11 @@ class ReadManager:
     """Starts reads, finds them again, and lets any number of clients follow them."""
 
     reader: MemAgent
-    """Without checkpoints, nothing survives the process."""
+    """The reader. Without checkpoints, no read survives the process."""
     ledger: Ledger
     """The owners of reads."""
     settings: ServeSettings
-    """The numbers of reads, and the limits of each."""
+    """The maximum numbers of reads, and the limits of each read."""
     metrics: Metrics
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class ReadManager:
         self._reads: dict[str, ServedRead] = {}
         self._readers: OrderedDict[tuple[str, SamplingParams, int | None], MemAgent] = OrderedDict()
         self._salts: defaultdict[str, str] = defaultdict(lambda: secrets.token_hex(32))
-        """By key: gives its reads a part of the policy server's prefix cache that no other key can ask about."""
+        """The cache salt of each key. It separates the key's entries in the server's prefix cache from others."""
         self._fingerprint: str | None = None
         self._mean_seconds = _DEFAULT_READ_SECONDS
         self._refusal_times: deque[float] = deque()
@@ -176,7 +176,7 @@ class ReadManager:
         return read, start_kind
 
     async def resume(self, owner: Owner, entry: Entry) -> None:
-        """Continue one read of a key where it stopped, independent of other requests; one that is running goes on.
+        """Continue one read of a key where it stopped, independent of other requests; a running read is left alone.
 
         Raises:
             ApiError: 429; too many reads are running.
@@ -238,7 +238,7 @@ class ReadManager:
     async def cancel(self, read: ServedRead, state: ReadState = ReadState.CANCELLED) -> None:
         """End a read as cancelled or paused. Its progress is kept, and the same request continues it."""
         if read.task is not None and not read.task.done():
-            if not read.task.cancelling():  # a second cancel would interrupt what the first one has to write
+            if not read.task.cancelling():  # a second cancellation would interrupt the writes of the first one
                 read.state_if_cancelled = state
                 read.task.cancel()
             await asyncio.wait([read.task])
@@ -277,7 +277,7 @@ class ReadManager:
         while self._refusal_times[0] < now - self._retry_seconds:
             self._refusal_times.popleft()
         rounds = (len(self._reads) + len(self._refusal_times)) / self.settings.max_reads
-        # Half of the time until the last read is done, because some clients may not try again.
+        # Half of the time until the last read has ended, because some clients may not try again.
         seconds = self._retry_seconds = min(_MAX_WAIT_SECONDS, round(self._mean_seconds * max(1.0, rounds / 2)))
         return make_too_busy(f"{message}; send it again later", seconds)
 
@@ -290,7 +290,7 @@ class ReadManager:
             async with self._slots:
                 await self._mark(read, ReadState.RUNNING)
                 started_at = time.monotonic()
-                result = await self._read(read, may_resume=start_kind != "started")
+                result = await self._read_document(read, may_resume=start_kind != "started")
             state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
             if start_kind != "repeated":
                 self.metrics.count_tokens(result.usage)
@@ -328,7 +328,7 @@ class ReadManager:
         read.wake_followers()
         await asyncio.to_thread(self.ledger.mark, read.run_id, state)
 
-    async def _read(self, read: ServedRead, *, may_resume: bool) -> ReadResult:
+    async def _read_document(self, read: ServedRead, *, may_resume: bool) -> ReadResult:
         reader, request = await self.get_reader(read.read_request), read.read_request
         limits = self.settings.limits.tighten(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
         return await reader.aresume_or_read(

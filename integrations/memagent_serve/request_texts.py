@@ -33,7 +33,7 @@ Files: TypeAlias = Mapping[PartPosition, DocumentRef]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One of the texts that are read, with its name."""
+    """A text that is read, and its name."""
 
     name: str
     load_pieces: Callable[[], Pieces]

@@ -67,7 +67,7 @@ class Uploads:
             lambda: asyncio.Semaphore(_MAX_CONVERSIONS)
         )
         listed_ids = {row["id"] for row in self.ledger.execute("SELECT id FROM files")}
-        for path in self.folder.glob("*/file-*.bin"):  # a killed process left the files that are not in the list
+        for path in self.folder.glob("*/file-*.bin"):  # files that are not in the list were left by a killed process
             if path.stem not in listed_ids:
                 path.unlink(missing_ok=True)
 
@@ -150,7 +150,7 @@ class Uploads:
                         raise _make_quota_error(quota_owner)
 
     def _remove_oldest_text(self, owner: Owner | None, keys_in_use: Collection[str]) -> bool:
-        """Remove the oldest text that is not in use; returns whether there was one."""
+        """Remove the oldest text that is not in use, and return whether there was one."""
         name = owner and owner.name
         for row in self.ledger.execute(f"SELECT owner, key, ref FROM texts {_OWNER_CONDITION} ORDER BY used", (name,)):  # noqa: S608
             if row["key"] not in keys_in_use:

@@ -1,33 +1,33 @@
 "use strict";
-// Draws the timeline from the JSON in #data. Text becomes text nodes and nothing else: no markup is ever parsed here.
+// Draws the timeline from the JSON in #data. Texts become text nodes only: markup in them is never parsed.
 (() => {
-  const NEAR = 1200;            // pixels around the window in which steps are filled in
-  const KEPT = 160;             // at most so many characters of unchanged memory beside a change
-  const SHORTEST_FOLD = 3;      // dull chunks in a row that become one line
+  const FILL_MARGIN = 1200;     // steps within this many pixels of the window are filled
+  const CONTEXT_CHARS = 160;    // maximum characters of unchanged memory next to a change
+  const MIN_FOLD_STEPS = 3;     // minimum number of consecutive steps that are not notable to become one line
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
   const steps = data.steps;
-  const branched = data.branches.length > 1;
-  const laneOf = new Map(data.branches.map((branch, lane) => [branch, lane]));
-  const laneSteps = data.branches.map(() => []);   // lane -> its steps, left to right
-  placed();
+  const hasBranches = data.branches.length > 1;
+  const laneByBranch = new Map(data.branches.map((branch, lane) => [branch, lane]));
+  const stepsByLane = data.branches.map(() => []);   // lane -> indices of its steps, left to right
+  placeSteps();
   const columns = Math.max(...steps.map((step) => step.column)) + 1;
-  const folds = new Map(data.folds.map((fold) => [fold.from, fold]));   // first step -> the dull steps in a row
-  const indexOf = new Map(steps.map((step, index) => [step.anchor, index]));
-  const memories = rebuilt();
-  const passages = new Map();   // step -> the quotes from its chunk, with their memory lines
+  const folds = new Map(data.folds.map((fold) => [fold.from, fold]));   // first step -> consecutive steps that are not notable
+  const indexByAnchor = new Map(steps.map((step, index) => [step.anchor, index]));
+  const memories = rebuildMemories();
+  const quotesByStep = new Map();   // step -> the quotes from its chunk, with their memory lines
   data.lines.forEach((line, index) => line.quotes.forEach((quote) => {
-    if (!passages.has(quote.at)) passages.set(quote.at, []);
-    passages.get(quote.at).push({ line: index, quote });
+    if (!quotesByStep.has(quote.at)) quotesByStep.set(quote.at, []);
+    quotesByStep.get(quote.at).push({ line: index, quote });
   }));
   const state = {
     filter: "all", branch: null, selected: -1, query: "", hits: [], hit: -1, hovered: -1,
-    unfolded: new Set(), whole: new Set(), items: new Map(), passage: null, holding: [],
+    unfolded: new Set(), wholeSteps: new Set(), items: new Map(), passage: null, stepsWithQuery: [],
   };
-  const found = typeof Highlight === "function" && CSS.highlights ? new Highlight() : null;
-  if (found) CSS.highlights.set("found", found);
+  const highlight = typeof Highlight === "function" && CSS.highlights ? new Highlight() : null;
+  if (highlight) CSS.highlights.set("found", highlight);
 
-  // ---- small tools
+  // ---- helpers
 
   function el(tag, attributes, ...children) {
     const node = document.createElement(tag);
@@ -40,38 +40,38 @@
     node.append(...children.filter((child) => child !== null && child !== ""));
     return node;
   }
-  const number = (value) => value.toLocaleString("en");
-  const plural = (count, one) => `${number(count)} ${count === 1 ? one : `${one}s`}`;
-  const span = ([start, end]) => `characters ${number(start)}–${number(end)}`;
-  const link = (index, text = steps[index].name) => el("a", { href: `#${steps[index].anchor}` }, text);
-  const title = (name) => name[0].toUpperCase() + name.slice(1);
-  function duration(seconds) {
+  const formatNumber = (value) => value.toLocaleString("en");
+  const formatCount = (count, one) => `${formatNumber(count)} ${count === 1 ? one : `${one}s`}`;
+  const describeSpan = ([start, end]) => `characters ${formatNumber(start)}–${formatNumber(end)}`;
+  const makeLink = (index, text = steps[index].name) => el("a", { href: `#${steps[index].anchor}` }, text);
+  const capitalize = (name) => name[0].toUpperCase() + name.slice(1);
+  function formatDuration(seconds) {
     if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
     const minutes = Math.round(seconds / 60);
     return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   }
-  const changed = (step) => step.diff !== undefined;
+  const hasChanged = (step) => step.diff !== undefined;
 
-  /** Give every step its place on the strip: its branch's lane, and behind what it comes from. */
-  function placed() {
+  /** Set the lane and the column of every step on the strip: its branch's lane, to the right of its sources. */
+  function placeSteps() {
     steps.forEach((step, index) => {
       step.index = index;
       step.joins = step.from.length > 0 && step.from.join() !== String(index - 1);
-      step.lane = laneOf.get(step.branch);
-      const lane = laneSteps[step.lane], before = lane.length ? steps[lane[lane.length - 1]].column : -1;
+      step.lane = laneByBranch.get(step.branch);
+      const lane = stepsByLane[step.lane], before = lane.length ? steps[lane[lane.length - 1]].column : -1;
       step.column = Math.max(before, ...step.from.map((each) => steps[each].column)) + 1;
       lane.push(index);
     });
   }
-  /** The memory that a step began from: those of the steps it comes from, below each other. */
-  function based(step, all) {
+  /** Return the memory before a step: the joined memories of its source steps. */
+  function joinSourceMemories(step, all) {
     return step.from.map((index) => all[index]).filter((memory) => memory).join("\n");
   }
-  /** The memory after every step, put together from the differences. */
-  function rebuilt() {
+  /** Return the memory after every step, computed from the differences. */
+  function rebuildMemories() {
     const all = [];
     for (const step of steps) {
-      let memory = based(step, all);
+      let memory = joinSourceMemories(step, all);
       if (step.diff) {
         let at = 0, next = "";
         for (const part of step.diff) {
@@ -86,13 +86,13 @@
     return all;
   }
 
-  // ---- head
+  // ---- question, answer and facts
 
   function drawHead() {
     $("question").textContent = data.question;
     $("answer").textContent = data.answer === null ? "The run has not answered." : data.answer;
     document.querySelector(".answer").classList.toggle("none", data.answer === null);
-    $("answer-notes").append(...(data.answerEvents || []).map(eventNode));
+    $("answer-notes").append(...(data.answerEvents || []).map(makeEventNode));
     if (data.rawAnswer) {
       $("answer-notes").append(el("details", {}, el("summary", {}, "The whole completion"), el("p", {}, data.rawAnswer)));
     }
@@ -101,15 +101,15 @@
       $("facts").append(el("div", {}, el("dt", {}, name), el("dd", {}, value)));
     }
   }
-  /** An excerpt was shown instead of chunks: its passages support the answer, and there may be no timeline at all. */
+  /** Draw the quotes of a run that showed an excerpt instead of chunks. Such a run may have no steps. */
   function drawExcerpt() {
     $("excerpt").append(el("h2", {}, "What supports the answer"),
-      ...data.excerpt.map((quote) => quotation(quote)),
+      ...data.excerpt.map((quote) => makeQuotation(quote)),
       data.excerpt.length ? "" : el("p", { class: "hint" }, data.unquoted));
     $("excerpt").hidden = false;
     document.querySelector("main").hidden = $("bar").hidden = !steps.length;
   }
-  function eventNode(event) {
+  function makeEventNode(event) {
     const rule = event.rule ? `, ${event.rule}` : "";
     return el("span", { class: "event" }, `${event.kind}${rule}${event.detail ? `: ${event.detail}` : ""}`);
   }
@@ -119,54 +119,54 @@
   function drawMemory() {
     const quoted = data.lines.filter((line) => line.quotes.length).length;
     $("memory-hint").textContent = data.lines.length
-      ? `${number(quoted)} of ${plural(data.lines.length, "line")} ${quoted === 1 ? "quotes" : "quote"} the document. Choose a line to see where it came from.`
+      ? `${formatNumber(quoted)} of ${formatCount(data.lines.length, "line")} ${quoted === 1 ? "quotes" : "quote"} the document. Choose a line to see where it came from.`
       : "The memory is empty.";
     data.lines.forEach((line, index) => {
-      const text = el("button", { type: "button", class: "line-text", onclick: () => follow(index, 0) },
+      const text = el("button", { type: "button", class: "line-text", onclick: () => followLine(index, 0) },
         ...line.parts.map(([part, supports]) => supports
           ? el("mark", { class: "supports", title: "The answer repeats this" }, part) : part));
       const meta = el("div", { class: "line-meta" },
-        el("span", {}, line.edited ? el("span", { class: "edited" }, "edited by a person at ") : "from ", link(line.at)));
-      if (line.reworded.length) meta.append(rewordings(line.reworded));
+        el("span", {}, line.edited ? el("span", { class: "edited" }, "edited by a person at ") : "from ", makeLink(line.at)));
+      if (line.reworded.length) meta.append(makeRewordings(line.reworded));
       meta.append(el("span", {}, line.quotes.length
         ? `${Math.round(line.coverage * 100)}% of its words quoted` : "no verbatim quote"));
       const quotes = el("ul", { class: "quotes", role: "list" }, ...line.quotes.map((quote, which) => el("li", {},
-        `“${shortened(quote.text, 220)}” `,
+        `“${shorten(quote.text, 220)}” `,
         el("a", { class: "where", href: `#${steps[quote.at].anchor}`, "data-line": index, "data-quote": which },
           quote.section || steps[quote.at].name))));
       $("lines").append(el("li", {
-        class: "line", "data-line": index, onmouseenter: () => hover(index), onmouseleave: () => hover(-1),
+        class: "line", "data-line": index, onmouseenter: () => hoverLine(index), onmouseleave: () => hoverLine(-1),
       }, text, meta, line.quotes.length ? quotes : null));
     });
     if (data.lost.length) drawLost();
   }
-  function rewordings(places) {
+  function makeRewordings(places) {
     const shown = places.slice(0, 4);
     const node = el("span", {}, "reworded at ");
-    shown.forEach((place, index) => node.append(index ? ", " : "", link(place, steps[place].name.replace(/^chunk /, "").replace(", branch", " on branch"))));
+    shown.forEach((place, index) => node.append(index ? ", " : "", makeLink(place, steps[place].name.replace(/^chunk /, "").replace(", branch", " on branch"))));
     if (places.length > shown.length) node.append(` and ${places.length - shown.length} more`);
     return node;
   }
   function drawLost() {
     const more = data.lostTotal - data.lost.length;
     $("lost").hidden = false;
-    $("lost-title").textContent = `Lost on the way: ${plural(data.lostTotal, "line")}`;
+    $("lost-title").textContent = `Lost on the way: ${formatCount(data.lostTotal, "line")}`;
     $("lost").addEventListener("toggle", () => {
       if ($("lost-lines").childElementCount) return;
       $("lost-lines").append(...data.lost.map((line) => el("li", {}, el("del", {}, line.text),
-        el("span", { class: "where" }, "from ", link(line.at), ", gone after ", link(line.gone)))),
-        more > 0 ? el("li", { class: "hint" }, `and ${number(more)} that were there for fewer chunks`) : "");
+        el("span", { class: "where" }, "from ", makeLink(line.at), ", gone after ", makeLink(line.gone)))),
+        more > 0 ? el("li", { class: "hint" }, `and ${formatNumber(more)} that were there for fewer chunks`) : "");
     });
   }
-  function shortened(text, most) {
+  function shorten(text, most) {
     const flat = text.replace(/\s+/g, " ");
     return flat.length <= most ? flat : `${flat.slice(0, most / 2)} … ${flat.slice(-most / 2)}`;
   }
-  function hover(line) {
+  function hoverLine(line) {
     state.hovered = line;
     drawStrip();
   }
-  function follow(line, which) {
+  function followLine(line, which) {
     const quote = data.lines[line].quotes[which];
     state.passage = quote ? { line, quote } : null;
     goTo(quote ? quote.at : data.lines[line].at, { push: true });
@@ -178,108 +178,108 @@
 
   // ---- the list of chunks
 
-  function shown(step) {
+  function isShown(step) {
     if (state.branch !== null && step.branch !== state.branch) return false;
-    if (state.filter === "changed") return changed(step);
+    if (state.filter === "changed") return hasChanged(step);
     if (state.filter === "events") return step.events !== undefined;
     return true;
   }
   const observer = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting) fill(Number(entry.target.dataset.index));
-  }, { rootMargin: `${NEAR}px 0px` });
+    for (const entry of entries) if (entry.isIntersecting) fillStep(Number(entry.target.dataset.index));
+  }, { rootMargin: `${FILL_MARGIN}px 0px` });
 
   function drawSteps() {
     observer.disconnect();
     state.items.clear();
     const list = document.createDocumentFragment();
     for (let index = 0; index < steps.length; index++) {
-      if (!shown(steps[index])) continue;
+      if (!isShown(steps[index])) continue;
       const fold = folds.get(index);
-      if (state.filter === "all" && fold && fold.to - index >= SHORTEST_FOLD && !state.unfolded.has(index)) {
-        list.append(foldNode(fold));
+      if (state.filter === "all" && fold && fold.to - index >= MIN_FOLD_STEPS && !state.unfolded.has(index)) {
+        list.append(makeFoldNode(fold));
         index = fold.to - 1;
-      } else list.append(stepNode(index));
+      } else list.append(makeStepNode(index));
     }
     $("steps").replaceChildren(list);
     $("nothing").hidden = $("steps").childElementCount > 0;
     for (const node of state.items.values()) if (node.dataset.empty) observer.observe(node);
-    mark();
+    markSelected();
   }
-  function foldNode({ from, to, label }) {
+  function makeFoldNode({ from, to, label }) {
     return el("li", { class: "fold", "data-from": from, "data-to": to },
-      el("button", { type: "button", "aria-expanded": "false", onclick: () => unfold(from, to) }, title(label)));
+      el("button", { type: "button", "aria-expanded": "false", onclick: () => unfold(from, to) }, capitalize(label)));
   }
   function unfold(from, to) {
     state.unfolded.add(from);
     const old = $("steps").querySelector(`.fold[data-from="${from}"]`);
     if (!old) return;
     const nodes = [];
-    for (let index = from; index < to; index++) nodes.push(stepNode(index));
+    for (let index = from; index < to; index++) nodes.push(makeStepNode(index));
     const focused = old.contains(document.activeElement);
     old.replaceWith(...nodes);
     if (focused) nodes[0].querySelector("a").focus({ preventScroll: true });
   }
-  function stepNode(index) {
+  function makeStepNode(index) {
     const step = steps[index];
     const [chunk, prompt, completion] = step.tokens;
     const head = el("div", { class: "step-head" },
-      el("h3", {}, link(index, title(step.name))),
-      changed(step)
-        ? el("span", {}, step.words[0] ? el("span", { class: "plus" }, `+${number(step.words[0])} `) : null,
-          step.words[1] ? el("span", { class: "minus" }, `−${number(step.words[1])} `) : null,
+      el("h3", {}, makeLink(index, capitalize(step.name))),
+      hasChanged(step)
+        ? el("span", {}, step.words[0] ? el("span", { class: "plus" }, `+${formatNumber(step.words[0])} `) : null,
+          step.words[1] ? el("span", { class: "minus" }, `−${formatNumber(step.words[1])} `) : null,
           step.words[0] || step.words[1] ? "words" : "only spacing or punctuation changed")
         : el("span", {}, step.state),
       step.section ? el("span", {}, step.section) : null);
     const sources = step.joins ? el("span", { class: "joined" }, "from ",
-      ...step.from.flatMap((each, which) => which ? [", ", link(each)] : [link(each)])) : null;
-    const meta = el("div", { class: "step-meta" }, step.span ? el("span", {}, span(step.span)) : null, sources,
-      step.span ? el("span", {}, `${number(chunk)} tokens read`) : null,
-      el("span", {}, `${number(prompt)} in, ${number(completion)} out`), el("span", {}, duration(step.seconds)));
+      ...step.from.flatMap((each, which) => which ? [", ", makeLink(each)] : [makeLink(each)])) : null;
+    const meta = el("div", { class: "step-meta" }, step.span ? el("span", {}, describeSpan(step.span)) : null, sources,
+      step.span ? el("span", {}, `${formatNumber(chunk)} tokens read`) : null,
+      el("span", {}, `${formatNumber(prompt)} in, ${formatNumber(completion)} out`), el("span", {}, formatDuration(step.seconds)));
     if (!step.notable) head.append(meta.firstChild, meta.lastChild);
     const node = el("li", { class: step.notable ? "step" : "step dull", id: step.anchor, "data-index": index },
       head, step.notable ? meta : null);
-    if (step.events) node.append(el("div", { class: "events" }, ...step.events.map(eventNode)));
-    if (changed(step) || passages.has(index)) {
+    if (step.events) node.append(el("div", { class: "events" }, ...step.events.map(makeEventNode)));
+    if (hasChanged(step) || quotesByStep.has(index)) {
       node.dataset.empty = "yes";
-      if (changed(step)) node.append(el("div", { class: "body pending" }));
+      if (hasChanged(step)) node.append(el("div", { class: "body pending" }));
     }
     state.items.set(index, node);
     return node;
   }
-  /** Give a step its memory and its passages, once it is near the window. */
-  function fill(index) {
+  /** Draw the memory and the quotes of a step, when it is near the window. */
+  function fillStep(index) {
     const node = state.items.get(index);
     if (!node || !node.dataset.empty) return;
     delete node.dataset.empty;
     observer.unobserve(node);
     const body = node.querySelector(".body");
     if (body) drawBody(index, body);
-    const here = passages.get(index);
-    if (here) {
-      node.append(el("div", { class: "sources" }, el("h4", {}, "Quoted in the final memory"), ...here.map(passage)));
+    const quotes = quotesByStep.get(index);
+    if (quotes) {
+      node.append(el("div", { class: "sources" }, el("h4", {}, "Quoted in the final memory"), ...quotes.map(makePassage)));
     }
-    findIn(node);
+    highlightIn(node);
   }
-  function passage({ line, quote }) {
-    const node = quotation(quote, { onmouseenter: () => { markLine(line); hover(line); }, onmouseleave: () => hover(-1) });
+  function makePassage({ line, quote }) {
+    const node = makeQuotation(quote, { onmouseenter: () => { markLine(line); hoverLine(line); }, onmouseleave: () => hoverLine(-1) });
     quote.node = node;
     return node;
   }
-  function quotation(quote, attributes) {
+  function makeQuotation(quote, attributes) {
     return el("blockquote", { class: "passage", ...attributes },
-      el("span", { class: "where" }, `${span(quote.span)}${quote.section ? `, ${quote.section}` : ""} `, inDocument(quote)),
+      el("span", { class: "where" }, `${describeSpan(quote.span)}${quote.section ? `, ${quote.section}` : ""} `, makeDocumentLink(quote)),
       quote.before ? `…${quote.before}` : "", el("mark", {}, quote.text), quote.after ? `${quote.after}…` : "");
   }
-  /** A link to the passage where a server shows the document, or to its page in the PDF file. */
-  function inDocument(quote) {
+  /** Return a link to the passage on a server that shows the document, or to its page in the PDF file. */
+  function makeDocumentLink(quote) {
     if (data.pdf && quote.page) return el("a", { href: `${data.pdf}#page=${quote.page}` }, "open the page");
     return data.documentLink ? el("a", { href: `${data.documentLink}/${quote.span.join("/")}` }, "in the document") : "";
   }
   function drawBody(index, body) {
     const step = steps[index];
-    const before = based(step, memories);
-    const whole = state.whole.has(index);
-    const sought = (text) => state.query !== "" && text.toLowerCase().includes(state.query);
+    const before = joinSourceMemories(step, memories);
+    const whole = state.wholeSteps.has(index);
+    const hasQuery = (text) => state.query !== "" && text.toLowerCase().includes(state.query);
     const nodes = [];
     let at = 0, cut = false;
     step.diff.forEach((part, position) => {
@@ -290,9 +290,9 @@
       const text = before.slice(at, at + Math.abs(part));
       at += Math.abs(part);
       if (part < 0) return nodes.push(el("del", {}, text));
-      const head = position ? lineEnd(text) : "", tail = position < step.diff.length - 1 ? lineStart(text) : "";
+      const head = position ? takeLineEnd(text) : "", tail = position < step.diff.length - 1 ? takeLineStart(text) : "";
       const left = text.slice(head.length, text.length - tail.length);
-      if (whole || head.length + tail.length >= text.length || left.length < KEPT || sought(left)) {
+      if (whole || head.length + tail.length >= text.length || left.length < CONTEXT_CHARS || hasQuery(left)) {
         return nodes.push(el("span", { class: "kept" }, text));
       }
       cut = true;
@@ -302,42 +302,42 @@
     });
     body.classList.remove("pending");
     body.replaceChildren(...nodes);
-    if (cut || state.whole.has(index)) {
+    if (cut || state.wholeSteps.has(index)) {
       body.append(" ", el("button", { type: "button", class: "more", onclick: () => {
-        state.whole[cut ? "add" : "delete"](index);
+        state.wholeSteps[cut ? "add" : "delete"](index);
         drawBody(index, body);
-        findAll();
+        highlightAll();
       } }, cut ? "Show the whole memory" : "Show only what changed"));
     }
     if (!memories[index]) body.append(el("span", { class: "kept" }, " (memory is empty now)"));
   }
-  /** The rest of the line that a change stands on, or as much of it as is worth showing. */
-  function lineEnd(text) {
+  /** Return the rest of the line after a change, at most `CONTEXT_CHARS`. */
+  function takeLineEnd(text) {
     const end = text.indexOf("\n");
-    return end >= 0 && end <= KEPT ? text.slice(0, end) : text.slice(0, Math.max(0, text.lastIndexOf(" ", KEPT)));
+    return end >= 0 && end <= CONTEXT_CHARS ? text.slice(0, end) : text.slice(0, Math.max(0, text.lastIndexOf(" ", CONTEXT_CHARS)));
   }
-  function lineStart(text) {
+  function takeLineStart(text) {
     const start = text.lastIndexOf("\n") + 1;
-    if (start && text.length - start <= KEPT) return text.slice(start);
-    const space = text.indexOf(" ", text.length - KEPT);
+    if (start && text.length - start <= CONTEXT_CHARS) return text.slice(start);
+    const space = text.indexOf(" ", text.length - CONTEXT_CHARS);
     return space < 0 ? "" : text.slice(space + 1);
   }
   function setFilter(filter, branch = state.branch) {
     state.filter = filter;
     state.branch = branch;
-    $("branch").value = branch === null ? "" : String(laneOf.get(branch));
+    $("branch").value = branch === null ? "" : String(laneByBranch.get(branch));
     document.querySelectorAll("[data-filter]").forEach((button) =>
       button.setAttribute("aria-pressed", String(button.dataset.filter === filter)));
     drawSteps();
     if (state.items.has(state.selected)) scrollTo(state.selected);
-    else findAll();
+    else highlightAll();
   }
 
-  // ---- moving
+  // ---- navigation
 
   function goTo(index, { push = false } = {}) {
     if (!steps[index]) return false;
-    if (!shown(steps[index])) setFilter("all", null);
+    if (!isShown(steps[index])) setFilter("all", null);
     const folded = [...$("steps").querySelectorAll(".fold")].find((node) => index >= node.dataset.from && index < node.dataset.to);
     if (folded) unfold(Number(folded.dataset.from), Number(folded.dataset.to));
     state.selected = index;
@@ -348,10 +348,10 @@
     return true;
   }
   function scrollTo(index) {
-    // What stands near must have its height before the window moves there.
-    for (let near = index - 6; near <= index + 6; near++) fill(near);
+    // Nearby steps must have their heights before the window scrolls there.
+    for (let near = index - 6; near <= index + 6; near++) fillStep(near);
     const node = state.items.get(index);
-    mark();
+    markSelected();
     const quote = state.passage && state.passage.quote;
     document.querySelectorAll(".passage.current").forEach((each) => each.classList.remove("current"));
     node.scrollIntoView({ block: "start" });
@@ -361,7 +361,7 @@
     }
     state.passage = null;
   }
-  function mark() {
+  function markSelected() {
     document.querySelectorAll(".step.current").forEach((node) => {
       node.classList.remove("current");
       node.removeAttribute("aria-current");
@@ -374,12 +374,12 @@
     const strip = $("strip"), step = steps[Math.max(0, state.selected)];
     if (step) {
       strip.setAttribute("aria-valuenow", step.index);
-      strip.setAttribute("aria-valuetext", describe(Math.max(0, state.selected)));
+      strip.setAttribute("aria-valuetext", describeStep(Math.max(0, state.selected)));
     }
     drawStrip();
   }
-  /** Where the reader is: the selected step while it can be seen, else the one at the top of the window. */
-  function position() {
+  /** Return the current step: the selected step while it is visible, else the step at the top of the window. */
+  function findPosition() {
     const node = state.items.get(state.selected);
     const top = $("bar").getBoundingClientRect().bottom;
     if (node) {
@@ -391,10 +391,10 @@
     }
     return steps.length;
   }
-  function move(direction) {
-    const wanted = state.filter === "events" ? (step) => step.events !== undefined : changed;
-    for (let index = position() + direction; index >= 0 && index < steps.length; index += direction) {
-      if (wanted(steps[index]) && (state.branch === null || shown(steps[index]))) return goTo(index);
+  function moveToNext(direction) {
+    const isWanted = state.filter === "events" ? (step) => step.events !== undefined : hasChanged;
+    for (let index = findPosition() + direction; index >= 0 && index < steps.length; index += direction) {
+      if (isWanted(steps[index]) && (state.branch === null || isShown(steps[index]))) return goTo(index);
     }
     return false;
   }
@@ -402,16 +402,16 @@
   // ---- the strip
 
   const strip = $("strip");
-  if (data.share < 1) strip.style.width = `${100 * data.share}%`;  // the rest was not read
-  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  let stripDue = false;
+  if (data.share < 1) strip.style.width = `${100 * data.share}%`;  // the rest of the document was not read
+  const readColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  let isPaintDue = false;
   function drawStrip() {
-    if (stripDue) return;
-    stripDue = true;
-    requestAnimationFrame(() => { stripDue = false; paintStrip(); });
+    if (isPaintDue) return;
+    isPaintDue = true;
+    requestAnimationFrame(() => { isPaintDue = false; paintStrip(); });
   }
-  /** Where a lane lies: its bars between top and bottom, events at `above`, sources of memory lines at `below`. */
-  function band(lane, height) {
+  /** Return the heights of a lane: bars between top and bottom, events at `above`, sources of memory lines at `below`. */
+  function computeBand(lane, height) {
     const tall = height / data.branches.length, top = lane * tall + 1, bottom = (lane + 1) * tall - 1;
     return { top, bottom, above: top + 3, below: bottom - 2 };
   }
@@ -424,79 +424,79 @@
     const each = width / Math.max(1, columns);
     const at = (step) => step.column * each;
     const center = (step) => at(step) + each / 2;
-    const bands = data.branches.map((_, lane) => band(lane, height));
-    const of = (step) => bands[step.lane];
-    pen.fillStyle = color("--sunken");
-    steps.forEach((step) => pen.fillRect(at(step), of(step).top, each, of(step).bottom - of(step).top));
-    pen.fillStyle = color("--change-mark");
-    // A few steps that rewrite everything, the first among them, shall not flatten the others.
-    const densities = steps.filter(changed).map((step) => step.density).sort((a, b) => a - b);
+    const bands = data.branches.map((_, lane) => computeBand(lane, height));
+    const findBand = (step) => bands[step.lane];
+    pen.fillStyle = readColor("--sunken");
+    steps.forEach((step) => pen.fillRect(at(step), findBand(step).top, each, findBand(step).bottom - findBand(step).top));
+    pen.fillStyle = readColor("--change-mark");
+    // The scale ignores the largest changes, such as the first memory, which would flatten the others.
+    const densities = steps.filter(hasChanged).map((step) => step.density).sort((a, b) => a - b);
     const full = Math.max(0.05, densities[Math.floor(densities.length * 0.98)] || 0);
     const bar = Math.max(1, each > 4 ? each - 1 : each);
     steps.forEach((step) => {
-      if (!changed(step)) return;
-      const { top, bottom } = of(step);
+      if (!hasChanged(step)) return;
+      const { top, bottom } = findBand(step);
       const tall = Math.max(3, Math.sqrt(Math.min(1, step.density / full)) * (bottom - top));
       pen.fillRect(at(step), bottom - tall, bar, tall);
     });
-    if (branched) paintJoins(pen, center, of, each);
-    pen.fillStyle = color("--found-mark");
-    for (const index of state.holding) pen.fillRect(at(steps[index]), of(steps[index]).bottom - 3, Math.max(1, each), 3);
-    pen.fillStyle = color("--event-mark");
-    steps.forEach((step) => { if (step.events) diamond(pen, center(step), of(step).above); });
-    const lit = new Set(state.hovered < 0 ? [] : linePlaces(data.lines[state.hovered]));
-    for (const index of passages.keys()) dot(pen, center(steps[index]), of(steps[index]).below, 2.5, color("--source-mark"));
-    for (const index of lit) {
-      const x = center(steps[index]), { top, bottom, below } = of(steps[index]);
-      pen.fillStyle = color("--source-mark");
+    if (hasBranches) paintJoins(pen, center, findBand, each);
+    pen.fillStyle = readColor("--found-mark");
+    for (const index of state.stepsWithQuery) pen.fillRect(at(steps[index]), findBand(steps[index]).bottom - 3, Math.max(1, each), 3);
+    pen.fillStyle = readColor("--event-mark");
+    steps.forEach((step) => { if (step.events) drawDiamond(pen, center(step), findBand(step).above); });
+    const hoveredSteps = new Set(state.hovered < 0 ? [] : listLineSteps(data.lines[state.hovered]));
+    for (const index of quotesByStep.keys()) drawDot(pen, center(steps[index]), findBand(steps[index]).below, 2.5, readColor("--source-mark"));
+    for (const index of hoveredSteps) {
+      const x = center(steps[index]), { top, bottom, below } = findBand(steps[index]);
+      pen.fillStyle = readColor("--source-mark");
       pen.fillRect(x - 0.75, top, 1.5, bottom - top);
-      dot(pen, x, below, 4, color("--source-mark"));
+      drawDot(pen, x, below, 4, readColor("--source-mark"));
     }
     if (state.selected >= 0) {
-      const step = steps[state.selected], { top, bottom } = of(step);
-      pen.fillStyle = color("--ink");
+      const step = steps[state.selected], { top, bottom } = findBand(step);
+      pen.fillStyle = readColor("--ink");
       pen.fillRect(center(step) - 1, top - 2, 2, bottom - top + 4);
     }
   }
-  /** Lines from one lane to another, where a branch leaves or several meet. */
-  function paintJoins(pen, center, of, each) {
-    pen.strokeStyle = color("--muted");
+  /** Draw lines between lanes, where a branch begins or branches are merged. */
+  function paintJoins(pen, center, findBand, each) {
+    pen.strokeStyle = readColor("--muted");
     pen.lineWidth = 1;
     pen.beginPath();
     for (const step of steps) for (const index of step.from) {
       const source = steps[index];
       if (source.lane === step.lane) continue;
-      const x = center(source) + each / 2, y = (of(source).top + of(source).bottom) / 2;
+      const x = center(source) + each / 2, y = (findBand(source).top + findBand(source).bottom) / 2;
       pen.moveTo(x, y);
-      pen.lineTo(center(step), (of(step).top + of(step).bottom) / 2);
+      pen.lineTo(center(step), (findBand(step).top + findBand(step).bottom) / 2);
     }
     pen.stroke();
   }
-  const linePlaces = (line) => [line.at, ...line.quotes.map((quote) => quote.at)];
-  function diamond(pen, x, y) {
+  const listLineSteps = (line) => [line.at, ...line.quotes.map((quote) => quote.at)];
+  function drawDiamond(pen, x, y) {
     pen.beginPath();
     pen.moveTo(x, y - 3.5); pen.lineTo(x + 3.5, y); pen.lineTo(x, y + 3.5); pen.lineTo(x - 3.5, y);
     pen.fill();
   }
-  function dot(pen, x, y, radius, fill) {
+  function drawDot(pen, x, y, radius, fill) {
     pen.fillStyle = fill;
     pen.beginPath();
     pen.arc(x, y, radius, 0, 2 * Math.PI);
     pen.fill();
   }
-  function describe(index) {
-    const step = steps[index], said = [title(step.name)];
-    if (step.section) said.push(step.section);
-    said.push(changed(step) ? `${Math.max(1, Math.round(step.density * 100))}% of the words changed` : step.state);
-    if (step.events) said.push(plural(step.events.length, "event"));
-    const here = passages.get(index);
-    if (here) said.push(`source of ${plural(new Set(here.map((each) => each.line)).size, "memory line")}`);
-    return said.join(" · ");
+  function describeStep(index) {
+    const step = steps[index], parts = [capitalize(step.name)];
+    if (step.section) parts.push(step.section);
+    parts.push(hasChanged(step) ? `${Math.max(1, Math.round(step.density * 100))}% of the words changed` : step.state);
+    if (step.events) parts.push(formatCount(step.events.length, "event"));
+    const quotes = quotesByStep.get(index);
+    if (quotes) parts.push(`source of ${formatCount(new Set(quotes.map((each) => each.line)).size, "memory line")}`);
+    return parts.join(" · ");
   }
-  /** The step under the pointer, or a notable one of its lane within a few pixels of it. */
-  function pointed(event) {
+  /** Return the step under the pointer, or a notable step of its lane within three pixels. */
+  function findPointedStep(event) {
     const box = strip.getBoundingClientRect(), each = box.width / columns, count = data.branches.length;
-    const lane = laneSteps[Math.min(count - 1, Math.max(0, Math.floor((event.clientY - box.top) / box.height * count)))];
+    const lane = stepsByLane[Math.min(count - 1, Math.max(0, Math.floor((event.clientY - box.top) / box.height * count)))];
     const column = Math.floor((event.clientX - box.left) / each);
     const from = Math.min(lane.length - 1, Math.max(0, column - steps[lane[0]].column));
     let index = from;
@@ -513,10 +513,10 @@
     }
     strip.setAttribute("aria-valuemin", 0);
     strip.setAttribute("aria-valuemax", steps.length - 1);
-    strip.addEventListener("click", (event) => goTo(pointed(event), { push: true }));
+    strip.addEventListener("click", (event) => goTo(findPointedStep(event), { push: true }));
     strip.addEventListener("mousemove", (event) => {
       const tip = $("tip"), box = strip.getBoundingClientRect();
-      tip.textContent = describe(pointed(event));
+      tip.textContent = describeStep(findPointedStep(event));
       tip.hidden = false;
       const left = event.clientX - box.left - tip.offsetWidth / 2;
       tip.style.left = `${Math.max(0, Math.min(box.width - tip.offsetWidth, left))}px`;
@@ -534,41 +534,41 @@
   // ---- search
 
   const ANSWER = -1;
-  let lowered = null;
-  /** Hits are the steps at which the query came into memory or went from it, those whose events say it, and the answer. */
-  function search(query) {
+  let lowerMemories = null;
+  /** Find the hits: steps that add the query to the memory or remove it, steps with it in their events, and the answer. */
+  function searchFor(query) {
     state.query = query.toLowerCase();
     state.hits = [];
-    state.holding = [];
+    state.stepsWithQuery = [];
     state.hit = -1;
     if (state.query) {
-      lowered = lowered || memories.map((memory) => memory.toLowerCase());
+      lowerMemories = lowerMemories || memories.map((memory) => memory.toLowerCase());
       if (`${data.answer || ""}\n${data.rawAnswer || ""}`.toLowerCase().includes(state.query)) state.hits.push(ANSWER);
       const counts = [];
       steps.forEach((step, index) => {
         const before = step.from.reduce((sum, each) => sum + counts[each], 0);
-        const count = changed(step) ? lowered[index].split(state.query).length - 1 : before;
+        const count = hasChanged(step) ? lowerMemories[index].split(state.query).length - 1 : before;
         counts.push(count);
-        if (count) state.holding.push(index);
-        const said = (step.events || []).some((event) => `${event.kind} ${event.detail}`.toLowerCase().includes(state.query));
-        if (count !== before || said) state.hits.push(index);
+        if (count) state.stepsWithQuery.push(index);
+        const isInEvents = (step.events || []).some((event) => `${event.kind} ${event.detail}`.toLowerCase().includes(state.query));
+        if (count !== before || isInEvents) state.hits.push(index);
       });
     }
     state.items.forEach((node, index) => {
       const body = node.querySelector(".body");
       if (body && !node.dataset.empty) drawBody(index, body);
     });
-    findAll();
+    highlightAll();
     drawStrip();
-    sayHits();
+    showHitCount();
   }
-  function sayHits() {
+  function showHitCount() {
     const count = state.hits.length;
     $("hits").textContent = !state.query ? "" : !count ? "not found"
-      : `${state.hit < 0 ? plural(count, "place") : `${number(state.hit + 1)} of ${number(count)}`}, `
-        + `in memory at ${plural(state.holding.length, branched ? "step" : "chunk")}`;
+      : `${state.hit < 0 ? formatCount(count, "place") : `${formatNumber(state.hit + 1)} of ${formatNumber(count)}`}, `
+        + `in memory at ${formatCount(state.stepsWithQuery.length, hasBranches ? "step" : "chunk")}`;
     $("previous-hit").disabled = $("next-hit").disabled = !count;
-    $("key-hit").hidden = !state.holding.length;
+    $("key-hit").hidden = !state.stepsWithQuery.length;
   }
   function moveHit(direction) {
     const count = state.hits.length;
@@ -577,37 +577,37 @@
     const hit = state.hits[state.hit];
     if (hit === ANSWER) {
       state.selected = -1;
-      mark();
+      markSelected();
       window.scrollTo(0, 0);
     } else {
       goTo(hit);
       showFirstFound(state.items.get(hit));
     }
-    sayHits();
+    showHitCount();
   }
   function showFirstFound(node) {
-    const first = node && rangesIn(node)[0];
+    const first = node && findRanges(node)[0];
     if (!first) return;
     const box = first.getBoundingClientRect();
     if (box.bottom > window.innerHeight - 16) window.scrollBy(0, box.bottom - window.innerHeight / 2);
   }
-  function findAll() {
-    if (!found) return;
-    found.clear();
+  function highlightAll() {
+    if (!highlight) return;
+    highlight.clear();
     if (!state.query) return;
-    [$("answer"), $("lines"), ...$("steps").querySelectorAll(".step:not([data-empty])")].forEach(findIn);
+    [$("answer"), $("lines"), ...$("steps").querySelectorAll(".step:not([data-empty])")].forEach(highlightIn);
   }
-  function findIn(root) {
-    if (found && state.query) for (const range of rangesIn(root)) found.add(range);
+  function highlightIn(root) {
+    if (highlight && state.query) for (const range of findRanges(root)) highlight.add(range);
   }
-  /** Where the query stands under a node. A hit may cross elements, but does not begin or end in deleted text. */
-  function rangesIn(root) {
-    const ranges = [...root.querySelectorAll("del")].flatMap((node) => rangesOver(node, () => true));
-    return [...rangesOver(root, (node) => !node.parentElement.closest("del, .more, .elided, .step-head, .step-meta")), ...ranges];
+  /** Return the ranges of the query under a node. A range may cross elements, but not the edge of deleted text. */
+  function findRanges(root) {
+    const ranges = [...root.querySelectorAll("del")].flatMap((node) => findRangesUnder(node, () => true));
+    return [...findRangesUnder(root, (node) => !node.parentElement.closest("del, .more, .elided, .step-head, .step-meta")), ...ranges];
   }
-  function rangesOver(root, wanted) {
+  function findRangesUnder(root, isWanted) {
     const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT, {
-      acceptNode: (node) => wanted(node) ? NodeFilter.FILTER_ACCEPT : NodeFilter.FILTER_REJECT,
+      acceptNode: (node) => isWanted(node) ? NodeFilter.FILTER_ACCEPT : NodeFilter.FILTER_REJECT,
     });
     const nodes = [], starts = [];
     let text = "";
@@ -617,26 +617,26 @@
       text += walker.currentNode.data.toLowerCase();
     }
     const ranges = [];
-    const place = (offset, last) => {
+    const locate = (offset, last) => {
       let low = 0;
       while (low + 1 < starts.length && starts[low + 1] + (last ? 1 : 0) <= offset) low++;
       return [nodes[low], Math.min(nodes[low].length, offset - starts[low])];
     };
     for (let at = text.indexOf(state.query); at >= 0 && state.query; at = text.indexOf(state.query, at + state.query.length)) {
       const range = document.createRange();
-      range.setStart(...place(at, false));
-      range.setEnd(...place(at + state.query.length, true));
+      range.setStart(...locate(at, false));
+      range.setEnd(...locate(at + state.query.length, true));
       ranges.push(range);
     }
     return ranges;
   }
   function endSearch() {
     $("query").value = "";
-    search("");
+    searchFor("");
     $("query").blur();
   }
 
-  // ---- what the reader does
+  // ---- input of the user
 
   function openGo() {
     if (!steps.length) return;
@@ -648,11 +648,11 @@
     input.select();
   }
   function listen() {
-    $("previous").addEventListener("click", () => move(-1));
-    $("next").addEventListener("click", () => move(1));
+    $("previous").addEventListener("click", () => moveToNext(-1));
+    $("next").addEventListener("click", () => moveToNext(1));
     document.querySelectorAll("[data-filter]").forEach((button) =>
       button.addEventListener("click", () => setFilter(button.dataset.filter)));
-    $("query").addEventListener("input", () => search($("query").value.trim()));
+    $("query").addEventListener("input", () => searchFor($("query").value.trim()));
     $("query").addEventListener("keydown", (event) => {
       if (event.key === "Escape") endSearch();
       if (event.key === "Enter" && event.shiftKey) { event.preventDefault(); moveHit(-1); }
@@ -661,19 +661,19 @@
     $("previous-hit").addEventListener("click", () => moveHit(-1));
     $("help-button").addEventListener("click", () => $("help").showModal());
     $("go-cancel").addEventListener("click", () => $("go").close());
-    $("go-form").addEventListener("submit", () => goTo(readAt(Number($("go-number").value)), { push: true }));
+    $("go-form").addEventListener("submit", () => goTo(findStepOfChunk(Number($("go-number").value)), { push: true }));
     $("branch").addEventListener("change", () =>
       setFilter(state.filter, $("branch").value === "" ? null : data.branches[Number($("branch").value)]));
     document.addEventListener("click", (event) => {
-      const node = event.target.closest('a[href^="#"]'), index = node ? indexOf.get(node.getAttribute("href").slice(1)) : undefined;
+      const node = event.target.closest('a[href^="#"]'), index = node ? indexByAnchor.get(node.getAttribute("href").slice(1)) : undefined;
       if (index === undefined || event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
-      if (node.dataset.line) follow(Number(node.dataset.line), Number(node.dataset.quote));
+      if (node.dataset.line) followLine(Number(node.dataset.line), Number(node.dataset.quote));
       else goTo(index, { push: true });
     });
     document.addEventListener("keydown", onKey);
     window.addEventListener("popstate", openFragment);
-    window.addEventListener("beforeprint", () => steps.forEach((_, index) => fill(index)));
+    window.addEventListener("beforeprint", () => steps.forEach((_, index) => fillStep(index)));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawStrip);
     new ResizeObserver(() => {
       document.documentElement.style.setProperty("--bar-height", `${Math.round($("bar").offsetHeight)}px`);
@@ -684,7 +684,7 @@
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.target.closest("input, textarea, select")) return;
     const keys = {
-      j: () => move(1), k: () => move(-1), g: openGo, "/": () => $("query").focus(), "?": () => $("help").showModal(),
+      j: () => moveToNext(1), k: () => moveToNext(-1), g: openGo, "/": () => $("query").focus(), "?": () => $("help").showModal(),
       a: () => setFilter("all"), c: () => setFilter("changed"), e: () => setFilter("events"), Escape: endSearch,
     };
     if (!Object.hasOwn(keys, event.key)) return;
@@ -692,16 +692,16 @@
     keys[event.key]();
   }
   function openFragment() {
-    return goTo(indexOf.get(location.hash.slice(1)));
+    return goTo(indexByAnchor.get(location.hash.slice(1)));
   }
-  /** Where a chunk was read: on the branch that is shown, or the first that read it. */
-  function readAt(chunk) {
+  /** Return the step that read a chunk: on the chosen branch, or else on the first branch that read it. */
+  function findStepOfChunk(chunk) {
     const places = steps.filter((step) => step.chunk === chunk);
     return (places.find((step) => step.branch === state.branch) || places[0] || { index: -1 }).index;
   }
-  /** One lane for each branch, and the choice of one. */
+  /** Show one lane for each branch, and the choice of a branch. */
   function drawBranches() {
-    if (!branched) return;
+    if (!hasBranches) return;
     strip.style.setProperty("--lanes", data.branches.length);
     strip.classList.add("lanes");
     $("branch-group").hidden = false;

@@ -22,7 +22,7 @@ from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
 
 CHUNKS = 700
-ANSWER_AT, FACTS_PER_CHUNK = 210, 190
+ANSWER_CHUNK, FACTS_PER_CHUNK = 210, 190
 MEMORY_LINES = 30
 QUESTION = "Who built the lighthouse at Cape Verity, and in which year was it lit for the first time?"
 HOSTILE = (
@@ -46,32 +46,32 @@ _PLACES = ("Cape Verity", "the Long Quay", "Port Ansgar", "the salt works", "Hol
 _THINGS = ("old lantern", "granary", "chapel roof", "signal tower", "west bridge", "ferry house", "tannery")
 
 
-def _fact(generator: random.Random) -> str:
-    person, place, thing = map(generator.choice, (_PEOPLE, _PLACES, _THINGS))
-    year = generator.randrange(1650, 1890)
+def _make_fact(rng: random.Random) -> str:
+    person, place, thing = map(rng.choice, (_PEOPLE, _PLACES, _THINGS))
+    year = rng.randrange(1650, 1890)
     return f"{person} of {place} was named keeper of the {thing} in {year}, as the parish register records."
 
 
-def long_run() -> RunView:
-    """A run of many chunks whose memory holds about 1000 tokens and changes at most of them."""
-    generator = random.Random(1)
-    facts = [[_fact(generator) for _ in range(FACTS_PER_CHUNK)] for _ in range(CHUNKS)]
-    facts[ANSWER_AT].insert(
+def make_long_run() -> RunView:
+    """Return a run of many chunks, most of which change its memory of about 1000 tokens."""
+    rng = random.Random(1)
+    facts_by_chunk = [[_make_fact(rng) for _ in range(FACTS_PER_CHUNK)] for _ in range(CHUNKS)]
+    facts_by_chunk[ANSWER_CHUNK].insert(
         9, "The lighthouse at Cape Verity was built by Ilse Thornbury and lit for the first time in 1743."
     )
-    texts = [" ".join(chunk) for chunk in facts]
+    texts = [" ".join(facts) for facts in facts_by_chunk]
     memory: list[str] = [""] * MEMORY_LINES
     memories: list[str] = []
     events: dict[int, ReadEvent] = {}
-    for chunk, of_chunk in enumerate(facts):
-        if generator.random() < 0.7:
-            memory[generator.randrange(1, MEMORY_LINES)] = f"- {generator.choice(of_chunk)}"
-        if chunk == ANSWER_AT:
+    for chunk, facts in enumerate(facts_by_chunk):
+        if rng.random() < 0.7:
+            memory[rng.randrange(1, MEMORY_LINES)] = f"- {rng.choice(facts)}"
+        if chunk == ANSWER_CHUNK:
             memory[0] = "- The lighthouse at Cape Verity was built by Ilse Thornbury; lit for the first time in 1743."
-        if generator.random() < 0.03:
+        if rng.random() < 0.03:
             events[chunk] = ReadEvent(EventKind.TRUNCATED, chunk, "cut at 1,024 tokens", UpdateRule.ACCEPT)
         memories.append("\n".join(filter(None, memory)))
-    seconds = [1.4 + generator.random() for _ in facts]
+    seconds = [1.4 + rng.random() for _ in texts]
     marks = [SourceMark(index * 40_000, f"page {index + 1}") for index in range(CHUNKS // 2)]
     trace = make_trace(memories, texts, events=events, tokens=(6132, 988), seconds=seconds)
     answer = "Ilse Thornbury built it; it was lit for the first time in 1743."
@@ -90,8 +90,8 @@ def long_run() -> RunView:
     )
 
 
-def hostile_run() -> RunView:
-    """A run in which everything that others wrote tries to run a script."""
+def make_hostile_run() -> RunView:
+    """Return a run in which every text tries to run a script."""
     text = f"{HOSTILE} the lighthouse keeper {HOSTILE}"
     events = dict.fromkeys(range(3), ReadEvent(EventKind.REFUSED, 0, HOSTILE))
     memories = [f"{HOSTILE} lighthouse keeper {index}" for index in range(3)]
@@ -109,38 +109,38 @@ def hostile_run() -> RunView:
     )
 
 
-def branched_run() -> RunView:
-    """A run that read three parts of a document side by side, eight chunks each, and merged what it had written."""
+def make_branched_run() -> RunView:
+    """Return a run with three parallel branches of eight chunks each, and their merge."""
     chunks = [f"In the {number}th year the {_THINGS[number % 7]} was sold. " for number in range(24)]
     memories = [
-        [f"the {_THINGS[(lane * 8 + number // 4 * 4) % 7]} was sold" for number in range(8)] for lane in range(3)
+        [f"the {_THINGS[(branch * 8 + number // 4 * 4) % 7]} was sold" for number in range(8)] for branch in range(3)
     ]
-    merged = "\n".join(lane[-1] for lane in memories[:2])
+    merged = "\n".join(branch_memories[-1] for branch_memories in memories[:2])
     trace = make_fan_out(memories, merged, chunks)
     texts = {"question": "What was sold?", "answer": "the tannery"}
     return make_view(trace, strategy="segments", chunk_text=lambda update: chunks[update.chunk_index], **texts)
 
 
-def excerpt_run() -> RunView:
-    """A run that showed an excerpt made of attacks instead of reading chunks."""
+def make_excerpt_run() -> RunView:
+    """Return a run that answered from an excerpt full of attacks."""
     text = f"{HOSTILE} The lighthouse keeper was Ilse Thornbury. {HOSTILE}"
     (span,) = make_spans([text])
-    shown = replace(make_answer(text="Ilse Thornbury"), reads=(span,), slot=-1)
-    return make_view(Trace((shown,)), strategy="retrieval", question=HOSTILE, span_text=lambda _: text)
+    answer = replace(make_answer(text="Ilse Thornbury"), reads=(span,), slot=-1)
+    return make_view(Trace((answer,)), strategy="retrieval", question=HOSTILE, span_text=lambda _: text)
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Chromium under its driver, with the console and the network recorded."""
+    """Chromium with its driver, which records the console and the network."""
     from selenium import webdriver
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver_path = shutil.which("chromedriver")
     if chromium is None or driver_path is None:
-        missing = "needs Chromium and its driver: apt-get install chromium chromium-driver"
+        reason = "needs Chromium and its driver: apt-get install chromium chromium-driver"
         if os.environ.get("CI"):
-            pytest.fail(missing, pytrace=False)  # a CI run that silently skips would prove nothing
-        pytest.skip(missing)
+            pytest.fail(reason, pytrace=False)  # a CI run without these tests would prove nothing
+        pytest.skip(reason)
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for flag in (*_FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
@@ -153,17 +153,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages of the runs above, by kind."""
-    views = {"long": long_run(), "hostile": hostile_run(), "branched": branched_run(), "excerpt": excerpt_run()}
-    paths = {kind: tmp_path_factory.mktemp("page") / f"{kind}.html" for kind in views}
-    for kind, run in views.items():
-        paths[kind].write_text(render_page(build_timeline(run)), encoding="utf-8")
+    """The files of the pages of the runs above, by name."""
+    makers = {"long": make_long_run, "hostile": make_hostile_run, "branched": make_branched_run}
+    paths: dict[str, Path] = {}
+    for name, make_run in (makers | {"excerpt": make_excerpt_run}).items():
+        paths[name] = tmp_path_factory.mktemp("page") / f"{name}.html"
+        paths[name].write_text(render_page(build_timeline(make_run())), encoding="utf-8")
     return paths
 
 
 @pytest.fixture
-def opened(browser: Any, pages: dict[str, Path]) -> Callable[..., Any]:
-    """Open a page afresh at a fragment. What the browser complained of before is gone."""
+def open_page(browser: Any, pages: dict[str, Path]) -> Callable[..., Any]:
+    """Opens a page at a fragment, with an empty console log."""
 
     def open_at(fragment: str = "", *, page: str = "long") -> Any:
         browser.get("about:blank")

@@ -15,10 +15,10 @@ Keys = pytest.importorskip("selenium.webdriver.common.keys", reason=_REASON).Key
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui", reason=_REASON).WebDriverWait
 
 LIGHTHOUSE_CHUNK = 211
-Opened = Callable[..., Any]
+OpenPage = Callable[..., Any]
 
 
-def until(browser: Any, script: str, *arguments: Any) -> Any:
+def wait_until(browser: Any, script: str, *arguments: Any) -> Any:
     return WebDriverWait(browser, 5).until(lambda driver: driver.execute_script(f"return {script}", *arguments))
 
 
@@ -26,12 +26,12 @@ def press(browser: Any, *keys: str) -> None:
     browser.find_element(By.TAG_NAME, "body").send_keys(*keys)
 
 
-def current(browser: Any) -> str | None:
+def get_current_step(browser: Any) -> str | None:
     return browser.execute_script("return document.querySelector('.step.current')?.id ?? null")
 
 
 def is_below_the_bar(browser: Any, chunk: int) -> bool:
-    """Whether the chunk's first line can be seen."""
+    """Return whether the first line of a chunk is visible."""
     return bool(
         browser.execute_script(
             "const top = document.getElementById(arguments[0]).getBoundingClientRect().top;"
@@ -43,10 +43,10 @@ def is_below_the_bar(browser: Any, chunk: int) -> bool:
 
 def search(browser: Any, text: str) -> str:
     browser.find_element(By.ID, "query").send_keys(text)
-    return str(until(browser, "document.getElementById('hits').textContent"))
+    return str(wait_until(browser, "document.getElementById('hits').textContent"))
 
 
-def changed_chunks(browser: Any) -> list[int]:
+def list_changed_chunks(browser: Any) -> list[int]:
     return list(
         browser.execute_script(
             "return JSON.parse(document.getElementById('data').textContent).steps.filter(s => s.diff).map(s => s.chunk)"
@@ -54,8 +54,8 @@ def changed_chunks(browser: Any) -> list[int]:
     )
 
 
-def memory_in(browser: Any, step: str) -> str:
-    """The memory that a step shows, without what was deleted."""
+def read_memory(browser: Any, step: str) -> str:
+    """Return the memory that a step shows, without deleted words."""
     return str(
         browser.execute_script(
             "const body = document.querySelector(arguments[0]).cloneNode(true);"
@@ -65,23 +65,23 @@ def memory_in(browser: Any, step: str) -> str:
     )
 
 
-def test_seven_hundred_chunks_open_within_two_seconds_from_less_than_five_megabytes(
-    opened: Opened, pages: dict[str, Path]
+def test_a_page_of_700_chunks_is_under_5_mb_and_opens_within_2_seconds(
+    open_page: OpenPage, pages: dict[str, Path]
 ) -> None:
     size = pages["long"].stat().st_size
     assert size < 5_000_000
-    browser = opened()
-    ready = until(browser, "performance.getEntriesByName('timeline-ready')[0]?.startTime")
-    painted = until(browser, "performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
-    print(f"{size:,} bytes, ready after {ready:.0f} ms, painted after {painted:.0f} ms")
-    assert max(ready, painted) < 2000
+    browser = open_page()
+    ready_ms = wait_until(browser, "performance.getEntriesByName('timeline-ready')[0]?.startTime")
+    painted_ms = wait_until(browser, "performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+    print(f"{size:,} bytes, ready after {ready_ms:.0f} ms, painted after {painted_ms:.0f} ms")
+    assert max(ready_ms, painted_ms) < 2000
 
 
-def test_nothing_is_requested_and_nothing_is_complained_of(opened: Opened, pages: dict[str, Path]) -> None:
-    browser = opened()
+def test_the_page_requests_nothing_and_logs_no_error(open_page: OpenPage, pages: dict[str, Path]) -> None:
+    browser = open_page()
     browser.get_log("performance")
     browser.refresh()
-    until(browser, "performance.getEntriesByName('timeline-ready').length")
+    wait_until(browser, "performance.getEntriesByName('timeline-ready').length")
     search(browser, "lighthouse")
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
@@ -89,62 +89,62 @@ def test_nothing_is_requested_and_nothing_is_complained_of(opened: Opened, pages
     assert browser.get_log("browser") == []
 
 
-def test_search_counts_the_places_and_goes_through_them(opened: Opened) -> None:
-    browser = opened()
+def test_search_counts_the_matches_and_goes_to_the_next(open_page: OpenPage) -> None:
+    browser = open_page()
     assert search(browser, "Cape Verity was built").startswith("1 place, in memory at 490 chunks")
     browser.find_element(By.ID, "query").send_keys(Keys.ENTER)
-    assert current(browser) == f"chunk-{LIGHTHOUSE_CHUNK}"
+    assert get_current_step(browser) == f"chunk-{LIGHTHOUSE_CHUNK}"
     assert is_below_the_bar(browser, LIGHTHOUSE_CHUNK)
     assert browser.execute_script("return CSS.highlights.get('found').size") > 0
     assert browser.find_element(By.ID, "hits").text.startswith("1 of 1")
 
 
-def test_search_finds_answer_and_events_and_wraps_around(opened: Opened) -> None:
-    browser = opened()
+def test_search_finds_answer_and_events_and_wraps_around(open_page: OpenPage) -> None:
+    browser = open_page()
     assert search(browser, "ilse thornbury built it").startswith("1 place")
     press(browser, Keys.ESCAPE)
-    places = int(search(browser, "truncated").split()[0])
-    assert places == browser.execute_script(
+    matches = int(search(browser, "truncated").split()[0])
+    assert matches == browser.execute_script(
         "return JSON.parse(document.getElementById('data').textContent).steps.filter(s => s.events).length"
     )
     query = browser.find_element(By.ID, "query")
     query.send_keys(Keys.SHIFT, Keys.ENTER)
-    assert browser.find_element(By.ID, "hits").text.startswith(f"{places} of {places}")
-    last = current(browser)
+    assert browser.find_element(By.ID, "hits").text.startswith(f"{matches} of {matches}")
+    last_step = get_current_step(browser)
     query.send_keys(Keys.NULL, Keys.ENTER)
-    assert browser.find_element(By.ID, "hits").text.startswith(f"1 of {places}")
-    assert current(browser) != last
+    assert browser.find_element(By.ID, "hits").text.startswith(f"1 of {matches}")
+    assert get_current_step(browser) != last_step
     query.send_keys("nowhere")
     assert browser.find_element(By.ID, "hits").text == "not found"
 
 
 @pytest.mark.parametrize("chunk", [1, 350, 700])
-def test_a_link_opens_at_its_chunk(opened: Opened, chunk: int) -> None:
-    browser = opened(f"#chunk-{chunk}")
-    assert current(browser) == f"chunk-{chunk}"
+def test_a_link_opens_at_its_chunk(open_page: OpenPage, chunk: int) -> None:
+    browser = open_page(f"#chunk-{chunk}")
+    assert get_current_step(browser) == f"chunk-{chunk}"
     assert is_below_the_bar(browser, chunk)
 
 
-def test_the_go_dialog_jumps_to_a_chunk(opened: Opened) -> None:
-    browser = opened()
+def test_the_go_dialog_jumps_to_a_chunk(open_page: OpenPage) -> None:
+    browser = open_page()
     press(browser, "g")
     browser.switch_to.active_element.send_keys("512", Keys.ENTER)
-    until(browser, "document.querySelector('.step.current')?.id === 'chunk-512'")
+    wait_until(browser, "document.querySelector('.step.current')?.id === 'chunk-512'")
     assert is_below_the_bar(browser, 512)
     assert browser.current_url.endswith("#chunk-512")
     browser.back()
     assert not browser.current_url.endswith("#chunk-512")
 
 
-def test_a_memory_line_has_the_answers_words_marked_and_leads_to_its_source_and_marks_the_quote(opened: Opened) -> None:
-    browser = opened()
-    supporting = [mark.text for mark in browser.find_elements(By.CSS_SELECTOR, ".line:first-child .supports")]
-    assert {"Ilse Thornbury", "lit for the first time in 1743"} <= set(supporting)
+def test_a_memory_line_marks_the_answers_words_and_links_to_its_quote(open_page: OpenPage) -> None:
+    browser = open_page()
+    supporting_words = [mark.text for mark in browser.find_elements(By.CSS_SELECTOR, ".line:first-child .supports")]
+    assert {"Ilse Thornbury", "lit for the first time in 1743"} <= set(supporting_words)
     browser.find_element(By.CSS_SELECTOR, ".line-text").click()
-    assert current(browser) == f"chunk-{LIGHTHOUSE_CHUNK}"
+    assert get_current_step(browser) == f"chunk-{LIGHTHOUSE_CHUNK}"
     quote = browser.find_element(By.CSS_SELECTOR, ".passage.current mark")
     assert quote.text == "The lighthouse at Cape Verity was built by Ilse Thornbury and lit for the first time in 1743"
-    assert until(
+    assert wait_until(
         browser,
         "(box => box.bottom <= innerHeight && box.top >= document.getElementById('bar').getBoundingClientRect().bottom)"
         "(arguments[0].getBoundingClientRect())",
@@ -153,71 +153,71 @@ def test_a_memory_line_has_the_answers_words_marked_and_leads_to_its_source_and_
     assert browser.find_element(By.CSS_SELECTOR, ".line.current").text.startswith("- The lighthouse")
 
 
-def test_keys_go_from_change_to_change(opened: Opened) -> None:
-    browser = opened()
-    chunks = changed_chunks(browser)
+def test_keys_go_from_change_to_change(open_page: OpenPage) -> None:
+    browser = open_page()
+    chunks = list_changed_chunks(browser)
     for chunk in chunks[:4]:
         press(browser, "j")
-        assert current(browser) == f"chunk-{chunk}"
+        assert get_current_step(browser) == f"chunk-{chunk}"
         assert is_below_the_bar(browser, chunk)
     press(browser, "k")
-    assert current(browser) == f"chunk-{chunks[2]}"
+    assert get_current_step(browser) == f"chunk-{chunks[2]}"
 
 
-def test_slash_focuses_the_search_and_the_question_mark_opens_help(opened: Opened) -> None:
-    browser = opened()
+def test_slash_focuses_the_search_and_the_question_mark_opens_help(open_page: OpenPage) -> None:
+    browser = open_page()
     press(browser, "/")
     assert browser.switch_to.active_element.get_attribute("id") == "query"
     browser.switch_to.active_element.send_keys("j", Keys.ESCAPE)
-    assert current(browser) is None
+    assert get_current_step(browser) is None
     press(browser, "?")
     assert browser.find_element(By.ID, "help").is_displayed()
 
 
-def test_filters_show_changed_chunks_or_those_with_events(opened: Opened) -> None:
-    browser = opened()
-    count = "document.querySelectorAll('.step').length"
+def test_filters_show_changed_chunks_or_those_with_events(open_page: OpenPage) -> None:
+    browser = open_page()
+    step_count = "document.querySelectorAll('.step').length"
     browser.find_element(By.CSS_SELECTOR, "[data-filter=changed]").click()
-    assert browser.execute_script(f"return {count}") == len(changed_chunks(browser))
+    assert browser.execute_script(f"return {step_count}") == len(list_changed_chunks(browser))
     press(browser, "e")
-    assert browser.execute_script(f"return {count} === document.querySelectorAll('.step .events').length")
+    assert browser.execute_script(f"return {step_count} === document.querySelectorAll('.step .events').length")
     assert browser.find_element(By.CSS_SELECTOR, "[data-filter=events]").get_attribute("aria-pressed") == "true"
     press(browser, "a")
     browser.execute_script("document.querySelectorAll('.fold button').forEach(button => button.click())")
-    assert browser.execute_script(f"return {count}") == 700
+    assert browser.execute_script(f"return {step_count}") == 700
 
 
-def test_the_strip_is_a_slider_that_mouse_and_keys_move(opened: Opened) -> None:
-    browser = opened()
+def test_the_strip_is_a_slider_for_mouse_and_keys(open_page: OpenPage) -> None:
+    browser = open_page()
     strip = browser.find_element(By.ID, "strip")
     strip.send_keys(Keys.END)
-    assert (current(browser), strip.get_attribute("aria-valuenow")) == ("chunk-700", "699")
+    assert (get_current_step(browser), strip.get_attribute("aria-valuenow")) == ("chunk-700", "699")
     assert strip.get_attribute("aria-valuetext").startswith("Chunk 700")
     strip.click()
-    number = int(str(current(browser)).removeprefix("chunk-"))
-    assert abs(number - 350) < 5
+    chunk = int(str(get_current_step(browser)).removeprefix("chunk-"))
+    assert abs(chunk - 350) < 5
 
 
-def test_the_memory_shown_is_the_memory_there_was(opened: Opened) -> None:
-    from conftest import long_run
+def test_a_step_shows_the_memory_after_it(open_page: OpenPage) -> None:
+    from conftest import make_long_run
 
-    browser = opened("#chunk-600")
-    chunk = next(chunk for chunk in changed_chunks(browser) if chunk >= 600)
+    browser = open_page("#chunk-600")
+    chunk = next(chunk for chunk in list_changed_chunks(browser) if chunk >= 600)
     press(browser, "j") if chunk > 600 else None
     for button in browser.find_elements(By.CSS_SELECTOR, f"#chunk-{chunk} .more"):
         button.click()
-    assert memory_in(browser, f"chunk-{chunk}") == long_run().updates[chunk - 1].memory
+    assert read_memory(browser, f"chunk-{chunk}") == make_long_run().updates[chunk - 1].memory
 
 
-def test_branches_have_a_lane_each_and_the_merge_leads_to_them(opened: Opened) -> None:
-    browser = opened("#chunk-9-1", page="branched")
-    assert current(browser) == "chunk-9-1"
+def test_each_branch_has_a_lane_and_the_merge_links_to_the_branches(open_page: OpenPage) -> None:
+    browser = open_page("#chunk-9-1", page="branched")
+    assert get_current_step(browser) == "chunk-9-1"
     browser.execute_script("location.hash = 'merge'")
-    assert until(browser, "document.querySelector('.step.current')?.id === 'merge'")
+    assert wait_until(browser, "document.querySelector('.step.current')?.id === 'merge'")
     sources = browser.find_elements(By.CSS_SELECTOR, "#merge .joined a")
     assert [source.text for source in sources] == ["chunk 8, branch 0", "chunk 16, branch 1", "chunk 24, branch 2"]
     sources[1].click()
-    assert current(browser) == "chunk-16-1"
+    assert get_current_step(browser) == "chunk-16-1"
     strip = browser.find_element(By.ID, "strip")
     height = strip.size["height"]
     for lane, branch in enumerate(["0", "1", "2"], start=1):
@@ -228,39 +228,41 @@ def test_branches_have_a_lane_each_and_the_merge_leads_to_them(opened: Opened) -
             strip,
             (lane + 0.5) * height / 4,
         )
-        assert str(current(browser)).endswith(f"-{branch}")
+        assert str(get_current_step(browser)).endswith(f"-{branch}")
     assert browser.get_log("browser") == []
 
 
-def test_one_branch_can_be_shown_alone_where_there_are_some(opened: Opened) -> None:
-    from conftest import branched_run
+def test_a_single_branch_can_be_selected_if_there_are_branches(open_page: OpenPage) -> None:
+    from conftest import make_branched_run
 
-    assert not opened().find_element(By.ID, "branch").is_displayed()
-    browser = opened(page="branched")
+    assert not open_page().find_element(By.ID, "branch").is_displayed()
+    browser = open_page(page="branched")
     select = browser.find_element(By.ID, "branch")
     next(element for element in select.find_elements(By.TAG_NAME, "option") if element.text == "Branch 1").click()
     browser.execute_script("document.querySelectorAll('.fold button').forEach(button => button.click())")
     ids = browser.execute_script("return [...document.querySelectorAll('.step')].map(step => step.id)")
     assert ids == [f"chunk-{chunk}-1" for chunk in range(9, 17)]
-    browser.execute_script("document.getElementById('chunk-13-1').scrollIntoView()")  # it is drawn when it is seen
-    shown = WebDriverWait(browser, 20).until(lambda _: memory_in(browser, "chunk-13-1"))
-    assert shown == next(update.memory for update in branched_run().updates if update.chunk_index == 12)
+    browser.execute_script(
+        "document.getElementById('chunk-13-1').scrollIntoView()"
+    )  # a step is rendered once it is visible
+    memory = WebDriverWait(browser, 20).until(lambda _: read_memory(browser, "chunk-13-1"))
+    assert memory == next(update.memory for update in make_branched_run().updates if update.chunk_index == 12)
 
 
-def test_an_excerpt_stands_under_the_answer_and_there_is_no_empty_timeline(opened: Opened) -> None:
-    browser = opened(page="excerpt")
+def test_an_excerpt_is_shown_below_the_answer_without_an_empty_timeline(open_page: OpenPage) -> None:
+    browser = open_page(page="excerpt")
     passage = browser.find_element(By.CSS_SELECTOR, "#excerpt .passage")
     assert passage.is_displayed()
-    has = "return document.querySelector('#excerpt mark').textContent.includes(arguments[0])"
-    assert browser.execute_script(has, "The lighthouse keeper was Ilse Thornbury.")
+    contains = "return document.querySelector('#excerpt mark').textContent.includes(arguments[0])"
+    assert browser.execute_script(contains, "The lighthouse keeper was Ilse Thornbury.")
     assert browser.execute_script("return window.attacked") is None
     assert not browser.find_element(By.ID, "bar").is_displayed()
     assert not browser.find_element(By.TAG_NAME, "main").is_displayed()
     assert browser.get_log("browser") == [], "scripts run, or something fails"
 
 
-def test_hostile_text_runs_no_script(opened: Opened) -> None:
-    browser = opened(page="hostile")
+def test_hostile_text_runs_no_script(open_page: OpenPage) -> None:
+    browser = open_page(page="hostile")
     press(browser, "j")
     press(browser, "j")
     browser.find_element(By.CSS_SELECTOR, ".line-text").click()
@@ -274,8 +276,8 @@ def test_hostile_text_runs_no_script(opened: Opened) -> None:
     assert browser.get_log("browser") == []
 
 
-def test_nothing_runs_even_if_markup_came_in(browser: Any, pages: dict[str, Path], tmp_path: Path) -> None:
-    """The policy is a second wall: markup put into the file by hand runs no script either."""
+def test_injected_markup_runs_no_script(browser: Any, pages: dict[str, Path], tmp_path: Path) -> None:
+    """The content security policy stops scripts in markup that was added to the file."""
     page = (
         pages["hostile"]
         .read_text(encoding="utf-8")
@@ -283,14 +285,14 @@ def test_nothing_runs_even_if_markup_came_in(browser: Any, pages: dict[str, Path
     )
     (tmp_path / "broken.html").write_text(page, encoding="utf-8")
     browser.get((tmp_path / "broken.html").as_uri())
-    until(browser, "performance.getEntriesByName('timeline-ready').length")
+    wait_until(browser, "performance.getEntriesByName('timeline-ready').length")
     assert browser.execute_script("return window.attacked") is None
     browser.get_log("browser")
 
 
 @pytest.mark.parametrize("width", [390, 1360])
-def test_nothing_is_wider_than_the_window(opened: Opened, width: int) -> None:
-    browser = opened()
+def test_the_page_is_not_wider_than_the_window(open_page: OpenPage, width: int) -> None:
+    browser = open_page()
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600},

@@ -1,4 +1,4 @@
-"""Without the clients' environments these tests skip, or fail where CI is set: see scripts/install_clients.sh."""
+"""Without the environments of scripts/install_clients.sh these tests are skipped; if CI is set, they fail."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The policy server that the integration tests share, and what happens where vLLM is not installed.
+"""The policy server that the integration tests share.
 
-Without the vLLM environment these tests skip, or fail where CI is set: a CI run that silently skips them
-would prove nothing. A server that does not start is a failure everywhere.
+Without the vLLM environment these tests are skipped; if CI is set, they fail, because a CI run without them would prove
+nothing. A server that does not start is always a failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
-    """The interpreter that has vLLM; whatever starts a server asks for this first."""
+    """The interpreter that has vLLM; every fixture or test that starts a server needs this fixture."""
     try:
         return find_vllm_python()
     except VLLMNotInstalledError as error:
@@ -36,7 +36,7 @@ def vllm_python() -> Path:
 
 @pytest.fixture(scope="session")
 def embedded_server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
-    """A running server of the embedded policy, in float32. Shared: a test that kills it must restart it."""
+    """A shared server of the embedded policy in float32; a test that kills it must restart it."""
     log_file = tmp_path_factory.mktemp("vllm") / "server.log"
     with VLLMServer(EMBEDDED_FOLDER, log_file=log_file, model_name="memagent-embedded") as server:
         yield server
@@ -44,7 +44,7 @@ def embedded_server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def random_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a policy with random weights, for tests of the server rather than of what it says."""
+    """The folder of a policy with random weights, for tests that do not depend on its replies."""
     from random_policy import write_random_policy
 
     return write_random_policy(tmp_path_factory.mktemp("random-policy"))

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes for all tests, and a PostgreSQL server for those that want one."""
+"""A Ray cluster of two nodes for all tests, and a PostgreSQL server for tests that need one."""
 
 from __future__ import annotations
 

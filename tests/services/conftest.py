@@ -1,7 +1,7 @@
-"""Servers that other machines share: PostgreSQL, and a local one that speaks S3.
+"""Servers that machines share: PostgreSQL, and a local object store with the S3 API.
 
-They run in an environment of their own (`make test-services`), as the client of S3 needs older packages than we do.
-Where a server is missing, its tests are skipped, or fail where CI is set.
+They run in a separate environment (`make test-services`), because the S3 client needs older packages. Tests of a
+missing server are skipped; if CI is set, they fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def postgres(running_postgres: PostgresServer) -> PostgresServer:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of a store with an empty `bucket`; processes that are started now use the store, too."""
+    """A client of an object store with an empty `bucket`; processes started by the test use the same store."""
     import s3fs
     from moto.server import ThreadedMotoServer
 
@@ -42,7 +42,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
     for name, value in (("ACCESS_KEY_ID", "k"), ("SECRET_ACCESS_KEY", "s"), ("DEFAULT_REGION", "us-east-1")):
         monkeypatch.setenv(f"AWS_{name}", value)
-    s3fs.S3FileSystem.clear_instance_cache()  # earlier clients in this process have another server's address
+    s3fs.S3FileSystem.clear_instance_cache()  # earlier clients have the address of another server
     filesystem = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True)
     filesystem.mkdir("bucket")
     yield filesystem

@@ -16,14 +16,14 @@ from memagent_graph import DocumentStore, MemAgent, RunLog, ScriptedPolicy, load
 from memagent_graph.documents import conversion
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
-# How fast this is, benchmarks measure. Examples differ from run to run, but for CI.
+# Speed is measured by benchmarks. Examples differ between runs, except in CI.
 settings.register_profile("untimed", deadline=None, max_examples=25)
 settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cached_ssl_context() -> Iterator[None]:
-    """Every client of HTTP that a test makes would read them, which takes longer than what most tests ask for."""
+    """Load the certificates once: each HTTP client would load them again, which is slower than most tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
         yield
@@ -31,7 +31,7 @@ def cached_ssl_context() -> Iterator[None]:
 
 @pytest.fixture
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The id of a model in the local cache of the hub, where nothing can be fetched: it is the embedded one."""
+    """The id of a model in the local hub cache without a network: a copy of the embedded one."""
     from huggingface_hub import constants
 
     repository = tmp_path / "models--some--model"
@@ -57,7 +57,7 @@ def log(tmp_path: Path) -> Iterator[RunLog]:
 
 @pytest.fixture
 def in_process_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convert files in this process: one of their own, which tests of its bounds have, takes long to start."""
+    """Convert files in this process; a separate one starts slowly, and only tests of its limits need it."""
 
     def convert_in_process(task: Any, source: Any, result: Any, cancellation: Any) -> int:
         with os.fdopen(os.dup(source.fileno()), "rb") as file:
@@ -69,7 +69,7 @@ def in_process_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_reader(tmp_path: Path) -> Iterator[Callable[..., MemAgent]]:
-    """Readers with small budgets and a scripted policy; closed when the test ends."""
+    """Makes readers with small budgets and a scripted policy, which are closed when the test ends."""
     readers: list[MemAgent] = []
 
     def make(policy: Any = None, **options: Any) -> MemAgent:

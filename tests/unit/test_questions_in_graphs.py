@@ -14,7 +14,7 @@ from support.chat_models import call_tools, make_chat_model
 from support.scripts import extract, make_document, read_perfectly
 from typing_extensions import TypedDict
 from unit.test_node import build_parent
-from unit.test_tool import caller, tool_messages
+from unit.test_tool import find_tool_messages, make_caller
 
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.node import memagent_node
@@ -87,12 +87,12 @@ async def invoke(graph: Any, state: Any, config: Any = CONFIG) -> Any:
 
 class TestTheTool:
     async def test_eight_questions_share_one_pass_and_equal_questions_one_run(self, make_reader) -> None:
-        """Also if the caller limits the concurrency of its graph."""
+        """Also if the make_caller limits the concurrency of its graph."""
         policy = UnevenPolicy()
         tool = ReadLongDocument(agent=make_reader(policy, run_log=False))
         questions = [*QUESTIONS[:7], f" {QUESTIONS[0]} "]
-        agent = create_agent(caller({"questions": questions, "text": TEXT}), [tool], checkpointer=InMemorySaver())
-        (message,) = tool_messages(await invoke(agent, ASK, {**CONFIG, "max_concurrency": 2}))
+        agent = create_agent(make_caller({"questions": questions, "text": TEXT}), [tool], checkpointer=InMemorySaver())
+        (message,) = find_tool_messages(await invoke(agent, ASK, {**CONFIG, "max_concurrency": 2}))
         readings = message.artifact["readings"]
         assert [reading["answer"] for reading in readings] == [*KEYS[:7], KEYS[0]]
         assert readings[0] == readings[7]
@@ -105,11 +105,11 @@ class TestTheTool:
         policy = UnevenPolicy(is_failing=True)
         reader = make_reader(policy, run_log=False, **({"checkpoints": InMemorySaver()} if saves else {}))
         tool = ReadLongDocument(agent=reader, on_failure="raise")
-        agent = create_agent(caller({"questions": QUESTIONS, "text": TEXT}), [tool], checkpointer=InMemorySaver())
+        agent = create_agent(make_caller({"questions": QUESTIONS, "text": TEXT}), [tool], checkpointer=InMemorySaver())
         with pytest.raises(PolicyError, match="gone") as failure:
             await invoke(agent, ASK)
         policy.is_failing = False
-        (message,) = tool_messages(await invoke(agent, None))
+        (message,) = find_tool_messages(await invoke(agent, None))
         assert [reading["answer"] for reading in message.artifact["readings"]] == KEYS
         assert all(reading["evidence"] for reading in message.artifact["readings"])
         assert message.artifact["readings"][0]["run_id"] == failure.value.run_id
@@ -121,14 +121,14 @@ class TestTheTool:
     async def test_a_model_gets_the_other_answers_and_asks_the_failed_question_again(self, make_reader) -> None:
         policy = UnevenPolicy(is_failing=True)
         tool, saver = ReadLongDocument(agent=make_reader(policy, run_log=False)), InMemorySaver()
-        agent = create_agent(caller({"questions": QUESTIONS[:3], "text": TEXT}), [tool], checkpointer=saver)
-        (failed,) = tool_messages(await invoke(agent, ASK))
+        agent = create_agent(make_caller({"questions": QUESTIONS[:3], "text": TEXT}), [tool], checkpointer=saver)
+        (failed,) = find_tool_messages(await invoke(agent, ASK))
         assert failed.status == "success"
         assert [reading["answer"] for reading in failed.artifact["readings"]] == [None, *KEYS[1:3]]
         assert "The read failed: gone" in failed.text
         policy.is_failing = False
-        agent = create_agent(caller({"questions": QUESTIONS[:1], "text": TEXT}), [tool], checkpointer=saver)
-        _, repeated = tool_messages(await invoke(agent, ASK))
+        agent = create_agent(make_caller({"questions": QUESTIONS[:1], "text": TEXT}), [tool], checkpointer=saver)
+        _, repeated = find_tool_messages(await invoke(agent, ASK))
         assert repeated.artifact["readings"][0]["answer"] == KEYS[0]
         assert repeated.artifact["readings"][0]["run_id"] == failed.artifact["readings"][0]["run_id"]
         assert sum(policy.counts.values()) == len(policy.counts) + 1, "only the chunk that failed was read again"
@@ -204,11 +204,11 @@ async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader)
     async def ask(arguments: dict[str, Any], prefix: str) -> Any:
         return await invoke(make_agent(call_tools(("ask_tool_result", arguments), prefix=prefix), "done"), ASK)
 
-    (result,) = tool_messages(await invoke(make_agent(call_tools(("fetch", {})), "read"), ASK))
+    (result,) = find_tool_messages(await invoke(make_agent(call_tools(("fetch", {})), "read"), ASK))
     policy.prompts.clear()
     policy.is_failing = True
     arguments = {"run_id": result.response_metadata["memagent"]["run_id"], "questions": QUESTIONS[:3]}
-    *_, message = tool_messages(await ask(arguments, "b"))
+    *_, message = find_tool_messages(await ask(arguments, "b"))
     for number in (1, 2):
         assert f"Question {number + 1}: {QUESTIONS[number]}\nAnswer: {KEYS[number]}" in message.text
     assert f"Question 1: {QUESTIONS[0]}\nThe result could not be read: gone" in message.text
@@ -217,11 +217,11 @@ async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader)
     assert [reading["answer"] for reading in others] == KEYS[1:3]
     policy.prompts.clear()
     policy.is_failing = False
-    *_, message = tool_messages(await ask(arguments, "c"))
+    *_, message = find_tool_messages(await ask(arguments, "c"))
     assert [reading["answer"] for reading in message.artifact["readings"]] == KEYS[:3]
     assert policy.has_shared_one_pass(3)
     policy.is_failing = True
-    *_, message = tool_messages(await ask({**arguments, "questions": QUESTIONS[:1]}, "d"))
+    *_, message = find_tool_messages(await ask({**arguments, "questions": QUESTIONS[:1]}, "d"))
     assert (message.status, "The result could not be read: gone" in message.text) == ("error", True)
-    *_, message = tool_messages(await ask({**arguments, "questions": QUESTIONS * 2}, "e"))
+    *_, message = find_tool_messages(await ask({**arguments, "questions": QUESTIONS * 2}, "e"))
     assert "at most 8 items" in message.text

@@ -34,9 +34,9 @@ class OpenQuestion:
         return QuestionKey(self.system, sample.task.name, sample.length, sample.index, self.repeat)
 
 
-def make_run_id(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
+def make_run_id(evaluation_id: str, system: str, sample_id: str, repeat: int = 0) -> str:
     """Return the id of a question's run: always the same in one evaluation, and different in others."""
-    name = f"{evaluation}-{system}-{sample_id}" + (f"-repeat-{repeat}" if repeat else "")
+    name = f"{evaluation_id}-{system}-{sample_id}" + (f"-repeat-{repeat}" if repeat else "")
     return re.sub(r"[^\w.-]+", "-", name)
 
 

@@ -130,7 +130,7 @@ def _print_results(
 
     if as_json:
         values = {
-            "evaluation": results.evaluation,
+            "evaluation": results.evaluation_id,
             "folder": str(folder),
             "ended": end,
             "rows": len(results.rows),

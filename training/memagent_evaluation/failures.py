@@ -97,7 +97,7 @@ def read_logged_run(log: RunLog, run_id: str, store: DocumentStore) -> tuple[Run
 
 def _find_loss(needle: Needle, run: RunView, reply: str, completions: Mapping[str, str]) -> NeedleLoss:
     trace = run.trace
-    in_memory = _map_memories_with_gold(needle.gold, trace)
+    in_memory = _find_gold_in_memories(needle.gold, trace)
     if contains(reply, needle.gold):
         return NeedleLoss(needle, Loss.ANSWERED)
     if not any(in_memory.values()):
@@ -119,10 +119,8 @@ def _find_loss(needle: Needle, run: RunView, reply: str, completions: Mapping[st
     return NeedleLoss(needle, loss, losing_updates[-1].chunk_index)
 
 
-def _map_memories_with_gold(gold: str, trace: Trace) -> dict[str, bool]:
-    """Return for each update on the path to the answer, by its call, whether its memory has the gold string in any
-    form.
-    """
+def _find_gold_in_memories(gold: str, trace: Trace) -> dict[str, bool]:
+    """Return by call id whether the memories on the path to the answer have the gold string in any form."""
     in_memory: dict[str, bool] = {}
     for update in trace.final_path:
         sources = trace.source_indices(update)
@@ -155,18 +153,18 @@ def _compile_reformatted_pattern(gold: str) -> re.Pattern[str] | None:
 
 def _explain_never_written(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
     """Return why no memory has a fact, from the policy's completions and the chunk that has the fact."""
-    path = run.trace.final_path
+    updates = run.trace.final_path
     writing_updates = [
-        update for update in path if _contains_any_form(completions.get(update.call_id, ""), needle.gold)
+        update for update in updates if _contains_any_form(completions.get(update.call_id, ""), needle.gold)
     ]
     if writing_updates:
         is_refused = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in writing_updates[0].events)
         return NeedleLoss(needle, Loss.NOT_TAKEN if is_refused else Loss.CUT_BY_CAP, writing_updates[0].chunk_index)
     if (needle_chunk := next(_iter_needle_chunks(needle, run), None)) is not None:
-        update, is_whole = needle_chunk
-        if not is_whole:
+        update, is_complete = needle_chunk
+        if not is_complete:
             return NeedleLoss(needle, Loss.CUT_BY_CHUNK, update.chunk_index)
-        if any(_was_cut(other) for other in path if other.chunk_index == update.chunk_index):
+        if any(_was_cut(other) for other in updates if other.chunk_index == update.chunk_index):
             return NeedleLoss(needle, Loss.CUT_BY_CAP, update.chunk_index)
     elif run.stop_reason == StopReason.ENOUGH:
         return NeedleLoss(needle, Loss.NOT_READ)

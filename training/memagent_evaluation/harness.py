@@ -63,20 +63,20 @@ class EvaluationProgress:
     def __init__(self, display: ProgressDisplay) -> None:
         self._display = display
         self._scores: dict[tuple[str, int], list[float]] = defaultdict(list)
-        self._total = self._done = self._failed = self._tokens = 0
+        self._total_rows = self._done_rows = self._failed_rows = self._tokens = 0
         self._length_left = self._length_done = 0
 
     def on_begin(self, plan: EvaluationPlan, rows: Mapping[QuestionKey, ResultRow]) -> None:
         """Count the rows that exist, and the lengths of the documents that are left."""
         keys = list(dict.fromkeys(plan.keys()))
-        self._total = len(keys)
+        self._total_rows = len(keys)
         for key in keys:
             if (row := rows.get(key)) is not None:
                 self._count(row)
             else:
                 self._length_left += key.length
         self._start_time = time.monotonic()
-        self._display.update(self._done, total=self._total)
+        self._display.update(self._done_rows, total=self._total_rows)
 
     def on_row(self, row: ResultRow) -> None:
         """Count a new row, and update the display."""
@@ -84,7 +84,7 @@ class EvaluationProgress:
         self._tokens += row.prompt_tokens + row.completion_tokens
         self._length_done += row.length
         self._length_left -= row.length
-        self._display.update(self._done, self.status, total=self._total)
+        self._display.update(self._done_rows, self.status, total=self._total_rows)
 
     @property
     def status(self) -> str:
@@ -93,18 +93,19 @@ class EvaluationProgress:
             f"{format_length(length, unit)} {100 * fmean(scores):.0f}%"
             for (unit, length), scores in sorted(self._scores.items())
         )
-        length_done, length_left = (
-            self._length_done,
-            self._length_left,
-        )  # not question counts, because long documents come first
-        elapsed_s = time.monotonic() - self._start_time
+        # Lengths instead of question counts, because long documents come first.
         return describe_progress(
-            elapsed_s, accuracies, failed=self._failed, tokens=self._tokens, done=length_done, left=length_left
+            time.monotonic() - self._start_time,
+            accuracies,
+            failed=self._failed_rows,
+            tokens=self._tokens,
+            done=self._length_done,
+            left=self._length_left,
         )
 
     def _count(self, row: ResultRow) -> None:
-        self._done += 1
-        self._failed += row.outcome is QuestionOutcome.FAILED
+        self._done_rows += 1
+        self._failed_rows += row.outcome is QuestionOutcome.FAILED
         if row.outcome is not QuestionOutcome.DOES_NOT_FIT:
             self._scores[row.unit, row.length].append(row.lenient)
 
@@ -127,7 +128,7 @@ class Evaluation:
     """Whether the systems' policy is a script."""
     run_log: RunLog | None = None
     """The systems' run log; without a log, rows do not say where facts were lost."""
-    saver: BaseCheckpointSaver[Any] | None = None
+    checkpointer: BaseCheckpointSaver[Any] | None = None
     """The systems' checkpoints; they are deleted once the question has a row."""
     keep_documents: bool = False
     retry_failed: bool = False
@@ -178,7 +179,7 @@ class _EvaluationRun:
 
     async def run(self) -> EvaluationEnd:
         try:
-            await self._ask_within_time()
+            await self._ask_until_time_limit()
         except* MemAgentError as errors:
             raise _find_first_error(errors) from None
         finally:
@@ -190,10 +191,10 @@ class _EvaluationRun:
                 raise self._make_missing_samples_error()
         return self._end
 
-    async def _ask_within_time(self) -> None:
+    async def _ask_until_time_limit(self) -> None:
         try:
             async with asyncio.timeout(self._evaluation.max_seconds) as time_limit:
-                await self._ask_all(self._open_keys())
+                await self._ask_all(self._iter_open_keys())
                 if self._possible_outages and self._end is EvaluationEnd.DONE:
                     await self._retry([row.key for row, _ in self._possible_outages])
         except TimeoutError:
@@ -228,34 +229,34 @@ class _EvaluationRun:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._queue_questions(question_queue, keys))
             for _ in range(self._evaluation.concurrency):
-                group.create_task(self._ask_queued(question_queue))
+                group.create_task(self._ask_from_queue(question_queue))
 
     async def _queue_questions(
         self, question_queue: asyncio.Queue[OpenQuestion | None], keys: Iterable[QuestionKey]
     ) -> None:
         """Queue the questions in their order, each with its document in the store; then None for each worker."""
-        for sample, group in groupby(keys, key=lambda key: (key.task, key.length, key.question_index)):
+        for sample_key, group in groupby(keys, key=lambda key: (key.task, key.length, key.question_index)):
             if self._end is not EvaluationEnd.DONE:
                 break
-            systems = [(key.system, key.repeat) for key in group]
+            attempts = [(key.system, key.repeat) for key in group]
             try:
-                stored_sample = await self._documents.prepare(*sample, len(systems))
+                stored_sample = await self._documents.prepare(*sample_key, len(attempts))
             except SampleError as error:
                 self._sample_errors.append(error)
                 continue
-            for system, repeat in systems:
+            for system, repeat in attempts:
                 await question_queue.put(OpenQuestion(system, repeat, stored_sample))
         for _ in range(self._evaluation.concurrency):
             await question_queue.put(None)
 
-    def _open_keys(self) -> Iterator[QuestionKey]:
+    def _iter_open_keys(self) -> Iterator[QuestionKey]:
         """Yield the plan's questions that have no row yet, or have to be asked again."""
         rows, retry_failed = self._journal.rows, self._evaluation.retry_failed
         for key in self._evaluation.plan.keys():  # noqa: SIM118  not a mapping
             if key not in rows or (retry_failed and rows[key].outcome is QuestionOutcome.FAILED):
                 yield key
 
-    async def _ask_queued(self, question_queue: asyncio.Queue[OpenQuestion | None]) -> None:
+    async def _ask_from_queue(self, question_queue: asyncio.Queue[OpenQuestion | None]) -> None:
         while (question := await question_queue.get()) is not None:
             if self._admit(question):
                 row, error = await self._ask(question)
@@ -279,7 +280,7 @@ class _EvaluationRun:
     async def _ask(self, question: OpenQuestion) -> tuple[ResultRow, Exception | None]:
         """Ask a system a question, once more if it fails; return the row, and the error of the last attempt."""
         evaluation, sample = self._evaluation, question.stored_sample.sample
-        run_id = make_run_id(self._journal.evaluation, question.system, sample.id, question.repeat)
+        run_id = make_run_id(self._journal.evaluation_id, question.system, sample.id, question.repeat)
         start_time = time.monotonic()
         for _ in range(ATTEMPTS):
             self._attempts[question.key] += 1
@@ -325,9 +326,9 @@ class _EvaluationRun:
         self._tokens += row.prompt_tokens + row.completion_tokens
         if self._progress is not None:
             self._progress.on_row(row)
-        if self._evaluation.saver is not None:
-            await self._evaluation.saver.adelete_thread(
-                make_run_id(self._journal.evaluation, row.system, *row.attempt_key)
+        if self._evaluation.checkpointer is not None:
+            await self._evaluation.checkpointer.adelete_thread(
+                make_run_id(self._journal.evaluation_id, row.system, *row.attempt_key)
             )
 
 

@@ -90,7 +90,7 @@ def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) 
     Args:
         folder: the folder of an evaluation.
         log: the run log, for the command that opens a run.
-        prices: of tokens, if known.
+        prices: the prices of tokens, if known.
 
     Raises:
         EvaluationError: there are no results, or a file cannot be written.
@@ -114,7 +114,7 @@ def render_report(
         results: the results.
         plots: image files to show, with their paths in the report.
         log: the run log, for the command that opens a run.
-        prices: of tokens, if known.
+        prices: the prices of tokens, if known.
     """
     rows = results.rows
     if not rows:
@@ -145,8 +145,8 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
         f"{format_count(len(first_keys ^ second_keys), 'row')} without a partner."
     )
     parts = [f"# {names[0]} and {names[1]}", question_counts, STANDINGS_LEGEND]
-    for system, lines in by_system.items():
-        parts += [f"## {system}", format_standings(lines)]
+    for system, standings in by_system.items():
+        parts += [f"## {system}", format_standings(standings)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -217,7 +217,7 @@ def _format_introduction(results: Results) -> str:
     policy = results.settings.get("policy")
     if isinstance(policy, dict) and (model := policy.get("model")):
         statements.append(f"policy {model}")
-    text = "; ".join([*statements, f"evaluation {results.evaluation}"]) + "."
+    text = "; ".join([*statements, f"evaluation {results.evaluation_id}"]) + "."
     if results.missing:
         text += f"\n\n**Not finished: {format_count(results.missing, 'question')} not asked yet.**"
     if results.commands:
@@ -227,11 +227,11 @@ def _format_introduction(results: Results) -> str:
 
 def _group_by_task(rows: Sequence[ResultRow]) -> list[tuple[str, str, list[ResultRow]]]:
     """Return title, unit and rows of each table of accuracy: each task, and all if every system was asked the same."""
-    tables = [(task, unit, group) for (task, unit), group in group_items(rows, lambda row: (row.task, row.unit))]
+    groups = [(task, unit, group) for (task, unit), group in group_items(rows, lambda row: (row.task, row.unit))]
     for unit, group in group_items(rows, lambda row: row.unit):
         if len({row.task for row in group}) > 1 and can_be_pooled(group):
-            tables.insert(0, (f"All tasks, by {unit}", unit, group))
-    return tables
+            groups.insert(0, (f"All tasks, by {unit}", unit, group))
+    return groups
 
 
 def _format_accuracy(rows: Sequence[ResultRow], unit: str) -> str:
@@ -250,32 +250,26 @@ def _format_accuracy(rows: Sequence[ResultRow], unit: str) -> str:
 
 def _format_repeats(rows: Sequence[ResultRow]) -> str:
     """Return pass@k of each system, task and length; empty if no answer has several samples."""
-    lines = [
-        (cell, score, len(group), values)
-        for cell, group in group_items(rows, lambda row: (row.task, format_length_with_unit(row), row.system))
+    cells_and_estimates = [
+        (row_cells, score, len(group), estimates)
+        for row_cells, group in group_items(rows, lambda row: (row.task, format_length_with_unit(row), row.system))
         for score in _REPEATED_SCORES
-        if (values := estimate_pass_at_k(group, score))
+        if (estimates := estimate_pass_at_k(group, score))
     ]
-    columns = sorted({k for *_, values in lines for k in values})
+    columns = sorted({k for *_, estimates in cells_and_estimates for k in estimates})
     table = [["task", "length", "system", "score", "questions", "samples", *(f"pass@{k}" for k in columns)]]
-    for cell, score, sample_count, values in lines:
-        cells = [format_interval(values[k]) if k in values else "" for k in columns]
-        question_count = values[1].n
-        table.append([*cell, SCORES[score], f"{question_count}", f"{sample_count // question_count}", *cells])
-    return render_table(table) if lines else ""
+    for row_cells, score, sample_count, estimates in cells_and_estimates:
+        cells = [format_interval(estimates[k]) if k in estimates else "" for k in columns]
+        question_count = estimates[1].n
+        table.append([*row_cells, SCORES[score], f"{question_count}", f"{sample_count // question_count}", *cells])
+    return render_table(table) if cells_and_estimates else ""
 
 
 def _format_costs(rows: Sequence[ResultRow], prices: Prices | None) -> list[str]:
     """Return the legend and the table, by length and system, over a system's questions that did not fail."""
     rows_with_costs = sorted((row for row in rows if row.has_costs), key=lambda row: (row.unit, row.length))
-    cost_titles = [
-        "tokens in",
-        "cached",
-        "tokens out",
-        "calls",
-        "seconds",
-        *(f"p{percent}" for percent in _PERCENTILES),
-    ]
+    percentile_titles = [f"p{percent}" for percent in _PERCENTILES]
+    cost_titles = ["tokens in", "cached", "tokens out", "calls", "seconds", *percentile_titles]
     table = [["length", "system", *cost_titles, "FLOPs", "one call with all, FLOPs"]]
     table[0] += [] if prices is None else ["price", "price of all"]
     for (length, system), group in group_items(rows_with_costs, lambda row: (format_length_with_unit(row), row.system)):

@@ -156,8 +156,8 @@ async def _run_planned(
     context = await reader.aprepare()
     is_quiet = options.quiet or options.as_json
     with closing(RunLog(log_path)) as log, ProgressDisplay("evaluating", quiet=is_quiet) as display:
-        saver = await open_checkpointer(None if options.no_checkpoints else options.out / CHECKPOINTS)
-        reader = reader.copy(run_log=log, checkpoints=saver)
+        checkpointer = await open_checkpointer(None if options.no_checkpoints else options.out / CHECKPOINTS)
+        reader = reader.copy(run_log=log, checkpoints=checkpointer)
         evaluation = Evaluation(
             plan=plan,
             tasks=tasks,
@@ -167,7 +167,7 @@ async def _run_planned(
             answer_format=context.prompts.answer_format,
             scripted=is_scripted(context.policy),
             run_log=log,
-            saver=saver,
+            checkpointer=checkpointer,
             keep_documents=options.keep_documents,
             retry_failed=options.retry_failed,
             concurrency=options.concurrency,
@@ -178,8 +178,8 @@ async def _run_planned(
         try:
             evaluation_end = await evaluate(evaluation, journal, EvaluationProgress(display))
         finally:
-            if saver is not None:
-                await saver.aclose()  # type: ignore[attr-defined]
+            if checkpointer is not None:
+                await checkpointer.aclose()  # type: ignore[attr-defined]
     if evaluation_end is EvaluationEnd.DONE:
         for path in options.out.glob(f"{CHECKPOINTS}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()  # the folder has leases

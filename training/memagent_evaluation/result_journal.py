@@ -76,7 +76,7 @@ class ResultJournal:
         return self._header["settings"]
 
     @property
-    def evaluation(self) -> str:
+    def evaluation_id(self) -> str:
         """The evaluation's id."""
         return self._header["evaluation"]
 
@@ -117,7 +117,7 @@ class ResultJournal:
     @property
     def results(self) -> Results:
         """The rows so far, as a table."""
-        return make_results(self.rows.values(), self.plans, self.settings, self.evaluation, self.commands)
+        return make_results(self.rows.values(), self.plans, self.settings, self.evaluation_id, self.commands)
 
     def close(self) -> None:
         """Write everything to disk, and let other processes write.

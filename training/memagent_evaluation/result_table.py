@@ -205,7 +205,7 @@ class Results:
     """Sorted by task, length, index and system; tasks and systems keep the order of the request."""
     settings: Mapping[str, Any]
     """The settings that determined the rows: policy, tokenizer, budgets, sampling, seed, data."""
-    evaluation: str
+    evaluation_id: str
     """The evaluation's id, with which the ids of all its runs begin."""
     missing: int = 0
     """The number of planned rows that are missing."""
@@ -240,7 +240,7 @@ def write_table(results: Results, path: Path) -> None:
     }
     metadata = {
         "memagent.format": FORMAT,
-        "memagent.evaluation": results.evaluation,
+        "memagent.evaluation": results.evaluation_id,
         "memagent.settings": json.dumps(results.settings, sort_keys=True),
     }
     schema = pa.schema(list(_list_types(pa).items()), metadata=metadata)
@@ -283,7 +283,7 @@ def make_results(
     rows: Iterable[ResultRow],
     plans: Sequence[EvaluationPlan],
     settings: Mapping[str, Any],
-    evaluation: str,
+    evaluation_id: str,
     commands: Sequence[str] = (),
 ) -> Results:
     """Return the results of rows. Of two rows for the same question, the later one counts."""
@@ -295,7 +295,7 @@ def make_results(
         by_key.values(),
         key=lambda row: (tasks.index(row.task), row.length, row.index, systems.index(row.system), row.repeat),
     )
-    return Results(tuple(sorted_rows), settings, evaluation, len(keys - by_key.keys()), tuple(commands))
+    return Results(tuple(sorted_rows), settings, evaluation_id, len(keys - by_key.keys()), tuple(commands))
 
 
 def _format(value: Any) -> str:

@@ -62,7 +62,7 @@ class SystemStanding:
 
     @property
     def is_non_inferior(self) -> bool | None:
-        """Whether it is non-inferior to the first system, with a margin of 3 points."""
+        """Whether this system is non-inferior to the first one, with a margin of 3 points."""
         return self.against_first.is_non_inferior if self.against_first is not None else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,24 +80,24 @@ def compute_accuracy(rows: Sequence[ResultRow], score: str) -> Estimate | None:
     ):
         return None
     scores = _average_by_question(rows, score)
-    cluster = {row.sample_id: row.cluster for row in rows}
-    return estimate(list(scores.values()), clusters=[cluster[sample_id] for sample_id in scores])
+    cluster_by_sample = {row.sample_id: row.cluster for row in rows}
+    return estimate(list(scores.values()), clusters=[cluster_by_sample[sample_id] for sample_id in scores])
 
 
 def compare_systems(results: Results) -> list[SystemStanding]:
-    """Return all systems at each task and length, then over all, if these are the same for every system."""
+    """Return the standings at each task and length, then over all of them, if all systems have the same."""
     cells = group_items(results.rows, lambda row: (row.task, format_length_with_unit(row)))
     groups = [(task, length, rows) for (task, length), rows in cells]
-    cells_by_system = group_values((row.system, (row.task, row.length)) for row in results.rows).values()
+    cells_of_systems = group_values((row.system, (row.task, row.length)) for row in results.rows).values()
     # A mean over all is fair if every system was asked the same tasks at the same lengths.
-    is_fair = can_be_pooled(results.rows) and len(set(map(frozenset, cells_by_system))) == 1
+    is_fair = can_be_pooled(results.rows) and len(set(map(frozenset, cells_of_systems))) == 1
     if len(groups) > 1 and len({row.unit for row in results.rows}) == 1 and is_fair:
         groups.append(("all", "all", list(results.rows)))
     standings = [standing for group in groups for standing in _iter_standings(*group, results.systems[0])]
     comparisons = [standing.against_first for standing in standings if standing.against_first is not None]
-    corrected = iter(correct_p_values(comparisons))
+    corrected_comparisons = iter(correct_p_values(comparisons))
     return [
-        standing if standing.against_first is None else replace(standing, against_first=next(corrected))
+        standing if standing.against_first is None else replace(standing, against_first=next(corrected_comparisons))
         for standing in standings
     ]
 

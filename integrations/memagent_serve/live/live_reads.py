@@ -39,7 +39,7 @@ class LiveReads:
         self._reader, self.manager, self.ledger = resources.reader, resources.manager, resources.ledger
         self._change_lock = asyncio.Lock()
         self.edits: Counter[str] = Counter()
-        """By run id: how often its updates may have been replaced in this process; pages must then reload the read."""
+        """By run id: how often the updates may have been replaced in this process. Pages then reload the read."""
 
     # Documents and questions
 
@@ -103,7 +103,7 @@ class LiveReads:
     async def list_updates(self, owner: Owner, run_id: str) -> list[MemoryUpdate]:
         """Return the valid memory updates of a read, in order. Raises like `get_view`.
 
-        If a read was paused or killed at the wrong moment, the log is one chunk ahead of the checkpoints. This chunk is
+        If a read is paused or killed between two writes, the log is one chunk ahead of the checkpoints. This chunk is
         read again, so its update is left out unless the read is running.
         """
         view = await self.get_view(owner, run_id)
@@ -186,7 +186,7 @@ class LiveReads:
             except MemAgentError as error:
                 await asyncio.to_thread(self.ledger.mark_edited, run_id, edited=entry.edited)
                 if isinstance(error, CheckpointError | RunLogError):
-                    raise  # as on a full disk
+                    raise  # for example, the disk is full
                 raise make_bad_request(str(error), "text") from error
             await asyncio.to_thread(self.ledger.mark, run_id, ReadState.PAUSED)
             self.edits[run_id] += 1

@@ -276,4 +276,4 @@ _STATIC_FILES: Final = {
     "live.css": (__package__, "text/css"),
     "page.css": ("memagent_graph.timeline", "text/css"),
 }
-"""The page's files, by name. It shares the style sheet of run pages."""
+"""The package and the media type of each file of the page. The page shares the style sheet of run pages."""

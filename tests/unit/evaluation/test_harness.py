@@ -180,7 +180,7 @@ async def test_failed_question_is_retried_once_and_again_with_retry_failed(run, 
     assert (row.sample_id, row.attempts, row.strict, row.lenient, row.string_match) == ("keys/400/3", 2, 0.0, 0.0, 0.0)
     assert row.error == ("RuntimeError: odd" if type(error) is RuntimeError else "the server refused")
     assert (row.answer, row.run_id) == (None, None)
-    run_id = make_run_id(load_results(tmp_path / "out").evaluation, "oracle", "keys/400/3")
+    run_id = make_run_id(load_results(tmp_path / "out").evaluation_id, "oracle", "keys/400/3")
     assert Counter(oracle.run_ids)[run_id] == ATTEMPTS
     second_oracle = OracleSystem(store)
     assert await run(second_oracle) == (EvaluationEnd.DONE, rows)
@@ -320,19 +320,21 @@ async def test_run_ids_name_the_question_and_rows_name_the_losses(run, tmp_path,
             fillers = [f" filler{number}" for number in range(99)]
             return replace(sample, text=lambda: iter([*sample.text(), *fillers, " the end "]))
 
-    saver = await open_checkpointer(tmp_path / "checkpoints.sqlite")
+    checkpointer = await open_checkpointer(tmp_path / "checkpoints.sqlite")
     system = load_system(
-        "memagent", make_reader(ScriptedPolicy(forget_at_the_end), run_log=log, store=store, checkpoints=saver)
+        "memagent", make_reader(ScriptedPolicy(forget_at_the_end), run_log=log, store=store, checkpoints=checkpointer)
     )
-    _, rows = await run(system, task=KeysWithEnding(), plan=make_plan(4), run_log=log, saver=saver)
+    _, rows = await run(system, task=KeysWithEnding(), plan=make_plan(4), run_log=log, checkpointer=checkpointer)
     for row in rows:
-        assert row.run_id == make_run_id(load_results(tmp_path / "out").evaluation, "memagent", row.sample_id)
+        assert row.run_id == make_run_id(load_results(tmp_path / "out").evaluation_id, "memagent", row.sample_id)
         assert log.get(row.run_id).question == row.question
         assert (row.outcome, row.lenient, row.where_lost) == ("answered", 0.0, ("overwritten",))
         assert row.lost_at == (row.chunks - 1,)
         assert row.calls == row.chunks + 1
-    assert [checkpoint async for checkpoint in saver.alist(None)] == [], "checkpoints of finished questions are deleted"
-    await saver.aclose()
+    assert [checkpoint async for checkpoint in checkpointer.alist(None)] == [], (
+        "checkpoints of finished questions are deleted"
+    )
+    await checkpointer.aclose()
 
 
 async def test_progress_shows_rows_accuracy_failures_and_time_left(run, store) -> None:

@@ -47,7 +47,7 @@ def test_short_file_is_repeated(tmp_path):
     book = tmp_path / "book.md"
     book.write_text("A first sentence. A second one.\n")
     haystack = make_prose_haystack(book, random.Random(0))
-    units = list(itertools.islice(haystack.units(), 7))
+    units = list(itertools.islice(haystack.iter_units(), 7))
     assert set(units) == {"A first sentence. ", "A second one.\n\n"}
     assert all(earlier != later for earlier, later in itertools.pairwise(units))
     assert load_task("niah_multikey_1", TaskSettings(TOKENIZER, haystack=book)).sample(2000, 0).needles
@@ -60,7 +60,7 @@ def test_folder_is_read_in_name_order_without_non_text_files(tmp_path):
     (tmp_path / "part" / "c.TXT").write_text("Gamma stands here.")
     (tmp_path / "d.bin").write_bytes(b"\xff\xfe")
     haystack = make_prose_haystack(tmp_path, random.Random(0))
-    sentences = "".join(itertools.islice(haystack.units(), 5)).split("\n\n")
+    sentences = "".join(itertools.islice(haystack.iter_units(), 5)).split("\n\n")
     assert "Alpha stands here./Beta stands here./Gamma stands here." in "/".join(sentences)
 
 
@@ -71,7 +71,7 @@ def test_large_file_is_streamed(tmp_path):
             file.write("These are words of one line without any end to it, and more of them. ")
     tracemalloc.start()
     haystack = make_prose_haystack(book, random.Random(0))
-    for _ in itertools.islice(haystack.units(), 20_000):
+    for _ in itertools.islice(haystack.iter_units(), 20_000):
         pass
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

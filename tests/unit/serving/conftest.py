@@ -14,6 +14,6 @@ def upstream() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def slow_upstream(upstream: FakeServer) -> FakeServer:
-    """A policy server so slow_upstream that a test can act during a read."""
+    """The policy server with a delay, so that a test can act during a read."""
     upstream.delay = 0.04
     return upstream

@@ -55,9 +55,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     from support.training_world import make_world
 
     folder = tmp_path_factory.mktemp("world")
-    shared = World(folder, make_world(folder))
-    write_log(shared.runs, select_comparable(shared.groups), shared.model)
-    return shared
+    world = World(folder, make_world(folder))
+    write_log(world.runs, select_comparable(world.groups), world.model)
+    return world
 
 
 @pytest.fixture(scope="session")
@@ -83,8 +83,8 @@ def make_trainer(world: World, small_settings: Callable[..., Any]) -> Callable[.
         output: Path, preset: str = "memagent-paper", *, groups: Any = None, kind: Any = MultiConvDAPOTrainer,
         model: Path = world.model, **changes: Any,
     ) -> Any:  # fmt: skip
-        rollouts = world.groups if groups is None else groups
-        return kind(str(model), rollouts, small_settings(output, preset, **changes))
+        rollout_groups = world.groups if groups is None else groups
+        return kind(str(model), rollout_groups, small_settings(output, preset, **changes))
 
     return make
 

@@ -119,7 +119,7 @@ class GeneratedTask(ABC):
         if tokens > budget:
             raise self.make_length_error(length, tokens - budget)
         reached_length = length - self.compute_document_budget(length, question) + tokens
-        return Sample(self, length, index, question, gold, layout.pieces, layout.needles(), reached_length)
+        return Sample(self, length, index, question, gold, layout.iter_pieces, layout.find_needles(), reached_length)
 
 
 def make_rng(settings: TaskSettings, *names: str | int) -> random.Random:

@@ -50,7 +50,7 @@ class CommonWordsTask(GeneratedTask):
             MissingExtraError: the word lists are not installed.
         """
         is_short = length < _SHORT_LENGTH
-        common_count, rare_count = (6, 1) if is_short else (30, 3)
+        common_repeats, rare_repeats = (6, 1) if is_short else (30, 3)
         count_tokens = self.settings.tokenizer.count
         budget = self.compute_document_budget(length, self.question)
         for words in (_draw_words(self.make_sample_rng(length, index), pairs=pairs) for pairs in (False, True)):
@@ -59,14 +59,14 @@ class CommonWordsTask(GeneratedTask):
             )
             gold = tuple(islice(words, _COMMON_WORD_COUNT))
             tokens = count_tokens(header) + sum(
-                count_tokens(f" {position}. {word}") for position, word in enumerate(gold * common_count, 1)
+                count_tokens(f" {position}. {word}") for position, word in enumerate(gold * common_repeats, 1)
             )
             rare_words: list[str] = []
             for word in words:
-                position = _COMMON_WORD_COUNT * common_count + (len(rare_words) + 1) * rare_count
-                tokens += rare_count * count_tokens(f" {position}. {word}")
+                position = _COMMON_WORD_COUNT * common_repeats + (len(rare_words) + 1) * rare_repeats
+                tokens += rare_repeats * count_tokens(f" {position}. {word}")
                 if tokens > budget and len(rare_words) >= _COMMON_WORD_COUNT:
-                    make_words = partial(_repeat_words, gold, common_count, rare_words, rare_count)
+                    make_words = partial(_repeat_words, gold, common_repeats, rare_words, rare_repeats)
                     return _fit_longest(
                         self, length, index, gold, make_words, range(_COMMON_WORD_COUNT, len(rare_words) + 1), header
                     )
@@ -81,7 +81,7 @@ class CommonWordsTask(GeneratedTask):
     def _make_example(self, words: list[str], *, is_short: bool) -> str:
         common_words, rare_words = words[:_COMMON_WORD_COUNT], words[_COMMON_WORD_COUNT:]
         entries = [*common_words * 3, *rare_words] if is_short else [*common_words * 10, *rare_words * 3]
-        example = "".join(WordList("", entries, numbered=True, seed=" ".join(words)).pieces())
+        example = "".join(WordList("", entries, is_numbered=True, seed=" ".join(words)).iter_pieces())
         return (
             f"An example of a list: {example}\nThe ten words that occur most often in the "
             f"example are: {', '.join(common_words)}.\n\nThe list in question: "
@@ -93,18 +93,18 @@ def _draw_words(rng: random.Random, *, pairs: bool) -> Iterator[str]:
     if not pairs:
         yield from rng.sample(list_all_words(), len(list_all_words()))
         return
-    used: set[str] = set()
+    used_words: set[str] = set()
     for word in iter(partial(draw_word_pair, rng), None):
-        if word not in used:
-            used.add(word)
+        if word not in used_words:
+            used_words.add(word)
             yield word
 
 
 def _repeat_words(
-    gold: Sequence[str], common_count: int, rare_words: Sequence[str], rare_count: int, rare_word_count: int
+    gold: Sequence[str], common_repeats: int, rare_words: Sequence[str], rare_repeats: int, rare_word_count: int
 ) -> list[str]:
     """Return the words of a list: all common words, and the first `rare_word_count` rare ones, repeated."""
-    return [*gold] * common_count + [*rare_words[:rare_word_count]] * rare_count
+    return [*gold] * common_repeats + [*rare_words[:rare_word_count]] * rare_repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,19 +163,19 @@ class WordList:
 
     header: str
     words: Sequence[str]
-    numbered: bool
+    is_numbered: bool
     seed: str
     """Determines the order of the words."""
 
-    def pieces(self) -> Iterator[str]:
-        """Yield the text."""
+    def iter_pieces(self) -> Iterator[str]:
+        """Yield the text in pieces of some words each."""
         entries = self._iter_entries()
-        gap = self.header
+        separator = self.header
         while block := list(islice(entries, _WORDS_PER_PIECE)):
-            yield gap + " ".join(block)
-            gap = " "
+            yield separator + " ".join(block)
+            separator = " "
 
-    def needles(self, gold: Sequence[str]) -> tuple[Needle, ...]:
+    def find_needles(self, gold: Sequence[str]) -> tuple[Needle, ...]:
         """Return the first occurrence of each gold word as a needle."""
         first_occurrences: dict[str, tuple[str, int]] = {}
         position = len(self.header)
@@ -188,7 +188,7 @@ class WordList:
 
     def _iter_entries(self) -> Iterator[str]:
         words = random.Random(self.seed).sample(self.words, len(self.words))
-        return (f"{position}. {word}" if self.numbered else word for position, word in enumerate(words, 1))
+        return (f"{position}. {word}" if self.is_numbered else word for position, word in enumerate(words, 1))
 
 
 def _fit_longest(
@@ -208,14 +208,14 @@ def _fit_longest(
         EvaluationError: not even the smallest size fits.
     """
     budget = task.compute_document_budget(length, task.question)
-    order = f"{task.settings.seed}/{task.name}/{length}/{index}/order"
+    order_seed = f"{task.settings.seed}/{task.name}/{length}/{index}/order"
     size = sizes.stop - 1
     while True:
-        text = WordList(header, make_words(size), numbered=bool(header), seed=order)
-        tokens = task.settings.tokenizer.count("".join(text.pieces()))
+        text = WordList(header, make_words(size), is_numbered=bool(header), seed=order_seed)
+        tokens = task.settings.tokenizer.count("".join(text.iter_pieces()))
         if tokens <= budget:
-            needles = text.needles(gold)
-            return Sample(task, length, index, task.question, gold, text.pieces, needles, length - budget + tokens)
+            needles = text.find_needles(gold)
+            return Sample(task, length, index, task.question, gold, text.iter_pieces, needles, length - budget + tokens)
         size -= max(1, (tokens - budget) * size // tokens)
         if size < sizes.start:
             raise task.make_length_error(length, tokens - budget)

@@ -58,25 +58,25 @@ class Shape:
     """One row of RULER's table."""
 
     hay: Hay
-    keys: int = 1
-    """The number of keys in the text besides the haystack's own."""
-    values: int = 1
+    key_count: int = 1
+    """The number of keys in the text, without those of the haystack."""
+    value_count: int = 1
     """The number of values per key."""
-    queried: int = 1
+    queried_count: int = 1
     """The number of keys that the question asks about."""
-    key: KeyKind = KeyKind.WORDS
-    value: KeyKind = KeyKind.NUMBERS
+    key_kind: KeyKind = KeyKind.WORDS
+    value_kind: KeyKind = KeyKind.NUMBERS
 
 
 SHAPES = {
     "niah_single_1": Shape(Hay.NOISE),
     "niah_single_2": Shape(Hay.PROSE),
-    "niah_single_3": Shape(Hay.PROSE, value=KeyKind.UUIDS),
-    "niah_multikey_1": Shape(Hay.PROSE, keys=4),
+    "niah_single_3": Shape(Hay.PROSE, value_kind=KeyKind.UUIDS),
+    "niah_multikey_1": Shape(Hay.PROSE, key_count=4),
     "niah_multikey_2": Shape(Hay.NEEDLES),
-    "niah_multikey_3": Shape(Hay.NEEDLES, key=KeyKind.UUIDS, value=KeyKind.UUIDS),
-    "niah_multivalue": Shape(Hay.PROSE, values=4),
-    "niah_multiquery": Shape(Hay.PROSE, keys=4, queried=4),
+    "niah_multikey_3": Shape(Hay.NEEDLES, key_kind=KeyKind.UUIDS, value_kind=KeyKind.UUIDS),
+    "niah_multivalue": Shape(Hay.PROSE, value_count=4),
+    "niah_multiquery": Shape(Hay.PROSE, key_count=4, queried_count=4),
 }
 
 _ANSWER_TOKENS = 128
@@ -109,13 +109,13 @@ class _RulerKeys:
         self._rng = rng
 
     def draw_key(self, value_count: int, used: Container[str]) -> _Key:
-        name = self._draw(self._shape.key, used)
+        name = self._draw(self._shape.key_kind, used)
         key_values: list[str] = []
         while len(key_values) < value_count:
-            value = self._draw(self._shape.value, used)
+            value = self._draw(self._shape.value_kind, used)
             if value not in (name, *key_values):
                 key_values.append(value)
-        kind = self._shape.value
+        kind = self._shape.value_kind
         statements = [MAGIC_STATEMENT.format(plural=f"{kind}s", entity=name, value=value) for value in key_values]
         verb = f"is the special magic {kind}" if value_count == 1 else f"are all the special magic {kind}s"
         question = f"What {verb} for {name} mentioned in the provided text?"
@@ -138,7 +138,7 @@ class _SmallKeys:
 
     def __init__(self, shape: Shape, rng: random.Random) -> None:
         self._facts = PlantedFacts(rng, held_out=True, number_share=1.0)
-        self._draws_any_attribute = shape.value is KeyKind.UUIDS
+        self._draws_any_attribute = shape.value_kind is KeyKind.UUIDS
 
     def draw_key(self, value_count: int, used: Container[str]) -> _Key:
         for _ in range(_MAX_KEY_DRAWS):
@@ -185,13 +185,13 @@ class NeedleTask(GeneratedTask):
         key_source = self._make_key_source(rng)
         used: set[str] = set()
         keys: list[_Key] = []
-        for _ in range(self.settings.questions_per_document * self.shape.keys):
-            key = key_source.draw_key(self.shape.values, used)
+        for _ in range(self.settings.questions_per_document * self.shape.key_count):
+            key = key_source.draw_key(self.shape.value_count, used)
             used |= {key.name, *key.values}
             keys.append(key)
-        groups = [keys[start : start + self.shape.queried] for start in range(0, len(keys), self.shape.keys)]
+        groups = [keys[start : start + self.shape.queried_count] for start in range(0, len(keys), self.shape.key_count)]
         queried_keys = groups[question_index]
-        statement_count = len(keys) * self.shape.values
+        statement_count = len(keys) * self.shape.value_count
         depths = iter(rng.sample(DEPTHS * math.ceil(statement_count / len(DEPTHS)), statement_count))
         insertions = [
             Insertion(statement, next(depths), value if key in queried_keys else None)
@@ -227,7 +227,7 @@ class NeedleTask(GeneratedTask):
         if self.settings.small:
             return " ".join(key.question for key in queried_keys)
         names = ", ".join(key.name for key in queried_keys[:-1]) + f" and {queried_keys[-1].name}"
-        return f"What are all the special magic {self.shape.value}s for {names} mentioned in the provided text?"
+        return f"What are all the special magic {self.shape.value_kind}s for {names} mentioned in the provided text?"
 
 
 def make_needle_task(name: str, settings: TaskSettings) -> NeedleTask:
@@ -235,12 +235,12 @@ def make_needle_task(name: str, settings: TaskSettings) -> NeedleTask:
     shape, answer_tokens = SHAPES[name], _ANSWER_TOKENS
     if settings.small:
         answer_tokens = SMALL_ANSWER_TOKENS
-        queried_count = min(shape.queried, _MAX_SMALL_COUNT)
+        queried_count = min(shape.queried_count, _MAX_SMALL_COUNT)
         shape = replace(
             shape,
-            keys=queried_count if shape.queried > 1 else shape.keys,
-            values=min(shape.values, _MAX_SMALL_COUNT),
-            queried=queried_count,
+            key_count=queried_count if shape.queried_count > 1 else shape.key_count,
+            value_count=min(shape.value_count, _MAX_SMALL_COUNT),
+            queried_count=queried_count,
         )
     return NeedleTask(name=name, settings=settings, answer_tokens=answer_tokens, shape=shape)
 
@@ -290,7 +290,7 @@ class VariablesTask(GeneratedTask):
     def _make_example(self, length: int, rng: random.Random, used: Container[str]) -> str:
         names, value, statements = self._make_chain(rng, used)
         noise_count = _EXAMPLE_NOISE_SENTENCES[length >= _SHORT_LENGTH]
-        lines = list(itertools.islice(haystacks.make_noise_haystack().units(), noise_count))
+        lines = list(itertools.islice(haystacks.make_noise_haystack().iter_units(), noise_count))
         for position, statement in zip(
             sorted(rng.sample(range(noise_count), len(names)))[::-1], statements[::-1], strict=True
         ):

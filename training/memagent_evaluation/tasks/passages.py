@@ -26,7 +26,7 @@ PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
 """The tasks, with the data set of each."""
 
 _QA_ANSWER_TOKENS, _HQA_ANSWER_TOKENS = 32, 128
-_MAX_OWN_FRACTION = 0.75
+_MAX_DISTRACTOR_FRACTION = 0.75
 """The maximum fraction of a document that the question's own distractors take."""
 
 
@@ -66,7 +66,7 @@ class PassagesTask(GeneratedTask):
         budget = self.compute_document_budget(length, record.question) - self._count_tokens(
             [paragraph.text for paragraph in gold]
         )
-        distractors = self._take_fitting(distractors, _MAX_OWN_FRACTION * budget)
+        distractors = self._take_fitting(distractors, _MAX_DISTRACTOR_FRACTION * budget)
         decoys = [Insertion(paragraph.text_with_title, rng.random()) for paragraph in distractors]
         used = frozenset(gold_texts | {paragraph.text for paragraph in distractors})
         haystack = Haystack(partial(self._iter_other_passages, length, index, used), _format_passage)
@@ -100,10 +100,12 @@ class PassagesTask(GeneratedTask):
         insertions = [*gold, *(Insertion(paragraph.text_with_title, 0.0) for paragraph in distractors)]
         positions = sorted(rng.sample(range(length), len(insertions)))
         rng.shuffle(insertions)
-        slots = tuple(position - before for before, position in enumerate(positions))
+        slots = tuple(position - insertions_before for insertions_before, position in enumerate(positions))
         haystack = Haystack(partial(self._iter_other_passages, length, index, used), _format_passage)
         layout = DocumentLayout(haystack, tuple(insertions), slots, other_count)
-        return Sample(self, length, index, record.question, record.answers, layout.pieces, layout.needles(), length)
+        return Sample(
+            self, length, index, record.question, record.answers, layout.iter_pieces, layout.find_needles(), length
+        )
 
     def _get_record(self, index: int) -> QARecord:
         if index >= len(self.records):
@@ -114,13 +116,13 @@ class PassagesTask(GeneratedTask):
         return self.records[index]
 
     def _take_fitting(self, paragraphs: Sequence[Paragraph], budget: float) -> list[Paragraph]:
-        fitting = []
+        fitting_paragraphs = []
         for paragraph in paragraphs:
             budget -= self._count_tokens([paragraph.text_with_title])
             if budget < 0:
                 break
-            fitting.append(paragraph)
-        return fitting
+            fitting_paragraphs.append(paragraph)
+        return fitting_paragraphs
 
     def _count_tokens(self, texts: Sequence[str]) -> int:
         """Return the approximate tokens of passages, whose numbers in the document are not known yet."""

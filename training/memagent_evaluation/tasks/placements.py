@@ -23,9 +23,9 @@ _LATE_POSITION = 999_999
 class Haystack:
     """The text that insertions are hidden in."""
 
-    units: Callable[[], Iterator[str]]
+    iter_units: Callable[[], Iterator[str]]
     """Yields sentences, lines or passages without end, the same ones at each call."""
-    piece: Callable[[int, str], str]
+    format_part: Callable[[int, str], str]
     """Returns the text of a unit or an insertion, given its position among the document's parts."""
 
 
@@ -49,10 +49,10 @@ class DocumentLayout:
     """The inserted texts, in the document's order."""
     slots: tuple[int, ...]
     """For each insertion, the index of the unit that follows it."""
-    units: int
+    unit_count: int
     """The number of the haystack's first units that the document has."""
 
-    def pieces(self) -> Iterator[str]:
+    def iter_pieces(self) -> Iterator[str]:
         """Yield the document's text in parts, without white space at its end."""
         previous = ""
         for part, _ in self._iter_parts():
@@ -62,7 +62,7 @@ class DocumentLayout:
         if previous := previous.rstrip():
             yield previous
 
-    def needles(self) -> tuple[Needle, ...]:
+    def find_needles(self) -> tuple[Needle, ...]:
         """Return the insertions that have gold strings as needles."""
         needle_starts: list[tuple[Insertion, str, int]] = []
         characters = trailing_space = 0
@@ -70,31 +70,35 @@ class DocumentLayout:
             if insertion is not None and insertion.gold is not None:
                 needle_starts.append((insertion, insertion.gold, characters + max(part.find(insertion.text), 0)))
             characters += len(part)
-            trailing_space = len(part.rstrip()) - len(part)
-        total = characters + trailing_space
-        return tuple(Needle(insertion.text, gold, start / total) for insertion, gold, start in needle_starts)
+            trailing_space = len(part) - len(part.rstrip())
+        document_characters = characters - trailing_space
+        return tuple(
+            Needle(insertion.text, gold, start / document_characters) for insertion, gold, start in needle_starts
+        )
 
     def _iter_parts(self) -> Iterator[tuple[str, Insertion | None]]:
         """Yield the document's parts, each with its insertion, or None for a unit of the haystack."""
         position = insertion_index = 0
-        for unit_index, unit in enumerate(itertools.chain(itertools.islice(self.haystack.units(), self.units), [None])):
+        for unit_index, unit in enumerate(
+            itertools.chain(itertools.islice(self.haystack.iter_units(), self.unit_count), [None])
+        ):
             while insertion_index < len(self.slots) and self.slots[insertion_index] <= unit_index:
                 insertion = self.insertions[insertion_index]
-                yield self.haystack.piece(position, insertion.text), insertion
+                yield self.haystack.format_part(position, insertion.text), insertion
                 position, insertion_index = position + 1, insertion_index + 1
             if unit is not None:
-                yield self.haystack.piece(position, unit), None
+                yield self.haystack.format_part(position, unit), None
                 position += 1
 
 
 def lay_out(
     haystack: Haystack, insertions: Sequence[Insertion], budget: int, tokenizer: Tokenizer
 ) -> tuple[DocumentLayout, int]:
-    """Lay out the longest document of at most `budget` tokens: the insertions in a beginning of the haystack.
+    """Lay out the longest document of at most `budget` tokens: insertions among the first units of the haystack.
 
     Args:
         haystack: the text around the insertions.
-        insertions: the texts to insert. If they alone have too many tokens, the document has nothing else.
+        insertions: the texts to insert. If they alone have more tokens, the document has no other text.
         budget: the maximum number of tokens.
         tokenizer: counts the tokens.
 
@@ -103,26 +107,26 @@ def lay_out(
     """
     sorted_insertions = tuple(sorted(insertions, key=lambda insertion: insertion.depth))
     insertion_tokens = [
-        tokenizer.count(haystack.piece(_LATE_POSITION, insertion.text)) for insertion in sorted_insertions
+        tokenizer.count(haystack.format_part(_LATE_POSITION, insertion.text)) for insertion in sorted_insertions
     ]
     hay_budget = max(0, budget - sum(insertion_tokens))
     slots: list[int] = []
     counter = _TokenCounter(tokenizer)
     unit_count = hay_tokens = 0
     tokens_reserved = sum(insertion_tokens)
-    for unit in haystack.units():
+    for unit in haystack.iter_units():
         while len(slots) < len(sorted_insertions) and hay_tokens >= sorted_insertions[len(slots)].depth * hay_budget:
             tokens_reserved -= insertion_tokens[len(slots)]
-            counter.add(haystack.piece(unit_count + len(slots), sorted_insertions[len(slots)].text))
+            counter.add(haystack.format_part(unit_count + len(slots), sorted_insertions[len(slots)].text))
             slots.append(unit_count)
-        piece = haystack.piece(unit_count + len(slots), unit)
-        tokens = counter.count_added(piece)
+        part = haystack.format_part(unit_count + len(slots), unit)
+        tokens = counter.count_added(part)
         if counter.tokens + tokens + tokens_reserved > budget:
             break
-        counter.add(piece, tokens)
+        counter.add(part, tokens)
         unit_count, hay_tokens = unit_count + 1, hay_tokens + tokens
     for insertion in sorted_insertions[len(slots) :]:
-        counter.add(haystack.piece(unit_count + len(slots), insertion.text))
+        counter.add(haystack.format_part(unit_count + len(slots), insertion.text))
         slots.append(unit_count)
     return DocumentLayout(haystack, sorted_insertions, tuple(slots), unit_count), counter.tokens
 
@@ -141,7 +145,7 @@ class _TokenCounter:
         return self._tokenizer.count(self._tail + part) - self._tail_tokens
 
     def add(self, part: str, tokens: int | None = None) -> None:
-        """Add a part; `tokens` is what `count_added` returned for it, if it was called."""
+        """Add a part; `tokens` is the result of `count_added` for it, if known."""
         self.tokens += self.count_added(part) if tokens is None else tokens
         self._tail = (self._tail + part)[-_TAIL_CHARACTERS:]
         self._tail_tokens = self._tokenizer.count(self._tail)
