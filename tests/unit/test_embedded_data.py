@@ -146,9 +146,7 @@ def test_a_batch_is_a_function_of_seed_and_step(builder: RowBuilder) -> None:
     assert batch.tokens.shape != other_batch.tokens.shape or not torch.equal(batch.tokens, other_batch.tokens)
 
 
-def test_logits_of_a_branch_in_a_batch_equal_those_of_its_prompt_in_a_llama_model(
-    builder: RowBuilder,
-) -> None:
+def test_logits_of_a_branch_in_a_batch_equal_those_of_its_prompt_in_a_llama_model(builder: RowBuilder) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

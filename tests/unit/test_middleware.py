@@ -131,7 +131,7 @@ class TestToolResults:
 
         @tool
         def take_picture() -> list[dict[str, Any]]:
-            """Look."""
+            """Take a picture."""
             middle = len(LONG_TEXT) // 2
             return [{"type": "text", "text": LONG_TEXT[:middle]}, image, {"type": "text", "text": LONG_TEXT[middle:]}]
 
