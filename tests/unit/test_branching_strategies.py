@@ -29,7 +29,7 @@ TOKENIZER = load_tokenizer("embedded")
 
 
 class ConcurrencyCounter(ScriptedPolicy):
-    """A script that counts its requests in flight. Requests that contain `slow` take longer."""
+    """A script that counts its requests in flight. Requests with `slow_text` take longer."""
 
     slow_text = "nowhere"
 

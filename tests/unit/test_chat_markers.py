@@ -1,4 +1,4 @@
-"""Chat markers in a document are escaped, whichever model is served and whichever tokenizer counts."""
+"""Chat markers in a document are escaped, whichever model is served and whichever tokenizer counts tokens."""
 
 from __future__ import annotations
 

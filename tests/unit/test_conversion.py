@@ -158,7 +158,7 @@ def test_file_names_with_lone_surrogates_reach_the_conversion_process(store):
 
 
 def _nest_messages(depth: int) -> bytes:
-    """Return a message that has a message attached, which has one attached, and so on, `depth` times."""
+    """Return a message with `depth` messages nested in it as attachments of one another."""
     message_bytes = b"From: a@example.org\nSubject: x\n\ninmost"
     for _ in range(depth):
         message = EmailMessage()

@@ -505,7 +505,7 @@ class TestQuestions:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[BaseMessage]:
-    """Draw a history with any order of messages and parallel calls; calls may lack results, and results calls."""
+    """Draw a history with any order of messages and parallel calls; some calls have no result, and some results no call."""
     messages: list[BaseMessage] = []
     call_count = 0
     for message_kind in draw(st.lists(st.sampled_from(["human", "ai", "calls", "orphan"]), max_size=12)):
@@ -537,7 +537,7 @@ class TestCuts:
 
     @given(histories())
     def test_every_other_cut_would_separate_a_call_from_its_result(self, messages: list[BaseMessage]) -> None:
-        """Every other cut starts with a result, or separates a call from a result, or from one still to come."""
+        """Every other cut precedes a result, or separates a call from a result that exists or is still to come."""
         for cut in set(range(len(messages) + 1)) - set(find_safe_cuts(messages)):
             older, recent = messages[:cut], messages[cut:]
             calls = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}

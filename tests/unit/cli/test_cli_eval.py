@@ -94,7 +94,7 @@ def test_tasks_suites_and_systems_are_listed() -> None:
 
 
 def test_a_killed_and_resumed_evaluation_gives_the_same_table(evaluate, task, options, server, out, tmp_path) -> None:
-    """At random moments; at most the requests in flight are repeated, which is one chunk of each read."""
+    """Kills come at random moments; at most the requests in flight are repeated: one chunk of each read."""
     kill_count, concurrency, rng = 2, 4, random.Random(3)
     flags = ["--lengths", "300,700", "-n", "3", "--systems", "memagent,refine", "--quiet", "--concurrency", concurrency]
     evaluate(*flags, "--out", tmp_path / "expected")
