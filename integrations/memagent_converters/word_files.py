@@ -298,9 +298,9 @@ class _Styles:
 
     def iter_chain(self, style: str) -> Iterator[Element]:
         """Yield a style, then the styles that it is based on."""
-        visited: set[str] = set()
-        while style in self._styles and style not in visited:
-            visited.add(style)
+        visited_styles: set[str] = set()
+        while style in self._styles and style not in visited_styles:
+            visited_styles.add(style)
             yield self._styles[style]
             style = _get_child_value(self._styles[style], "basedOn")
 

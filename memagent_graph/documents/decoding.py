@@ -18,7 +18,7 @@ from memagent_graph.documents.charsets import (
 from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 
 ErrorHandler = Literal["strict", "replace"]
-"""What a codec does with bytes that it cannot decode."""
+"""The codec's handling of bytes that it cannot decode."""
 
 SAMPLE_BYTES = 65_536
 _MIN_NON_ASCII_BYTES = 8

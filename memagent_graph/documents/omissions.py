@@ -44,8 +44,8 @@ def summarize_omissions(omissions: Iterable[Omission]) -> list[StoredOmission]:
 def load_omissions(document: Mapping[str, Any]) -> list[Omission]:
     """Return the omissions of a stored document, for another document that will contain its text."""
     return [
-        Omission(stored["what"], stored["places"], stored["remedy"], stored["count"])
-        for stored in document.get("omissions", ())
+        Omission(omission["what"], omission["places"], omission["remedy"], omission["count"])
+        for omission in document.get("omissions", ())
     ]
 
 

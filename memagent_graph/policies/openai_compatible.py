@@ -208,13 +208,13 @@ class OpenAICompatiblePolicy:
             except PolicyRequestError as error:
                 field = find_refused_field(error.server_message, body.keys() - self._extra_body.keys())
                 if field is not None and field not in self._unsupported:
-                    log.info("%s does not take %s: %s", self.base_url, field, error.message)
+                    log.info("%s does not accept %s: %s", self.base_url, field, error.message)
                     refused_fields.add(field)
                     self._unsupported.add(field)
                 elif schema is not None:
                     # The server may have refused the schema. If not, the next request fails, too.
                     requested_schema = None
-                    log.info("%s does not take the JSON schema: %s", self.base_url, error.message)
+                    log.info("%s does not accept the JSON schema: %s", self.base_url, error.message)
                 else:
                     self._unsupported -= refused_fields
                     message, list_error = error.server_message, self.model_list_error

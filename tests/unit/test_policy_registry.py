@@ -85,7 +85,7 @@ def test_policies_of_the_package_are_in_the_registry(added_policies, monkeypatch
     assert isinstance(make_policy(ReadSettings(model="x", api_key="key")), OpenAICompatiblePolicy)
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     assert isinstance(make_policy(ReadSettings(model="x")), OpenAICompatiblePolicy)
-    with pytest.raises(PolicyError, match=r"float16 was asked for, but a server.*leave out dtype"):
+    with pytest.raises(PolicyError, match=r"float16 was requested, but a server.*leave out dtype"):
         make_policy(ReadSettings(policy="server", model="x", base_url=URL, dtype="float16"))
 
 
