@@ -505,7 +505,7 @@ class TestQuestions:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[BaseMessage]:
-    """Draw a history with any order of messages and parallel calls; some calls have no result, and some results no call."""
+    """Draw a history with any order of messages and parallel calls; some calls and results are unpaired."""
     messages: list[BaseMessage] = []
     call_count = 0
     for message_kind in draw(st.lists(st.sampled_from(["human", "ai", "calls", "orphan"]), max_size=12)):
