@@ -83,7 +83,7 @@ async def test_a_best_policy_that_a_kill_left_aside_is_put_back(source, tmp_path
     measure_as(0.5)
     await source._measure(1)
     (tmp_path / "best").rename(tmp_path / "best.before")
-    loop._IterationSource(source._prepared, source.serving, source.journal, StatusRecorder())
+    loop._IterationSource(source._prepared, source.backend, source.journal, StatusRecorder())
     assert (tmp_path / "best" / "weights").read_text() == "1"
     assert not (tmp_path / "best.before").exists()
 
