@@ -53,7 +53,7 @@ class Omission:
     Attributes:
         what: a plural noun, such as "pages that are images".
         place: its location, such as "page 3", or a name.
-        remedy: what the user can do, as a sentence.
+        remedy: advice for the user, as a sentence.
         count: the number of omitted parts.
     """
 
@@ -102,7 +102,7 @@ class SourceFile:
     depth: int = 0
 
     def read(self) -> bytes:
-        """Return the whole content."""
+        """Return the content."""
         self.file.seek(0)
         return self.file.read()
 

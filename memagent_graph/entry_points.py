@@ -26,12 +26,12 @@ def list_entry_points(group: str) -> Mapping[str, EntryPoint]:
     return dict(sorted(entry_by_name.items()))
 
 
-def make_entry_point_error(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
+def make_entry_point_error(entry: EntryPoint, noun: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
     """Return the error for an entry point that cannot be loaded or that fails. The message names the package.
 
     Args:
         entry: the entry point.
-        what: a noun for the message, such as "the policy".
+        noun: a noun with its article, for the message, such as "the policy".
         error: the exception that was raised.
         kind: the class of the error to return.
     """
@@ -39,7 +39,7 @@ def make_entry_point_error(entry: EntryPoint, what: str, error: Exception, kind:
     if isinstance(error, ModuleNotFoundError) and entry.extras and entry.dist:
         extras = ",".join(entry.extras)
         return kind(
-            f"{what} {entry.name!r} needs the extra {extras!r}, which is not installed (no module {error.name!r})",
+            f"{noun} {entry.name!r} needs the extra {extras!r}, which is not installed (no module {error.name!r})",
             hint=f"Install it with: {make_install_command(extras, entry.dist.name)}.",
         )
     if isinstance(error, MemAgentError):
@@ -49,4 +49,4 @@ def make_entry_point_error(entry: EntryPoint, what: str, error: Exception, kind:
             f"{type(error).__name__}: {error}",
             f"Update or remove the package {package}, or ask its authors.",
         )
-    return kind(f"{what} {entry.name!r} of the package {package} fails: {reason}", hint=hint)
+    return kind(f"{noun} {entry.name!r} of the package {package} fails: {reason}", hint=hint)

@@ -204,7 +204,7 @@ class PromptCutError(PolicyError, PermanentError):
 
 
 class PolicyOverloadedError(PolicyError):
-    """The server kept answering 408, 409, 429 or 5xx after all retries."""
+    """The server still answered 408, 409, 429 or 5xx after all retries."""
 
 
 class PolicyResponseError(PolicyError):

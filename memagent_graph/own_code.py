@@ -25,7 +25,7 @@ def is_own_code_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def load_own_code(text: str, *, what: str, error: type[MemAgentError], hint: str = "") -> Any:
+def load_own_code(text: str, *, noun: str, error: type[MemAgentError], hint: str = "") -> Any:
     """Import a user's own code, and return the object with a name.
 
     Modules are searched in the current folder and on the Python path. A file is run again only if it has changed, so
@@ -33,7 +33,7 @@ def load_own_code(text: str, *, what: str, error: type[MemAgentError], hint: str
 
     Args:
         text: `module:Name` or `path/to/file.py:Name`; a name may have dots.
-        what: a noun with its article for messages, such as "a task".
+        noun: a noun with its article, for messages, such as "a task".
         error: the class of the error to raise.
         hint: the remedy if there is no such name and no similar name.
 
@@ -42,10 +42,10 @@ def load_own_code(text: str, *, what: str, error: type[MemAgentError], hint: str
     """
     match = _NAME.fullmatch(text)
     if match is None:
-        raise error(f"{text!r} does not name {what}", hint="Write path/to/file.py:Name or module:Name.")
+        raise error(f"{text!r} does not name {noun}", hint="Write path/to/file.py:Name or module:Name.")
     source = match["source"]
     try:
-        value: Any = _load_file(source, what, error) if source.endswith(".py") else _load_module(source, what, error)
+        value: Any = _load_file(source, noun, error) if source.endswith(".py") else _load_module(source, noun, error)
     except MemAgentError:
         raise
     except Exception as cause:  # whatever a user's code raises when it is imported
@@ -55,14 +55,14 @@ def load_own_code(text: str, *, what: str, error: type[MemAgentError], hint: str
     for attribute in match["name"].split("."):
         if not hasattr(value, attribute):
             names = [name for name in getattr(value, "__dict__", {}) if not name.startswith("_")]
-            otherwise = hint or f"Name {what} after the colon."
+            otherwise = hint or f"Name {noun} after the colon."
             suggestion = did_you_mean(attribute, names, otherwise, prefix=f"{source}:")
             raise error(f"{source} has no {attribute!r}", hint=suggestion)
         value = getattr(value, attribute)
     return value
 
 
-def _load_module(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
+def _load_module(name: str, noun: str, error: type[MemAgentError]) -> ModuleType:
     current_folder = str(Path.cwd())
     if current_folder not in sys.path:  # a console script has its own folder there instead
         sys.path.insert(0, current_folder)
@@ -72,15 +72,15 @@ def _load_module(name: str, what: str, error: type[MemAgentError]) -> ModuleType
         if cause.name is None or not f"{name}.".startswith(f"{cause.name}."):
             raise  # another module, which this one imports
         raise error(
-            f"there is no module {name!r} to load {what} from",
+            f"there is no module {name!r} to load {noun} from",
             hint="Name the file instead, as path/to/file.py:Name, or make the module importable.",
         ) from cause
 
 
-def _load_file(name: str, what: str, error: type[MemAgentError]) -> ModuleType:
+def _load_file(name: str, noun: str, error: type[MemAgentError]) -> ModuleType:
     path = Path(name).expanduser().resolve()
     if not path.is_file():
-        raise error(f"there is no file {name} to load {what} from", hint="Check the path before the colon.")
+        raise error(f"there is no file {name} to load {noun} from", hint="Check the path before the colon.")
     stat = path.stat()
     version = hashlib.sha256(f"{path}\0{stat.st_mtime_ns}\0{stat.st_size}".encode(errors="surrogateescape"))
     module_name = f"memagent_own_{version.hexdigest()[:16]}"

@@ -174,7 +174,7 @@ def list_policy_names() -> tuple[str, ...]:
 
 def _make_local_policy(model: str | None, settings: PolicySettings) -> Policy:
     if model is None:
-        raise PolicyError("a local policy was asked for, but no model", hint="Pass a folder or a hub id with --model.")
+        raise PolicyError("a local policy was requested, but no model", hint="Pass a folder or a hub id with --model.")
     arguments = parse_template_arguments(settings.chat_template_kwargs)
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415  slow to import
 
@@ -191,7 +191,7 @@ def _make_server_policy(settings: PolicySettings) -> Policy:
         )
     if settings.dtype is not None:
         raise PolicyError(
-            f"{settings.dtype} was asked for, but a server chooses its own number format",
+            f"{settings.dtype} was requested, but a server chooses its own number format",
             hint="Start the server with it, and leave out --dtype.",
         )
     from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
@@ -257,6 +257,6 @@ _HINT_BY_LIBRARY: Final = {
     "litellm": "Use the address of LiteLLM's proxy, or MemAgent(ChatLiteLLM(...)), from langchain-litellm.",
     "httpx": "Use MemAgent(AsyncOpenAI(http_client=...)), from openai.",
     "httpx2": "Use MemAgent(AsyncOpenAI(http_client=...)), from openai.",
-    "langchain_core": "Pass the chat model itself, without what was bound to it.",
+    "langchain_core": "Pass the chat model itself, without bound arguments or tools.",
 }
 """The alternative for an unsupported object, by its library."""

@@ -145,7 +145,7 @@ class ResponseFormat:
         """
         if is_own_code_name(name) and not Path(name).is_file():
             hint = "Write a subclass of pydantic.BaseModel after the colon."
-            model = load_own_code(name, what="a Pydantic model", error=ResponseFormatError, hint=hint)
+            model = load_own_code(name, noun="a Pydantic model", error=ResponseFormatError, hint=hint)
             if not (isinstance(model, type) and issubclass(model, BaseModel)):
                 raise ResponseFormatError(f"{name} is not a Pydantic model", hint=hint)
             return cls.of(model)

@@ -97,7 +97,7 @@ class ReadResult:
     answer: str | None
     """The answer; None if the read stopped before it."""
     raw_answer: str | None
-    """The whole answer completion."""
+    """The complete text of the answer completion."""
     memory: str
     """The memory after the last chunk read."""
     stop_reason: StopReason

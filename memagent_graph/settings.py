@@ -262,7 +262,7 @@ class SamplingSettings:
         None, "Request token ids and log-probs.", default_text="if the run is logged and the policy returns them"
     )
     stop_texts: tuple[str, ...] = setting(())
-    """A completion ends before any of these texts."""
+    """Texts before which a completion ends."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,9 +152,10 @@ class _StateRunnable(RunnableLambda[Any, dict[str, Any]]):
         return change
 
     def _require_keys(self, keys: Collection[str], config: RunnableConfig | None) -> None:
-        if missing := [f'"{key}"' for key in keys if key not in find_writable_keys(config, self, keys)]:
+        if missing_keys := [f'"{key}"' for key in keys if key not in find_writable_keys(config, self, keys)]:
             raise MemAgentError(
-                f"the graph's state has no {' and no '.join(missing)}, and LangGraph drops what a node writes there",
+                f"the graph's state has no {' and no '.join(missing_keys)}, "
+                "and LangGraph drops what a node writes there",
                 hint='Add the key to the state, or name another: memagent_node(..., answer="...").',
             )
 

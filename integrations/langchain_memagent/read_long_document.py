@@ -256,8 +256,9 @@ class _Arguments(BaseModel):
             return values
         # Models that fill in every argument leave the unnecessary ones empty.
         values = {name: value for name, value in values.items() if value != "" or name not in _SOURCE_HELP}
-        if refused := [kind for kind in _SOURCE_HELP if kind not in cls.offered_kinds and values.get(kind) is not None]:
-            raise ValueError(f"{refused[0]} cannot be read here; choose one of: {', '.join(cls.offered_kinds)}")
+        for kind in _SOURCE_HELP:
+            if kind not in cls.offered_kinds and values.get(kind) is not None:
+                raise ValueError(f"{kind} cannot be read here; choose one of: {', '.join(cls.offered_kinds)}")
         return values
 
 

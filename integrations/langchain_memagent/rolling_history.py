@@ -119,8 +119,8 @@ class RollingHistory:
 
     def _choose_cut(self, cuts: Sequence[int], sizes: Sequence[int], recent_tokens: int) -> int:
         """Return the last cut that keeps enough messages, or, if they are too long, the first later cut that fits."""
-        preferred = max(cut for cut in cuts if cut <= max(0, len(sizes) - self.keep_messages))
-        return next((cut for cut in cuts if cut >= preferred and sum(sizes[cut:]) <= recent_tokens), cuts[-1])
+        first_cut = max(cut for cut in cuts if cut <= max(0, len(sizes) - self.keep_messages))
+        return next((cut for cut in cuts if cut >= first_cut and sum(sizes[cut:]) <= recent_tokens), cuts[-1])
 
     def _remember(self, key: str, memory: str) -> None:
         self._memories[key] = memory

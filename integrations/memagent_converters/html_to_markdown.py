@@ -119,7 +119,7 @@ def iter_markdown(html: str, label: str | None = None, *, end: str = "\n") -> Pa
     heading_path: list[tuple[int, str]] = []
     for match, next_match in zip_longest(heading_matches, heading_matches[1:]):
         level = len(match[1])
-        heading_path = [outer for outer in heading_path if outer[0] < level] + [
+        heading_path = [entry for entry in heading_path if entry[0] < level] + [
             (level, _INLINE_MARKDOWN.sub("", match[2]).strip())
         ]
         section = text[match.start() : next_match.start() if next_match else None].replace(_HEADING_START, "")
@@ -127,10 +127,10 @@ def iter_markdown(html: str, label: str | None = None, *, end: str = "\n") -> Pa
     yield from list_omissions(omission_counts, label or "")
 
 
-def list_omissions(omission_counts: Counter[str], place: str = "") -> Iterator[Omission]:
+def list_omissions(omission_counts: Counter[str], location: str = "") -> Iterator[Omission]:
     """Yield an omission for each kind of content that was left out of a document or of a part of it."""
     for kind, count in (+omission_counts).items():
-        yield Omission(kind, place, "Look at these places in the document itself, or name a converter.", count)
+        yield Omission(kind, location, "Look at these places in the document itself, or name a converter.", count)
 
 
 def render_markdown(html: str) -> str:
@@ -284,10 +284,10 @@ def _close_element(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # n
     tokens = parent.tokens
     match tag:
         case "tr":
-            table = next((outer for outer in reversed(frames) if outer.tag == "table"), parent)
+            table = next((outer_frame for outer_frame in reversed(frames) if outer_frame.tag == "table"), parent)
             table.rows.append(frame.cells)
         case "td" | "th":
-            row = next((outer for outer in reversed(frames) if outer.tag in {"tr", "table"}), parent)
+            row = next((outer_frame for outer_frame in reversed(frames) if outer_frame.tag in {"tr", "table"}), parent)
             spans = [max(1, _parse_int(frame.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
             if frame.attributes.get("rowspan") == "0":
                 spans[1] = 1 << 16
@@ -301,7 +301,7 @@ def _close_element(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # n
             lines = "".join("\n" if isinstance(token, int) else token for token in frame.tokens).strip("\n")
             tokens += [2, _Verbatim(f"```\n{lines}\n```"), 2]
         case "ul" | "ol":
-            is_nested = any(outer.tag == "li" for outer in frames)
+            is_nested = any(outer_frame.tag == "li" for outer_frame in frames)
             tokens += [1 if is_nested else 2, _Verbatim(_join_tokens(frame.tokens)), 1 if is_nested else 2]
         case "li":
             tokens += [1, _Verbatim(_format_item(frame, parent)), 1]
@@ -327,13 +327,16 @@ def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
     if any(isinstance(token, int) or (isinstance(token, _Verbatim) and "\n" in token) for token in frame.tokens):
         tokens += frame.tokens  # it contains blocks
         return
-    raw = "".join(map(str, frame.tokens))
-    content = raw.strip()
-    leading_space, trailing_space = raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :] if content else ""
+    raw_text = "".join(map(str, frame.tokens))
+    content = raw_text.strip()
+    leading_space = raw_text[: len(raw_text) - len(raw_text.lstrip())]
+    trailing_space = raw_text[len(raw_text.rstrip()) :] if content else ""
     match tag:
         case "sup" if content and not _ORDINAL_SUFFIX.fullmatch(content):
-            note = re.fullmatch(r"\[{0,2}\(?([^\[\]]{1,6}?)\)?\]{0,2}\(#.*\)", content)
-            text = f"[^{note[1]}]" if note else content if content.startswith("[^") else format_script("^", content)
+            note_match = re.fullmatch(r"\[{0,2}\(?([^\[\]]{1,6}?)\)?\]{0,2}\(#.*\)", content)
+            text = content if content.startswith("[^") else format_script("^", content)
+            if note_match:
+                text = f"[^{note_match[1]}]"
         case "sub" if content:
             text = format_script("_", content)
         case "a" if content and _NOTE_ROLES & {frame.attributes.get("epub:type"), frame.attributes.get("role")}:
@@ -348,7 +351,7 @@ def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
             text = f"{_INLINE_MARKS[tag]}{content}{_INLINE_MARKS[tag]}"
         case _:
             text = content
-    tokens += [leading_space, _Verbatim(text), trailing_space] if text else [raw]
+    tokens += [leading_space, _Verbatim(text), trailing_space] if text else [raw_text]
 
 
 def _format_selection(node: Any) -> str:

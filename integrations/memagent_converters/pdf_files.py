@@ -104,8 +104,8 @@ def _select_pages(source: SourceFile, page_count: int) -> list[int]:
         return list(range(page_count))
     pages: set[int] = set()
     for page_range in source.pages.split(","):
-        first, dash, last = page_range.partition("-")
-        begin, end = int(first), int(last) if last else page_count if dash else int(first)
+        first_page, dash, last_page = page_range.partition("-")
+        begin, end = int(first_page), int(last_page) if last_page else page_count if dash else int(first_page)
         if max(begin, end) > page_count:
             raise ConversionError(
                 f"the PDF file {source.name} has {page_count} pages, and {page_range} was asked for",
@@ -238,8 +238,8 @@ def _join_words(text: str) -> str:
         return text
 
     def join_match(match: re.Match[str]) -> str:
-        hyphenated = f"{match[1]}-{match[2]}"
-        return hyphenated if hyphenated in text else match[1] + match[2]
+        hyphenated_word = f"{match[1]}-{match[2]}"
+        return hyphenated_word if hyphenated_word in text else match[1] + match[2]
 
     return _LINE_END_HYPHEN.sub(join_match, text).replace("\ufffe", "-").replace("\xad", "")
 

@@ -370,12 +370,12 @@ class _CorpusRun:
     def _queue_documents(self) -> None:
         """List some documents and queue those with unanswered questions. This blocks, so it runs in a thread."""
         ledger = self._writer.ledger
-        queued_bytes = skipped = skipped_bytes = without_question = 0
+        queued_bytes = skipped_count = skipped_bytes = unasked_count = 0
         retry_failed = self._retry_failed and not self._is_last_pass
         while (
             len(self._queue) < _MAX_QUEUED_DOCUMENTS
             and queued_bytes < _MAX_QUEUED_BYTES
-            and skipped < _MAX_SKIPPED_DOCUMENTS
+            and skipped_count < _MAX_SKIPPED_DOCUMENTS
         ):
             document = next(self._documents, None)
             if document is None:
@@ -390,14 +390,14 @@ class _CorpusRun:
                 self._queue.append(DocumentTask(document, status.questions, is_begun, status.answered_ids))
                 queued_bytes += len(document.text or "")
             else:
-                skipped += 1
-                without_question += not questions
+                skipped_count += 1
+                unasked_count += not questions
                 skipped_bytes += document.size or 0
         if not self._is_last_pass:
-            self._summary.skipped += skipped - without_question
-            self._summary.without_question += without_question
-            if self._watcher and skipped:
-                self._watcher.on_skip(skipped, skipped_bytes)
+            self._summary.skipped += skipped_count - unasked_count
+            self._summary.without_question += unasked_count
+            if self._watcher and skipped_count:
+                self._watcher.on_skip(skipped_count, skipped_bytes)
 
     def _remove_work_files(self) -> None:
         """Remove the files that only unfinished reads need."""

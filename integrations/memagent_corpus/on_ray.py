@@ -365,13 +365,15 @@ class RayEngine:
             )
 
         workers = {asyncio.create_task(run_worker(index)): index for index in range(self.actors)}
-        unfinished = set(workers)
+        unfinished_workers = set(workers)
         try:
-            while unfinished:
-                ended_workers, unfinished = await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)
+            while unfinished_workers:
+                ended_workers, unfinished_workers = await asyncio.wait(
+                    unfinished_workers, return_when=asyncio.FIRST_COMPLETED
+                )
                 for worker in ended_workers:
                     worker.result()
-                unfinished = {worker for worker in unfinished if workers[worker] in started_indexes}
+                unfinished_workers = {worker for worker in unfinished_workers if workers[worker] in started_indexes}
             with suppress(ray.exceptions.RayError):  # a machine that is lost has nothing to close
                 await asyncio.gather(*(actors[index].close.remote() for index in started_indexes))
         finally:

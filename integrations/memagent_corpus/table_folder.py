@@ -175,8 +175,8 @@ class TableFolder:
         arrow = load_pyarrow("corpus", "reading and writing tables")
         try:
             file = open_parquet(io.BytesIO(content), "corpus", "reading tables")
-            if missing := {*CorpusRow.__struct_fields__} - {*file.schema_arrow.names}:
-                raise arrow.ArrowInvalid(f"it has no column {min(missing)}")
+            if missing_columns := {*CorpusRow.__struct_fields__} - {*file.schema_arrow.names}:
+                raise arrow.ArrowInvalid(f"it has no column {min(missing_columns)}")
             for batch in iterate_rows(file, list(columns) if columns else None):
                 yield from batch.to_pylist()
         except (arrow.ArrowException, OSError) as error:
@@ -382,8 +382,8 @@ def describe_differences(table_settings: Mapping[str, Any], run_settings: Mappin
     For schemas, the properties that differ are listed. The list has at most 12 differences.
     """
     differences = [
-        f"{name}: {_shorten(old)} in the table, {_shorten(new)} now"
-        for name, old, new in iter_differences(table_settings, run_settings)
+        f"{name}: {_shorten(table_value)} in the table, {_shorten(run_value)} now"
+        for name, table_value, run_value in iter_differences(table_settings, run_settings)
     ]
     digest, schema = f"{_FORMAT_KEY}.digest:", f"{_FORMAT_KEY}.schema."
     selection = [difference for difference in differences if not difference.startswith(digest)]

@@ -78,14 +78,14 @@ class TableWriter:
             CorpusError: a part is damaged or missing.
         """
         self._delete_checkpoints, parts = delete_checkpoints, self._parts
-        if damaged := self.table.find_damaged_parts(parts):
+        if damaged_parts := self.table.find_damaged_parts(parts):
             if not drop_damaged:
                 raise CorpusError(
-                    f"{len(damaged)} of the {len(parts)} parts of {self.table.display_name} are missing or differ from "
-                    f"what was written: {', '.join(part.name for part in damaged[:3])}",
+                    f"{len(damaged_parts)} of the {len(parts)} parts of {self.table.display_name} are missing or "
+                    f"differ from what was written: {', '.join(part.name for part in damaged_parts[:3])}",
                     hint="Restore them from a copy, or read their documents again with --retry-failed.",
                 )
-            parts = [part for part in parts if part not in damaged]
+            parts = [part for part in parts if part not in damaged_parts]
             self.table.publish(parts)
         ledger_parts = self.ledger.list_parts()
         for part in ledger_parts:

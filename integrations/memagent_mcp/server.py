@@ -149,8 +149,8 @@ async def serve_stdio(server: FastMCP[Any], output: TextIOWrapper) -> None:
     for handler in logging.getLogger().handlers:
         handler.addFilter(_shorten_log_record)
     lowlevel_server = server._mcp_server  # `run_stdio_async` only writes to sys.stdout
-    async with stdio_server(stdout=anyio.wrap_file(output)) as (incoming, outgoing):
-        await lowlevel_server.run(incoming, outgoing, lowlevel_server.create_initialization_options())
+    async with stdio_server(stdout=anyio.wrap_file(output)) as (read_stream, write_stream):
+        await lowlevel_server.run(read_stream, write_stream, lowlevel_server.create_initialization_options())
 
 
 async def serve_http(server: FastMCP[Any], listener: socket.socket, host_names: Iterable[str]) -> None:

@@ -120,7 +120,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
         _cancel(future, coroutine, loop)
         if isinstance(error, CancelledError) and cancellation and cancellation.is_cancelled:
             raise PermanentError(
-                "the read was broken off by its caller", hint="Start it again, or resume it."
+                "the read was cancelled by its caller", hint="Start it again, or resume it."
             ) from error
         raise
 

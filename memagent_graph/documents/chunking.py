@@ -159,9 +159,9 @@ class Chunker:
         tokenizer: the policy's tokenizer.
         chunk_tokens: tokens per chunk. The last chunk may have fewer. A chunk that would end inside a character has up
             to 64 fewer; a longer character is split. A chunk has up to 3 more if a code point has several tokens.
-        boundary: with `sentence` or `paragraph`, a chunk ends at the last end of one within its last 15 %, if there is
-            one. With `heading`, it ends before the last heading or numbered clause in its second half, or else as with
-            `paragraph`. In scripts without spaces, a chunk that has no such end there ends with a word.
+        boundary: with `sentence` or `paragraph`, a chunk ends with the last one that ends in its last 15 %, if any.
+            With `heading`, it ends before the last heading or numbered clause in its second half, or else as with
+            `paragraph`. In scripts without spaces, a chunk without such an end ends with a word.
         tail_percent: replaces the 15 %, for short chunks with few sentences.
     """
 
@@ -208,6 +208,7 @@ class Chunker:
         start = cursor["char"] - piece_char
         if start >= len(piece.text):
             return None
+        # In the current piece, the chunk begins at `first_token` and `start`, and ends at `end_token` and `end`.
         texts: list[str] = []
         tokens, splits = 0, False
         end_token: int | None
@@ -344,8 +345,8 @@ class Chunker:
             return find_heading_starts(text, start, end, markdown=markdown)[: -_MAX_CANDIDATES - 1 : -1]
         ends = find_paragraph_ends(text, start, end)[: -_MAX_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
         positions: list[int] = []
-        near = max(start, end - 400)  # nearly always before the end of a sentence
-        sentence_ends = find_sentence_ends(text, near, end) or find_sentence_ends(text, start, near)
+        search_start = max(start, end - 400)  # a sentence nearly always ends after it
+        sentence_ends = find_sentence_ends(text, search_start, end) or find_sentence_ends(text, start, search_start)
         for sentence_end in sentence_ends[: -_MAX_CANDIDATES - 1 : -1]:
             # Some tokenizers have one token for a full stop and the newline after it.
             positions += sentence_end, start + len(text[start:sentence_end].rstrip())

@@ -62,7 +62,7 @@ def convert_file(source: SourceFile, converter: str | None) -> Parts:
         from memagent_graph.own_code import load_own_code  # noqa: PLC0415
 
         try:
-            parts = load_own_code(converter, what="a converter", error=DocumentError)(source)
+            parts = load_own_code(converter, noun="a converter", error=DocumentError)(source)
             if parts is not None:
                 yield from iter_parts(parts)
                 return

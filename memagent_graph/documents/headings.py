@@ -156,9 +156,9 @@ class _HeadingFinder:
 
     def _stands_alone(self, line: re.Match[str], block: str) -> bool:
         """Return whether a line is between blank lines (or the ends of the text)."""
-        before = (self._preceding_text + block[max(0, line.start() - 4) : line.start()]).replace("\r", "")
-        after = block[line.end() : line.end() + 4].replace("\r", "")
-        return before.endswith("\n\n") and after[:2] in {"\n\n", "\n", ""}
+        text_before = (self._preceding_text + block[max(0, line.start() - 4) : line.start()]).replace("\r", "")
+        text_after = block[line.end() : line.end() + 4].replace("\r", "")
+        return text_before.endswith("\n\n") and text_after[:2] in {"\n\n", "\n", ""}
 
 
 def _is_in_sentence(line: re.Match[str], block: str) -> bool:

@@ -107,7 +107,7 @@ def open_document(
 
 
 def make_pages_error(document: Document, kind: str) -> UnsupportedDocumentError:
-    """Return the error for a selection of pages in a document without pages; `kind` says what the document is."""
+    """Return the error for a selection of pages in a document without pages. `kind` describes the document."""
     return UnsupportedDocumentError(
         f"{document.name} is {kind}, which has no pages to choose (pages {document.pages})",
         hint="Leave out the pages, or pass the PDF file of the document.",

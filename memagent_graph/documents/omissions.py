@@ -20,7 +20,7 @@ from memagent_graph.grouping import group_values
 
 _MAX_KINDS: Final = 30
 _MAX_PLACES: Final = 20
-_PAGE: Final = re.compile(r"page (\d+)")
+_PAGE_NAME: Final = re.compile(r"page (\d+)")
 
 
 class StoredOmission(TypedDict):
@@ -44,8 +44,8 @@ def summarize_omissions(omissions: Iterable[Omission]) -> list[StoredOmission]:
 def load_omissions(document: Mapping[str, Any]) -> list[Omission]:
     """Return the omissions of a stored document, for another document that will contain its text."""
     return [
-        Omission(stored["what"], stored["places"], stored["remedy"], stored["count"])
-        for stored in document.get("omissions", ())
+        Omission(omission["what"], omission["places"], omission["remedy"], omission["count"])
+        for omission in document.get("omissions", ())
     ]
 
 
@@ -78,9 +78,9 @@ def describe_omission(omission: StoredOmission) -> str:
 def _list_places(omissions: Sequence[Omission]) -> str:
     """Return the places of omissions, with pages as ranges; at most the first `_MAX_PLACES`."""
     names = dict.fromkeys(
-        omission.place for omission in omissions if omission.place and not _PAGE.fullmatch(omission.place)
+        omission.place for omission in omissions if omission.place and not _PAGE_NAME.fullmatch(omission.place)
     )
-    pages = sorted({int(match[1]) for omission in omissions if (match := _PAGE.fullmatch(omission.place))})
+    pages = sorted({int(match[1]) for omission in omissions if (match := _PAGE_NAME.fullmatch(omission.place))})
     ranges = []
     for _, consecutive_pages in groupby(enumerate(pages), lambda item: item[1] - item[0]):
         page_range = [page for _, page in consecutive_pages]

@@ -88,8 +88,8 @@ def extract_text(content: object) -> str | None:
 def has_refusal(message: Mapping[str, Any]) -> bool:
     """Return whether a message says that the model refused."""
     parts = message["content"] if isinstance(message.get("content"), list) else ()
-    kinds = (part.get("type") for part in parts if isinstance(part, Mapping))
-    return bool(message.get("refusal")) or "refusal" in kinds
+    part_types = (part.get("type") for part in parts if isinstance(part, Mapping))
+    return bool(message.get("refusal")) or "refusal" in part_types
 
 
 def parse_token_usage(usage: object) -> TokenUsage | None:
@@ -139,12 +139,12 @@ def make_sampling_notes(sampling: SamplingParams, unsupported: Collection[str]) 
         return ()
     requested = {**list_sampling_fields(sampling), "max_completion_tokens": sampling.max_tokens}
     notes = [
-        (EventKind.SAMPLING_CHANGED, f"the server does not take {name}; {requested[name]} was asked for")
+        (EventKind.SAMPLING_CHANGED, f"the server does not accept {name}; {requested[name]} was requested")
         for name in sorted(requested.keys() & unsupported)
         if name not in {"temperature", "top_p"} or requested[name] != 1  # the default of servers
     ]
     if sampling.logprobs and "logprobs" in unsupported:
-        notes.append((EventKind.LOGPROBS_DROPPED, "the server does not take logprobs"))
+        notes.append((EventKind.LOGPROBS_DROPPED, "the server does not accept logprobs"))
     return tuple(notes)
 
 
@@ -211,7 +211,7 @@ def find_refused_field(message: str, fields: Collection[str]) -> str | None:
 
 
 def is_retriable(status: int, message: str) -> bool:
-    """Return whether the same request can succeed later: 408, 409, 429, or 5xx unless the message says otherwise."""
+    """Return whether a retry can succeed: after 408, 409, 429, or 5xx unless the message has a lasting cause."""
     if status < 500:
         return status in {408, 409, 429}
     is_unsupported = _UNSUPPORTED_FIELD_ERROR.search(message) and find_refused_field(message, OPTIONAL_FIELDS)

@@ -92,8 +92,8 @@ class ChatModelPolicy:
                 return replace(completion, retries=retries)
             if retries == self._max_retries:
                 raise PolicyResponseError(
-                    f"{self.name} still broke its reply off after {retries} retries",
-                    hint="Look into its server's log, then resume.",
+                    f"{self.name} still failed during a reply after {retries} retries",
+                    hint="See its server's log, then resume.",
                 )
             await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2**retries)
             retries += 1

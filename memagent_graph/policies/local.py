@@ -237,9 +237,8 @@ def _choose_dtype(dtype: str, device: str) -> str:
     """Return a profile's number format if this machine computes fast in it, and float32 otherwise."""
     if dtype != "bfloat16":
         return "float32"
-    features: dict[str, Any] = getattr(
-        _import_module("torch").cpu, "get_capabilities", dict
-    )()  # only in recent releases
+    cpu: Any = _import_module("torch").cpu
+    features: dict[str, Any] = getattr(cpu, "get_capabilities", dict)()  # only in recent releases
     return "bfloat16" if device != "cpu" or features.get("avx512_bf16") or features.get("amx_bf16") else "float32"
 
 
@@ -278,7 +277,7 @@ class _Engine:
         try:
             # Load it first, because it refuses files of others that exceed its bounds.
             self.tokenizer = load_tokenizer("embedded" if model == str(EMBEDDED_FOLDER) else Path(model))
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+            self._hf_tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             auto_model: Any = transformers.AutoModelForCausalLM
             model_on_cpu, report = auto_model.from_pretrained(
                 model,
@@ -302,7 +301,7 @@ class _Engine:
         self.context_window = int(window) if window else None
         eos_ids = self._model.generation_config.eos_token_id
         self._eos_ids = frozenset(eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids])
-        self._padding_id = self._tokenizer.pad_token_id or 0
+        self._padding_id = self._hf_tokenizer.pad_token_id or 0
         self._prefixes: list[_Prefix] = []
 
     def encode_prompt(self, prompt: Messages | TokenIds, template_arguments: Mapping[str, Any]) -> list[int]:
@@ -311,18 +310,18 @@ class _Engine:
             return [token for token in prompt if isinstance(token, int)]
         options = {"tokenize": False, "add_generation_prompt": True, **template_arguments}
         try:
-            text = self._tokenizer.apply_chat_template(list(prompt), **options)
+            text = self._hf_tokenizer.apply_chat_template(list(prompt), **options)
         except Exception as error:
             raise PolicyError(
                 f"the chat template of {self._name} cannot be used: {type(error).__name__}: {error}",
                 hint="Correct chat_template.jinja in its folder (or chat_template in tokenizer_config.json).",
             ) from error
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self._hf_tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of a completion, without control tokens."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self._hf_tokenizer.decode(ids, skip_special_tokens=True))
 
     def generate(self, requests: Sequence[_Request]) -> None:
         """Generate the replies of requests together, one token of each at a time."""

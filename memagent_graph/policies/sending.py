@@ -130,7 +130,7 @@ class Sender:
         while True:
             await self.pause.wait()
             # The pauses double, with jitter.
-            pause = min(_FIRST_PAUSE_SECONDS * 2.0**retries, _MAX_PAUSE_SECONDS) * random.uniform(0.75, 1.0)
+            pause_seconds = min(_FIRST_PAUSE_SECONDS * 2.0**retries, _MAX_PAUSE_SECONDS) * random.uniform(0.75, 1.0)
             try:
                 async with self._session.request(
                     "GET" if body is None else "POST",
@@ -156,12 +156,12 @@ class Sender:
                     raise server.make_refusal(reply.status, message, retry_after)
                 if retry_after is not None:
                     self.pause.extend(retry_after)
-                    pause = 0
+                    pause_seconds = 0
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError) as error:
                 if retries == server.max_retries or isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError):
                     timeout_text = "" if body is None else f" ({server.read_timeout:g} s for a completion)"
                     raise server.make_error(error, timeout_text) from None
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause_seconds)
             retries += 1
 
     @asynccontextmanager

@@ -137,8 +137,8 @@ class Server:
             hint = "`memagent doctor` lists what is served."
             if not address.rstrip("/").endswith("/v1"):
                 hint += f" Is the address complete? Most end in /v1: --base-url {address.rstrip('/')}/v1"
-        elif field := find_refused_field(excerpt, OPTIONAL_FIELDS):
-            hint = f"If it does not take {field}: --unsupported {field}."
+        elif refused_field := find_refused_field(excerpt, OPTIONAL_FIELDS):
+            hint = f"If it does not accept {refused_field}: --unsupported {refused_field}."
         else:
             hint = "`memagent doctor` sends a small request, and shows what comes back."
         error = PolicyRequestError(f"{address} refused the request ({status}): {excerpt}", hint=hint)
@@ -154,8 +154,8 @@ class Server:
         reason = self.redact(error.reason)
         if isinstance(error, GenerationFailedError):
             return PolicyResponseError(
-                f"{self.base_url} still broke its reply off{self._after_retries}: {reason[:_MAX_SERVER_TEXT]}",
-                hint="Look into the server's log, then resume.",
+                f"{self.base_url} still failed during a reply{self._after_retries}: {reason[:_MAX_SERVER_TEXT]}",
+                hint="See the server's log, then resume.",
             )
         excerpt = self.redact(error.content.decode(errors="replace"))[:200]
         return PolicyResponseError(

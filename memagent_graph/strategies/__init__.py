@@ -122,7 +122,7 @@ def _load_strategy_by_name(text: str, *, allow_own_code: bool) -> Strategy:
             hint=f"If you trust it, choose it: --strategy {text}.",
         )
     if ":" in name:
-        return _make_strategy(load_own_code(name, what="a strategy", error=StrategyError), name, options)
+        return _make_strategy(load_own_code(name, noun="a strategy", error=StrategyError), name, options)
     entries = list_entry_points(STRATEGIES)
     if name in entries:
         try:

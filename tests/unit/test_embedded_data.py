@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from memagent_evaluation.planted_facts import PlantedFacts, is_held_out
 from recipes.embedded import release as release_script
 from recipes.embedded import train
-from recipes.embedded.policy_network import new_policy
+from recipes.embedded.policy_network import make_policy
 from recipes.embedded.release import interpolate, release
 from recipes.embedded.structured_start import give_structure
 from recipes.embedded.tokenizer import SPECIAL_TOKENS, load_encoding
@@ -135,7 +135,7 @@ def test_the_scripted_reader_copies_a_full_memory_and_reads_only_facts_of_the_se
         if memory != EMPTY:
             assert reply == memory
         elif reply != EMPTY:
-            assert reply in {fact.value for fact in section.present}
+            assert reply in {fact.value for fact in section.present_facts}
             assert reply in section.text
         assert problem
 
@@ -152,19 +152,19 @@ def test_logits_of_a_branch_in_a_batch_equal_those_of_its_prompt_in_a_llama_mode
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    policy = new_policy(256, 96, 3)
+    policy = make_policy(256, 96, 3)
     give_structure(policy, torch.ones(policy.config.vocab_size), (10, 20), {30})
     reference = LlamaForCausalLM(LlamaConfig(**policy.config.to_dict())).eval()
     reference.load_state_dict(policy.state_dict(), strict=True)
     rows = [builder.draw_row(random.Random(seed), 40 + 30 * seed, 4) for seed in range(2)]
     batch = collate(rows)
     with torch.no_grad():
-        logits = list(policy.logits(batch))
+        logits = list(policy.compute_logits(batch))
         for row in rows:
             for branch in row.branches:
                 trunk = row.trunk if branch.sees_trunk else []
                 expected = reference(torch.tensor([trunk + branch.tokens])).logits[0]
-                for position, _, _ in branch.learned:
+                for position, _, _ in branch.learned_tokens:
                     assert torch.allclose(logits.pop(0), expected[len(trunk) + position], atol=2e-3)
     assert not logits
 
@@ -188,7 +188,7 @@ def test_killed_training_resumes_from_a_complete_checkpoint(
 ) -> None:
     out = tmp_path / "run"
     (tmp_path / "small").mkdir()
-    release(new_policy(64, 32, 1), tmp_path / "small")
+    release(make_policy(64, 32, 1), tmp_path / "small")
     arguments = f"--corpus {corpus} --out {out} --weights-from {tmp_path / 'small'} --tokens 300".split()
     arguments += ["--ramp-steps", "1000", "--log-every", "1", "--check-every", "1", "--check-rows", "1", "--resume"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
@@ -220,7 +220,7 @@ def test_a_release_needs_a_folder_with_tokenizer_and_templates(
 
 
 def test_interpolation_moves_weights_back_towards_the_initial_ones() -> None:
-    initial, trained = new_policy(64, 32, 1), new_policy(64, 32, 1)
+    initial, trained = make_policy(64, 32, 1), make_policy(64, 32, 1)
     torch.nn.init.constant_(trained.get_parameter("model.layers.0.self_attn.o_proj.bias"), 0.25)
     start = initial.state_dict()
     expected = {name: 0.75 * weight + 0.25 * start[name] for name, weight in trained.state_dict().items()}
@@ -229,4 +229,4 @@ def test_interpolation_moves_weights_back_towards_the_initial_ones() -> None:
         assert torch.allclose(trained.state_dict()[name], weight), name
     assert not torch.equal(trained.state_dict()["lm_head.weight"], initial.state_dict()["lm_head.weight"])
     with pytest.raises(SystemExit, match="different shapes"):
-        interpolate(trained, new_policy(64, 32, 2), 0.5)
+        interpolate(trained, make_policy(64, 32, 2), 0.5)

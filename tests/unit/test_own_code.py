@@ -28,7 +28,7 @@ class Judge:
 
 
 def load_judge(text: str, **options: Any) -> Any:
-    return load_own_code(text, **{"what": "a judge", "error": EvaluationError, **options})
+    return load_own_code(text, **{"noun": "a judge", "error": EvaluationError, **options})
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ async def test_a_field_is_sent_again_if_leaving_it_out_does_not_help() -> None:
     ):
         await read(server, seed=1)
     assert [("seed" in body) for body in server.requests] == [True, False]
-    assert str(caught.value).endswith("If it does not take seed: unsupported seed."), "it is not about length"
+    assert str(caught.value).endswith("If it does not accept seed: unsupported seed."), "it is not about length"
 
 
 LONG_TEXT = "The key of harbor is 4711. " + "and then some words " * 2000

@@ -72,7 +72,7 @@ def format_update(update: MemoryUpdate, memory_before: str) -> dict[str, Any]:
 
 def format_sources(timeline: Timeline) -> list[dict[str, Any]]:
     """Return the lines that the answer rests on, each with its origin and quotes; all lines if there is no answer."""
-    supporting = {quote.line_index for quote in timeline.view.evidence}
+    supporting_lines = {quote.line_index for quote in timeline.view.evidence}
     if timeline.excerpt is not None:
         return [
             {"line": line, "from": "an excerpt", "edited": False, "quotes": _format_quotes(list(quotes))}
@@ -86,7 +86,7 @@ def format_sources(timeline: Timeline) -> list[dict[str, Any]]:
             "quotes": _format_quotes(timeline.list_quotes(index)),
         }
         for index, line in enumerate(timeline.provenance.lines)
-        if timeline.view.answer is None or index in supporting
+        if timeline.view.answer is None or index in supporting_lines
     ]
 
 
@@ -231,10 +231,10 @@ async def stream_changes(reads: LiveReads, owner: Owner, shown_run_id: str | Non
     known_states: dict[str, Any] = {}  # by run id: the state and progress that the page shows
     watcher = ReadWatcher(reads, owner, shown_run_id) if shown_run_id else None
     while True:
-        running = {read.run_id: read for read in reads.manager.list_running(owner)}
+        running_reads = {read.run_id: read for read in reads.manager.list_running(owner)}
         changed_reads = []
-        for run_id in {**dict.fromkeys(known_states), **running}:
-            read = running.get(run_id)
+        for run_id in {**dict.fromkeys(known_states), **running_reads}:
+            read = running_reads.get(run_id)
             state = (read.state, read.update_count) if read else None
             if run_id in known_states and known_states[run_id] == state:
                 continue

@@ -204,7 +204,7 @@ def test_damaged_line_fails_one_document_and_a_damaged_table_is_refused(tmp_path
 
 
 def test_text_shared_by_many_rows_is_held_in_memory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memagent_graph.storage.parquet_rows._SMALL_BYTES", 2**20)
+    monkeypatch.setattr("memagent_graph.storage.parquet_rows._MAX_SLICE_BYTES", 2**20)
     shared_text_table = pa.table({"text": ["a" * 2**20] * 24})
     pq.write_table(shared_text_table, tmp_path / "t.parquet", dictionary_pagesize_limit=2**22)
     del shared_text_table

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from memagent_evaluation.english_facts import AdditionalFacts, EnglishFacts, list_relations, list_words
-from recipes.english.encoded_lessons import RELATIONS
+from recipes.english.encoded_lessons import TRAINING_FACTS
 from recipes.english.exclusion import Exclusion
-from recipes.english.lessons import NOT_STATED, LessonMaker, plant
+from recipes.english.lessons import NOT_STATED, LessonMaker, plant_statements
 from recipes.english.loop_questions import make_rows
 from recipes.english.pinned_texts import read_pins
-from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, ProseQuestion, question_rows, read_rows
+from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, ProseQuestion, load_rows, read_rows
 from recipes.english.sections import SOURCES, ProseSection, cut_spans
 
 PROSE = (
@@ -61,14 +62,14 @@ def test_row_locates_its_sentence_by_position(tmp_path) -> None:
 def test_unanswered_question_leaves_the_memory_and_is_not_stated() -> None:
     row = ProseQuestion("tales/a.txt", 0, len(PROSE), "unanswered", "What is the harbour's depth?", NOT_STATED, "")
     maker = LessonMaker([SECTION], [row])
-    readings = [maker.reading(random.Random(number)) for number in range(40)]
+    readings = [maker.make_reading(random.Random(number)) for number in range(40)]
     lessons = [lesson for reading in readings for lesson in reading if "depth" in lesson.prompt]
     assert {lesson.reply for lesson in lessons if lesson.role == "gated_update"} == {"KEEP"}
     assert {lesson.reply for lesson in lessons if lesson.role == "answer"} == {"\\boxed{not stated}"}
 
 
 def test_training_rows_overlap_neither_benchmarks_nor_held_out_rows() -> None:
-    training_rows, held_out = question_rows(ROWS), question_rows(HELD_OUT_ROWS)
+    training_rows, held_out = load_rows(ROWS), load_rows(HELD_OUT_ROWS)
     Exclusion.load().require_clear(row["question"] for row in training_rows)
     sources = {f"{source.package}/{source.file}": source.held_out for source in read_pins(SOURCES)}
     assert not any(sources[row["source"]] for row in training_rows)
@@ -84,7 +85,7 @@ def test_texts_of_unseen_questions_are_not_training_sources() -> None:
 
 def make_readings(held_out: bool = False) -> list:
     maker = LessonMaker([SECTION], [HARBOUR_ROW, BELL_ROW], held_out=held_out)
-    return [maker.reading(random.Random(number)) for number in range(60)]
+    return [maker.make_reading(random.Random(number)) for number in range(60)]
 
 
 def split_prompt(prompt: str) -> tuple[str, str]:
@@ -98,11 +99,11 @@ def test_reply_keeps_the_memory_or_adds_sentences_of_the_section() -> None:
     for lesson in (lesson for reading in make_readings() for lesson in reading if lesson.role != "answer"):
         section, memory_before = split_prompt(lesson.prompt)
         reply = lesson.reply
-        if lesson.role == "gated_update" and not lesson.writes:
+        if lesson.role == "gated_update" and not lesson.adds_content:
             assert reply == "KEEP"
             reply = memory_before
         memory_after = reply.removeprefix("REWRITE\n")
-        if not lesson.writes:
+        if not lesson.adds_content:
             assert memory_after == memory_before
             kept_count += 1
         else:
@@ -123,21 +124,21 @@ def test_answers_are_in_the_memory_or_not_stated() -> None:
     answers = [lesson for reading in make_readings() for lesson in reading if lesson.role == "answer"]
     for lesson in answers:
         answer, memory = lesson.reply.removeprefix("\\boxed{").removesuffix("}"), split_prompt(lesson.prompt)[1]
-        assert lesson.writes == (answer != NOT_STATED)
+        assert lesson.adds_content == (answer != NOT_STATED)
         assert answer in {NOT_STATED, "yes", "no"} or all(
             item.casefold() in memory.casefold() for item in answer.split(", ")
         )
-    assert 0.2 < sum(lesson.writes for lesson in answers) / len(answers) < 0.9
+    assert 0.2 < sum(lesson.adds_content for lesson in answers) / len(answers) < 0.9
 
 
 def test_lessons_contain_no_held_out_names() -> None:
     exclusion = Exclusion(frozenset(), frozenset(name.casefold() for name in list_words("first_names", held_out=True)))
-    assert not any(exclusion.overlap(lesson.prompt + lesson.reply) for reading in make_readings() for lesson in reading)
-    assert any(exclusion.overlap(lesson.prompt) for reading in make_readings(held_out=True) for lesson in reading)
+    assert not any(exclusion.overlaps(lesson.prompt + lesson.reply) for lesson in chain(*make_readings()))
+    assert any(exclusion.overlaps(lesson.prompt) for lesson in chain(*make_readings(held_out=True)))
 
 
 def test_training_facts_contain_no_held_out_wording() -> None:
-    additional_facts = AdditionalFacts.read(RELATIONS)
+    additional_facts = AdditionalFacts.read(TRAINING_FACTS)
     held_out = {
         text
         for relation in list_relations()
@@ -153,7 +154,7 @@ def test_training_facts_contain_no_held_out_wording() -> None:
 
 
 def test_every_training_relation_gives_statements_and_questions() -> None:
-    additional_facts = AdditionalFacts.read(RELATIONS)
+    additional_facts = AdditionalFacts.read(TRAINING_FACTS)
     facts = EnglishFacts(1, additional=additional_facts)
     assert len({relation.name for relation in facts.relations}) == len(facts.relations) > 150
     for relation in additional_facts.relations:
@@ -174,14 +175,14 @@ def test_questions_of_other_sections_are_asked_unless_answered_here() -> None:
     )
     same_answer = ProseQuestion("tales/a.txt", 900, 999, "when", "When was it cast?", "1887", "It was cast in 1887.")
     maker = LessonMaker([SECTION], [HARBOUR_ROW, BELL_ROW, nearby_question, same_answer])
-    lessons = [lesson for number in range(60) for lesson in maker.reading(random.Random(number))]
+    lessons = [lesson for number in range(60) for lesson in maker.make_reading(random.Random(number))]
     prompts = "".join(lesson.prompt for lesson in lessons).casefold()
     assert "who rang the bell?" in prompts
     assert "when was it cast?" not in prompts
 
 
 def test_statements_are_planted_between_sentences_in_order() -> None:
-    text = plant(random.Random(2), PROSE, ["First comes A.", "Then comes B."])
+    text = plant_statements(random.Random(2), PROSE, ["First comes A.", "Then comes B."])
     assert text.index("First comes A. ") < text.index("Then comes B. ")
     assert text.replace("First comes A. ", "").replace("Then comes B. ", "") == PROSE
 

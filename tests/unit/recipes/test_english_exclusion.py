@@ -21,9 +21,9 @@ def exclusion() -> Exclusion:
 def test_overlap_of_13_words_ignores_case_punctuation_and_line_breaks() -> None:
     exclusion = Exclusion(frozenset(hash_ngrams(SENTENCE)))
     words = split_words(SENTENCE)
-    assert exclusion.overlap("Before. " + ",\n".join(words[3:16]).upper() + "! After it comes more.")
-    assert not exclusion.overlap(" ".join(words[:12]) + " nothing like it")
-    assert not exclusion.overlap(" ".join(words[3:10]) + " and then " + " ".join(words[10:]))
+    assert exclusion.overlaps("Before. " + ",\n".join(words[3:16]).upper() + "! After it comes more.")
+    assert not exclusion.overlaps(" ".join(words[:12]) + " nothing like it")
+    assert not exclusion.overlaps(" ".join(words[3:10]) + " and then " + " ".join(words[10:]))
 
 
 def test_words_hyphenated_at_a_line_end_are_joined() -> None:
@@ -33,26 +33,26 @@ def test_words_hyphenated_at_a_line_end_are_joined() -> None:
 def test_benchmark_questions_are_excluded(exclusion) -> None:
     for name in ("natural_questions.toml", "unseen_questions.toml"):
         for text in tomllib.loads((REPOSITORY / "benchmarks" / name).read_text("utf-8"))["texts"]:
-            assert all(exclusion.overlap(question["ask"].lower()) for question in text["questions"])
-    assert not exclusion.overlap("Who wrote the second chapter of the report?")
+            assert all(exclusion.overlaps(question["ask"].lower()) for question in text["questions"])
+    assert not exclusion.overlaps("Who wrote the second chapter of the report?")
 
 
 def test_benchmark_texts_are_excluded(exclusion) -> None:
     import pydoc_data.topics
 
     licence = (REPOSITORY / "LICENSE").read_text("utf-8")
-    assert exclusion.overlap("Somebody quotes: " + licence[2000:2400])
-    assert exclusion.overlap(pydoc_data.topics.topics["raise"])
-    assert not exclusion.overlap(pydoc_data.topics.topics["comparisons"][:2000])
+    assert exclusion.overlaps("Somebody quotes: " + licence[2000:2400])
+    assert exclusion.overlaps(pydoc_data.topics.topics["raise"])
+    assert not exclusion.overlaps(pydoc_data.topics.topics["comparisons"][:2000])
 
 
 def test_held_out_names_are_excluded(exclusion) -> None:
     from memagent_evaluation.english_facts import list_words
 
     name, town = list_words("first_names", held_out=True)[0], list_words("towns", held_out=True)[0]
-    assert exclusion.overlap(f"Yesterday {name} came.")
-    assert exclusion.overlap(f"The road to {town} is closed.")
-    assert not exclusion.overlap(f"Yesterday {list_words('first_names', held_out=False)[0]} came.")
+    assert exclusion.overlaps(f"Yesterday {name} came.")
+    assert exclusion.overlaps(f"The road to {town} is closed.")
+    assert not exclusion.overlaps(f"Yesterday {list_words('first_names', held_out=False)[0]} came.")
 
 
 def test_overlapping_rows_and_a_missing_file_are_refused(exclusion, tmp_path) -> None:

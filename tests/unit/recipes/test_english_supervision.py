@@ -27,7 +27,7 @@ from support.small_models import make_model  # noqa: E402  after torch
 
 from recipes.english import supervision  # noqa: E402
 from recipes.english.encoded_lessons import encode, join_trees  # noqa: E402
-from recipes.english.encoded_trees import EncodedTrees, batches  # noqa: E402
+from recipes.english.encoded_trees import EncodedTrees, make_batches  # noqa: E402
 from recipes.english.network import AdaptedNetwork, list_nodes  # noqa: E402
 
 PROSE = "The harbour was built in 1887 because the old one had silted up. " * 3
@@ -51,7 +51,7 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def lessons():
     maker = LessonMaker([ProseSection("a", "story", 0, len(PROSE), PROSE)], [HARBOUR_ROW])
-    return [maker.reading(random.Random(number)) for number in range(3)]
+    return [maker.make_reading(random.Random(number)) for number in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -77,31 +77,31 @@ def test_batches_have_every_conversation_once(lessons, tokenizer, trees, row_cou
     replies = [reply for _, reply in encode_conversations(lessons, tokenizer)]
     targets = [
         batch.targets_C[batch.conversations_C == number].tolist()
-        for batch in batches(trees, LENGTH, row_count)
+        for batch in make_batches(trees, LENGTH, row_count)
         for number in range(len(batch.category_ids_K))
     ]
     assert targets == replies
     tokens = sum(len(prompt) + len(reply) for prompt, reply in encode_conversations(lessons, tokenizer))
-    assert sum(batch.tokens for batch in batches(trees, LENGTH, row_count)) < tokens / 2, "prefixes are shared"
+    assert sum(batch.tokens for batch in make_batches(trees, LENGTH, row_count)) < tokens / 2, "prefixes are shared"
 
 
 def test_tree_that_is_too_long_loses_its_last_conversations(trees) -> None:
     sizes = trees.segments_S4[:, 1] + trees.segments_S4[:, 2]
-    assert len(next(batches(trees, int(sizes[:3].sum()), 1)).category_ids_K) == 2
-    assert not list(batches(trees, int(sizes[0]), 1))
+    assert len(next(make_batches(trees, int(sizes[:3].sum()), 1)).category_ids_K) == 2
+    assert not list(make_batches(trees, int(sizes[0]), 1))
 
 
 def test_network_equals_transformers_on_each_conversation(base, lessons, tokenizer, trees, tmp_path) -> None:
     torch.manual_seed(1)
     network = AdaptedNetwork(base, "cpu", compiled=False)
-    for name, weights in network.adapter().items():
+    for name, weights in network.get_adapter().items():
         if "lora_B" in name:
             torch.nn.init.normal_(weights, std=0.05)
     network.save_adapter(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model = peft.PeftModel.from_pretrained(model, str(tmp_path))
     with torch.no_grad():
-        network_logprobs = torch.cat([supervision.score(network, batch)[0] for batch in batches(trees, LENGTH, 2)])
+        network_logprobs = torch.cat([supervision.score(network, batch)[0] for batch in make_batches(trees, LENGTH, 2)])
         expected_logprobs = []
         for prompt, reply in encode_conversations(lessons, tokenizer):
             logits = model(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1]
@@ -115,7 +115,7 @@ def test_network_equals_transformers_on_each_conversation(base, lessons, tokeniz
 
 
 def test_attention_covers_the_trunk_and_the_own_branch(trees) -> None:
-    batch = next(batches(trees, LENGTH, 2))
+    batch = next(make_batches(trees, LENGTH, 2))
     attention = torch.zeros(2, LENGTH, LENGTH, dtype=torch.bool)
     for node in list_nodes(batch.trees_BS, batch.branches_BS):
         attention[node.row, node.own, node.trunk] = True
@@ -186,4 +186,4 @@ def test_run_can_start_from_an_adapter(train, uninterrupted_run) -> None:
 
 @pytest.mark.parametrize(("step", "share"), [(0, 0.1), (9, 1.0), (55, 0.525), (100, 0.05), (120, 0.05)])
 def test_learning_rate_warms_up_and_decays(step, share) -> None:
-    assert supervision.rate_at(step, 100) == pytest.approx(share, abs=0.01)
+    assert supervision.compute_rate_share(step, 100) == pytest.approx(share, abs=0.01)

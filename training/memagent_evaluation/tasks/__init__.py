@@ -122,14 +122,14 @@ def _apply_options(task: GeneratedTask, name: str, options: Mapping[str, str]) -
 
 def _load_own_task(name: str, settings: TaskSettings) -> Task:
     task_or_class = load_own_code(
-        name, what="a task", error=EvaluationError, hint="Name the task's class after the colon."
+        name, noun="a task", error=EvaluationError, hint="Name the task's class after the colon."
     )
     task = _instantiate(task_or_class, settings, name) if isinstance(task_or_class, type) else task_or_class
     missing_attributes = [attribute for attribute in _TASK_ATTRIBUTES if not hasattr(task, attribute)]
     if missing_attributes:
         raise EvaluationError(
             f"{name} is not a task: it has no {', '.join(missing_attributes)}",
-            hint="The example at the top of memagent_evaluation.samples shows a whole one.",
+            hint="The example at the top of memagent_evaluation.samples is a complete one.",
         )
     return task  # type: ignore[no-any-return]
 

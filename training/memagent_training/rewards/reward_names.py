@@ -209,7 +209,7 @@ def _load_user_function(text: str) -> Any:
     """Return the user's own function; None if `text` does not name code."""
     if not is_own_code_name(text):
         return None
-    user_function = load_own_code(text, what="a reward", error=RewardError)
+    user_function = load_own_code(text, noun="a reward", error=RewardError)
     hint = f"{REWARD_SIGNATURE}, which can use run.answer, run.question, run.gold and more; or a callable instance."
     if not callable(user_function) or isinstance(user_function, type):
         raise RewardError(f"{text} is not a function", hint=hint)

@@ -1,7 +1,7 @@
-"""Makes the prose that facts are planted in: English text found on any machine, cleaned and split by file.
+"""Makes the prose in which facts are planted: English text that any machine has, cleaned and split by file.
 
-Sources are folders: Python sources (docstrings and comments), manual pages (troff stripped), POD, and plain, Markdown
-or reStructuredText documents, gzipped or not. `pydoc_data/topics.py` is never read: it is the evaluation's prose.
+Sources are folders: Python sources (docstrings and comments), manual pages (without troff), POD, and plain, Markdown or
+reStructuredText documents, gzipped or not. `pydoc_data/topics.py` is never read, because it is the evaluation's prose.
 
     python -m recipes.embedded.corpus --out corpus --documents /usr/share/doc --manual /usr/share/man
 """
@@ -25,17 +25,19 @@ SEPARATOR = "\x00"
 """The separator of two documents in a corpus file."""
 
 HELD_OUT_FRACTION = 0.05
-"""Fraction of the files, chosen by a hash of their name, that training never sees."""
+"""The fraction of the files, chosen by a hash of the name, that is never trained on."""
 
 MAX_CHARACTERS_PER_FILE = 120_000
-"""Characters taken from one file, so that no single document dominates."""
+"""The maximum number of characters from one file, so that no document dominates."""
 
 PLAIN_SUFFIXES = {".txt", ".md", ".rst", ".pod", ""}
-SKIPPED = re.compile(r"changelog|topics\.py$|/test/|/tests/|/idlelib/|/site-packages/|/pydoc_data/", re.IGNORECASE)
+SKIPPED_PATHS = re.compile(
+    r"changelog|topics\.py$|/test/|/tests/|/idlelib/|/site-packages/|/pydoc_data/", re.IGNORECASE
+)
 
 UNPRINTED_REQUESTS = frozenset({"de", "ie", "el", "if", "ds", "nr", "so", "TH", "tr", "rm", "ig", "hw", "ad", "nh"})
 BREAK_REQUESTS = frozenset(["SH", "SS", "PP", "P", "LP", "TP", "IP", "Sh", "Ss", "Pp"])
-ESCAPES = (
+ESCAPE_REPLACEMENTS = (
     (re.compile(r"\\f(\[[^\]]*\]|\(..|.)|\\s[-+]?\d|\\[&|^/,%:]|\\d|\\u"), ""),
     (re.compile(r"\\\((aq|cq|oq)"), "'"),
     (re.compile(r"\\\((lq|rq|dq)"), '"'),
@@ -47,7 +49,7 @@ ESCAPES = (
 
 
 def extract_python_prose(source: str) -> str:
-    """Return the docstrings and comment blocks of a Python module, in order of kind."""
+    """Return the docstrings of a Python module, followed by its comments."""
     parts: list[str] = []
     try:
         for node in ast.walk(ast.parse(source)):
@@ -65,23 +67,23 @@ def extract_python_prose(source: str) -> str:
 
 
 def extract_manual_prose(source: str) -> str:
-    """Return a manual page without its troff requests and escapes; roughly what a terminal shows."""
+    """Return a manual page without its troff requests and escapes, roughly as a terminal shows it."""
     lines: list[str] = []
-    for raw in source.splitlines():
-        if raw.startswith(('.\\"', "'\\\"")):
+    for raw_line in source.splitlines():
+        if raw_line.startswith(('.\\"', "'\\\"")):
             continue
-        line = raw
-        if raw.startswith((".", "'")):
-            request, _, rest = raw[1:].partition(" ")
+        line = raw_line
+        if raw_line.startswith((".", "'")):
+            request, _, arguments = raw_line[1:].partition(" ")
             if request.strip() in UNPRINTED_REQUESTS:
                 continue
             if request.strip() in BREAK_REQUESTS:
                 lines.append("")
-            line = rest.replace('"', "")
+            line = arguments.replace('"', "")
             if not line:
                 continue
-        for pattern, plain in ESCAPES:
-            line = pattern.sub(plain, line)
+        for pattern, replacement in ESCAPE_REPLACEMENTS:
+            line = pattern.sub(replacement, line)
         lines.append(line)
     return "\n".join(lines)
 
@@ -105,22 +107,22 @@ def read_text(path: Path) -> str | None:
 
 
 def is_english(text: str) -> bool:
-    """Return whether a text is probably English, by its share of common English words."""
+    """Return whether a text is probably English, by its fraction of common English words."""
     words = re.findall(r"[a-z]+", text.lower())
     if len(words) < 40:
         return False
-    common = sum(word in {"the", "of", "and", "to", "a", "in", "is", "for", "or", "be"} for word in words)
-    return common / len(words) > 0.08
+    common_count = sum(word in {"the", "of", "and", "to", "a", "in", "is", "for", "or", "be"} for word in words)
+    return common_count / len(words) > 0.08
 
 
 def extract_prose(path: Path, kind: str) -> str:
     """Return the cleaned prose of one file of a source of this kind, or an empty string."""
-    if SKIPPED.search(path.as_posix()):
+    if SKIPPED_PATHS.search(path.as_posix()):
         return ""
-    inner = Path(path.stem) if path.suffix == ".gz" else path
-    if kind == "python" and inner.suffix != ".py":
+    plain_path = Path(path.stem) if path.suffix == ".gz" else path
+    if kind == "python" and plain_path.suffix != ".py":
         return ""
-    if kind == "documents" and inner.suffix.lower() not in PLAIN_SUFFIXES:
+    if kind == "documents" and plain_path.suffix.lower() not in PLAIN_SUFFIXES:
         return ""
     text = read_text(path)
     if text is None:
@@ -129,7 +131,7 @@ def extract_prose(path: Path, kind: str) -> str:
         text = extract_python_prose(text)
     elif kind == "manual":
         text = extract_manual_prose(text)
-    elif inner.suffix == ".pod":
+    elif plain_path.suffix == ".pod":
         text = extract_pod_prose(text)
     text = re.sub(r"[ \t]{3,}", "  ", re.sub(r"\n\s*\n+", "\n\n", text)).strip()
     return text[:MAX_CHARACTERS_PER_FILE] if is_english(text) else ""
@@ -147,29 +149,30 @@ def is_held_out(path: Path) -> bool:
 
 
 def write_corpus(sources: list[tuple[str, Path]], out: Path, max_characters: int) -> None:
-    """Write `train.txt` and `held_out.txt`, at most `max_characters` characters per source, and print what was used."""
+    """Write `train.txt`, with at most `max_characters` characters per source, and `held_out.txt`; print their sizes."""
     out.mkdir(parents=True, exist_ok=True)
     texts: dict[bool, list[str]] = {False: [], True: []}
-    seen: set[str] = set()
+    seen_digests: set[str] = set()
     for kind, folder in sources:
         files = list(list_source_files(folder, kind))
         random.Random(0).shuffle(files)
-        used: Counter[bool] = Counter()
+        character_counts: Counter[bool] = Counter()
         for path in files:
-            if used[False] >= max_characters:
+            if character_counts[False] >= max_characters:
                 break
             text = extract_prose(path, kind)
             digest = hashlib.sha256(text[:2000].encode()).hexdigest()
-            if not text or digest in seen:
+            if not text or digest in seen_digests:
                 continue
-            seen.add(digest)
+            seen_digests.add(digest)
             texts[is_held_out(path)].append(text)
-            used[is_held_out(path)] += len(text)
-        print(f"{kind:9} {folder}: {used[False]:,} characters to train on, {used[True]:,} held out", flush=True)
-    for held_out, name in ((False, "train.txt"), (True, "held_out.txt")):
-        random.Random(1).shuffle(texts[held_out])
-        (out / name).write_text(SEPARATOR.join(texts[held_out]), encoding="utf-8")
-        print(f"{name}: {len(texts[held_out]):,} documents")
+            character_counts[is_held_out(path)] += len(text)
+        training_size, held_out_size = character_counts[False], character_counts[True]
+        print(f"{kind:9} {folder}: {training_size:,} characters to train on, {held_out_size:,} held out", flush=True)
+    for is_held_out_text, name in ((False, "train.txt"), (True, "held_out.txt")):
+        random.Random(1).shuffle(texts[is_held_out_text])
+        (out / name).write_text(SEPARATOR.join(texts[is_held_out_text]), encoding="utf-8")
+        print(f"{name}: {len(texts[is_held_out_text]):,} documents")
 
 
 def main() -> None:

@@ -4,8 +4,9 @@ python -m recipes.embedded.release --edition 1 --checkpoint last.pt --out memage
 python -m recipes.embedded.release --edition 2 --policy rl-policy --out memagent_graph/embedded
 python -m recipes.embedded.release --edition 2 --policy rl-policy --toward $FIRST --out ...
 
-The last command moves the weights back toward the policy that the loop started from. This keeps what reinforcement
-learning taught, and undoes much of the damage elsewhere (linear interpolation toward initialization, arXiv 2406.16768).
+The last command moves the weights back toward the policy from which the loop started. This keeps what reinforcement
+learning taught, and undoes much of the damage to other abilities (linear interpolation toward initialization, arXiv
+2406.16768).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from recipes.embedded.policy_network import CONTEXT_WINDOW, Network, find_special_id, load_policy, new_policy
+from recipes.embedded.policy_network import CONTEXT_WINDOW, Network, find_special_id, load_policy, make_policy
 
 PROFILE = {
     "context_window": CONTEXT_WINDOW,
@@ -39,11 +40,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def release(policy: Network, out: Path, edition: str = "1") -> None:
     """Write weights and configuration into a folder that already holds tokenizer and templates."""
-    stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in policy.state_dict().items()}
-    partial = out / "model.safetensors.partial"
-    save_file(stored, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)
-    partial.replace(out / "model.safetensors")
+    tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in policy.state_dict().items()}
+    partial_path = out / "model.safetensors.partial"
+    save_file(tensors, partial_path, metadata={"format": "pt"})
+    partial_path.chmod(0o644)
+    partial_path.replace(out / "model.safetensors")
     config = json.loads(policy.config.to_json_string())
     legacy_keys = {"rope_theta": config["rope_parameters"]["rope_theta"], "torch_dtype": "bfloat16"}
     write_json(out / "config.json", {**config, "dtype": "bfloat16", **legacy_keys})  # for older transformers
@@ -58,13 +59,15 @@ def release(policy: Network, out: Path, edition: str = "1") -> None:
 
 
 @torch.no_grad()
-def interpolate(policy: Network, toward: Network, share: float) -> None:
-    """Move the policy's weights by `share` (0 to 1) toward another policy of the same shape."""
-    end = toward.state_dict()
-    if {name: tensor.shape for name, tensor in end.items()} != {n: t.shape for n, t in policy.state_dict().items()}:
+def interpolate(policy: Network, target: Network, share: float) -> None:
+    """Move the policy's weights by the fraction `share` (0 to 1) toward another policy of the same shape."""
+    target_state = target.state_dict()
+    if {name: tensor.shape for name, tensor in target_state.items()} != {
+        n: t.shape for n, t in policy.state_dict().items()
+    }:
         raise SystemExit("the two policies have different shapes, so their weights cannot be interpolated")
     for name, tensor in policy.state_dict().items():
-        tensor.lerp_(end[name], share)
+        tensor.lerp_(target_state[name], share)
 
 
 def main() -> None:
@@ -85,7 +88,7 @@ def main() -> None:
     if not (arguments.out / "tokenizer.json").is_file() or not (arguments.out / "templates").is_dir():
         parser.error(f"{arguments.out} has no tokenizer.json and templates/: copy them from a policy folder first")
     source = arguments.policy or arguments.checkpoint
-    policy = new_policy() if source is None else load_policy(source)
+    policy = make_policy() if source is None else load_policy(source)
     if arguments.toward is not None:
         interpolate(policy, load_policy(arguments.toward), arguments.share)
     release(policy, arguments.out, arguments.edition)

@@ -1,7 +1,7 @@
-"""The embedded policy's own byte-level BPE: small; every group of one to three digits is a single token.
+"""Trains the embedded policy's small byte-level BPE, in which each group of one to three digits is a single token.
 
-Ids are ranks: the 256 bytes, then merge results in ascending merge order, then the special tokens. So the file
-converts exactly to a tiktoken encoding. Digits are left out of the learned merges and added as a block before them.
+Ids are ranks: the 256 bytes, then the results of merges in order, then the special tokens. Therefore the file converts
+exactly to a tiktoken encoding. Digits are left out of the learned merges; their merges come before these.
 
     python -m recipes.embedded.tokenizer --corpus corpus/train.txt --out memagent_graph/embedded
 """
@@ -19,13 +19,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from memagent_graph.tokenizers.byte_level import make_encoding, map_characters_to_bytes
 
-PATTERN = (
+SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPECIAL_TOKENS = ("<|pad|>", "<|user|>", "<|assistant|>", "<|end|>")
-VOCABULARY = 5120
-TAGS = (
+VOCABULARY_SIZE = 5120
+TAG_TEXT = (
     "\n<section> x </section>\n<memory> none </memory>\n<problem> x? </problem>\nAnswer in \\boxed{}. \\boxed{ none}"
     "\nWhat is the number of What's Which Find Tell me Give mentioned in the provided text?"
 )
@@ -52,29 +52,29 @@ def make_digit_merges() -> list[tuple[str, str]]:
 
 def learn_merges(texts: Iterator[str], count: int) -> list[tuple[str, str]]:
     """Return the first `count` merges that BPE learns on the texts with digits removed."""
-    trainee = Tokenizer(models.BPE())
-    trainee.pre_tokenizer = make_pre_tokenizer()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = make_pre_tokenizer()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=256 + count, initial_alphabet=alphabet, show_progress=False)
-    trainee.train_from_iterator((re.sub(r"\d+", " ", text) for text in texts), trainer)
-    merges = json.loads(trainee.to_str())["model"]["merges"]
+    tokenizer.train_from_iterator((re.sub(r"\d+", " ", text) for text in texts), trainer)
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
     return [(left, right) for left, right in merges]
 
 
 def make_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    """Return one Split by `PATTERN`, then bytes."""
+    """Return a pre-tokenizer that splits by `SPLIT_PATTERN`, and then into bytes."""
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
+            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
 
 
 def build_tokenizer(texts: Iterator[str]) -> Tokenizer:
-    """Train on the texts and assemble the vocabulary in rank order."""
+    """Train on the texts, and return the tokenizer with its vocabulary in rank order."""
     merges = make_digit_merges()
-    merges += learn_merges(texts, VOCABULARY - 256 - len(merges) - len(SPECIAL_TOKENS))
+    merges += learn_merges(texts, VOCABULARY_SIZE - 256 - len(merges) - len(SPECIAL_TOKENS))
     characters = map_characters_to_bytes()
     tokens = sorted(characters, key=characters.__getitem__) + [left + right for left, right in merges]
     vocabulary = {token: rank for rank, token in enumerate(tokens)}
@@ -105,7 +105,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_window: int = 102
 
 
 def load_encoding(folder: Path) -> tiktoken.Encoding:
-    """Return the same tokenizer as a tiktoken encoding, which encodes a prompt several times faster."""
+    """Return the tokenizer of a folder as a tiktoken encoding, which encodes a prompt several times faster."""
     encoding = make_encoding(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
     if encoding is None:
         raise SystemExit("tiktoken cannot give the ids of the tokenizer")
@@ -120,8 +120,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=8_000_000, help="characters of the corpus that are used")
     arguments = parser.parse_args()
     text = arguments.corpus.read_text(encoding="utf-8")[: arguments.limit]
-    pieces = (text[start : start + 100_000] for start in range(0, len(text), 100_000))
-    texts = (piece for source in (pieces, iter([TAGS * 20_000])) for piece in source)
+    text_pieces = (text[start : start + 100_000] for start in range(0, len(text), 100_000))
+    texts = (piece for source in (text_pieces, iter([TAG_TEXT * 20_000])) for piece in source)
     tokenizer = build_tokenizer(texts)
     save_tokenizer(tokenizer, arguments.out)
     encoding = load_encoding(arguments.out)

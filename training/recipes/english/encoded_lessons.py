@@ -1,9 +1,9 @@
-"""The conversations of a training run as one file of token ids, so that the run itself needs torch alone.
+"""Writes the conversations of a training run as one file of token ids, so that the run itself needs only torch.
 
     python -m recipes.english.encoded_lessons --base FOLDER --readings 24000 --seed 0 --out lessons.npz
 
-A reading's conversations form trees: the tokens with which they begin are stored, and later computed, only once.
-Reading number i depends on the seed and on i alone.
+A reading's conversations form trees: tokens with which several of them begin are stored, and later computed, only once.
+The reading with index i depends only on the seed and on i.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from recipes.english.lessons import Lesson, LessonMaker
 from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, read_rows
 from recipes.english.sections import load_sections
 
-RELATIONS: Final = Path(__file__).with_name("training_facts.toml")
+TRAINING_FACTS: Final = Path(__file__).with_name("training_facts.toml")
 END: Final = "<|im_end|>"
-_AT_ONCE: Final = 50
+_READINGS_PER_TASK: Final = 50
 
 
-def make_lessons(*, held_out: bool, change_weight: int = 24) -> LessonMaker:
-    """Return the maker of a split's readings; all prose and questions are checked against the exclusion file."""
+def make_lesson_maker(*, held_out: bool, change_weight: int = 24) -> LessonMaker:
+    """Return the maker of a split's readings, after a check of all prose and questions against the exclusion file."""
     exclusion = Exclusion.load()
     sections = load_sections(exclusion, held_out=held_out)
     questions = read_rows(HELD_OUT_ROWS if held_out else ROWS, sections)
     exclusion.require_clear(text for row in questions for text in (row.question, row.sentence))
-    additional = None if held_out else AdditionalFacts.read(RELATIONS)
+    additional = None if held_out else AdditionalFacts.read(TRAINING_FACTS)
     return LessonMaker(sections, questions, held_out=held_out, additional=additional, change_weight=change_weight)
 
 
 def encode(tokenizer: Any, readings: Sequence[Sequence[Lesson]]) -> EncodedTrees:
-    """Return the conversations of some readings; those of a reading that have the same role form a tree."""
-    ids: list[int] = []
+    """Return the conversations of some readings as token ids; a reading's conversations of one role form a tree."""
+    token_ids: list[int] = []
     segments: list[tuple[int, int, int, int]] = []
-    number, by_role = 0, attrgetter("role")
+    tree_index, by_role = 0, attrgetter("role")
     for reading in readings:
         for _, lessons in groupby(sorted(reading, key=by_role), key=by_role):
             rows = [(lesson, *_encode_lesson(tokenizer, lesson)) for lesson in lessons]
             prompts = [prompt for _, prompt, _ in rows]
-            alike = sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, zip(*prompts, strict=False)))
-            shared = min(alike, *(len(prompt) - 1 for prompt in prompts))
-            ids += rows[0][1][:shared]
-            segments.append((number, shared, 0, 0))
+            common_length = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*prompts, strict=False)))
+            shared_length = min(common_length, *(len(prompt) - 1 for prompt in prompts))
+            token_ids += rows[0][1][:shared_length]
+            segments.append((tree_index, shared_length, 0, 0))
             for lesson, prompt, reply in rows:
-                ids += prompt[shared:] + reply
-                category = CATEGORIES.index(f"{lesson.role} {'writes' if lesson.writes else 'keeps'}")
-                segments.append((number, len(prompt) - shared, len(reply), category))
-            number += 1
-    return EncodedTrees(numpy.array(ids, numpy.uint32), numpy.array(segments, numpy.int32))
+                token_ids += prompt[shared_length:] + reply
+                category = CATEGORIES.index(f"{lesson.role} {'writes' if lesson.adds_content else 'keeps'}")
+                segments.append((tree_index, len(prompt) - shared_length, len(reply), category))
+            tree_index += 1
+    return EncodedTrees(numpy.array(token_ids, numpy.uint32), numpy.array(segments, numpy.int32))
 
 
 def _encode_lesson(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[int]]:
@@ -74,24 +74,24 @@ def _encode_lesson(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[int]
 def _load_tools(base: Path, held_out: bool, change_weight: int) -> tuple[LessonMaker, Any]:
     from transformers import AutoTokenizer  # noqa: PLC0415  slow to import
 
-    return make_lessons(held_out=held_out, change_weight=change_weight), AutoTokenizer.from_pretrained(base)
+    return make_lesson_maker(held_out=held_out, change_weight=change_weight), AutoTokenizer.from_pretrained(base)
 
 
-def _encode_some(base: Path, held_out: bool, change_weight: int, seed: int, numbers: range) -> EncodedTrees:
+def _encode_readings(base: Path, held_out: bool, change_weight: int, seed: int, indices: range) -> EncodedTrees:
     maker, tokenizer = _load_tools(base, held_out, change_weight)
-    return encode(tokenizer, [maker.reading(random.Random(f"{seed}/{number}")) for number in numbers])
+    return encode(tokenizer, [maker.make_reading(random.Random(f"{seed}/{index}")) for index in indices])
 
 
-def join_trees(parts: Iterator[EncodedTrees]) -> EncodedTrees:
-    """Return the trees of several parts, renumbered, as one object."""
-    all_parts = list(parts)
-    first = 0
-    for part in all_parts:
-        part.segments_S4[:, 0] += first
-        first = int(part.segments_S4[-1, 0]) + 1
+def join_trees(encoded_parts: Iterator[EncodedTrees]) -> EncodedTrees:
+    """Return several objects' trees as one object, with new tree indices."""
+    all_parts = list(encoded_parts)
+    first_tree = 0
+    for trees in all_parts:
+        trees.segments_S4[:, 0] += first_tree
+        first_tree = int(trees.segments_S4[-1, 0]) + 1
     return EncodedTrees(
-        numpy.concatenate([part.ids_N for part in all_parts]),
-        numpy.concatenate([part.segments_S4 for part in all_parts]),
+        numpy.concatenate([trees.ids_N for trees in all_parts]),
+        numpy.concatenate([trees.segments_S4 for trees in all_parts]),
     )
 
 
@@ -112,12 +112,15 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    numbers = [
-        range(start, min(start + _AT_ONCE, arguments.readings)) for start in range(0, arguments.readings, _AT_ONCE)
+    index_ranges = [
+        range(start, min(start + _READINGS_PER_TASK, arguments.readings))
+        for start in range(0, arguments.readings, _READINGS_PER_TASK)
     ]
     with ProcessPoolExecutor(arguments.processes) as pool:
-        work = partial(_encode_some, arguments.base, arguments.held_out, arguments.change_weight, arguments.seed)
-        trees = join_trees(iter(pool.map(work, numbers)))
+        encode_range = partial(
+            _encode_readings, arguments.base, arguments.held_out, arguments.change_weight, arguments.seed
+        )
+        trees = join_trees(iter(pool.map(encode_range, index_ranges)))
     trees.save(arguments.out)
     print(f"{len(trees.ids_N):,} tokens, {(trees.segments_S4[:, 2] > 0).sum():,} conversations in {arguments.out}")
 

@@ -1,9 +1,9 @@
-"""Texts that must not be in training data: what the policy is measured on, and near-duplicates of it.
+"""Keeps texts with which the policy is measured, and near-duplicates of them, out of training data.
 
-`exclusion.toml` lists them, and `exclusion.bin` holds the hashes of their n-grams of 13 words, so that data can be made
-on a machine that has none of the texts. A text overlaps if it has an n-gram of an excluded text, without case and
-punctuation; a short text, such as a question, if all of its words are those of an excluded one. Whatever makes data
-asks here for every text (`Exclusion.overlap`) and drops what overlaps.
+`exclusion.toml` lists these texts, and `exclusion.bin` has the hashes of their n-grams of 13 words, so that data can be
+made on a machine that has none of the texts. A text overlaps if it has an n-gram of an excluded text, without case and
+punctuation; a short text, such as a question, overlaps if it has the same words as an excluded one. All code that makes
+data checks every text (`Exclusion.overlaps`), and drops texts that overlap.
 
     python -m recipes.english.exclusion            # writes exclusion.bin again, after a change of exclusion.toml
 """
@@ -33,11 +33,11 @@ _WORD: Final = re.compile(r"[^\W_]+")
 
 
 class ExclusionError(MemAgentError):
-    """An excluded text cannot be read, or excluded words are in training data."""
+    """An excluded text cannot be read, or training data overlap with one."""
 
 
 def split_words(text: str) -> list[str]:
-    """Return a text's words in lower case; words that were hyphenated at the end of a line are whole again."""
+    """Return a text's words in lower case; words that are hyphenated at the end of a line are joined."""
     return _WORD.findall(re.sub(r"(?<=[a-z])-\n\s*(?=[a-z])", "", text).casefold())
 
 
@@ -63,7 +63,7 @@ class Exclusion:
         """Read `exclusion.bin` and the names of `exclusion.toml`.
 
         Raises:
-            ExclusionError: one of them is missing, so that nothing may be made.
+            ExclusionError: one of the two files is missing; then no data must be made.
         """
         try:
             table = tomllib.loads((folder / "exclusion.toml").read_text("utf-8"))
@@ -71,25 +71,25 @@ class Exclusion:
         except OSError as error:
             raise ExclusionError(f"the exclusion file cannot be read: {error}", hint="Restore it from git.") from error
         hashes = array.array("Q", content)
-        names = (name.casefold() for module in table["names"] for name in _call(module))
+        names = (name.casefold() for module in table["names"] for name in _call_by_name(module))
         return cls(frozenset(hashes), frozenset(names))
 
-    def overlap(self, text: str) -> bool:
+    def overlaps(self, text: str) -> bool:
         """Return whether a text shares an n-gram, or a held-out name, with an excluded one."""
         has_ngram = any(value in self.hashes for value in hash_ngrams(text))
         return has_ngram or not self.names.isdisjoint(split_words(text))
 
     def require_clear(self, texts: Iterable[str]) -> None:
-        """Raise an error if any of the texts overlaps: the last check before rows are trained on.
+        """Refuse texts that overlap; this is the last check before rows are trained on.
 
         Raises:
-            ExclusionError: names the text's beginning.
+            ExclusionError: a text overlaps; the message has its beginning.
         """
         for text in texts:
-            if self.overlap(text):
+            if self.overlaps(text):
                 raise ExclusionError(
                     f"training data overlap with what the policy is measured on: {text[:80]!r}",
-                    hint="Make the rows again with this exclusion file; older ones may be from before it.",
+                    hint="Make the rows again with this exclusion file; older rows may have been made before it.",
                 )
 
 
@@ -109,10 +109,10 @@ def read_excluded_texts(folder: Path = FOLDER) -> Iterator[tuple[str, str]]:
                 source = PinnedText.from_table(text)
                 yield source.name, read_text(source)
     for function in table["documents"]:
-        yield from ((function, text) for text in _call(function))
+        yield from ((function, text) for text in _call_by_name(function))
 
 
-def _call(function: str) -> Iterable[str]:
+def _call_by_name(function: str) -> Iterable[str]:
     """Return what a function, written as `module:name`, returns."""
     module, _, name = function.partition(":")
     result: Any = getattr(importlib.import_module(module), name)()
@@ -136,10 +136,10 @@ def main() -> None:
     """Write `exclusion.bin`."""
     hashes: set[int] = set()
     for name, text in read_excluded_texts():
-        before = len(hashes)
+        old_count = len(hashes)
         hashes.update(hash_ngrams(text))
         if len(text) > 200:
-            print(f"{name}: {len(text)} characters, {len(hashes) - before} n-grams")
+            print(f"{name}: {len(text)} characters, {len(hashes) - old_count} n-grams")
     (FOLDER / "exclusion.bin").write_bytes(array.array("Q", sorted(hashes)).tobytes())
     print(f"{len(hashes)} n-grams of {NGRAM_WORDS} words")
 

@@ -1,8 +1,8 @@
-"""Conversations to learn: a good reader's replies to a section, and its answers from notes.
+"""Makes the conversations to learn: a good reader's replies to a section, and its answers from notes.
 
 A section is real prose; most sections have facts planted between sentences. Each question comes with notes that a
-reader may have at that point. Notes are sentences of the document, unchanged, one after the other; no notes are
-"none". Most sections of a document say nothing about a question, so keeping is about half of what is learnt.
+reader may have at that point. Notes are sentences of the document, unchanged, one after the other; "none" stands for no
+notes. Most sections of a document say nothing about a question, so about half of the replies keep the notes.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ EMPTY: Final = "none"
 CONTROL_TOKENS: Final = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(]?[A-Z])")
 _NUMBER: Final = re.compile(r"(?<![\w.,-])[1-9]\d{0,5}(?![\w.,-]*\w)")
-_ASIDES: Final = (
+_QUESTION_FRAMES: Final = (
     "According to the text, {q}", "Tell me: {q}", "I would like to know: {q}", "{q} Answer briefly.",
     "Please answer this: {q}", "In this document, {q}", "{q} Thank you.",
 )  # fmt: skip
-_ROLES: Final = {"gated_update": 0.75, "update": 0.25}
-_NOTES_CHARACTERS: Final = 900
-"""The length of the longest notes; of longer notes only the last sentence is kept."""
-_MISTAKES: Final = (0.55, 0.2, 0.15, 0.1)
-"""The probabilities that notes have no, one, two, three sentences that do not answer."""
+_ROLE_PROBABILITIES: Final = {"gated_update": 0.75, "update": 0.25}
+_MAX_NOTES_CHARACTERS: Final = 900
+"""The maximum length of notes in characters; of longer notes only the last sentence is kept."""
+_MISTAKE_PROBABILITIES: Final = (0.55, 0.2, 0.15, 0.1)
+"""The probabilities that notes have none, one, two or three sentences that do not answer."""
 _PLACES: Final = (
     "bakery", "bell tower", "brewery", "bridge", "cloister", "fish market", "granary", "guest house", "hayloft",
     "infirmary", "pottery", "printing shop", "quarry", "school room", "shipyard", "stable", "tavern", "toll house",
     "weaving mill",
 )  # fmt: skip
-_MOVES: Final = (
+_MOVE_WORDINGS: Final = (
     "{who} went to the {where}.", "{who} moved on to the {where}.", "{who} returned to the {where}.",
     "Then {who} ran to the {where}.", "{who} was seen going into the {where}.", "{who} is now in the {where}.",
     "After that {who} left for the {where}.", "{who} came to the {where}.",
 )  # fmt: skip
-_WHERE: Final = (
+_WHERE_QUESTIONS: Final = (
     "Where is {who} now?", "Where is {who} at the end?", "Where did {who} go last?", "In which place is {who}?",
     "According to the text, where is {who} in the end?",
 )  # fmt: skip
@@ -51,17 +51,17 @@ _WHERE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """A question, a reader's notes before and after a section, and the answer from the notes after it."""
+    """A question with a reader's notes before and after a section, and the answer from the latter."""
 
     question: str
-    before: tuple[str, ...]
-    after: tuple[str, ...]
+    notes_before: tuple[str, ...]
+    notes_after: tuple[str, ...]
     answer: str
 
     @property
-    def adds(self) -> bool:
-        """Whether the section says something that the notes lack."""
-        return self.before != self.after
+    def changes_notes(self) -> bool:
+        """Whether the section has something to note."""
+        return self.notes_before != self.notes_after
 
 
 InquiryFactory: TypeAlias = Callable[[random.Random], Inquiry]
@@ -74,7 +74,7 @@ class Lesson:
     role: str
     prompt: str
     reply: str
-    writes: bool
+    adds_content: bool
     """Whether the reply adds something from the section, or is an answer other than "not stated"."""
 
     @property
@@ -84,7 +84,7 @@ class Lesson:
 
 
 class LessonMaker:
-    """Composes conversations; all randomness comes from the generator that each call is given.
+    """Composes conversations; all randomness comes from the generator that each call gets.
 
     Args:
         sections: the prose, in any order.
@@ -117,32 +117,32 @@ class LessonMaker:
         for question in self._answered:
             self._questions_by_source.setdefault(question.source, []).append(question)
 
-    def reading(self, rng: random.Random, count: int = 9) -> list[Lesson]:
+    def make_reading(self, rng: random.Random, count: int = 9) -> list[Lesson]:
         """Return `count` conversations of one role on one section, and a third as many answers from notes."""
         has_questions = bool(self._with_questions) and rng.random() < 0.7
         section = rng.choice(self._with_questions if has_questions else self._sections)
         facts = EnglishFacts(rng, held_out=self._held_out, additional=self._additional)
-        inquiry_factories, statements = self._plant(
+        inquiry_factories, statements = self._plant_facts(
             rng, facts, rng.choice((0, 1, 2)) if has_questions else rng.randint(2, 4)
         )
-        text = plant(rng, section.text, statements)
-        here = self._questions_by_section.get((section.source, section.start), [])
-        elsewhere = self._find_answered_elsewhere(rng, section)
+        text = plant_statements(rng, section.text, statements)
+        section_questions = self._questions_by_section.get((section.source, section.start), [])
+        other_questions = self._find_answered_elsewhere(rng, section)
         inquiries: list[Inquiry] = []
         while len(inquiries) < count:
-            draw = rng.random()
-            if here and draw < 0.45:
-                inquiries.append(self._make_prose_inquiry(rng, rng.choice(here), elsewhere))
-            elif elsewhere and draw < 0.65:
-                inquiries.append(self._make_other_inquiry(rng, rng.choice(elsewhere), elsewhere))
+            chance = rng.random()
+            if section_questions and chance < 0.45:
+                inquiries.append(self._make_prose_inquiry(rng, rng.choice(section_questions), other_questions))
+            elif other_questions and chance < 0.65:
+                inquiries.append(self._make_other_inquiry(rng, rng.choice(other_questions), other_questions))
             elif inquiry_factories:
                 inquiries.append(rng.choice(inquiry_factories)(rng))
             else:
                 inquiries.append(self._make_unanswerable(facts))
-        role = rng.choices(list(_ROLES), list(_ROLES.values()))[0]
+        role = rng.choices(list(_ROLE_PROBABILITIES), list(_ROLE_PROBABILITIES.values()))[0]
         conversations = [self._make_conversation(rng, role, inquiry, text) for inquiry in inquiries]
         return conversations + [
-            self._answer(rng, inquiry, facts) for inquiry in rng.sample(inquiries, max(1, count // 3))
+            self._make_answer(rng, inquiry, facts) for inquiry in rng.sample(inquiries, max(1, count // 3))
         ]
 
     def _find_answered_elsewhere(self, rng: random.Random, section: ProseSection) -> list[ProseQuestion]:
@@ -162,35 +162,36 @@ class LessonMaker:
         ]
 
     def _make_conversation(self, rng: random.Random, role: str, inquiry: Inquiry, section: str) -> Lesson:
-        question = _vary(rng, inquiry.question)
-        before, after = (" ".join(notes) or EMPTY for notes in (inquiry.before, inquiry.after))
-        prompt = self._prompts.messages(role, question, memory=before, chunk=section)[0]["content"]
-        reply = after if role == "update" else f"REWRITE\n{after}" if inquiry.adds else "KEEP"
-        return Lesson(role, prompt, reply, inquiry.adds)
+        question = _vary_question(rng, inquiry.question)
+        text_before, text_after = (" ".join(notes) or EMPTY for notes in (inquiry.notes_before, inquiry.notes_after))
+        prompt = self._prompts.messages(role, question, memory=text_before, chunk=section)[0]["content"]
+        reply = text_after if role == "update" else f"REWRITE\n{text_after}" if inquiry.changes_notes else "KEEP"
+        return Lesson(role, prompt, reply, inquiry.changes_notes)
 
-    def _answer(self, rng: random.Random, inquiry: Inquiry, facts: EnglishFacts) -> Lesson:
+    def _make_answer(self, rng: random.Random, inquiry: Inquiry, facts: EnglishFacts) -> Lesson:
         """Return an answer from the notes after a section, or, one time in five, from notes that do not answer."""
-        notes, answer = inquiry.after, inquiry.answer
+        notes, answer = inquiry.notes_after, inquiry.answer
         if rng.random() < 0.2:
             notes, answer = tuple(facts.draw_fact().statement for _ in range(rng.randint(0, 2))), NOT_STATED
-        prompt = self._prompts.messages("answer", _vary(rng, inquiry.question), memory=" ".join(notes))[0]["content"]
+        question = _vary_question(rng, inquiry.question)
+        prompt = self._prompts.messages("answer", question, memory=" ".join(notes))[0]["content"]
         return Lesson("answer", prompt, f"\\boxed{{{answer}}}", answer != NOT_STATED)
 
     def _make_prose_inquiry(
         self, rng: random.Random, question: ProseQuestion, others: Sequence[ProseQuestion]
     ) -> Inquiry:
-        """Return a question on this section's prose; the notes hold it already, or nothing, or something by mistake."""
+        """Return a question on this section's prose; the notes may already have the answer, or mistakes, or nothing."""
         noise = _make_mistakes(rng, others)
         if not question.is_answered:
             return Inquiry(question.question, noise, noise, NOT_STATED)
-        after = _shorten((*noise, question.sentence))
+        notes_after = _shorten_notes((*noise, question.sentence))
         if rng.random() < 0.2:
-            notes = tuple(rng.sample(after, len(after)))
+            notes = tuple(rng.sample(notes_after, len(notes_after)))
             return Inquiry(question.question, notes, notes, question.answer)
-        earlier = _with_another_number(rng, question)
-        if earlier and len(after) > len(noise) and rng.random() < 0.5:
-            return Inquiry(question.question, (*noise, earlier), after, question.answer)
-        return Inquiry(question.question, noise, after, question.answer)
+        outdated_sentence = _change_number(rng, question)
+        if outdated_sentence and len(notes_after) > len(noise) and rng.random() < 0.5:
+            return Inquiry(question.question, (*noise, outdated_sentence), notes_after, question.answer)
+        return Inquiry(question.question, noise, notes_after, question.answer)
 
     def _make_other_inquiry(
         self, rng: random.Random, question: ProseQuestion, others: Sequence[ProseQuestion]
@@ -198,14 +199,16 @@ class LessonMaker:
         """Return a question that this section does not answer; an earlier section may have answered it."""
         noise = _make_mistakes(rng, others)
         is_noted = rng.random() < 0.5
-        notes = _shuffle(rng, (*noise, question.sentence)) if is_noted else noise
+        notes = _shuffle_notes(rng, (*noise, question.sentence)) if is_noted else noise
         return Inquiry(question.question, notes, notes, question.answer if is_noted else NOT_STATED)
 
-    def _plant(self, rng: random.Random, facts: EnglishFacts, count: int) -> tuple[list[InquiryFactory], list[str]]:
+    def _plant_facts(
+        self, rng: random.Random, facts: EnglishFacts, count: int
+    ) -> tuple[list[InquiryFactory], list[str]]:
         """Return functions that make inquiries, and the statements that the section needs for them, in order."""
         inquiry_factories: list[InquiryFactory] = []
         statements: list[str] = []
-        kinds = (
+        plant_functions = (
             self._plant_single_fact,
             self._plant_change,
             self._plant_two_hop,
@@ -213,8 +216,8 @@ class LessonMaker:
             self._plant_yes_no,
             self._plant_moves,
         )
-        for kind in rng.choices(kinds, (32, self._change_weight, 28, 14, 8, 12), k=count):
-            new_factories, new_statements = kind(rng, facts)
+        for plant_fact in rng.choices(plant_functions, (32, self._change_weight, 28, 14, 8, 12), k=count):
+            new_factories, new_statements = plant_fact(rng, facts)
             inquiry_factories += new_factories
             statements += new_statements
         if inquiry_factories:
@@ -228,72 +231,75 @@ class LessonMaker:
     def _plant_single_fact(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
         """Plant a fact, and in most sections a similar fact; another similar fact may stand elsewhere."""
         fact = facts.draw_fact()
-        miss, other = facts.draw_near_miss(fact), facts.draw_near_miss(fact)
+        near_miss, absent_fact = facts.draw_near_miss(fact), facts.draw_near_miss(fact)
 
-        def here(rng: random.Random) -> Inquiry:
+        def ask_here(rng: random.Random) -> Inquiry:
             question, answer = facts.draw_question(fact)
             if rng.random() < 0.2:
                 notes = (facts.draw_statement(fact.relation, fact.subject, fact.value),)
                 return Inquiry(question, notes, notes, answer)
-            noise: tuple[str, ...] = (other.statement,) if rng.random() < 0.3 else ()
+            noise: tuple[str, ...] = (absent_fact.statement,) if rng.random() < 0.3 else ()
             noise += tuple(facts.draw_fact().statement for _ in range(_count_mistakes(rng)))
-            return Inquiry(question, noise, _shorten((*noise, fact.statement)), answer)
+            return Inquiry(question, noise, _shorten_notes((*noise, fact.statement)), answer)
 
-        def elsewhere(rng: random.Random) -> Inquiry:
-            question, answer = facts.draw_question(other)
+        def ask_elsewhere(rng: random.Random) -> Inquiry:
+            question, answer = facts.draw_question(absent_fact)
             noise = tuple(facts.draw_fact().statement for _ in range(_count_mistakes(rng)))
             is_noted = rng.random() < 0.5
-            notes = _shuffle(rng, (*noise, other.statement)) if is_noted else noise
+            notes = _shuffle_notes(rng, (*noise, absent_fact.statement)) if is_noted else noise
             return Inquiry(question, notes, notes, answer if is_noted else NOT_STATED)
 
-        statements = [fact.statement, *([miss.statement] if rng.random() < 0.7 else [])]
-        return [here, here, elsewhere], rng.sample(statements, len(statements))
+        statements = [fact.statement, *([near_miss.statement] if rng.random() < 0.7 else [])]
+        return [ask_here, ask_here, ask_elsewhere], rng.sample(statements, len(statements))
 
     def _plant_change(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
         """Plant a value that changes: the last statement counts, and replaces the earlier one in the notes."""
-        old = facts.draw_fact(facts.draw_relation(changes=True))
-        new, miss = facts.draw_change(old), facts.draw_near_miss(old)
-        both = rng.random() < 0.3
+        old_fact = facts.draw_fact(facts.draw_relation(changes=True))
+        new_fact, near_miss = facts.draw_change(old_fact), facts.draw_near_miss(old_fact)
+        has_both = rng.random() < 0.3
 
         def ask_change(rng: random.Random) -> Inquiry:
-            question, answer = facts.draw_question_about(new.relation, new.subject), new.value
-            if new.subject != old.subject:
-                question, answer = facts.draw_question(new)
-            notes = (old.statement,) if not both and rng.random() < 0.75 else ()
+            question, answer = facts.draw_question_about(new_fact.relation, new_fact.subject), new_fact.value
+            if new_fact.subject != old_fact.subject:
+                question, answer = facts.draw_question(new_fact)
+            notes = (old_fact.statement,) if not has_both and rng.random() < 0.75 else ()
             noise = (facts.draw_fact().statement for _ in range(_count_mistakes(rng)))
-            before = _shuffle(rng, (*noise, *notes))
-            after = (*(note for note in before if note != old.statement), new.statement)
-            return Inquiry(question, before, after, answer)
+            notes_before = _shuffle_notes(rng, (*noise, *notes))
+            notes_after = (*(note for note in notes_before if note != old_fact.statement), new_fact.statement)
+            return Inquiry(question, notes_before, notes_after, answer)
 
-        def other(rng: random.Random) -> Inquiry:
-            question, answer = facts.draw_question(miss)
-            return Inquiry(question, (miss.statement,), (miss.statement,), answer)
+        def ask_near_miss(rng: random.Random) -> Inquiry:
+            question, answer = facts.draw_question(near_miss)
+            return Inquiry(question, (near_miss.statement,), (near_miss.statement,), answer)
 
-        return [ask_change, ask_change, other], [*([old.statement] if both else []), new.statement]
+        statements = [old_fact.statement] if has_both else []
+        return [ask_change, ask_change, ask_near_miss], [*statements, new_fact.statement]
 
     def _plant_two_hop(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
-        """Plant two facts that only together answer, in either order, or one or none of them, among facts like them
-        about others. The second fact is noted only if the first is known.
+        """Plant two facts that answer only together, in either order, or one or none of them, among similar facts about
+        other subjects. The second fact is noted only if the first is known.
         """
         chain, question = facts.draw_chain(2)
         first, second = chain
-        here = rng.choice((chain, chain[::-1], [first], [second], []))
-        kinds = rng.choices((first.relation, second.relation), (1, 2), k=rng.randint(0, 3))
-        others = [facts.draw_fact(relation) for relation in kinds]
+        stated_facts = rng.choice((chain, chain[::-1], [first], [second], []))
+        relations = rng.choices((first.relation, second.relation), (1, 2), k=rng.randint(0, 3))
+        other_facts = [facts.draw_fact(relation) for relation in relations]
 
         def ask(rng: random.Random) -> Inquiry:
-            before = list(rng.choices(((), (first.statement,), (first.statement, second.statement)), (9, 9, 2))[0])
-            before += [facts.draw_fact(rng.choice(chain).relation).statement for _ in range(_count_mistakes(rng))]
-            rng.shuffle(before)
-            after = list(before)
-            for fact, is_linked in ((first, True), (second, first.statement in before or first in here)):
-                if fact in here and is_linked and fact.statement not in after:
-                    after.append(fact.statement)
-            answer = second.value if {first.statement, second.statement} <= set(after) else NOT_STATED
-            return Inquiry(question, tuple(before), tuple(after), answer)
+            notes_before = list(
+                rng.choices(((), (first.statement,), (first.statement, second.statement)), (9, 9, 2))[0]
+            )
+            notes_before += [facts.draw_fact(rng.choice(chain).relation).statement for _ in range(_count_mistakes(rng))]
+            rng.shuffle(notes_before)
+            notes_after = list(notes_before)
+            for fact, is_linked in ((first, True), (second, first.statement in notes_before or first in stated_facts)):
+                if fact in stated_facts and is_linked and fact.statement not in notes_after:
+                    notes_after.append(fact.statement)
+            answer = second.value if {first.statement, second.statement} <= set(notes_after) else NOT_STATED
+            return Inquiry(question, tuple(notes_before), tuple(notes_after), answer)
 
-        statements = [fact.statement for fact in here]
-        for fact in others:
+        statements = [fact.statement for fact in stated_facts]
+        for fact in other_facts:
             statements.insert(rng.randint(0, len(statements)), fact.statement)
         return [ask, ask], statements
 
@@ -303,26 +309,28 @@ class LessonMaker:
         items: list[EnglishFact] = [facts.draw_fact(relation)]
         items += [facts.draw_fact(relation, subject=items[0].subject) for _ in range(rng.randint(1, 2))]
         question = rng.choice(relation.plural_questions).replace("{s}", items[0].subject)
-        old = items[: rng.randint(0, len(items) - 1)]
-        new = items[len(old) :]
-        others = [facts.draw_fact(relation).statement for _ in range(rng.randint(0, 2))]
+        noted_items = items[: rng.randint(0, len(items) - 1)]
+        new_items = items[len(noted_items) :]
+        other_statements = [facts.draw_fact(relation).statement for _ in range(rng.randint(0, 2))]
 
         def ask(rng: random.Random) -> Inquiry:
-            before = tuple(fact.statement for fact in old)
-            after = (*before, *(fact.statement for fact in new))
-            return Inquiry(question, before, after, ", ".join(fact.value for fact in items))
+            notes_before = tuple(fact.statement for fact in noted_items)
+            notes_after = (*notes_before, *(fact.statement for fact in new_items))
+            return Inquiry(question, notes_before, notes_after, ", ".join(fact.value for fact in items))
 
-        first = rng.randint(0, len(others))
-        return [ask, ask], [*others[:first], *(fact.statement for fact in new), *others[first:]]
+        position = rng.randint(0, len(other_statements))
+        other_statements[position:position] = [fact.statement for fact in new_items]
+        return [ask, ask], other_statements
 
     def _plant_yes_no(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
         """Plant a fact for a yes-or-no question about its value or another value."""
         fact = facts.draw_fact()
-        miss = facts.draw_fact(fact.relation)
+        other_fact = facts.draw_fact(fact.relation)
 
         def ask(rng: random.Random) -> Inquiry:
             is_true = rng.random() < 0.5
-            claim = facts.draw_statement(fact.relation, fact.subject, fact.value if is_true else miss.value).rstrip(".")
+            value = fact.value if is_true else other_fact.value
+            claim = facts.draw_statement(fact.relation, fact.subject, value).rstrip(".")
             question = rng.choice(("Is it true that {c}?", "{c}: yes or no?", "Does the text say that {c}?"))
             return Inquiry(question.format(c=claim), (), (fact.statement,), "yes" if is_true else "no")
 
@@ -332,66 +340,68 @@ class LessonMaker:
         """Plant people who go from place to place; the last place of a person counts."""
         people = list(dict.fromkeys(facts.draw("first_names") for _ in range(3)))
         moves = [(rng.choice(people), rng.choice(_PLACES)) for _ in range(rng.randint(1, 7))]
-        texts = [rng.choice(_MOVES).format(who=who, where=where) for who, where in moves]
-        last = {who: (text, where) for (who, where), text in zip(moves, texts, strict=True)}
+        statements = [rng.choice(_MOVE_WORDINGS).format(who=person, where=place) for person, place in moves]
+        last_move_by_person = {
+            person: (statement, place) for (person, place), statement in zip(moves, statements, strict=True)
+        }
 
         def ask(rng: random.Random) -> Inquiry:
-            who, before = rng.choice(people), rng.choice(_PLACES)
-            notes = (rng.choice(_MOVES).format(who=who, where=before),) if rng.random() < 0.7 else ()
-            question = rng.choice(_WHERE).format(who=who)
-            if who in last:
-                text, where = last[who]
-                return Inquiry(question, notes, (text,), f"the {where}")
-            return Inquiry(question, notes, notes, f"the {before}" if notes else NOT_STATED)
+            person, noted_place = rng.choice(people), rng.choice(_PLACES)
+            notes = (rng.choice(_MOVE_WORDINGS).format(who=person, where=noted_place),) if rng.random() < 0.7 else ()
+            question = rng.choice(_WHERE_QUESTIONS).format(who=person)
+            if person in last_move_by_person:
+                statement, place = last_move_by_person[person]
+                return Inquiry(question, notes, (statement,), f"the {place}")
+            return Inquiry(question, notes, notes, f"the {noted_place}" if notes else NOT_STATED)
 
-        return [ask, ask], texts
+        return [ask, ask], statements
 
 
-def plant(rng: random.Random, text: str, statements: Sequence[str]) -> str:
+def plant_statements(rng: random.Random, text: str, statements: Sequence[str]) -> str:
     """Return the text with the statements in it, in order, each between two sentences."""
-    places = [match.end() for match in _SENTENCE_END.finditer(text)] or [len(text)]
-    spots = sorted(rng.choices(places, k=len(statements)))
-    pieces, last = [], 0
-    for place, statement in zip(spots, statements, strict=True):
-        pieces += [text[last:place], statement, " "]
-        last = place
-    return "".join([*pieces, text[last:]])
+    sentence_ends = [match.end() for match in _SENTENCE_END.finditer(text)] or [len(text)]
+    positions = sorted(rng.choices(sentence_ends, k=len(statements)))
+    pieces, end = [], 0
+    for position, statement in zip(positions, statements, strict=True):
+        pieces += [text[end:position], statement, " "]
+        end = position
+    return "".join([*pieces, text[end:]])
 
 
 def _count_mistakes(rng: random.Random) -> int:
-    return rng.choices(range(len(_MISTAKES)), _MISTAKES)[0]
+    return rng.choices(range(len(_MISTAKE_PROBABILITIES)), _MISTAKE_PROBABILITIES)[0]
 
 
 def _make_mistakes(rng: random.Random, others: Sequence[ProseQuestion]) -> tuple[str, ...]:
-    """Return sentences that were noted by mistake."""
+    """Return sentences that a reader noted by mistake."""
     count = min(_count_mistakes(rng), len(others))
-    return _shorten(tuple(question.sentence for question in rng.sample(list(others), count)))
+    return _shorten_notes(tuple(question.sentence for question in rng.sample(list(others), count)))
 
 
-def _with_another_number(rng: random.Random, question: ProseQuestion) -> str:
-    """Return a question's sentence with its answer's number changed, or "" if the answer has no number."""
+def _change_number(rng: random.Random, question: ProseQuestion) -> str:
+    """Return a question's sentence with another number than the answer's; "" if the answer has no single number."""
     numbers = _NUMBER.findall(question.answer)
     if len(numbers) != 1 or len(re.findall(rf"(?<!\w){re.escape(numbers[0])}(?!\w)", question.sentence)) != 1:
         return ""
     number = int(numbers[0])
-    others = range(max(1, number // 2), 2 * number + 3) if number < 1000 else range(number - 40, number + 41)
-    other = rng.choice([value for value in others if value != number])
-    return re.sub(rf"(?<!\w){number}(?!\w)", str(other), question.sentence)
+    other_numbers = range(max(1, number // 2), 2 * number + 3) if number < 1000 else range(number - 40, number + 41)
+    other_number = rng.choice([value for value in other_numbers if value != number])
+    return re.sub(rf"(?<!\w){number}(?!\w)", str(other_number), question.sentence)
 
 
-def _shuffle(rng: random.Random, notes: tuple[str, ...]) -> tuple[str, ...]:
-    notes = _shorten(notes)
+def _shuffle_notes(rng: random.Random, notes: tuple[str, ...]) -> tuple[str, ...]:
+    notes = _shorten_notes(notes)
     return tuple(rng.sample(notes, len(notes)))
 
 
-def _shorten(notes: tuple[str, ...]) -> tuple[str, ...]:
+def _shorten_notes(notes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the notes, or only the last note if they are too long."""
-    return notes if sum(map(len, notes)) <= _NOTES_CHARACTERS else notes[-1:]
+    return notes if sum(map(len, notes)) <= _MAX_NOTES_CHARACTERS else notes[-1:]
 
 
-def _vary(rng: random.Random, question: str) -> str:
-    """Return the question, at times with something around it."""
+def _vary_question(rng: random.Random, question: str) -> str:
+    """Return the question, one time in four in a frame such as "Tell me: ..."."""
     if rng.random() < 0.75:
         return question
-    frame = rng.choice(_ASIDES)
+    frame = rng.choice(_QUESTION_FRAMES)
     return frame.format(q=question if frame.startswith("{q}") else question[:1].lower() + question[1:])

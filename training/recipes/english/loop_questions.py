@@ -3,8 +3,8 @@
     python -m recipes.english.loop_questions --out train.jsonl
     python -m recipes.english.loop_questions --held-out --out held_out.jsonl
 
-A document is a run of consecutive sections of one source with the question's section somewhere in it, so that what
-surrounds an answer is what its author wrote there. One question in ten comes from another source: nothing answers it.
+A document consists of consecutive sections of one source, among them the question's section, so that an answer is
+surrounded by its author's own text. One question in ten is from another source, so that the document has no answer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from recipes.english.lessons import NOT_STATED
 from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, ProseQuestion, read_rows
 from recipes.english.sections import CHARACTERS_PER_TOKEN, MAX_SECTION_TOKENS, ProseSection, load_sections
 
-CHUNKS: Final = (4, 16)
-"""The least and the greatest length of a document."""
-_UNANSWERED: Final = 0.1
-_GAP: Final = "\n\n"
+CHUNK_COUNTS: Final = (4, 16)
+"""The minimum and the maximum length of a document, in chunks."""
+_UNANSWERED_FRACTION: Final = 0.1
+_SECTION_SEPARATOR: Final = "\n\n"
 
 
 def make_rows(
@@ -35,33 +35,38 @@ def make_rows(
     sections_by_source: dict[str, list[ProseSection]] = defaultdict(list)
     for section in sorted(sections, key=lambda section: section.start):
         sections_by_source[section.source].append(section)
-    answered = [question for question in questions if question.is_answered]
-    for question in rng.sample(answered, len(answered)):
+    answered_questions = [question for question in questions if question.is_answered]
+    for question in rng.sample(answered_questions, len(answered_questions)):
         source_sections = sections_by_source[question.source]
         index = next(index for index, section in enumerate(source_sections) if section.start == question.start)
-        chunks = rng.randint(*CHUNKS)
-        text, answer = question.question, question.answer
-        if rng.random() < _UNANSWERED:
-            text = rng.choice([other.question for other in answered if other.source != question.source])
+        chunk_count = rng.randint(*CHUNK_COUNTS)
+        question_text, answer = question.question, question.answer
+        if rng.random() < _UNANSWERED_FRACTION:
+            question_text = rng.choice(
+                [other.question for other in answered_questions if other.source != question.source]
+            )
             answer = NOT_STATED
-        document = _cut_document(source_sections, index, int(chunks * MAX_SECTION_TOKENS * CHARACTERS_PER_TOKEN), rng)
-        yield {"question": text, "document": document, "answers": [answer]}
+        document = _cut_document(
+            source_sections, index, int(chunk_count * MAX_SECTION_TOKENS * CHARACTERS_PER_TOKEN), rng
+        )
+        yield {"question": question_text, "document": document, "answers": [answer]}
 
 
-def _cut_document(sections: Sequence[ProseSection], index: int, characters: int, rng: random.Random) -> str:
-    """Return consecutive sections that contain the one at `index`, of at most this many characters in all."""
+def _cut_document(sections: Sequence[ProseSection], index: int, max_characters: int, rng: random.Random) -> str:
+    """Return consecutive sections that contain the one at `index`, with at most this many characters."""
     first, end, length = index, index + 1, len(sections[index].text)
     while True:
         neighbours = [
             position
             for position in (first - 1, end)
-            if 0 <= position < len(sections) and length + len(_GAP) + len(sections[position].text) <= characters
+            if 0 <= position < len(sections)
+            and length + len(_SECTION_SEPARATOR) + len(sections[position].text) <= max_characters
         ]
         if not neighbours:
-            return _GAP.join(section.text for section in sections[first:end])
+            return _SECTION_SEPARATOR.join(section.text for section in sections[first:end])
         position = rng.choice(neighbours)
         first, end = min(first, position), max(end, position + 1)
-        length += len(_GAP) + len(sections[position].text)
+        length += len(_SECTION_SEPARATOR) + len(sections[position].text)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""The natural questions, read by the policy; each run is a line of `natural_runs.jsonl`.
+"""Measures the policy on the natural questions; each run is a line of `natural_runs.jsonl`.
 
     python -m recipes.english.measure --questions unseen_questions.toml
 
-Every text is read from beginning to end, all questions of a text in one pass. Runs are logged whatever they show.
+Every text is read from beginning to end, with all of its questions in one pass. Every run is logged, right or wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BENCHMARKS: Final = Path(__file__).parents[3] / "benchmarks"
 
 
 def is_right(answer: str | None, question: dict[str, Any]) -> bool:
-    """Return whether an answer has all words of one of the lists, or begins with the right one of yes and no."""
+    """Return whether an answer has all words of one of the lists, or begins with the right answer of yes and no."""
     words = re.findall(r"[\w:.,-]*\w|\S", (answer or "").casefold())
     if "yes_no" in question:
         return words[:1] == [question["yes_no"]]
@@ -35,8 +35,8 @@ def is_right(answer: str | None, question: dict[str, Any]) -> bool:
     return any(all(f" {part} " in sentence for part in parts) for parts in question["right"])
 
 
-def texts_of(path: Path) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """Return the name, the text and the questions of each text of a file of questions."""
+def read_texts(path: Path) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """Return the name, the text and the questions of each text in a file of questions."""
     from benchmarks.natural_questions import load_texts  # noqa: PLC0415  of the repository's root
 
     other_texts = load_texts()
@@ -58,22 +58,22 @@ def measure(policy: str, path: Path, strategy: str, only: str | None, rows: list
         tempfile.TemporaryDirectory() as store,
         MemAgent(LocalPolicy(policy, dtype="bfloat16"), strategy=strategy, store=Path(store), run_log=False) as agent,
     ):
-        for name, text, questions in texts_of(path):
+        for name, text, questions in read_texts(path):
             if only is not None and only not in name:
                 continue
-            clock = time.monotonic()
+            started_at = time.monotonic()
             results = agent.read(Document.from_text(text), questions=[question["ask"] for question in questions])
             for question, result in zip(questions, results, strict=True):
                 is_unseen = path.name == "unseen_questions.toml"
-                right = (
+                is_answer_right = (
                     is_right(result.answer, question) if is_unseen else has_substrings(result.answer, question["right"])
                 )
-                rows.append({"ask": question["ask"], "answer": result.answer, "memory": result.memory, "right": right})
-                print(
-                    f"  {'right' if right else 'WRONG'}  {question['ask']}  ->  {result.answer}   [{result.memory}]",
-                    flush=True,
+                rows.append(
+                    {"ask": question["ask"], "answer": result.answer, "memory": result.memory, "right": is_answer_right}
                 )
-            print(f"{name}: {time.monotonic() - clock:.0f} s", flush=True)
+                verdict = "right" if is_answer_right else "WRONG"
+                print(f"  {verdict}  {question['ask']}  ->  {result.answer}   [{result.memory}]", flush=True)
+            print(f"{name}: {time.monotonic() - started_at:.0f} s", flush=True)
 
 
 def main() -> None:
@@ -93,8 +93,8 @@ def main() -> None:
 
 
 def log_run(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Add a run to the log: also one that was stopped, with what it had read."""
-    right = sum(row["right"] for row in rows)
+    """Add a run to the log, also one that was stopped, with the questions that it had answered."""
+    right_count = sum(row["right"] for row in rows)
     progress = find_policy_folder(arguments.policy) / "progress.json"
     run = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
@@ -103,13 +103,13 @@ def log_run(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         "only": arguments.only,
         "note": arguments.note,
         "adapter": json.loads(progress.read_text("utf-8")) if progress.is_file() else None,
-        "right": right,
+        "right": right_count,
         "of": len(rows),
         "answers": rows,
     }
     with RUNS.open("a", encoding="utf-8") as file:
         file.write(json.dumps(run, ensure_ascii=False) + "\n")
-    print(f"{right} of {len(rows)} right", flush=True)
+    print(f"{right_count} of {len(rows)} right", flush=True)
 
 
 if __name__ == "__main__":

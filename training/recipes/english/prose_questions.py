@@ -1,8 +1,8 @@
-"""Questions on real prose, written by hand: each with its answer, and the sentence of its section that holds it.
+"""Reads questions on real prose: each with its answer, and the sentence of its section that has the answer.
 
-A row names its section by source and characters, and the sentence by its place in the section's text with single
-spaces, so that the files hold no text but questions and answers. The sentence is null where the section seems to answer
-a question but does not.
+A row identifies its section by source and characters, and the sentence by its position in the section's text with
+single spaces, so that the files have no text except questions and answers. The sentence is null if the section seems to
+answer the question but does not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from recipes.english.sections import ProseSection
 
 ROWS: Final = Path(__file__).with_name("questions.jsonl")
-"""On sections of the training's sources, most in other words than theirs."""
+"""Questions on sections of the training sources, most of them in other words than the sections."""
 HELD_OUT_ROWS: Final = Path(__file__).with_name("held_out_questions.jsonl")
 
 
@@ -27,7 +27,7 @@ class ProseQuestion:
     source: str
     start: int
     end: int
-    """Of the section, in characters of the source's text."""
+    """The end of the section, in characters of the source's text."""
     kind: str
     question: str
     answer: str
@@ -36,7 +36,7 @@ class ProseQuestion:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the section answers it."""
+        """Whether the section answers the question."""
         return bool(self.sentence)
 
 
@@ -44,9 +44,9 @@ def read_rows(path: Path, sections: Iterable[ProseSection]) -> list[ProseQuestio
     """Return the questions of a file that are on these sections, with their sentences."""
     texts = {(section.source, section.start, section.end): _normalise_spaces(section.text) for section in sections}
     return [
-        ProseQuestion(**row | {"sentence": _choose_sentence(texts[place], row)})
-        for row in question_rows(path)
-        if (place := (row["source"], row["start"], row["end"])) in texts
+        ProseQuestion(**row | {"sentence": _choose_sentence(texts[section_key], row)})
+        for row in load_rows(path)
+        if (section_key := (row["source"], row["start"], row["end"])) in texts
     ]
 
 
@@ -54,7 +54,7 @@ def _choose_sentence(text: str, row: dict[str, Any]) -> str:
     """Return the sentence of a row, which begins and ends with whole words.
 
     Raises:
-        ValueError: the row's place is not that of a sentence of this text.
+        ValueError: there is no sentence at the row's position in this text.
     """
     if row["sentence"] is None:
         return ""
@@ -64,8 +64,8 @@ def _choose_sentence(text: str, row: dict[str, Any]) -> str:
     return text[start:end]
 
 
-def question_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file."""
+def load_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file, as in its JSON lines."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 

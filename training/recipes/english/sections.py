@@ -1,9 +1,9 @@
-"""Sections of the sources' prose, cut as the reader cuts documents: up to a number of tokens, at the end of a sentence.
+"""Cuts the sources' prose into sections as the reader cuts documents: up to a number of tokens, at a sentence's end.
 
     python -m recipes.english.sections                        # prints each source's length, sections and SHA-256
     python -m recipes.english.sections --held-out prose.txt   # writes the held-out prose, to measure on
 
-The sections of a source depend on its text and on the seed alone, so a row of `questions.jsonl` names one by its
+The sections of a source depend only on its text and its name, so a row of `questions.jsonl` identifies a section by its
 source and its characters.
 """
 
@@ -26,7 +26,8 @@ SOURCES: Final = Path(__file__).with_name("prose.toml")
 CHARACTERS_PER_TOKEN: Final = 4.2
 """The average of English prose with the base's tokenizer. Sections are cut by characters, without a tokenizer."""
 MAX_SECTION_TOKENS: Final = 512
-_END_WINDOW: Final = 0.15  # share of a section's end in which a sentence may end
+_END_WINDOW: Final = 0.15
+"""The last fraction of a section, in which it is cut at the end of a sentence."""
 _SENTENCE_END: Final = re.compile(r"[.!?][\"'”’)\]]*\s+|\n\s*\n\s*")
 _TABLE_CHARACTER: Final = re.compile(r"[|+=_*#~<>{}\\]")
 
@@ -44,25 +45,31 @@ class ProseSection:
     @property
     def is_prose(self) -> bool:
         """Whether it is running text rather than a table, a listing or a list of names."""
-        letters = sum(character.isalpha() or character == " " for character in self.text)
-        blanks = len(self.text) - len(" ".join(self.text.split()))
-        signs = len(_TABLE_CHARACTER.findall(self.text))
-        visible = max(1, len(self.text) - blanks)
+        letter_count = sum(character.isalpha() or character == " " for character in self.text)
+        blank_count = len(self.text) - len(" ".join(self.text.split()))
+        sign_count = len(_TABLE_CHARACTER.findall(self.text))
+        visible_count = max(1, len(self.text) - blank_count)
         words = self.text.split()
-        capitals = sum(word.isupper() and len(word) > 1 for word in words)
-        return letters / visible > 0.85 and signs / visible < 0.012 and capitals < 0.12 * len(words)
+        capital_count = sum(word.isupper() and len(word) > 1 for word in words)
+        return (
+            letter_count / visible_count > 0.85
+            and sign_count / visible_count < 0.012
+            and capital_count < 0.12 * len(words)
+        )
 
 
 def cut_spans(text: str, rng: random.Random) -> Iterator[tuple[int, int]]:
-    """Yield the characters of consecutive sections: half of them of the greatest length, others down to a fifth."""
+    """Yield the spans of consecutive sections: half have the maximum length, the others down to a fifth of it."""
     start = 0
     while start < len(text):
         tokens = MAX_SECTION_TOKENS if rng.random() < 0.5 else rng.randint(MAX_SECTION_TOKENS // 5, MAX_SECTION_TOKENS)
-        longest = int(tokens * CHARACTERS_PER_TOKEN)
-        end = start + longest
+        max_characters = int(tokens * CHARACTERS_PER_TOKEN)
+        end = start + max_characters
         if end < len(text):
-            ends = [match.end() for match in _SENTENCE_END.finditer(text, int(end - _END_WINDOW * longest), end)]
-            end = ends[-1] if ends else end
+            sentence_ends = [
+                match.end() for match in _SENTENCE_END.finditer(text, int(end - _END_WINDOW * max_characters), end)
+            ]
+            end = sentence_ends[-1] if sentence_ends else end
         yield start, min(end, len(text))
         start = end
 
@@ -76,24 +83,24 @@ def cut_source(source: PinnedText, text: str) -> Iterator[ProseSection]:
 
 
 def load_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | None = None) -> list[ProseSection]:
-    """Return the prose sections of all sources, shuffled, so that the kinds of source take turns.
+    """Return the prose sections of all sources in a random order in which the kinds of source alternate.
 
-    Sources that are marked as held out are for measuring, and never for training.
+    Sources that are marked as held out are only for measuring, never for training.
     """
     sections = [
         section
         for source in read_pins(SOURCES)
         if source.held_out == held_out
         for section in cut_source(source, read_text(source, cache))
-        if section.is_prose and not exclusion.overlap(section.text)
+        if section.is_prose and not exclusion.overlaps(section.text)
     ]
     random.Random("sections").shuffle(sections)
-    turns: Counter[str] = Counter()
-    sections_by_turn: list[tuple[int, str, ProseSection]] = []
+    counts_by_kind: Counter[str] = Counter()
+    ranked_sections: list[tuple[int, str, ProseSection]] = []
     for section in sections:
-        turns[section.kind] += 1
-        sections_by_turn.append((turns[section.kind], section.kind, section))
-    return [section for _, _, section in sorted(sections_by_turn, key=lambda item: item[:2])]
+        counts_by_kind[section.kind] += 1
+        ranked_sections.append((counts_by_kind[section.kind], section.kind, section))
+    return [section for _, _, section in sorted(ranked_sections, key=lambda item: item[:2])]
 
 
 def main() -> None:
@@ -108,12 +115,11 @@ def main() -> None:
     for source in read_pins(SOURCES):
         text = read_text(source)
         sections = list(cut_source(source, text))
-        prose = [section for section in sections if section.is_prose]
-        allowed = [section for section in prose if not exclusion.overlap(section.text)]
+        prose_sections = [section for section in sections if section.is_prose]
+        clear_sections = [section for section in prose_sections if not exclusion.overlaps(section.text)]
         digest = hashlib.sha256(text.encode()).hexdigest()
-        print(
-            f"{source.name}: {len(text)} characters, {len(sections)} sections, {len(prose)} prose, {len(allowed)} clear"
-        )
+        counts = f"{len(sections)} sections, {len(prose_sections)} prose, {len(clear_sections)} clear"
+        print(f"{source.name}: {len(text)} characters, {counts}")
         print(f'  sha256 = "{digest}"')
     kinds = Counter(
         section.kind for held_out in (False, True) for section in load_sections(exclusion, held_out=held_out)

@@ -2,9 +2,9 @@
 
     python -m recipes.english.supervision --base FOLDER --lessons lessons.npz --check check.npz --out FOLDER
 
-It needs torch, safetensors and numpy alone. `encoded_lessons.py` writes the conversations. Each conversation is
-learned once, in order, so a batch is a function of the file and the step. A run that was killed continues from its
-checkpoint. At the end the adapter is written to the folder, with a record of its settings.
+It needs only torch, safetensors and numpy. `encoded_lessons.py` writes the conversations. Each conversation is learned
+once, in order, so a batch is determined by the file and the step. A run that was killed continues from its checkpoint.
+At the end the adapter is written to the folder, with a record of its settings.
 
 The loss is the mean over reply tokens of all conversations of a batch, in which the first tokens of a reply, which
 decide between keeping and writing, weigh more. The base is in bfloat16, the adapter in float32.
@@ -27,19 +27,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from recipes.english.encoded_trees import CATEGORIES, EncodedTrees, TrainingBatch, batches
+from recipes.english.encoded_trees import CATEGORIES, EncodedTrees, TrainingBatch, make_batches
 from recipes.english.network import BASE, AdaptedNetwork
 
-WARM_UP: Final = 20
-"""The steps in which the rate rises; a tenth of all steps if that is less."""
-LAST_SHARE: Final = 0.05
-"""The share of the rate that is left at the last step."""
+WARM_UP_STEPS: Final = 20
+"""The number of steps in which the rate rises; a tenth of all steps if that is less."""
+FINAL_RATE_SHARE: Final = 0.05
+"""The fraction of the rate at the last step."""
 SAVE_SECONDS: Final = 600.0
 
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """The progress of a run, and the tokens and time that it has used."""
+    """The progress of a run, with the tokens and the time that it has taken."""
 
     step: int = 0
     steps: int = 0
@@ -59,10 +59,10 @@ def score(network: AdaptedNetwork, batch: TrainingBatch) -> tuple[Tensor, Tensor
 
 
 @torch.no_grad()
-def check(network: AdaptedNetwork, trees: EncodedTrees, length: int, rows: int) -> dict[str, str]:
-    """Return how many replies greedy decoding writes exactly, by category, as in "7/9"."""
+def count_exact_replies(network: AdaptedNetwork, trees: EncodedTrees, length: int, rows: int) -> dict[str, str]:
+    """Return how many replies greedy decoding writes exactly, as text by category, such as "7/9"."""
     exact: dict[str, list[float]] = {}
-    for batch in batches(trees, length, rows):
+    for batch in make_batches(trees, length, rows):
         _, exact_K = score(network, batch.to(str(network.head.device)))
         for category, value in zip(batch.category_ids_K, exact_K.tolist(), strict=True):
             exact.setdefault(CATEGORIES[category], []).append(value)
@@ -70,44 +70,44 @@ def check(network: AdaptedNetwork, trees: EncodedTrees, length: int, rows: int) 
     return {name: f"{sum(values):.0f}/{len(values)}" for name, values in sorted(exact.items())}
 
 
-def rate_at(step: int, steps: int) -> float:
-    """Return the share of the rate at a step; it rises linearly, then falls along a cosine."""
-    warm_up = max(1, min(WARM_UP, steps // 10))
-    if step < warm_up:
-        return (step + 1) / warm_up
-    turn = (step - warm_up) / max(1, steps - warm_up)
-    return LAST_SHARE + (1 - LAST_SHARE) * (1 + math.cos(math.pi * min(1.0, turn))) / 2
+def compute_rate_share(step: int, steps: int) -> float:
+    """Return the fraction of the rate at a step; it rises linearly, then falls along a cosine."""
+    warm_up_steps = max(1, min(WARM_UP_STEPS, steps // 10))
+    if step < warm_up_steps:
+        return (step + 1) / warm_up_steps
+    decay_progress = (step - warm_up_steps) / max(1, steps - warm_up_steps)
+    return FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * (1 + math.cos(math.pi * min(1.0, decay_progress))) / 2
 
 
 def run_step(
     network: AdaptedNetwork, optimizer: torch.optim.Optimizer, micro_batches: Sequence[TrainingBatch]
 ) -> dict[str, float]:
-    """Learn from a batch, and return its loss, share of exact replies and gradient norm."""
-    learned = [weights for group in optimizer.param_groups for weights in group["params"]]
-    weight = sum(float(batch.weights_C.sum()) for batch in micro_batches)
-    losses, exact = [], []
+    """Take an optimizer step on some micro-batches; return the loss, fraction of exact replies and gradient norm."""
+    parameters = [weights for group in optimizer.param_groups for weights in group["params"]]
+    total_weight = sum(float(batch.weights_C.sum()) for batch in micro_batches)
+    losses, exact_replies = [], []
     for batch in micro_batches:
-        placed = batch.to(str(network.head.device))
-        logprobs_C, exact_K = score(network, placed)
-        loss = -(logprobs_C * placed.weights_C).sum() / weight
+        device_batch = batch.to(str(network.head.device))
+        logprobs_C, exact_K = score(network, device_batch)
+        loss = -(logprobs_C * device_batch.weights_C).sum() / total_weight
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
-        exact.append(exact_K)
-    size = torch.nn.utils.clip_grad_norm_(learned, 1.0)
-    if torch.isfinite(size):
+        exact_replies.append(exact_K)
+    gradient_norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    if torch.isfinite(gradient_norm):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return {"loss": float(sum(losses)), "exact": float(torch.cat(exact).mean()), "norm": float(size)}
+    return {"loss": float(sum(losses)), "exact": float(torch.cat(exact_replies).mean()), "norm": float(gradient_norm)}
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Learn from all conversations, or until the time is over, and write the adapter."""
+    """Learn from all conversations, or until the time limit, and write the adapter."""
     torch.manual_seed(arguments.seed)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    begin = time.monotonic()
+    started_at = time.monotonic()
     trees = EncodedTrees.load(arguments.lessons)
     held_out = EncodedTrees.load(arguments.check)
-    all_batches = list(batches(trees, arguments.length, arguments.rows))
+    all_batches = list(make_batches(trees, arguments.length, arguments.rows))
     steps = min(len(all_batches) // arguments.accumulated, arguments.steps)
     network = AdaptedNetwork(arguments.base, arguments.device, compiled=arguments.compile)
     optimizer = torch.optim.AdamW(network.parameters(), lr=arguments.rate, betas=(0.9, 0.98), weight_decay=0.0)
@@ -120,48 +120,52 @@ def train(arguments: argparse.Namespace) -> None:
         progress = TrainingProgress(**state["progress"])
     elif arguments.adapter:
         network.load_adapter(load_file(arguments.adapter / "adapter_model.safetensors"))
-    print(f"{steps} steps, from {progress}, after {time.monotonic() - begin:.0f} s", flush=True)
-    saved = time.monotonic()
-    while progress.step < min(steps, arguments.until_step) and time.monotonic() - begin < 60 * arguments.minutes:
-        clock = time.monotonic()
+    print(f"{steps} steps, from {progress}, after {time.monotonic() - started_at:.0f} s", flush=True)
+    saved_at = time.monotonic()
+    while progress.step < min(steps, arguments.until_step) and time.monotonic() - started_at < 60 * arguments.minutes:
+        step_started_at = time.monotonic()
         for group in optimizer.param_groups:
-            group["lr"] = arguments.rate * rate_at(progress.step, steps)
-        first = progress.step * arguments.accumulated
-        micro_batches = all_batches[first : first + arguments.accumulated]
-        line = run_step(network, optimizer, micro_batches)
-        seconds, tokens = time.monotonic() - clock, sum(batch.tokens for batch in micro_batches)
+            group["lr"] = arguments.rate * compute_rate_share(progress.step, steps)
+        first_batch = progress.step * arguments.accumulated
+        micro_batches = all_batches[first_batch : first_batch + arguments.accumulated]
+        metrics = run_step(network, optimizer, micro_batches)
+        seconds, tokens = time.monotonic() - step_started_at, sum(batch.tokens for batch in micro_batches)
         progress.step += 1
         progress.conversations += sum(len(batch.category_ids_K) for batch in micro_batches)
         progress.tokens += tokens
         progress.seconds += seconds
         if progress.step % arguments.line_steps == 0:
-            texts = " ".join(f"{name} {value:.4f}" for name, value in line.items())
-            print(f"step {progress.step} {texts} {tokens / seconds:.0f} tokens/s {progress.seconds:.0f} s", flush=True)
+            metric_texts = " ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            print(
+                f"step {progress.step} {metric_texts} {tokens / seconds:.0f} tokens/s {progress.seconds:.0f} s",
+                flush=True,
+            )
         if progress.step % arguments.check_steps == 0:
-            print(f"  held out: {check(network, held_out, arguments.length, arguments.rows)}", flush=True)
-        if time.monotonic() - saved > SAVE_SECONDS:
+            print(f"  held out: {count_exact_replies(network, held_out, arguments.length, arguments.rows)}", flush=True)
+        if time.monotonic() - saved_at > SAVE_SECONDS:
             save(checkpoint, network, optimizer, progress)
-            saved = time.monotonic()
+            saved_at = time.monotonic()
     save(checkpoint, network, optimizer, progress)
-    table: dict[str, Any] = {"held_out": check(network, held_out, arguments.length, arguments.rows)}
-    print(f"  at the end: {table}", flush=True)
+    record: dict[str, Any] = {"held_out": count_exact_replies(network, held_out, arguments.length, arguments.rows)}
+    print(f"  at the end: {record}", flush=True)
     network.save_adapter(arguments.out)
-    table |= {"progress": asdict(progress), "base": BASE, "rate": arguments.rate, "seed": arguments.seed}
-    table["lessons_sha256"] = sha256(trees.ids_N.tobytes() + trees.segments_S4.tobytes()).hexdigest()
-    table["tokens_per_step"] = arguments.length * arguments.rows * arguments.accumulated
-    (arguments.out / "progress.json").write_text(json.dumps(table, indent=2) + "\n", "utf-8")
+    record |= {"progress": asdict(progress), "base": BASE, "rate": arguments.rate, "seed": arguments.seed}
+    record["lessons_sha256"] = sha256(trees.ids_N.tobytes() + trees.segments_S4.tobytes()).hexdigest()
+    record["tokens_per_step"] = arguments.length * arguments.rows * arguments.accumulated
+    (arguments.out / "progress.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
 
 
 def save(path: Path, network: AdaptedNetwork, optimizer: torch.optim.Optimizer, progress: TrainingProgress) -> None:
-    """Write a checkpoint: to a temporary file that is then renamed."""
-    partial = path.with_suffix(".partial")
+    """Write a checkpoint; the file appears when it is complete."""
+    partial_path = path.with_suffix(".partial")
     torch.save(
-        {"adapter": network.adapter(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}, partial
+        {"adapter": network.get_adapter(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)},
+        partial_path,
     )
-    partial.replace(path)
+    partial_path.replace(path)
 
 
-def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--base", type=Path, required=True, help="folder of the base in transformers' format")
@@ -183,7 +187,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
