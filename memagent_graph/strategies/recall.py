@@ -52,7 +52,7 @@ class RecallResult(TypedDict):
 
     spans: list[dict[str, Any]]
     memories: list[str]
-    steps: list[str]
+    call_ids: list[str]
 
 
 class RecallState(SequentialState):
@@ -120,13 +120,13 @@ class Recall(Strategy):
         """Rank earlier memories and passages of the chunks read so far, and keep the best ones that fit in a prompt."""
         lookups = (state.get("lookups") or 0) + 1
         if lookups > self.lookups:
-            return {"recalled": RecallResult(spans=[], memories=[], steps=[]), "query": None}
+            return {"recalled": RecallResult(spans=[], memories=[], call_ids=[]), "query": None}
         calls = [call for call in await step.load_previous_calls() if not call.branch]
         memories = {call.text: call.id for call in calls if call.writes is Writes.MEMORY and call.text}
         memories.pop(state.get("memory") or "", None)
         chunks = {call.reads[0].index: call.reads[0] for call in calls if call.reads}
         earlier_memories, passage_spans = list(memories), list[Span]()
-        result, remaining_tokens = RecallResult(spans=[], memories=[], steps=[]), step.context.budget.memory_tokens
+        result, remaining_tokens = RecallResult(spans=[], memories=[], call_ids=[]), step.context.budget.memory_tokens
 
         def iterate_texts() -> Iterator[str]:
             yield from earlier_memories
@@ -149,7 +149,7 @@ class Recall(Strategy):
                 result["spans"].append({**passage.stored, "tokens": tokens})
             else:
                 result["memories"].append(text)
-                result["steps"].append(memories[text])
+                result["call_ids"].append(memories[text])
         result["spans"].sort(key=lambda span: span["start_byte"])
         return {"recalled": result, "query": None, "lookups": lookups}
 
@@ -170,7 +170,7 @@ def _make_ask_arguments(state: RecallState, step: StepContext) -> dict[str, Any]
     """Return the arguments of `StepContext.ask` for the memory and the result of a look-up."""
     result, memory, tip = state.get("recalled"), state.get("memory") or "", state.get("tips", {}).get("")
     texts = [*result["memories"], *(_read_span(span, step) for span in _load_spans(result))] if result else []
-    steps = [*([tip] if tip else ()), *(result["steps"] if result else ())]
+    parents = [*([tip] if tip else ()), *(result["call_ids"] if result else ())]
     note = None
     if result is not None and not texts:
         note = EventKind.NOT_RECALLED, "nothing read so far contains these words, or all look-ups are used up"
@@ -178,7 +178,7 @@ def _make_ask_arguments(state: RecallState, step: StepContext) -> dict[str, Any]
         "memory": memory,
         "previous": memory,
         "recalled": "\n".join(texts) or _EMPTY_RESULT,
-        "parents": list(dict.fromkeys(steps)),
+        "parents": list(dict.fromkeys(parents)),
         "note": note,
     }
 

@@ -60,7 +60,7 @@ class RereadState(SequentialState):
     """The branch of the current read: "" for the first read, then "1", "2", ..."""
     subquestions: NotRequired[list[str]]
     """The sub-questions so far; the document is read for the newest."""
-    question_step: NotRequired[str]
+    question_call_id: NotRequired[str]
     """The id of the call that wrote the newest sub-question."""
     trunk_memory: NotRequired[str]
     """The memory after all previous reads."""
@@ -70,7 +70,7 @@ class RereadState(SequentialState):
 
 @dataclass(frozen=True)
 class Reread(Strategy):
-    """next_chunk -> update_memory -> ... -> decompose -> next_chunk -> ... -> integrate -> decompose -> ... -> answer.
+    """read_chunk -> update_memory -> ... -> decompose -> read_chunk -> ... -> integrate -> decompose -> ... -> answer.
 
     After MemReread (arXiv 2605.10268): each sub-question begins with an empty memory. A reply in another form, or a
     question that was asked before, is handled by the rule for malformed replies, then counts as ANSWER.
@@ -88,21 +88,21 @@ class Reread(Strategy):
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop that reads the document, and the edge from a sub-question back to it."""
         steps = {
-            "next_chunk": _choose_next_chunk,
+            "read_chunk": _choose_next_chunk,
             "update_memory": _update_memory,
             "integrate": _integrate,
             "answer": answer,
         }
         for name, step in {**steps, "decompose": self._decompose}.items():
             graph.add_node(name, step)
-        for start, end in {OPEN: "next_chunk", "update_memory": "next_chunk", "integrate": "decompose"}.items():
+        for start, end in {OPEN: "read_chunk", "update_memory": "read_chunk", "integrate": "decompose"}.items():
             graph.add_edge(start, end)
         ends = ["update_memory", "decompose", "integrate", END]
         after_read = route_after_read_chunk(
             "update_memory", choose_last_node=lambda state: "decompose" if state.get("finding") is None else "integrate"
         )
-        graph.add_conditional_edges("next_chunk", after_read, ends)
-        graph.add_conditional_edges("decompose", _route_after_decompose, ["next_chunk", "answer"])
+        graph.add_conditional_edges("read_chunk", after_read, ends)
+        graph.add_conditional_edges("decompose", _route_after_decompose, ["read_chunk", "answer"])
         graph.add_edge("answer", END)
 
     def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
@@ -123,7 +123,7 @@ class Reread(Strategy):
             **empty_read,
             "trunk_memory": memory,
             "subquestions": [*subquestions, reply.value],
-            "question_step": reply.call_id,
+            "question_call_id": reply.call_id,
             "branch": branch,
         }
 
@@ -143,7 +143,7 @@ async def _update_memory(state: RereadState, step: StepContext) -> Change:
         tip = state.get("tips", {}).get(branch)
         question, parents = (
             (state.get("subquestions") or [""])[-1],
-            [*([tip] if tip else ()), state.get("question_step") or ""],
+            [*([tip] if tip else ()), state.get("question_call_id") or ""],
         )
     reply = await step.read(
         UPDATE, chosen_chunk(state), question=question, memory=memory, previous=memory, parents=parents
@@ -166,7 +166,7 @@ async def _integrate(state: RereadState, step: StepContext) -> Change:
 
 
 def _route_after_decompose(state: RereadState) -> str:
-    return "next_chunk" if state.get("branch") else "answer"
+    return "read_chunk" if state.get("branch") else "answer"
 
 
 def _normalise(question: str) -> str:

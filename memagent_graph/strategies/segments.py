@@ -24,13 +24,13 @@ class SegmentsState(branching.BranchingState):
     segments: NotRequired[list[branching.Segment]]
     cursors: NotRequired[Annotated[dict[str, Cursor], merge_entries]]
     """The cursor of the next chunk, by segment. A segment has the name of its first chunk."""
-    wave: NotRequired[list[str]]
+    next_segments: NotRequired[list[str]]
     """The segments that read their next chunk in the next superstep."""
 
 
 @dataclass(frozen=True)
 class Segments(branching.BranchingStrategy):
-    """cut_segments -> next_chunks -> read_segment, in parallel -> ... -> gather -> merge_findings -> ... -> answer.
+    """cut_segments -> choose_segments -> read_segment, in parallel -> ... -> gather -> merge_findings -> ... -> answer.
 
     The loop of the paper, `count` times in parallel. The calls of a segment are sequential, one per chunk.
     """
@@ -47,13 +47,13 @@ class Segments(branching.BranchingStrategy):
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop of the segments."""
         graph.add_node("cut_segments", self._cut_segments)
-        graph.add_node("next_chunks", _choose_wave)
+        graph.add_node("choose_segments", _choose_segments)
         graph.add_node("read_segment", _read_segment)
         self.wire_merging(graph)
         graph.add_edge(OPEN, "cut_segments")
-        graph.add_edge("cut_segments", "next_chunks")
-        graph.add_conditional_edges("next_chunks", _route_to_segments, ["read_segment", "gather", END])
-        graph.add_edge("read_segment", "next_chunks")
+        graph.add_edge("cut_segments", "choose_segments")
+        graph.add_conditional_edges("choose_segments", _route_to_segments, ["read_segment", "gather", END])
+        graph.add_edge("read_segment", "choose_segments")
 
     @property
     def continues_after(self) -> str:
@@ -64,11 +64,11 @@ class Segments(branching.BranchingStrategy):
         return {"segments": await branching.split_into_segments(step, self.count)}
 
 
-async def _choose_wave(state: SegmentsState, step: StepContext) -> Change:
+async def _choose_segments(state: SegmentsState, step: StepContext) -> Change:
     if stop := step.stop_if_limit_reached():
         return stop
     unread = list(_find_unread_cursors(state))
-    return {"wave": unread[: step.chunks_left(len(unread))]}
+    return {"next_segments": unread[: step.chunks_left(len(unread))]}
 
 
 def _route_to_segments(state: SegmentsState) -> str | Sequence[Send]:
@@ -78,7 +78,7 @@ def _route_to_segments(state: SegmentsState) -> str | Sequence[Send]:
     memories = {name: findings[name]["text"] if name in findings else "" for name in cursors}
     return [
         branch("read_segment", state, name, cursor=cursors[name], memory=memories[name])
-        for name in state.get("wave", ())
+        for name in state.get("next_segments", ())
     ] or "gather"
 
 

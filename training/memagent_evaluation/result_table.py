@@ -56,7 +56,7 @@ class QuestionOutcome(StrEnum):
     an error; if it is the only outcome, tables print no accuracy."""
 
     @classmethod
-    def of(cls, stop_reason: StopReason) -> QuestionOutcome:
+    def from_stop_reason(cls, stop_reason: StopReason) -> QuestionOutcome:
         """Return the outcome for a read's stop reason."""
         if stop_reason.resumable:
             return cls.UNFINISHED
