@@ -284,9 +284,9 @@ class _Simulation:
 
     def _start_document(self) -> None:
         self._documents_left -= 1
-        number = self._documents_left
-        self._documents[number] = document = _Document(
-            number, plan_stages(self._workload, make_document_rng(self._operation.seed, number))
+        document_number = self._documents_left
+        self._documents[document_number] = document = _Document(
+            document_number, plan_stages(self._workload, make_document_rng(self._operation.seed, document_number))
         )
         self._last_start, self._requests_at_last_start = self._time, self.outcome.requests
         if self._documents_left == self._workload.documents * 3 // 4:
@@ -396,9 +396,9 @@ class _Simulation:
         heapq.heappush(self._events, (event_time, self._event_count, kind, replica_index, version))
 
 
-def make_document_rng(seed: int, number: int) -> random.Random:
+def make_document_rng(seed: int, document_number: int) -> random.Random:
     """Return the random generator of a document, whose length is then the same for all strategies."""
-    return random.Random(seed * 1_000_003 + number)
+    return random.Random(seed * 1_000_003 + document_number)
 
 
 def plan_stages(workload: Workload, rng: random.Random) -> Iterator[Sequence[tuple[int, int, int]]]:
@@ -417,7 +417,7 @@ def plan_stages(workload: Workload, rng: random.Random) -> Iterator[Sequence[tup
 
     def repeat_for_questions(prompt: int, reply_tokens: int, cached_tokens: int = 0) -> list[tuple[int, int, int]]:
         cached_tokens = cached_tokens if workload.shares_sections else 0
-        return [(prompt, cached_tokens if number else 0, reply_tokens) for number in range(questions)]
+        return [(prompt, cached_tokens if question_index else 0, reply_tokens) for question_index in range(questions)]
 
     if workload.strategy == "parallel":
         yield repeat_for_questions(update_prompt, memory_tokens, section_tokens) * chunk_count

@@ -126,9 +126,9 @@ def load_or_measure(
     if not path.exists():
         measurement = asyncio.run(measure_policy(folder, samples, temperature, strategy))
         path.write_text(json.dumps(asdict(measurement)), encoding="utf-8")
-    stored = json.loads(path.read_text("utf-8"))
-    decisions = {question: Decisions(**lists) for question, lists in stored["decisions"].items()}
-    return Measurement(stored["answers"], decisions)
+    record = json.loads(path.read_text("utf-8"))
+    decisions = {question: Decisions(**lists) for question, lists in record["decisions"].items()}
+    return Measurement(record["answers"], decisions)
 
 
 def format_row(name: str, temperature: float, measurement: Measurement) -> str:

@@ -71,10 +71,19 @@ def build_commands(
     folder: Path, *, iterations: int = 2, groups: int = 16, rollouts: int = 8, count: int = 100
 ) -> dict[str, list[str]]:
     """Return the commands of the recipe by name, in their order."""
-    data = ["--data", str(folder / "hotpotqa_train.parquet")]
-    no_document = ["eval", "memagent_files", *data, "--systems", "no_document", "--model", "embedded"]
+    data_options = ["--data", str(folder / "hotpotqa_train.parquet")]
+    no_document = ["eval", "memagent_files", *data_options, "--systems", "no_document", "--model", "embedded"]
     no_document += ["--out", str(folder / "no_document")]
-    training = ["rl", *data, "--drop-answered-without", no_document[-1], "--engine", "local", "--model", "embedded"]
+    training = [
+        "rl",
+        *data_options,
+        "--drop-answered-without",
+        no_document[-1],
+        "--engine",
+        "local",
+        "--model",
+        "embedded",
+    ]
     training += ["--preset", "memagent-paper", "--out", str(folder / "policy"), "--iterations", str(iterations)]
     training += ["--groups", str(groups), "--max-questions", str(groups), "--rollouts", str(rollouts)]
     training += ["--measure-every", "0", *(argument for setting in LOOP_SETTINGS for argument in ("--set", setting))]

@@ -62,7 +62,7 @@ def collect_real_sentences() -> list[Claim]:
     claims: list[Claim] = []
     for text in texts:
         source = SourceText(text)
-        spans = list(_iterate_sentences(source))
+        spans = list(_iter_sentences(source))
         for previous_span, span, next_span in zip(spans, spans[1:], spans[2:], strict=False):
             sentence = " ".join(text[slice(*span)].split())
             if 8 <= len(sentence.split()) <= 60 and re.match(r"[A-Z]", sentence) and sentence.endswith("."):
@@ -74,7 +74,7 @@ def collect_real_sentences() -> list[Claim]:
     ]
 
 
-def _iterate_sentences(source: SourceText) -> Iterator[tuple[int, int]]:
+def _iter_sentences(source: SourceText) -> Iterator[tuple[int, int]]:
     """Yield start and end of the complete sentences of a text."""
     position = 0
     while position < len(source.text):
@@ -267,9 +267,16 @@ def swap_numbers(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> C
 def _swap_spans(claim: Claim, spans: Sequence[tuple[int, int]]) -> Claim | None:
     if len(spans) < 2 or claim.sentence[slice(*spans[0])] == claim.sentence[slice(*spans[1])]:
         return None
-    (a, b), (c, d) = spans[:2]
+    (first_start, first_end), (second_start, second_end) = spans[:2]
     text = claim.sentence
-    return _replace_sentence(claim, text[:a] + text[c:d] + text[b:c] + text[a:b] + text[d:])
+    return _replace_sentence(
+        claim,
+        text[:first_start]
+        + text[second_start:second_end]
+        + text[first_end:second_start]
+        + text[first_start:first_end]
+        + text[second_end:],
+    )
 
 
 _VERBS: Final = "is|are|was|were|may|must|can|will|shall|has|have|had|should|could|would|does|do|did"
@@ -290,7 +297,7 @@ def remove_negation(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -
 
 
 def cut_after_denial(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
-    """Return what follows a negation as a sentence of its own."""
+    """Return the clause after a negation as a sentence."""
     match = re.search(r"\b(?:not|no|never|nobody|neither|unless|except)\b ", claim.sentence)
     clause = claim.sentence[match.end() :] if match else ""
     return _replace_sentence(claim, clause[0].upper() + clause[1:]) if len(clause.split()) >= 5 else None
@@ -400,8 +407,8 @@ def change_formats(claim: Claim) -> Claim | None:
 
 def keep_first_clause(claim: Claim) -> Claim | None:
     """Return the sentence up to its first comma, if no exception follows."""
-    clause, comma, rest = claim.sentence.partition(",")
-    if not comma or len(clause.split()) < 6 or re.match(r"\s*(?:unless|except|if|but|provided|only)\b", rest):
+    clause, comma, remainder = claim.sentence.partition(",")
+    if not comma or len(clause.split()) < 6 or re.match(r"\s*(?:unless|except|if|but|provided|only)\b", remainder):
         return None
     return (
         _replace_sentence(claim, f"{clause}.")

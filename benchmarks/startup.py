@@ -70,7 +70,7 @@ def _measure_processor_seconds(home: str, *arguments: str) -> float:
 
 
 def _measure_command_line() -> list[Figure]:
-    """Return the processor time of the help, of a read up to the line that names the policy, and of a whole read."""
+    """Return the processor time of the help, of a read up to the line that names the policy, and of a complete read."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "note.txt"
         path.write_text("The access code of the quiet falcon is 48213.")

@@ -17,7 +17,7 @@ from memagent_report import report
 
 
 def main(folder: Path, questions: list[str]) -> None:
-    """Print the contradictions and the missing answers, and write the whole report to case.html in the folder."""
+    """Print the contradictions and the missing answers, and write the complete report to case.html in the folder."""
     files = sorted(path for path in folder.iterdir() if path.suffix in {".txt", ".md", ".pdf", ".docx"})
     agent = MemAgent(settings=ReadSettings.from_environment(os.environ), checkpoints=folder / "case.sqlite")
     with agent:

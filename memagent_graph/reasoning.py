@@ -13,9 +13,9 @@ from typing import Final
 
 from memagent_graph.chat_markers import NEXT_TURN, TURN_BEGIN, TURN_END
 
-_NAMES: Final = r"(?:\w+:)?(?:ant)?(?:thinking|think|thoughts?|reasoning|scratchpad)"
+_TAG_NAMES: Final = r"(?:\w+:)?(?:ant)?(?:thinking|think|thoughts?|reasoning|scratchpad)"
 _FAMILIES: Final = (
-    (_NAMES, r"<{name}(?:\s[^<>\n]*)?>", r"</{name}\s*>"),
+    (_TAG_NAMES, r"<{name}(?:\s[^<>\n]*)?>", r"</{name}\s*>"),
     ("think|thinking|reasoning", r"\[{name}\]", r"\[/{name}\]"),  # Magistral
     ("think", "◁{name}▷", "◁/{name}▷"),  # Kimi
     ("think|thinking|reasoning", r"<\|{name}\|>", r"<\|(?:/|end_of_|end_?)?{name}\|>|<\|end\|>"),  # Solar
@@ -33,7 +33,7 @@ _OPENING_MARKER: Final = re.compile(
     "|".join(opening.replace("{name}", f"({names})") for names, opening, _ in _FAMILIES), re.IGNORECASE
 )
 _CLOSING_MARKER: Final = re.compile(
-    rf"</{_NAMES}\s*>|\[/(?:THINK|THINKING)\]|◁/think▷|<\|(?:end_|/)(?:of_)?(?:thinking|thought|think)\|>"
+    rf"</{_TAG_NAMES}\s*>|\[/(?:THINK|THINKING)\]|◁/think▷|<\|(?:end_|/)(?:of_)?(?:thinking|thought|think)\|>"
     r"|<\|inner_suffix\|>|<channel\|>|<unused95>",
     re.IGNORECASE,
 )

@@ -30,7 +30,7 @@ PACKAGES = {
 PAGE = ROOT / "CONTRIBUTING.md"
 _BEGIN, _END = "<!-- {}: drawn by scripts/draw_structure.py -->", "<!-- end of {} -->"
 _DETAILED_PACKAGES = ("memagent_graph", "memagent_training")
-"""The packages whose parts are drawn in a figure of their own."""
+"""The packages with a figure of their parts."""
 Graph = dict[str, dict[str, bool]]
 """The nodes that each node imports; the value is whether one of these imports runs when the module is loaded."""
 
@@ -180,9 +180,9 @@ def render_page(text: str) -> str:
         ("packages", draw_figure(packages)),
         ("parts", "\n\n".join([format_table(packages, files), *parts])),
     ):
-        begin, end = _BEGIN.format(name), _END.format(name)
-        before, after = text.partition(begin)[0], text.partition(end)[2]
-        text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
+        start_mark, end_mark = _BEGIN.format(name), _END.format(name)
+        text_before, text_after = text.partition(start_mark)[0], text.partition(end_mark)[2]
+        text = f"{text_before}{start_mark}\n\n{content}\n\n{end_mark}{text_after}"
     return text
 
 

@@ -85,7 +85,7 @@ def make_demo_document(
     length = 0
     while length < tokens or len(meetings) < len(_QUESTION_KINDS):
         meetings.append(minutes.write_meeting())
-        length += count_tokens(meetings[-1].text())
+        length += count_tokens(meetings[-1].format_minutes())
     generator = random.Random(f"facts {seed}")
     facts = [
         generator.choice([fact for fact in _load_texts()["facts"] if fact["kind"] in kinds])
@@ -96,7 +96,7 @@ def make_demo_document(
     for index, fact in enumerate(facts):
         meeting_index = int((index + generator.uniform(0.3, 0.8)) / len(facts) * len(meetings))
         questions.append(minutes.add_fact(fact, meetings, meeting_index, random.Random(f"{seed} {fact['subject']}")))
-    text = "\n\n\n".join(meeting.text() for meeting in meetings) + "\n"
+    text = "\n\n\n".join(meeting.format_minutes() for meeting in meetings) + "\n"
     return DemoDocument(
         text,
         tuple(
@@ -192,9 +192,9 @@ class _Meeting:
     items: list[tuple[str, str]]
     end: str
 
-    def text(self) -> str:
+    def format_minutes(self) -> str:
         """Return the minutes of the meeting."""
-        items = [f"{number}. {title}\n{text}" for number, (title, text) in enumerate(self.items, start=1)]
+        items = [f"{item_number}. {title}\n{text}" for item_number, (title, text) in enumerate(self.items, start=1)]
         return "\n\n".join([self.heading, *items, self.end])
 
 
@@ -329,8 +329,8 @@ class _MinutesWriter:
             return str(self._word_decks[kind].draw()).replace("{surname}", self._surname_deck.draw())
         ranges = {"sum": (40, 480), "large": (700, 7_000), "small": (6, 38), "count": (13, 60), "berth": (2, 48)}
         if kind in ranges:
-            number = rng.randrange(*ranges[kind])
-            return f"£{number:,}" if kind in {"sum", "large", "small"} else str(number)
+            amount = rng.randrange(*ranges[kind])
+            return f"£{amount:,}" if kind in {"sum", "large", "small"} else str(amount)
         if kind in {"past", "soon"}:
             shifted_day = day + timedelta(days=rng.randrange(3, 25) * (1 if kind == "soon" else -1))
             return f"{shifted_day.day} {shifted_day:%B}"
@@ -375,9 +375,9 @@ class _MinutesWriter:
             {},
         )
 
-    def _compute_meeting_day(self, first: date) -> date:
-        """Return the second of the committee's weekdays in a month that begins on `first`."""
-        return first + timedelta(days=(self._weekday - first.weekday()) % 7 + 7)
+    def _compute_meeting_day(self, first_day: date) -> date:
+        """Return the second of the committee's weekdays in a month that begins on `first_day`."""
+        return first_day + timedelta(days=(self._weekday - first_day.weekday()) % 7 + 7)
 
     @staticmethod
     def _format_date(day: date) -> str:

@@ -153,8 +153,8 @@ def make_distinctness_check(facts: Iterable[EnglishFact]) -> Callable[[EnglishFa
     """Return a predicate for facts that answer no question about `facts`: in a relation that one of those has, they
     have another subject and another value.
     """
-    used = {(fact.relation.name, side) for fact in facts for side in (fact.subject, fact.value)}
-    return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & used
+    used_sides = {(fact.relation.name, side) for fact in facts for side in (fact.subject, fact.value)}
+    return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & used_sides
 
 
 class EnglishFacts:

@@ -114,7 +114,10 @@ class EvalReport:
             names = (str(folder), str(other))
             if self.as_json:
                 by_system = compare_evaluations(first, second, names)
-                standings = {system: [line.to_dict() for line in lines] for system, lines in by_system.items()}
+                standings = {
+                    system: [standing.to_dict() for standing in system_standings]
+                    for system, system_standings in by_system.items()
+                }
                 print_json({"first": names[0], "second": names[1], "standings": standings})
             else:
                 sys.stdout.write(render_comparison(first, second, names))
@@ -138,7 +141,7 @@ def _print_results(
             "settings": results.settings,
             "results": summarize(results, prices),
             "suites": [asdict(score) for score in compute_suite_scores(results.rows)],
-            "standings": [line.to_dict() for line in compare_systems(results)],
+            "standings": [standing.to_dict() for standing in compare_systems(results)],
         }
         print_json(values)
         return

@@ -164,7 +164,7 @@ def _explain_never_written(needle: Needle, run: RunView, completions: Mapping[st
         update, is_complete = needle_chunk
         if not is_complete:
             return NeedleLoss(needle, Loss.CUT_BY_CHUNK, update.chunk_index)
-        if any(_was_cut(other) for other in updates if other.chunk_index == update.chunk_index):
+        if any(_was_cut(candidate) for candidate in updates if candidate.chunk_index == update.chunk_index):
             return NeedleLoss(needle, Loss.CUT_BY_CAP, update.chunk_index)
     elif run.stop_reason == StopReason.ENOUGH:
         return NeedleLoss(needle, Loss.NOT_READ)
@@ -199,5 +199,5 @@ def _iter_needle_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUp
 
 def _find_needle_sentence(needle: Needle) -> str:
     """Return the sentence of a needle with its gold string: a needle may be a whole paragraph."""
-    sentences = [line for line in split_memory(needle.text) if contains(line, needle.gold)]
+    sentences = [sentence for sentence in split_memory(needle.text) if contains(sentence, needle.gold)]
     return min(sentences, key=len, default=needle.text)

@@ -128,7 +128,7 @@ def check_plan(
                     check_question(make_sample(task, cell.length, index, seed).question, context)
                 if isinstance(task, FileTask | PassagesTask):
                     for index in range(cell.count):
-                        check_question(task.question(cell.length, index), context)
+                        check_question(task.get_question(cell.length, index), context)
         except BudgetError as error:
             error.message = f"{task.name} does not fit in the policy's context window: {error.message}"
             raise

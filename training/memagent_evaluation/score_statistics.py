@@ -89,9 +89,9 @@ def compute_wilson_interval(successes: float, n: int) -> Estimate:
     return Estimate(proportion, low, high, n)
 
 
-def pass_at_k(right: int, samples: int, k: int) -> float:
-    """Return the chance that at least one of k samples is right, from the number of right samples; k <= samples."""
-    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+def pass_at_k(correct_count: int, sample_count: int, k: int) -> float:
+    """Return the chance that at least one of k samples is correct, from the counts of samples; k <= `sample_count`."""
+    return 1 - math.comb(sample_count - correct_count, k) / math.comb(sample_count, k)
 
 
 def sum_clusters(values: Sequence[float], clusters: Iterable[Hashable]) -> tuple[list[float], list[int]]:

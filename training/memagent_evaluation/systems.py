@@ -186,7 +186,7 @@ class NoDocument(Excerpt):
 
 
 def _make_attempt(result: ReadResult, *, is_logged: bool) -> Attempt:
-    outcome = QuestionOutcome.of(result.stop_reason)
+    outcome = QuestionOutcome.from_stop_reason(result.stop_reason)
     details = [f"{kind.value}: {count}" for kind, count in count_events(result.events).items()]
     if outcome is QuestionOutcome.UNFINISHED:
         details.insert(0, f"stopped at {result.stop_reason.value} after {result.chunks_read} chunks")

@@ -321,8 +321,8 @@ def test_parquet_rows_are_found_across_row_groups_and_files(tmp_path) -> None:
     lines_path = write_lines(tmp_path / "b.jsonl", [{"n": 10}, {"n": 11}])
     rows = open_rows([parquet_path, lines_path])
     assert [rows[index]["n"] for index in range(len(rows))] == list(range(12))
-    assert rows.location(4) == f"{parquet_path}, row 5"
-    assert rows.location(11) == f"{lines_path}, line 2"
+    assert rows.get_location(4) == f"{parquet_path}, row 5"
+    assert rows.get_location(11) == f"{lines_path}, line 2"
 
 
 # Bad input

@@ -331,9 +331,7 @@ async def test_run_ids_name_the_question_and_rows_name_the_losses(run, tmp_path,
         assert (row.outcome, row.lenient, row.where_lost) == ("answered", 0.0, ("overwritten",))
         assert row.lost_at == (row.chunks - 1,)
         assert row.calls == row.chunks + 1
-    assert [checkpoint async for checkpoint in checkpointer.alist(None)] == [], (
-        "checkpoints of finished questions are deleted"
-    )
+    assert not [item async for item in checkpointer.alist(None)], "checkpoints of finished questions are deleted"
     await checkpointer.aclose()
 
 

@@ -138,9 +138,7 @@ async def test_failed_read_is_retried_and_its_group_is_complete_in_the_log(tmp_p
     assert len(group.rollouts_G) == 3
 
 
-async def test_failed_read_drops_its_group_and_is_repeated_on_resume(
-    tmp_path: Path,
-) -> None:
+async def test_failed_read_drops_its_group_and_is_repeated_on_resume(tmp_path: Path) -> None:
     def reply(number: int, read: int) -> str | Exception:
         return PolicyError("broken") if number == 1 else answer_half(number, read)
 

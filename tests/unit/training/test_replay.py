@@ -1,4 +1,4 @@
-"""Replay: logged runs become groups of rollouts exactly as they were sampled, or are refused by name."""
+"""Replay turns logged runs into groups of rollouts exactly as sampled, or refuses them with a reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUESTION = "What is the key of harbor?"
 
 @pytest.fixture
 def reader(make_reader, log, tmp_path):
-    """Its policy returns token ids, and its runs can be resumed."""
+    """A reader whose policy returns token ids and whose runs can be resumed."""
     return make_reader(ScriptedPolicy(complete_with_ids), run_log=log, checkpoints=tmp_path / "c.sqlite")
 
 
@@ -60,16 +60,17 @@ def log_run(
     stop_reason: str | None = "answered",
     settings: dict[str, Any] | None = None,
     conversations: list[Conversation] | None = None,
-    at: dict[int, dict[str, Any]] | None = None,
+    by_index: dict[int, dict[str, Any]] | None = None,
     **changes: Any,
 ) -> None:
-    """Log a run of two updates and an answer; `changes` apply to every conversation, `at` to one."""
+    """Log a run of two updates and an answer; `changes` apply to every conversation, `by_index` to one."""
     record = RunRecord(
         run_id, float(next(_clock)), 2.0, question, {**DOCUMENT, "key": "sha256:" + document * 64}, settings or {},
         stop_reason, "4711",
     )  # fmt: skip
     if conversations is None:
-        conversations = [make_attempt(run_id, index, 2, **(changes | (at or {}).get(index, {}))) for index in range(3)]
+        fields = [changes | (by_index or {}).get(index, {}) for index in range(3)]
+        conversations = [make_attempt(run_id, index, 2, **fields[index]) for index in range(3)]
     rewards = [] if reward is None else [Reward(run_id, "reward", reward, "test", 5.0)]
     log.add(LoggedRun(record, conversations, rewards=rewards))
 
@@ -82,10 +83,10 @@ def load_refusals(log: RunLog, **options: Any) -> dict[Refusal, tuple[str, ...]]
     return dict(load_groups(log, **options).report.refused)
 
 
-# What is taken
+# Accepted runs
 
 
-def test_a_rollout_has_the_policys_prompts_and_replies_token_for_token(make_reader, log) -> None:
+def test_rollout_has_the_exact_tokens_of_prompts_and_replies(make_reader, log) -> None:
     policy = ScriptedPolicy(complete_with_ids)
     reader = make_reader(policy, run_log=log)
     for run_id, reward in (("a", 1.0), ("b", 0.0)):
@@ -114,11 +115,11 @@ def test_a_rollout_has_the_policys_prompts_and_replies_token_for_token(make_read
     assert report.conversations == len(conversations) == report.versions["v7"]
     assert report.prompt_tokens == sum(len(prompt) for prompt in policy.prompts)
     assert report.refused == {}
-    assert report.non_default_sampling == ("a", "b")  # the reader samples greedily
+    assert report.non_default_sampling == ("a", "b")  # this reader samples greedily
 
 
 @pytest.mark.parametrize("suffix", ["sqlite", "parquet"])
-def test_a_log_its_path_and_its_exports_give_the_same_groups(tmp_path, log, suffix) -> None:
+def test_log_path_and_export_give_the_same_groups(tmp_path, log, suffix) -> None:
     for run_id in "dcba":
         log_run(log, run_id, reward=ord(run_id) / 3, logprobs=[-1 / 3, -0.1])
     log_run(log, "unfinished", stop_reason=None, question="Another?")
@@ -130,38 +131,39 @@ def test_a_log_its_path_and_its_exports_give_the_same_groups(tmp_path, log, suff
     path = log.path if suffix == "sqlite" else tmp_path / f"runs.{suffix}"
     if suffix != "sqlite":
         export_runs(log, path)
-    direct, read = load_groups(log), load_groups(path)
-    assert read.groups == direct.groups
-    assert get_run_ids(read.groups) == [["d", "c", "b", "a"]]
-    assert replace(read.report, source="") == replace(direct.report, source="")
-    assert read.report.refused == {Refusal.UNFINISHED: ("unfinished",), Refusal.EDITED: ("edited",)}
+    replay_of_log, replay_of_path = load_groups(log), load_groups(path)
+    assert replay_of_path.groups == replay_of_log.groups
+    assert get_run_ids(replay_of_path.groups) == [["d", "c", "b", "a"]]
+    assert replace(replay_of_path.report, source="") == replace(replay_of_log.report, source="")
+    assert replay_of_path.report.refused == {Refusal.UNFINISHED: ("unfinished",), Refusal.EDITED: ("edited",)}
 
 
-def test_an_update_that_kept_the_memory_is_trained_on(make_reader, log) -> None:
-    reader = make_reader(ScriptedPolicy(lambda p: complete_with_ids(p, " " if "word0 " in p else None)), run_log=log)
+def test_update_that_kept_the_memory_is_trained_on(make_reader, log) -> None:
+    policy = ScriptedPolicy(lambda prompt: complete_with_ids(prompt, " " if "word0 " in prompt else None))
+    reader = make_reader(policy, run_log=log)
     reader.read(TEXT, QUESTION, run_id="a")
     log.reward("a", 1.0)
-    first = next(iter(log.conversations("a")))
-    assert first.outcome is Outcome.KEPT_PREVIOUS
+    first_conversation = next(iter(log.conversations("a")))
+    assert first_conversation.outcome is Outcome.KEPT_PREVIOUS
     (group,) = load_groups(log, min_group=1).groups
     assert list(group.rollouts_G[0].conversations_K[0].completion_ids_T) == [ord(" ")]
 
 
-def test_a_memory_that_a_guard_replaced_is_masked_and_counted(make_reader, log) -> None:
-    """The answer was saved by the memory that was kept: the invented one must not be rewarded for it."""
+def test_memory_replaced_by_a_rule_is_masked_and_counted(make_reader, log) -> None:
+    """The kept memory led to the answer, so the replaced one must not be rewarded for it."""
 
-    def inventing(prompt: str) -> Completion:
+    def invent_once(prompt: str) -> Completion:
         word = extract(prompt, "section").split()[0] if "<section>" in prompt else "\\boxed{4711}"
         return complete_with_ids(prompt, "harbor 99999" if next(calls) == 1 else word)
 
     for run_id in ("a", "b"):
         calls = iter(range(10_000))
         rules = UpdateRules(invented=UpdateRule.KEEP_PREVIOUS)
-        make_reader(ScriptedPolicy(inventing), run_log=log, rules=rules).read(TEXT, QUESTION, run_id=run_id)
+        make_reader(ScriptedPolicy(invent_once), run_log=log, rules=rules).read(TEXT, QUESTION, run_id=run_id)
         log.reward(run_id, float(run_id == "a"))
     replay = load_groups(log)
-    counts = [conversation.learned_tokens for conversation in replay.groups[0].rollouts_G[0].conversations_K]
-    assert counts[1] == 0 and min(counts[0], *counts[2:]) > 0
+    learned_counts = [conversation.learned_tokens for conversation in replay.groups[0].rollouts_G[0].conversations_K]
+    assert learned_counts[1] == 0 and min(learned_counts[0], *learned_counts[2:]) > 0
     assert replay.report.masked_conversations == 2
     assert "a guard kept another memory: 2 conversations" in "\n".join(replay.report.format_lines())
 
@@ -175,46 +177,46 @@ def test_discarded_attempts_are_left_out(make_reader, log) -> None:
     reader = make_reader(ScriptedPolicy(script), run_log=log, rules=UpdateRules(empty=UpdateRule.RETRY))
     result = reader.read(TEXT, QUESTION, run_id="a")
     log.reward("a", 1.0)
-    (without,) = load_groups(log, min_group=1).groups
-    assert len(without.rollouts_G[0].conversations_K) == result.chunks_read + 1
+    (group,) = load_groups(log, min_group=1).groups
+    assert len(group.rollouts_G[0].conversations_K) == result.chunks_read + 1
 
 
-def test_a_discarded_attempt_without_ids_does_not_refuse_its_run(log) -> None:
+def test_discarded_attempt_without_ids_does_not_refuse_its_run(log) -> None:
     attempt = make_attempt("a", 0, 1, outcome=Outcome.DISCARDED, token_ids=None, logprobs=None)
     log_run(log, "a", conversations=[attempt, make_attempt("a", 0, 1, attempt=1), make_attempt("a", 1, 1)])
     assert load_refusals(log, min_group=1) == {}
 
 
-def test_greedy_calls_are_seen_by_rewards_and_left_out_of_training(log) -> None:
-    """A greedy call that wrote the memory is part of what a step reward looks at, as when rewards are given at once."""
-    greedy = make_attempt("a", 1, 9, role="tidy", slot=0, sampling={"temperature": 0.0}, text="the fact")
+def test_greedy_calls_are_passed_to_rewards_but_not_trained_on(log) -> None:
+    """A step reward also sees greedy calls that wrote a memory, as in the closed loop."""
+    greedy_call = make_attempt("a", 1, 9, role="tidy", slot=0, sampling={"temperature": 0.0}, text="the fact")
     log_run(
         log,
         "a",
         conversations=[
             make_attempt("a", 0, 9, text="nothing"),
-            replace(greedy, parents=(make_attempt("a", 0, 9).call_id,)),
-            replace(make_attempt("a", 2, 9, text="the fact"), slot=1, parents=(greedy.call_id,)),
+            replace(greedy_call, parents=(make_attempt("a", 0, 9).call_id,)),
+            replace(make_attempt("a", 2, 9, text="the fact"), slot=1, parents=(greedy_call.call_id,)),
             replace(make_attempt("a", 3, 3), parents=(make_attempt("a", 2, 9).call_id,)),
         ],
     )
 
-    def gain(run: TrainingRun) -> list[float]:
+    def compute_gain(run: TrainingRun) -> list[float]:
         knowledge = ["fact" in (memory or "") for memory in run.memories]
         return [float(now) - float(before) for before, now in zip([False, *knowledge], knowledge, strict=False)]
 
-    (group,) = load_groups(log, term_rewards={"step": gain}, min_group=1).groups
+    (group,) = load_groups(log, term_rewards={"step": compute_gain}, min_group=1).groups
     (rollout,) = group.rollouts_G
-    assert [one.role for one in rollout.conversations_K] == ["update", "update", "answer"]
+    assert [conversation.role for conversation in rollout.conversations_K] == ["update", "update", "answer"]
     assert rollout.term_rewards == {"step": (0.0, 0.0, 0.0)}
-    for one in log.conversations("a"):
-        if one.sampling["temperature"]:
-            log.reward("a", 0.5, name="step", conversation=one.id)
+    for conversation in log.conversations("a"):
+        if conversation.sampling["temperature"]:
+            log.reward("a", 0.5, name="step", conversation=conversation.id)
     (group,) = load_groups(log, term_rewards={"step": LoggedStepReward("step")}, min_group=1).groups
     assert group.rollouts_G[0].term_rewards == {"step": (0.5, 0.5, 0.5)}
 
 
-def test_runs_whose_question_was_redacted_are_grouped_by_what_the_policy_was_shown(log) -> None:
+def test_runs_with_redacted_questions_are_grouped_by_prompt(log) -> None:
     for run_id, ids in (("a", [1, 2]), ("b", [1, 2]), ("c", [1, 3]), ("d", [1, 3]), ("e", None)):
         first = make_attempt(run_id, 0, 1, prompt_token_ids=ids)
         log_run(log, run_id, question="", conversations=[first, make_attempt(run_id, 1, 1)])
@@ -233,14 +235,14 @@ def test_superseded_conversations_are_left_out(log) -> None:
     assert completions == [[5, 6], [7, 7, 7], [5, 6]]
 
 
-def test_a_run_without_an_answer_is_trained_on(log) -> None:
+def test_run_without_an_answer_is_trained_on(log) -> None:
     cut_off = {"finish_reason": "length", "token_ids": [], "logprobs": []}
-    log_run(log, "a", reward=0.0, stop_reason="no_answer", at={2: cut_off})
+    log_run(log, "a", reward=0.0, stop_reason="no_answer", by_index={2: cut_off})
     (group,) = load_groups(log, min_group=1).groups
     assert [row.truncated for row in group.rollouts_G[0].conversations_K] == [False, False, True]
 
 
-def test_the_newest_reward_of_a_name_counts_or_a_function_computes_it(log) -> None:
+def test_reward_is_the_newest_logged_one_or_computed_by_a_function(log) -> None:
     log_run(log, "a", reward=0.0)
     log.reward("a", 0.5)
     log.reward("a", 0.75, name="other")
@@ -248,30 +250,30 @@ def test_the_newest_reward_of_a_name_counts_or_a_function_computes_it(log) -> No
     for value, row in enumerate(rows):
         log.reward("a", value, name="step", conversation=row)
 
-    def rollout(**options: Any) -> Any:
+    def load_rollout(**options: Any) -> Any:
         (group,) = load_groups(log, min_group=1, **options).groups
         return group.rollouts_G[0]
 
-    assert rollout().reward == 0.5
-    assert rollout(reward="other").reward == 0.75
-    assert rollout(reward=lambda run: len(run.conversations_K)).reward == 3.0
-    assert rollout(term_rewards={"step": LoggedStepReward("step")}).term_rewards == {"step": (0.0, 1.0, 2.0)}
-    tenths = rollout(term_rewards={"step": lambda run: [0.1] * len(run.conversations_K)})
-    assert tenths.term_rewards == {"step": (0.1, 0.1, 0.1)}
+    assert load_rollout().reward == 0.5
+    assert load_rollout(reward="other").reward == 0.75
+    assert load_rollout(reward=lambda run: len(run.conversations_K)).reward == 3.0
+    assert load_rollout(term_rewards={"step": LoggedStepReward("step")}).term_rewards == {"step": (0.0, 1.0, 2.0)}
+    rollout = load_rollout(term_rewards={"step": lambda run: [0.1] * len(run.conversations_K)})
+    assert rollout.term_rewards == {"step": (0.1, 0.1, 0.1)}
     with pytest.raises(RewardError, match=r"1 values for 3 conversations \(run a\)"):
-        rollout(term_rewards={"step": lambda run: [1.0]})
+        load_rollout(term_rewards={"step": lambda run: [1.0]})
 
 
 # Groups
 
 
-def test_a_group_shares_question_document_settings_and_sampling(log) -> None:
+def test_group_shares_question_document_settings_and_sampling(log) -> None:
     for index, changes in enumerate((
         {},
         {"question": "Another?"},
         {"document": "1"},
         {"settings": {"on_empty": "retry"}},
-        {"at": {0: {"reads": (Span(0, 0, 99, 0, 99, 4),)}}},
+        {"by_index": {0: {"reads": (Span(0, 0, 99, 0, 99, 4),)}}},
         {"sampling": {"temperature": 0.5}},
     )):  # fmt: skip
         for seed in range(2):
@@ -279,7 +281,7 @@ def test_a_group_shares_question_document_settings_and_sampling(log) -> None:
     assert get_run_ids(load_groups(log).groups) == [[f"{index}.0", f"{index}.1"] for index in range(6)]
 
 
-def test_rollouts_of_a_group_may_differ_in_seed_and_server_and_in_version_if_that_is_allowed(log) -> None:
+def test_group_may_differ_in_seed_server_and_allowed_versions(log) -> None:
     for seed in range(3):
         sampling = {"temperature": 1.0, "seed": seed}
         settings = {"seed": seed, "base_url": f"http://host{seed}/v1", "model": f"adapter-{seed}", "chunk_tokens": 100}
@@ -291,7 +293,7 @@ def test_rollouts_of_a_group_may_differ_in_seed_and_server_and_in_version_if_tha
     assert load_refusals(log) == {Refusal.GROUP_TOO_SMALL: ("r0", "r1", "r2")}, "each version is a group of its own"
 
 
-def test_runs_of_the_command_line_and_of_python_are_one_group(log) -> None:
+def test_runs_from_the_command_line_and_python_are_one_group(log) -> None:
     log_run(log, "command", settings={"model": "embedded", "policy": "local", "dtype": "float32"})
     log_run(log, "python", settings={"objects": ["policy", "tokenizer"]})
     assert get_run_ids(load_groups(log).groups) == [["command", "python"]]
@@ -304,10 +306,10 @@ def test_differences_between_groups_of_one_question_are_named(log) -> None:
     report = load_groups(log).report
     assert report.refused == {Refusal.GROUP_TOO_SMALL: ("a", "b", "c")}
     assert report.details == {"one question in several groups, by max_tokens, objects, on_empty, temperature, top_p": 2}
-    assert load_groups(log, groups={run_id: run_id for run_id in "abc"}).report.details == {}, "those were asked for"
+    assert load_groups(log, groups={run_id: run_id for run_id in "abc"}).report.details == {}, "these are explicit"
 
 
-def test_groups_can_be_given_by_run_id(log) -> None:
+def test_groups_can_be_given_as_run_ids(log) -> None:
     for run_id in "abcd":
         log_run(log, run_id)
     replay = load_groups(log, groups={"a": "one", "c": "one", "b": "two", "d": "two"})
@@ -318,19 +320,19 @@ def test_groups_can_be_given_by_run_id(log) -> None:
     assert replay.report.refused == {Refusal.NOT_GROUPED: ("d",)}
 
 
-def test_a_run_missing_from_the_log_makes_its_group_incomplete(log) -> None:
+def test_run_missing_from_the_log_makes_its_group_incomplete(log) -> None:
     for run_id in "abcd":
         log_run(log, run_id)
-    named = {"a": "one", "c": "one", "gone": "one", "b": "two", "d": "two"}
-    replay = load_groups(log, groups=named)
+    group_names = {"a": "one", "c": "one", "gone": "one", "b": "two", "d": "two"}
+    replay = load_groups(log, groups=group_names)
     assert get_run_ids(replay.groups) == [["b", "d"]]
     assert replay.report.refused == {Refusal.INCOMPLETE_GROUP: ("a", "c")}
     assert replay.report.missing_run_ids == ("gone",)
     assert "named in the groups, but missing: 1 run (gone)" in replay.report.format_lines()
-    assert get_run_ids(load_groups(log, groups=named, whole_groups=False).groups) == [["a", "c"], ["b", "d"]]
+    assert get_run_ids(load_groups(log, groups=group_names, whole_groups=False).groups) == [["a", "c"], ["b", "d"]]
 
 
-def test_a_reward_counts_only_for_its_attempt_of_the_run_and_stays_in_the_log(reader, log, tmp_path) -> None:
+def test_reward_of_an_earlier_reading_is_kept_but_not_used(reader, log, tmp_path) -> None:
     reader.read(TEXT, QUESTION, run_id="again")
     log.reward("again", 1.0)
     reader.read(TEXT, QUESTION, run_id="again")
@@ -343,13 +345,13 @@ def test_a_reward_counts_only_for_its_attempt_of_the_run_and_stays_in_the_log(re
         assert [reward.value for reward in log.rewards(run_id, earlier=True)] == [value]
     assert load_refusals(log)[Refusal.NO_REWARD] == ("again", "resumed")
     export_runs(log, tmp_path / "runs.parquet")
-    other = RunLog(tmp_path / "other.sqlite")
-    import_runs(other, tmp_path / "runs.parquet")
-    assert load_refusals(other)[Refusal.NO_REWARD] == ("again", "resumed")
-    other.close()
+    imported_log = RunLog(tmp_path / "other.sqlite")
+    import_runs(imported_log, tmp_path / "runs.parquet")
+    assert load_refusals(imported_log)[Refusal.NO_REWARD] == ("again", "resumed")
+    imported_log.close()
 
 
-def test_the_runs_of_a_log_can_be_chosen(tmp_path, log) -> None:
+def test_runs_of_a_log_can_be_filtered(tmp_path, log) -> None:
     for run_id in "abc":
         log_run(log, run_id)
     assert get_run_ids(load_groups(log, run_filter=RunFilter(run_ids=["a", "c"])).groups) == [["a", "c"]]
@@ -360,7 +362,7 @@ def test_the_runs_of_a_log_can_be_chosen(tmp_path, log) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
 @settings(max_examples=12)
-def test_only_whole_groups_are_taken_and_every_run_is_accounted_for(runs) -> None:
+def test_only_complete_groups_are_taken_and_every_run_is_reported(runs) -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = RunLog(Path(folder, "r.sqlite"))
         for index, (group, has_ended) in enumerate(runs):
@@ -368,24 +370,24 @@ def test_only_whole_groups_are_taken_and_every_run_is_accounted_for(runs) -> Non
         replay = load_groups(log)
         log.close()
     groups = [[f"r{i}" for i, (g, _) in enumerate(runs) if g == group] for group in dict.fromkeys(g for g, _ in runs)]
-    whole = [ids for ids in groups if len(ids) > 1 and all(runs[int(id_[1:])][1] for id_ in ids)]
-    assert get_run_ids(replay.groups) == whole
-    taken = [id_ for ids in whole for id_ in ids]
-    refused = [id_ for run_ids in replay.report.refused.values() for id_ in run_ids]
-    assert sorted(taken + refused) == sorted(f"r{i}" for i in range(len(runs)))
+    complete_groups = [ids for ids in groups if len(ids) > 1 and all(runs[int(id_[1:])][1] for id_ in ids)]
+    assert get_run_ids(replay.groups) == complete_groups
+    accepted_ids = [id_ for ids in complete_groups for id_ in ids]
+    refused_ids = [id_ for run_ids in replay.report.refused.values() for id_ in run_ids]
+    assert sorted(accepted_ids + refused_ids) == sorted(f"r{i}" for i in range(len(runs)))
 
 
-# What is refused
+# Refused runs
 
 WITHOUT_TOKEN_IDS = {"token_ids": None}
 REFUSED_RUNS: dict[Refusal, tuple[dict[str, Any], dict[str, Any]]] = {
     Refusal.UNFINISHED: ({"stop_reason": None}, {}),
-    Refusal.NO_TOKEN_IDS: ({"at": {1: WITHOUT_TOKEN_IDS}}, {}),
-    Refusal.DAMAGED_TOKENS: ({"at": {1: {"logprobs": [-0.5, float("nan")]}}}, {}),
+    Refusal.NO_TOKEN_IDS: ({"by_index": {1: WITHOUT_TOKEN_IDS}}, {}),
+    Refusal.DAMAGED_TOKENS: ({"by_index": {1: {"logprobs": [-0.5, float("nan")]}}}, {}),
     Refusal.OTHER_TOKENIZER: ({"tokenizer": "t2"}, {"tokenizer": "t"}),
-    Refusal.OTHER_TEMPLATE: ({"at": {2: {"template": "w2"}}}, {"template": "w"}),
-    Refusal.STALE: ({"at": {0: {"policy_version": "v0"}}}, {"policy_versions": ["v1"]}),
-    Refusal.TOO_LONG: ({"at": {1: {"prompt_token_ids": [1] * 4}}}, {"max_tokens": 5}),  # others fit exactly
+    Refusal.OTHER_TEMPLATE: ({"by_index": {2: {"template": "w2"}}}, {"template": "w"}),
+    Refusal.STALE: ({"by_index": {0: {"policy_version": "v0"}}}, {"policy_versions": ["v1"]}),
+    Refusal.TOO_LONG: ({"by_index": {1: {"prompt_token_ids": [1] * 4}}}, {"max_tokens": 5}),  # others fit exactly
     Refusal.NO_REWARD: ({"reward": None}, {}),
     Refusal.NON_FINITE_REWARD: ({"reward": float("inf")}, {}),
     Refusal.NOT_GROUPED: ({}, {"groups": {"good 0": "g", "good 1": "g"}}),
@@ -394,7 +396,7 @@ REFUSED_RUNS: dict[Refusal, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("reason", REFUSED_RUNS, ids=lambda reason: reason.value)
-def test_a_refused_run_is_named_and_makes_its_group_incomplete_if_it_belongs_to_it(log, reason) -> None:
+def test_refused_run_is_named_and_may_make_its_group_incomplete(log, reason) -> None:
     changes, options = REFUSED_RUNS[reason]
     log_run(log, "good 0")
     log_run(log, "bad", **changes)
@@ -404,21 +406,19 @@ def test_a_refused_run_is_named_and_makes_its_group_incomplete_if_it_belongs_to_
     assert replay.report.refused[reason] == ("bad",)
     assert get_run_ids(replay.groups) == ([["good 0", "good 1"]] if keeps_group else [])
     assert replay.report.refused.get(Refusal.INCOMPLETE_GROUP, ()) == (() if keeps_group else ("good 0", "good 1"))
-    partly = load_groups(log, **options, whole_groups=False)
-    assert get_run_ids(partly.groups) == [["good 0", "good 1"]]
-    assert partly.report.refused == {reason: ("bad",)}
-    assert any(
-        f"refused, {reason.value}: 1 run (bad); {reason.remedy}" == line for line in partly.report.format_lines()
-    )
+    partial_replay = load_groups(log, **options, whole_groups=False)
+    assert get_run_ids(partial_replay.groups) == [["good 0", "good 1"]]
+    assert partial_replay.report.refused == {reason: ("bad",)}
+    assert f"refused, {reason.value}: 1 run (bad); {reason.remedy}" in partial_replay.report.format_lines()
 
 
-def test_every_reason_is_tested_here() -> None:
-    elsewhere = {Refusal.EDITED, Refusal.LOST_CONVERSATIONS, Refusal.INCOMPLETE_GROUP}
-    assert set(REFUSED_RUNS) | elsewhere == set(Refusal)
+def test_every_refusal_has_a_test_and_a_remedy() -> None:
+    tested_separately = {Refusal.EDITED, Refusal.LOST_CONVERSATIONS, Refusal.INCOMPLETE_GROUP}
+    assert set(REFUSED_RUNS) | tested_separately == set(Refusal)
     assert all(reason.remedy for reason in Refusal)
 
 
-def test_a_run_whose_memory_a_person_replaced_is_refused(reader, log) -> None:
+def test_run_with_an_edited_memory_is_refused(reader, log) -> None:
     reader.read(TEXT, QUESTION, run_id="a")
     reader.edit_memory("a", 1, "harbor 99")
     reader.resume("a")
@@ -438,7 +438,7 @@ def test_a_run_whose_memory_a_person_replaced_is_refused(reader, log) -> None:
     ],
     ids=["a chunk", "the first chunk", "the answer", "an attempt", "an outcome", "everything"],
 )
-def test_a_run_with_missing_conversations_is_refused(log, conversations) -> None:
+def test_run_with_missing_conversations_is_refused(log, conversations) -> None:
     log_run(log, "a", conversations=conversations)
     assert load_refusals(log, min_group=1) == {Refusal.LOST_CONVERSATIONS: ("a",)}
 
@@ -449,11 +449,11 @@ def test_a_run_with_missing_conversations_is_refused(log, conversations) -> None
     ids=["too few", "impossible", "positive", "no prompt"],
 )
 def test_invalid_tokens_and_log_probs_are_refused(log, damage) -> None:
-    log_run(log, "a", at={1: damage})
+    log_run(log, "a", by_index={1: damage})
     assert load_refusals(log, min_group=1) == {Refusal.DAMAGED_TOKENS: ("a",)}
 
 
-def test_runs_are_refused_if_the_reward_function_returns_nan_or_none(log) -> None:
+def test_runs_whose_computed_reward_is_nan_or_none_are_refused(log) -> None:
     log_run(log, "a")
     for value in (float("nan"), 1e39):
         assert load_refusals(log, reward=lambda run, value=value: value) == {Refusal.NON_FINITE_REWARD: ("a",)}
@@ -466,28 +466,28 @@ def test_runs_are_refused_if_the_reward_function_returns_nan_or_none(log) -> Non
 # Mixtures
 
 
-@pytest.mark.parametrize("what", ["tokenizer", "template"])
-def test_runs_of_two_tokenizers_or_prompts_need_a_choice(log, what) -> None:
-    log_run(log, "a", **{what: "old"})
+@pytest.mark.parametrize("mixed_field", ["tokenizer", "template"])
+def test_runs_with_two_tokenizers_or_templates_need_a_choice(log, mixed_field) -> None:
+    log_run(log, "a", **{mixed_field: "old"})
     for run_id in "bc":
-        log_run(log, run_id, **{what: "new"})
+        log_run(log, run_id, **{mixed_field: "new"})
     with pytest.raises(ReplayError) as refusal:
         load_groups(log)
-    assert f"2 {what}s" in str(refusal.value)
+    assert f"2 {mixed_field}s" in str(refusal.value)
     assert "'new': 2 of them, such as 'b'; 'old': 1 of them, such as 'a'" in str(refusal.value)
-    assert f"as in {what} new" in str(refusal.value)
-    replay = load_groups(log, **{what: "new"})
+    assert f"as in {mixed_field} new" in str(refusal.value)
+    replay = load_groups(log, **{mixed_field: "new"})
     assert get_run_ids(replay.groups) == [["b", "c"]]
-    assert getattr(replay.report, what) == "new"
+    assert getattr(replay.report, mixed_field) == "new"
 
 
 def test_two_tokenizers_in_one_run_are_a_mixture(log) -> None:
-    log_run(log, "a", at={2: {"tokenizer": "other"}})
+    log_run(log, "a", by_index={2: {"tokenizer": "other"}})
     with pytest.raises(ReplayError, match=r"such as 'a'.*such as 'a'"):
         load_groups(log)
 
 
-def test_runs_that_are_refused_anyway_make_no_mixture(log) -> None:
+def test_refused_runs_do_not_count_as_a_mixture(log) -> None:
     log_run(log, "foreign", tokenizer="other", token_ids=None)
     log_run(log, "a")
     assert load_refusals(log, min_group=1, whole_groups=False) == {Refusal.NO_TOKEN_IDS: ("foreign",)}
@@ -496,12 +496,12 @@ def test_runs_that_are_refused_anyway_make_no_mixture(log) -> None:
 # Versions
 
 
-def test_staleness_is_counted_in_versions_and_bounded(log) -> None:
+def test_staleness_is_counted_in_versions_and_limited(log) -> None:
     versions = ["v0", "v1", "v2", "v3"]
     for index, version in enumerate(versions):
-        for twin in "ab":
-            log_run(log, f"{version}{twin}", policy_version=version, question=f"{index}?")
-    log_run(log, "mixed a", policy_version="v3", at={0: {"policy_version": "v2"}})
+        for suffix in "ab":
+            log_run(log, f"{version}{suffix}", policy_version=version, question=f"{index}?")
+    log_run(log, "mixed a", policy_version="v3", by_index={0: {"policy_version": "v2"}})
     log_run(log, "mixed b", policy_version="v3")
     report = load_groups(log, policy_versions=versions).report
     assert report.staleness == {3: 2, 2: 2, 1: 3, 0: 3}
@@ -522,7 +522,7 @@ def test_an_empty_list_of_versions_is_refused(log) -> None:
 # The report, and damaged sources
 
 
-def test_the_summary_lists_what_was_taken_and_what_was_refused(log) -> None:
+def test_summary_lists_accepted_and_refused_runs(log) -> None:
     for run_id in "abcdef":
         log_run(log, run_id, stop_reason=None if run_id < "e" else "answered", question=f"{run_id < 'e'}")
     assert load_groups(log, policy_versions=["v1"]).report.format_lines() == [
@@ -535,7 +535,7 @@ def test_the_summary_lists_what_was_taken_and_what_was_refused(log) -> None:
     ]
 
 
-def test_a_replay_without_groups_is_an_error_with_run_reason_and_hint(log) -> None:
+def test_replay_without_groups_is_an_error_with_reason_and_hint(log) -> None:
     with pytest.raises(ReplayError, match="no runs in"):
         load_groups(log).require_groups()
     log_run(log, "a", reward=None)
@@ -549,7 +549,7 @@ def test_a_replay_without_groups_is_an_error_with_run_reason_and_hint(log) -> No
     assert replay.require_groups() == replay.groups
 
 
-def test_an_error_names_a_source_that_is_neither_log_nor_export(tmp_path) -> None:
+def test_unreadable_source_error_names_the_file(tmp_path) -> None:
     with pytest.raises(ReplayError, match=r"nowhere\.sqlite cannot be read: No such file"):
         load_groups(tmp_path / "nowhere.sqlite")
     assert not (tmp_path / "nowhere.sqlite").exists()
@@ -558,7 +558,7 @@ def test_an_error_names_a_source_that_is_neither_log_nor_export(tmp_path) -> Non
         load_groups(tmp_path / "noise.sqlite")
 
 
-def test_an_edit_of_an_earlier_reading_does_not_count(reader, log) -> None:
+def test_edit_of_an_earlier_reading_is_ignored(reader, log) -> None:
     reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
     reader.edit_memory("r", 1, "better")
     reader.read(TEXT, QUESTION, run_id="r")

@@ -1,4 +1,4 @@
-"""Unsupported package versions are refused before training starts; and the methods of TRL that training relies on."""
+"""Unsupported package versions are refused before training starts, and TRL has the methods that training uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memagent_training.training_errors import TrainingError
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
-def test_another_version_of_a_package_is_refused_with_the_command_that_installs_the_right_one() -> None:
+def test_unsupported_version_error_has_the_install_command() -> None:
     training_errors.require_version("packaging>=1")
     training_errors.require_version("memagent-no-such-package>=1")
     with pytest.raises(
@@ -29,7 +29,7 @@ def test_another_version_of_a_package_is_refused_with_the_command_that_installs_
     assert refusal.value.hint == 'Run: pip install "packaging<1"'
 
 
-def test_the_commands_refuse_another_trl_than_is_installed_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_refuse_an_unsupported_trl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert '"trl>=1.16,<1.17"' in PYPROJECT.read_text("utf-8"), "the commands check for this one"
     original = importlib.metadata.version
     monkeypatch.setattr(training_errors, "version", lambda name: "9.0" if name == "trl" else original(name))
@@ -38,7 +38,7 @@ def test_the_commands_refuse_another_trl_than_is_installed_with_the_extra(monkey
 
 
 @pytest.mark.parametrize(("module", "package"), [("verl_agent_loop", "verl"), ("verifiers_environment", "verifiers")])
-def test_the_engines_refuse_other_versions(module: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_refuse_unsupported_versions(module: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_errors, "version", lambda name: "99.0")
     with pytest.raises(TrainingError, match=f"{package} 99.0 is installed"):
         importlib.import_module(f"memagent_training.engines.{module}")
@@ -51,5 +51,5 @@ def test_the_engines_refuse_other_versions(module: str, package: str, monkeypatc
     "name", ["training_step", "get_train_dataloader", "create_optimizer", "_save_checkpoint",
              "_load_optimizer_and_scheduler", "floating_point_ops", "compute_loss_context_manager"],
 )  # fmt: skip
-def test_trl_has_the_methods_that_we_override_or_call(name: str) -> None:
+def test_trl_has_the_methods_that_training_overrides_or_calls(name: str) -> None:
     assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer has no {name} any more"

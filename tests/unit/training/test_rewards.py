@@ -1,4 +1,4 @@
-"""Reward functions over logged runs: their values, when they give none, and how old runs are scored again."""
+"""Reward functions over logged runs: values, missing rewards, gold answers, and rescoring of old runs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def make_attempt(position: int, text: str | None, *, answers: bool = False, **ch
     return make_conversation(position, answers=answers, text=text, **({"id": position, "reads": ()} | changes))
 
 
-def run(
-    raw: str | None,
+def make_run(
+    reply: str | None,
     *,
     answer: str | None = None,
     memories: tuple[str | Conversation, ...] = (),
@@ -53,8 +53,8 @@ def run(
     record = RunRecord(
         "r", 1.0, 2.0, question, {"key": document, "name": f"{document}.txt", "size": 1}, {}, stop_reason, answer
     )
-    last = updates[-1].position + 1 if updates else 0
-    return TrainingRun(record, (*updates, make_attempt(last, raw, answers=True)), (), rewards, gold)
+    answer_position = updates[-1].position + 1 if updates else 0
+    return TrainingRun(record, (*updates, make_attempt(answer_position, reply, answers=True)), (), rewards, gold)
 
 
 def write_gold(folder: Path, *lines: dict[str, Any]) -> Path:
@@ -67,7 +67,7 @@ def write_gold(folder: Path, *lines: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("raw", "value"),
+    ("reply", "expected"),
     [
         ("so \\boxed{4711}", 1.0),
         ("\\boxed{12}, no, \\boxed{4711.}", 1.0),
@@ -80,35 +80,35 @@ def write_gold(folder: Path, *lines: dict[str, Any]) -> Path:
         (None, None),
     ],
 )
-def test_boxed_exact_match_follows_the_paper(raw, value) -> None:
-    assert BoxedExactMatch()(run(raw, gold=GOLD)) == value
-    assert BoxedExactMatch()(run(raw)) is None
+def test_boxed_exact_match_follows_the_paper(reply, expected) -> None:
+    assert BoxedExactMatch()(make_run(reply, gold=GOLD)) == expected
+    assert BoxedExactMatch()(make_run(reply)) is None
 
 
-def test_gold_answers_of_a_list_are_alternatives() -> None:
+def test_gold_answers_in_a_list_are_alternatives() -> None:
     gold = Gold(("Big Apple", "New York City"))
-    assert BoxedExactMatch()(run("\\boxed{new york city}", gold=gold)) == 1.0
-    assert TokenF1()(run("", answer="New York", gold=gold)) == pytest.approx(0.8)
+    assert BoxedExactMatch()(make_run("\\boxed{new york city}", gold=gold)) == 1.0
+    assert TokenF1()(make_run("", answer="New York", gold=gold)) == pytest.approx(0.8)
 
 
-def test_a_run_without_an_answer_earns_nothing_and_a_run_that_did_not_end_is_not_judged() -> None:
-    assert LenientMatch()(run("", stop_reason="no_answer", gold=GOLD)) == 0.0
-    assert LenientMatch()(run("", stop_reason="max_chunks", gold=GOLD)) is None
-    assert TokenF1()(run("", gold=GOLD)) is StringMatch()(run(None, gold=GOLD)) is None
+def test_run_without_an_answer_earns_0_and_an_unfinished_run_no_reward() -> None:
+    assert LenientMatch()(make_run("", stop_reason="no_answer", gold=GOLD)) == 0.0
+    assert LenientMatch()(make_run("", stop_reason="max_chunks", gold=GOLD)) is None
+    assert TokenF1()(make_run("", gold=GOLD)) is StringMatch()(make_run(None, gold=GOLD)) is None
 
 
-def test_gold_answers_go_by_run_first_then_by_question_and_can_be_read_from_a_file(tmp_path) -> None:
+def test_gold_answers_are_found_by_run_then_by_question(tmp_path) -> None:
     lines = [{"question": QUESTION, "answers": ["1", "2"]}, {"question": "Other?", "answer": "x"}]
     gold = GoldAnswers.load(write_gold(tmp_path, *lines))
-    assert gold.find(run("")) == Gold(("1", "2"))
-    assert gold.find(run("", question="Other?")) == Gold(("x",))
-    assert gold.find(run("", question="Unknown?")) is None
-    assert GoldAnswers({"r": Gold(("mine",)), QUESTION: Gold(("theirs",))}).find(run("")) == Gold(("mine",))
-    assert GoldAnswers({"r": Gold(())}).find(run("")) is None
+    assert gold.find(make_run("")) == Gold(("1", "2"))
+    assert gold.find(make_run("", question="Other?")) == Gold(("x",))
+    assert gold.find(make_run("", question="Unknown?")) is None
+    assert GoldAnswers({"r": Gold(("mine",)), QUESTION: Gold(("theirs",))}).find(make_run("")) == Gold(("mine",))
+    assert GoldAnswers({"r": Gold(())}).find(make_run("")) is None
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"question": "q"}', '{"question": 1, "answer": "x"}', '{"answers": [1]}'])
-def test_a_line_without_a_gold_answer_is_named(tmp_path, line) -> None:
+def test_line_without_a_gold_answer_is_named(tmp_path, line) -> None:
     path = tmp_path / "gold.jsonl"
     path.write_text('{"question": "q", "answer": "a"}\n' + line)
     with pytest.raises(RewardError, match=r"gold\.jsonl, line 2: no question"):
@@ -117,8 +117,8 @@ def test_a_line_without_a_gold_answer_is_named(tmp_path, line) -> None:
         GoldAnswers.load(tmp_path / "none.jsonl")
 
 
-def test_the_same_question_about_two_documents_has_an_answer_in_each(tmp_path) -> None:
-    """By name or by digest. A line without a document is for all documents without a line of their own."""
+def test_question_about_several_documents_has_an_answer_for_each(tmp_path) -> None:
+    """Documents match by name or digest; a line without one is for all documents without a line of their own."""
     lines = [
         {"question": QUESTION, "document": "a.txt", "answer": "1"},
         {"question": QUESTION, "document": "b", "answers": ["2", "two"]},
@@ -127,8 +127,8 @@ def test_the_same_question_about_two_documents_has_an_answer_in_each(tmp_path) -
         {"question": QUESTION, "document": "a.txt", "answers": ["1"]},
     ]
     gold = GoldAnswers.load(write_gold(tmp_path, *lines))
-    assert [gold.find(run("", document=key)) for key in "abc"] == [Gold(("1",)), Gold(("2", "two")), Gold(("3",))]
-    assert [gold.find(run("", question="Other?", document=key)) for key in "ab"] == [Gold(("4",)), None]
+    assert [gold.find(make_run("", document=key)) for key in "abc"] == [Gold(("1",)), Gold(("2", "two")), Gold(("3",))]
+    assert [gold.find(make_run("", question="Other?", document=key)) for key in "ab"] == [Gold(("4",)), None]
 
 
 @pytest.mark.parametrize("document", [{}, {"document": "a"}])
@@ -150,8 +150,8 @@ REPLIES = [
 @pytest.mark.parametrize("reply", REPLIES)
 @pytest.mark.parametrize("metric", list(Metric))
 @pytest.mark.parametrize("answer_format", list(AnswerFormat))
-def test_a_reward_equals_the_score_of_an_evaluation_by_both_names(reply, metric, answer_format) -> None:
-    """The run has its gold answer, as in the closed loop."""
+def test_reward_equals_the_evaluation_score_under_both_names(reply, metric, answer_format) -> None:
+    """The run has its gold answer, as in a training loop."""
     gold = ("red", "blue")
     task = KeyTask()
     task.metric = metric
@@ -160,7 +160,7 @@ def test_a_reward_equals_the_score_of_an_evaluation_by_both_names(reply, metric,
     answer = extract_last_boxed(visible_text) if answer_format is AnswerFormat.BOXED else visible_text
     scores = score(sample, answer, reply, answer_format=answer_format)
     stop_reason = "no_answer" if answer is None else "answered"
-    answer_run = run(reply, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
+    answer_run = make_run(reply, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
     for column, name in REWARD_NAMES.items():
         expected = getattr(scores, column)
         assert resolve_reward(column)[1](answer_run) == resolve_reward(name)[1](answer_run) == expected, name
@@ -168,8 +168,8 @@ def test_a_reward_equals_the_score_of_an_evaluation_by_both_names(reply, metric,
 
 
 def test_each_reward_name_gives_1_for_a_correct_answer_with_gold() -> None:
-    right = run("it is \\boxed{4711}", answer="4711", gold=GOLD)
-    rewards = {name: choose_reward(name, has_gold=True)(right) for name in OUTCOME_REWARDS}
+    right_run = make_run("it is \\boxed{4711}", answer="4711", gold=GOLD)
+    rewards = {name: choose_reward(name, has_gold=True)(right_run) for name in OUTCOME_REWARDS}
     assert rewards == {name: None if name in EVIDENCE_REWARDS else 1.0 for name in OUTCOME_REWARDS}
     assert isinstance(choose_reward("strict", has_gold=True), ExactMatch)
     assert choose_reward("strict") == "strict"
@@ -182,46 +182,46 @@ def test_each_reward_name_gives_1_for_a_correct_answer_with_gold() -> None:
 # Feedback and composition
 
 
-def test_feedback_in_the_log_is_the_newest_of_its_name_and_source() -> None:
+def test_logged_reward_is_the_newest_of_its_name_and_source() -> None:
     rewards = (
         Reward("r", "thumbs", 1.0, "person", 1.0),
         Reward("r", "thumbs", 0.0, "person", 2.0),
         Reward("r", "thumbs", 0.5, "scorer", 3.0),
         Reward("r", "thumbs", 0.9, "person", 4.0, conversation=0),
     )
-    assert LoggedReward("thumbs")(run("", rewards=rewards)) == 0.5
-    assert LoggedReward("thumbs", source="person")(run("", rewards=rewards)) == 0.0
-    assert LoggedReward("other")(run("", rewards=rewards)) is None
-    assert LoggedReward(None, source="scorer")(run("", rewards=rewards)) == 0.5
+    assert LoggedReward("thumbs")(make_run("", rewards=rewards)) == 0.5
+    assert LoggedReward("thumbs", source="person")(make_run("", rewards=rewards)) == 0.0
+    assert LoggedReward("other")(make_run("", rewards=rewards)) is None
+    assert LoggedReward(None, source="scorer")(make_run("", rewards=rewards)) == 0.5
 
 
 # Single conversations
 
 
-def test_the_format_reward_is_1_for_complete_memories_and_answers() -> None:
-    cut = ReadEvent(EventKind.OVERLONG, 2, "cut")
-    answer_run = run(
+def test_format_reward_is_1_for_complete_memories_and_answers() -> None:
+    overlong_event = ReadEvent(EventKind.OVERLONG, 2, "cut")
+    answer_run = make_run(
         "\\boxed{1}",
         memories=(
             "fine",
             make_attempt(1, "long", finish_reason="length"),
-            make_attempt(2, "long", events=(cut,)),
+            make_attempt(2, "long", events=(overlong_event,)),
             make_attempt(3, "", outcome=Outcome.KEPT_PREVIOUS),
         ),
     )
     assert FormatReward()(answer_run) == [1.0, 0.0, 0.0, 0.0, 1.0]
-    assert FormatReward()(run("unboxed", stop_reason="no_answer")) == FormatReward()(run(" ")) == [0.0]
-    assert FormatReward()(run(None)) is None
+    assert FormatReward()(make_run("unboxed", stop_reason="no_answer")) == FormatReward()(make_run(" ")) == [0.0]
+    assert FormatReward()(make_run(None)) is None
 
 
-def test_the_format_reward_is_1_for_a_gate_that_keeps_the_memory(make_reader, log) -> None:
+def test_format_reward_is_1_for_a_gate_that_keeps_the_memory(make_reader, log) -> None:
     replies = ["KEEP", "maybe", "maybe", "maybe", "REWRITE\nx 1"]
-    left = iter(replies)
-    reader = make_reader(ScriptedPolicy(lambda prompt: next(left, "KEEP")), strategy="gated", run_log=log)
+    remaining_replies = iter(replies)
+    reader = make_reader(ScriptedPolicy(lambda prompt: next(remaining_replies, "KEEP")), strategy="gated", run_log=log)
     reader.read("word " * 600, "What is x?", run_id="r", limits=Limits(max_chunks=3))
     conversations = tuple(log.conversations("r"))
     assert [conversation.text for conversation in conversations] == replies
-    assert FormatReward()(replace(run("plain"), conversations_K=conversations)) == [1.0, 0.0, 0.0, 0.0, 1.0]
+    assert FormatReward()(replace(make_run("plain"), conversations_K=conversations)) == [1.0, 0.0, 0.0, 0.0, 1.0]
 
 
 def test_memories_are_parsed_from_completions() -> None:
@@ -232,14 +232,14 @@ def test_memories_are_parsed_from_completions() -> None:
         make_attempt(2, "", outcome=Outcome.KEPT_PREVIOUS, attempt=1),
         make_attempt(3, None),
     )
-    assert run("answer", memories=memories).memories == ["first", "long", "long", "long", None, None]
+    assert make_run("answer", memories=memories).memories == ["first", "long", "long", "long", None, None]
 
 
-# Relabelling
+# Rewards of released code and examples
 
 
 @pytest.mark.parametrize(
-    ("reply", "gold", "value"),
+    ("reply", "gold", "expected"),
     [
         ("\\boxed{NewYork}", "New York", 1.0),
         ("\\boxed{new york}", "NewYork", 1.0),
@@ -262,15 +262,15 @@ def test_memories_are_parsed_from_completions() -> None:
         ("<think>\\boxed{7}</think>", "7", 1.0),
     ],
 )
-def test_the_released_reward_follows_the_released_code(reply, gold, value) -> None:
-    assert choose_reward("memagent_released", has_gold=True)(run(reply, gold=Gold((gold,)))) == value
+def test_released_reward_equals_the_released_code(reply, gold, expected) -> None:
+    assert choose_reward("memagent_released", has_gold=True)(make_run(reply, gold=Gold((gold,)))) == expected
 
 
-def test_the_example_reward_subtracts_a_cost_for_long_memories() -> None:
+def test_example_reward_subtracts_a_cost_for_long_memories() -> None:
     reward = choose_reward(f"{Path(__file__).parents[3] / 'examples/own_reward.py'}:reward")
     assert callable(reward)
     gold = Gold(("4711",))
-    rewards = [reward(run("", answer="4711", gold=gold, memories=("m" * size,))) for size in (500, 1500, 9000)]
+    rewards = [reward(make_run("", answer="4711", gold=gold, memories=("m" * size,))) for size in (500, 1500, 9000)]
     assert rewards == [1.0, 0.9, 0.5]
-    assert reward(run("", answer="12", gold=gold)) == 0.0
-    assert reward(run("", answer="4711")) is None
+    assert reward(make_run("", answer="12", gold=gold)) == 0.0
+    assert reward(make_run("", answer="4711")) is None

@@ -1,4 +1,4 @@
-"""What happens around the training of an iteration: collections until there is enough, and the best policy kept."""
+"""Between the trainings of a loop: measuring, keeping the best policy, and collecting enough groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("trl")
 
 from made_rollouts import make_conversation
 from support.rl_loops import StatusRecorder, make_job, make_measurement
-from test_rl_serving import Sync
+from test_rl_serving import FakeSync
 
 from memagent_evaluation.score_statistics import Estimate
 from memagent_graph import Usage
@@ -35,7 +35,7 @@ from memagent_training.training_errors import ReplayError
 def source(tmp_path: Path) -> Iterator[loop._IterationSource]:
     prepared = prepare(make_job(tmp_path, lengths=(500, 1000), base_url="http://127.0.0.1:9/v1"))
     serving = ServerBackend(prepared)
-    serving._sync = Sync()  # type: ignore[assignment]
+    serving._sync = FakeSync()  # type: ignore[assignment]
     serving.get_policy_folder(0).mkdir(parents=True)
     asyncio.run(serving.serve(0))
     for number in range(4):
@@ -46,8 +46,8 @@ def source(tmp_path: Path) -> Iterator[loop._IterationSource]:
 
 
 @pytest.fixture
-def measure_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What measurements come to from now on."""
+def set_measurement(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that sets the result of all later measurements."""
 
     def set_result(mean: float, **changes: Any) -> None:
         async def measure(prepared: Any, agent: Any, iteration: int, temperature: float, **more: Any) -> Measurement:
@@ -58,51 +58,51 @@ def measure_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return set_result
 
 
-async def test_the_best_policy_is_kept_and_only_a_better_one_takes_its_place(source, tmp_path, measure_as) -> None:
+async def test_best_policy_is_replaced_only_by_a_better_one(source, tmp_path, set_measurement) -> None:
     best = tmp_path / "best" / "weights"
     for iteration, mean, expected in ((0, 0.5, "0"), (1, 0.4, "0"), (2, 0.5, "0"), (3, 0.6, "3")):
-        measure_as(mean)
+        set_measurement(mean)
         await source._measure(iteration)
         assert best.read_text() == expected
-    # Both as it will be used, with the rule for invented words in its profile, and as it is sampled.
+    # Each policy is measured as deployed, with the rules of its profile, and as sampled.
     assert [(entry.mean, entry.as_deployed) for entry in source.journal.measurements] == [
         (mean, as_deployed) for mean in (0.5, 0.4, 0.5, 0.6) for as_deployed in (True, False)
     ]
 
 
-async def test_only_measurements_of_the_same_lengths_are_compared(source, tmp_path, measure_as) -> None:
-    """Measured on short documents alone, the first policy looks better than any does on long ones."""
-    measure_as(0.9, accuracy={100: Estimate(mean=0.9, low=0.5, high=1.0, n=8)})
+async def test_only_measurements_of_the_same_lengths_are_compared(source, tmp_path, set_measurement) -> None:
+    """A policy measured only on short documents looks better than any measured on long ones."""
+    set_measurement(0.9, accuracy={100: Estimate(mean=0.9, low=0.5, high=1.0, n=8)})
     await source._measure(0)
-    measure_as(0.5)
+    set_measurement(0.5)
     await source._measure(1)
     assert (tmp_path / "best" / "weights").read_text() == "1"
 
 
-async def test_a_best_policy_that_a_kill_left_aside_is_put_back(source, tmp_path, measure_as) -> None:
-    measure_as(0.5)
+async def test_best_policy_is_restored_after_a_kill_during_its_replacement(source, tmp_path, set_measurement) -> None:
+    set_measurement(0.5)
     await source._measure(1)
     (tmp_path / "best").rename(tmp_path / "best.before")
-    loop._IterationSource(source._prepared, source.serving, source.journal, StatusRecorder())
+    loop._IterationSource(source._prepared, source.backend, source.journal, StatusRecorder())
     assert (tmp_path / "best" / "weights").read_text() == "1"
     assert not (tmp_path / "best.before").exists()
 
 
-async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
-    source, tmp_path, measure_as, monkeypatch
+async def test_measurement_is_journaled_after_its_policy_is_saved(
+    source, tmp_path, set_measurement, monkeypatch
 ) -> None:
-    """Killed in between, the loop measures once more; the other way round it would never keep that policy."""
-    was_kept: list[bool] = []
+    """If it is killed in between, the loop measures again; in the other order, it would never keep that policy."""
+    was_saved: list[bool] = []
     original = LoopJournal.add_measurements
 
-    def add(journal: LoopJournal, *measurements: Measurement) -> None:
-        was_kept.append((tmp_path / "best").is_dir())
+    def add_and_check(journal: LoopJournal, *measurements: Measurement) -> None:
+        was_saved.append((tmp_path / "best").is_dir())
         original(journal, *measurements)
 
-    monkeypatch.setattr(LoopJournal, "add_measurements", add)
-    measure_as(0.5)
+    monkeypatch.setattr(LoopJournal, "add_measurements", add_and_check)
+    set_measurement(0.5)
     await source._measure(0)
-    assert was_kept == [True]
+    assert was_saved == [True]
 
 
 # Collections
@@ -112,8 +112,8 @@ CONVERSATION = make_conversation([1], [2], ("answer", "", 0), version="iteration
 
 
 @pytest.fixture
-def collect_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What every collection comes to from now on, but for groups that replay refuses; the names of those that begin."""
+def set_collection(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """A function that sets the result of all later collections, and returns a list of the names that are begun."""
 
     def set_result(*rewards_of_groups: tuple[float, ...], refusals: Container[str] = ()) -> list[str]:
         names: list[str] = []
@@ -128,7 +128,7 @@ def collect_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             return collection
 
         def load(of: Any, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
-            """What training finds in the log: reads that earned 0, 1, and so on."""
+            """Return groups whose rollouts have the rewards 0, 1, and so on."""
             members: dict[str, list[str]] = {}
             for run_id, group in group_of.items():
                 members.setdefault(group, []).append(run_id)
@@ -145,8 +145,8 @@ def collect_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return set_result
 
 
-async def test_collections_are_counted_in_the_journal(source, collect_as) -> None:
-    collect_as((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
+async def test_journal_has_the_counts_of_a_collection(source, set_collection) -> None:
+    set_collection((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
     collection = await source._collector.collect(3, 2)
     assert source.journal.records == [collection]
     assert (collection.iteration, collection.version, collection.stage, collection.is_enough) == (3, 2, 0, True)
@@ -156,23 +156,21 @@ async def test_collections_are_counted_in_the_journal(source, collect_as) -> Non
     assert (collection.prompt_tokens, collection.completion_tokens, collection.turns) == (10, 2, 1)
 
 
-async def test_a_collection_that_went_on_with_newer_weights_bears_the_name_of_the_older(
-    source, collect_as, monkeypatch
-) -> None:
-    """One that was begun a version ahead of its iteration, and was killed after that iteration's checkpoint."""
-    collect_as((0.0, 1.0), (1.0, 0.0))
+async def test_collection_with_two_versions_has_the_older_one(source, set_collection, monkeypatch) -> None:
+    """It was started one version ahead of its iteration, and killed after the checkpoint of that iteration."""
+    set_collection((0.0, 1.0), (1.0, 0.0))
     older, newer = (replace(CONVERSATION, policy_version=f"iteration-{number}") for number in (1, 2))
     groups = [
-        RolloutGroup(name, (Rollout(f"{name}-0", (one,), 0.0), Rollout(f"{name}-1", (one,), 1.0)))
-        for name, one in (("first", newer), ("second", older))
+        RolloutGroup(name, (Rollout(f"{name}-0", (conversation,), 0.0), Rollout(f"{name}-1", (conversation,), 1.0)))
+        for name, conversation in (("first", newer), ("second", older))
     ]
     monkeypatch.setattr(collecting.Collector, "_load", lambda *_: groups)
     assert (await source._collector.collect(2, 2)).version == 1
 
 
-def test_closing_waits_for_a_collection_that_is_running(source, monkeypatch) -> None:
-    """Reads that are cancelled still write to the run log, which must not be closed by then."""
-    order: list[str] = []
+def test_close_waits_for_a_running_collection(source, monkeypatch) -> None:
+    """Cancelled reads still write to the run log, so it must stay open until they end."""
+    events: list[str] = []
     start = threading.Event()
 
     async def collect_until_cancelled(of: collecting.Collector, iteration: int, version: int) -> None:
@@ -181,68 +179,68 @@ def test_closing_waits_for_a_collection_that_is_running(source, monkeypatch) -> 
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.05)
-            order.append("reads ended")
+            events.append("reads ended")
 
     async def close(of: ServerBackend) -> None:
-        order.append("serving closed")
+        events.append("serving closed")
 
     monkeypatch.setattr(collecting.Collector, "collect", collect_until_cancelled)
     monkeypatch.setattr(ServerBackend, "close", close)
     run_sync(source._start_collection(1, 0))
     assert start.wait(10)
     source.close()
-    assert order == ["reads ended", "serving closed"]
+    assert events == ["reads ended", "serving closed"]
 
 
-async def test_reads_that_no_longer_differ_end_the_loop_after_three_collections(source, collect_as) -> None:
-    names = collect_as((0.0, 0.0), (0.0, 0.0))
+async def test_loop_ends_after_three_collections_without_variance(source, set_collection) -> None:
+    names = set_collection((0.0, 0.0), (0.0, 0.0))
     with pytest.raises(EndOfLoop, match=r"of 2 questions, 0 were always answered right, 2 never"):
         await source._collector.collect(0, 0)
     assert names == ["collection-0", "collection-1", "collection-2"]
-    with pytest.raises(EndOfLoop):  # resumed: one more try
+    with pytest.raises(EndOfLoop):  # resumed: one more collection
         await source._collector.collect(0, 0)
     assert names[3:] == ["collection-3"]
 
 
-async def test_reads_that_are_all_wrong_after_some_were_right_are_a_collapse_and_no_end(source, collect_as) -> None:
-    collect_as((0.0, 1.0), (1.0, 1.0))
+async def test_all_wrong_reads_after_right_ones_are_a_collapse(source, set_collection) -> None:
+    set_collection((0.0, 1.0), (1.0, 1.0))
     await source._collector.collect(0, 0)
-    names = collect_as((0.0, 0.0), (0.0, 0.0))
+    names = set_collection((0.0, 0.0), (0.0, 0.0))
     with pytest.raises(CollapsedError, match=r"last 3 collections is 0\.000") as refusal:
         await source._collector.collect(1, 1)
     assert names == ["collection-1", "collection-2", "collection-3"]
     assert "lower learning rate" in (refusal.value.hint or "")
 
 
-async def test_the_loop_continues_until_the_last_stage_of_the_curriculum(source, collect_as) -> None:
-    """Short documents that are always answered right are no reason to end before long ones were tried."""
-    names = collect_as((1.0, 1.0))
+async def test_loop_continues_until_the_last_stage_of_the_curriculum(source, set_collection) -> None:
+    """Long documents are tried even if short ones are always answered right."""
+    names = set_collection((1.0, 1.0))
     with pytest.raises(EndOfLoop, match=r"1 were always answered right"):
         await source._collector.collect(0, 0)
     assert [entry.stage for entry in source.journal.records] == [0, 1, 1, 1]
     assert len(names) == 4
 
 
-async def test_a_resumed_loop_skips_a_collection_without_trainable_groups(source, collect_as, monkeypatch) -> None:
-    """Left out of the journal, it would be taken whole from the log again, and refused again, for ever."""
-    names = collect_as((0.0, 1.0), (1.0, 0.0))
-    usable = collecting.Collector._load
+async def test_resumed_loop_skips_a_collection_without_trainable_groups(source, set_collection, monkeypatch) -> None:
+    """If it were not in the journal, every resume would take it from the log and refuse it again."""
+    names = set_collection((0.0, 1.0), (1.0, 0.0))
+    original_load = collecting.Collector._load
 
-    def refuse(*_: Any) -> list[RolloutGroup]:
+    def refuse_all(*_: Any) -> list[RolloutGroup]:
         raise ReplayError("none of the 4 runs can be trained on", hint="Log ids.")
 
-    monkeypatch.setattr(collecting.Collector, "_load", refuse)
+    monkeypatch.setattr(collecting.Collector, "_load", refuse_all)
     with pytest.raises(ReplayError):
         await source._collector.collect(0, 0)
     assert [entry.is_enough for entry in source.journal.records] == [False]
-    monkeypatch.setattr(collecting.Collector, "_load", usable)
+    monkeypatch.setattr(collecting.Collector, "_load", original_load)
     assert (await source._collector.collect(0, 0)).is_enough
     assert names == ["collection-0", "collection-1"]
 
 
-async def test_groups_that_cannot_be_trained_on_do_not_count_as_enough(source, collect_as) -> None:
-    """Otherwise the iteration would be trained on too few, and fail at every resume in the same way."""
-    names = collect_as((0.0, 1.0), refusals={"collection-0-0"})
+async def test_refused_groups_do_not_count_towards_enough_groups(source, set_collection) -> None:
+    """Otherwise the iteration would have too few groups, and fail at every resume."""
+    names = set_collection((0.0, 1.0), refusals={"collection-0-0"})
     collection = await source._collector.collect(0, 0)
     assert [entry.is_enough for entry in source.journal.records] == [False, True]
     assert (collection.number, names) == (1, ["collection-0", "collection-1"])

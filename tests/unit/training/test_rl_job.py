@@ -1,4 +1,4 @@
-"""What cannot be is refused before anything is served or trained, each time with what to do instead."""
+"""Invalid loops are refused before anything is served or trained, with a hint; derived settings; resuming."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 
 
-def setting(**changes: Any) -> dict[str, Any]:
+def make_settings(**changes: Any) -> dict[str, Any]:
     return {"settings": SETTINGS | changes}
 
 
@@ -42,7 +42,7 @@ def setting(**changes: Any) -> dict[str, Any]:
         ({"lengths": (20,)}, r"20"),
         ({"iterations": 0}, r"iterations must be at least 1, got 0.*Change iterations"),
         ({"steps_behind": 2}, r"steps_behind must be 0 or 1, got 2"),
-        ({"steps_behind": 1} | setting(importance_cap=None), r"need importance weights.*importance_cap=2"),
+        ({"steps_behind": 1} | make_settings(importance_cap=None), r"need importance weights.*importance_cap=2"),
         ({"temperature": float("nan")}, r"temperature must be above 0, got nan"),
         ({"lora_rank": 0}, r"lora_rank must be at least 1, got 0"),
         ({"serve_merged": True}, r"no effect: no server gets adapters. Leave out serve_merged, or .*lora"),
@@ -56,12 +56,12 @@ def setting(**changes: Any) -> dict[str, Any]:
         ({"base_url": "http://x/v1", "server_options": ("--no",)}, r"no effect.*server_option, or leave out base_url"),
         ({"reward": "kindness"}, r"'kindness'.*exact_match, boxed_exact_match, lenient_match, token_f1"),
         ({"model": "nowhere"}, r"no model 'nowhere'"),
-        (setting(seed=1), r"seed cannot be set this way.*has its own option"),
-        (setting(temperature=1.0), r"temperature cannot be set this way"),
-        (setting(max_steps=9), r"max_steps cannot be set this way"),
-        (setting(save_steps=9), r"save_steps cannot be set this way.*The loop decides it"),
-        (setting(num_train_epochs=2), r"num_train_epochs cannot be set this way"),
-        (setting(warmup_steps=3), r"warms up over 3 optimizer steps, and the training has 3.*warmup_steps lower"),
+        (make_settings(seed=1), r"seed cannot be set this way.*has its own option"),
+        (make_settings(temperature=1.0), r"temperature cannot be set this way"),
+        (make_settings(max_steps=9), r"max_steps cannot be set this way"),
+        (make_settings(save_steps=9), r"save_steps cannot be set this way.*The loop decides it"),
+        (make_settings(num_train_epochs=2), r"num_train_epochs cannot be set this way"),
+        (make_settings(warmup_steps=3), r"warms up over 3 optimizer steps, and the training has 3.*warmup_steps lower"),
         ({"measure_every": -1}, r"measure_every must be at least 0, got -1"),
         (
             {"measure_temperatures": (1.0, -0.5)},
@@ -70,8 +70,8 @@ def setting(**changes: Any) -> dict[str, Any]:
         ({"measure_temperatures": ()}, r"measure_temperatures must be one or more"),
         ({"temperature": 0.7, "base_url": "http://x/v1"}, r"before temperature.*importance_cap"),
         ({"haystack": Path("nowhere"), "tasks": ("niah_single_2",)}, r"nowhere"),
-        ({"measure_every": 2, "measure_lengths": (20,)}, r"20"),  # now, and not once a server is up
-        (setting(save_dtype="int8"), r"save_dtype must be one of .*bfloat16.*got 'int8'"),
+        ({"measure_every": 2, "measure_lengths": (20,)}, r"20"),  # at once, not after the server has started
+        (make_settings(save_dtype="int8"), r"save_dtype must be one of .*bfloat16.*got 'int8'"),
         ({"reading": WordingSettings(chunk_tokens=0)}, r"chunk_tokens must be at least 1, got 0"),
         ({"reading": WordingSettings(chunk_tokens=5000)}, r"a memory update needs .* 1024.*Use chunk_tokens "),
         ({"reading": WordingSettings(profile="nowhere")}, r"nowhere has no memagent.json.*embedded"),
@@ -79,7 +79,7 @@ def setting(**changes: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_an_invalid_job_is_refused_before_its_folder_is_made(
+def test_invalid_job_is_refused_before_its_folder_is_created(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(MemAgentError, match=message):
@@ -87,15 +87,16 @@ def test_an_invalid_job_is_refused_before_its_folder_is_made(
     assert not (tmp_path / "rl").exists()
 
 
-def test_a_server_of_ones_own_tells_log_probs_after_temperature(tmp_path: Path) -> None:
+def test_own_server_logs_log_probs_after_temperature(tmp_path: Path) -> None:
     config = prepare(make_job(tmp_path / "own", temperature=1.3)).config
     assert (config.temperature, config.logged_after_temperature, config.importance_cap) == (1.3, True, 2.0)
-    other = make_job(tmp_path / "other", temperature=1.3, base_url="http://x/v1")
-    config = prepare(dataclasses.replace(other, settings={**other.settings, "logged_after_temperature": True})).config
+    remote_job = make_job(tmp_path / "other", temperature=1.3, base_url="http://x/v1")
+    settings = {**remote_job.settings, "logged_after_temperature": True}
+    config = prepare(dataclasses.replace(remote_job, settings=settings)).config
     assert config.logged_is_sampled
 
 
-def test_a_task_of_which_there_are_too_few_questions_is_refused(tmp_path: Path) -> None:
+def test_task_with_too_few_questions_is_refused(tmp_path: Path) -> None:
     (tmp_path / "few.py").write_text(
         "from memagent_graph.errors import EvaluationError\n"
         "from memagent_evaluation.samples import LengthUnit, Metric, Sample\n"
@@ -110,12 +111,12 @@ def test_a_task_of_which_there_are_too_few_questions_is_refused(tmp_path: Path) 
         prepare(make_job(tmp_path / "rl", tasks=(f"{tmp_path / 'few.py'}:Few",)))
 
 
-def test_the_models_own_folder_is_refused() -> None:
+def test_model_folder_is_refused_as_output() -> None:
     with pytest.raises(TrainingError, match=r"folder of the model to train.*out"):
         prepare(make_job(EMBEDDED_FOLDER))
 
 
-def test_tied_embeddings_on_anothers_server_are_refused_but_with_adapters(tmp_path: Path) -> None:
+def test_tied_embeddings_on_a_remote_server_need_adapters(tmp_path: Path) -> None:
     model = tmp_path / "tied"
     shutil.copytree(EMBEDDED_FOLDER, model)
     config = json.loads((model / "config.json").read_text())
@@ -128,27 +129,28 @@ def test_tied_embeddings_on_anothers_server_are_refused_but_with_adapters(tmp_pa
     prepare(dataclasses.replace(job, base_url=None))
 
 
-# What follows from a job
+# Derived settings
 
 
-@pytest.mark.parametrize(("groups", "per_step", "steps"), [(4, 32, 1), (4, 2, 2), (5, 2, 3), (4, 1, 4)])
-def test_an_iterations_groups_make_steps_and_a_checkpoint_follows_each_iteration(
-    groups: int, per_step: int, steps: int, tmp_path: Path
+@pytest.mark.parametrize(("groups", "groups_per_step", "steps"), [(4, 32, 1), (4, 2, 2), (5, 2, 3), (4, 1, 4)])
+def test_groups_of_an_iteration_are_split_into_steps_with_one_checkpoint(
+    groups: int, groups_per_step: int, steps: int, tmp_path: Path
 ) -> None:
     collect = CollectSettings(rollouts=4, groups=groups)
-    prepared = prepare(make_job(tmp_path, collect=collect, iterations=7, **setting(groups_per_step=per_step)))
+    settings = make_settings(groups_per_step=groups_per_step)
+    prepared = prepare(make_job(tmp_path, collect=collect, iterations=7, **settings))
     assert prepared.steps_per_iteration == steps
     assert (prepared.config.max_steps, prepared.config.save_steps) == (7 * steps, steps)
 
 
-def test_processes_wait_for_the_one_that_collects(tmp_path: Path) -> None:
-    """By default they would wait half an hour."""
+def test_processes_wait_a_day_for_the_collecting_one(tmp_path: Path) -> None:
+    """The default of torch is half an hour."""
     config = prepare(make_job(tmp_path)).config
     assert config.ddp_timeout == 24 * 3600
-    assert prepare(make_job(tmp_path, **setting(ddp_timeout=60))).config.ddp_timeout == 60
+    assert prepare(make_job(tmp_path, **make_settings(ddp_timeout=60))).config.ddp_timeout == 60
 
 
-def test_measured_lengths_are_the_curriculums_and_four_times_its_longest(tmp_path: Path) -> None:
+def test_measured_lengths_include_four_times_the_longest_training_length(tmp_path: Path) -> None:
     job = make_job(tmp_path, lengths=(500, 1000))
     assert prepare(job).measured_lengths == (500, 1000, 4000)
     assert prepare(dataclasses.replace(job, measure_lengths=(800,))).measured_lengths == (800,)
@@ -162,7 +164,7 @@ READING = WordingSettings(chunk_tokens=200, memory_tokens=100, question_tokens=1
 
 
 @pytest.mark.parametrize(("preset", "strategy"), PRESETS)
-def test_a_loop_takes_each_preset(preset: str, strategy: str | None, plain_model: Path, tmp_path: Path) -> None:
+def test_loop_accepts_each_preset(preset: str, strategy: str | None, plain_model: Path, tmp_path: Path) -> None:
     job = make_job(tmp_path / "rl", preset=preset, strategy=strategy, model=str(plain_model), reading=READING)
     prepared = prepare(job)
     assert prepared.record["settings"]["credit"] == prepared.config.credit
@@ -174,8 +176,8 @@ def test_a_loop_takes_each_preset(preset: str, strategy: str | None, plain_model
 # Folders
 
 
-def begin(out: Path, **changes: Any) -> RLJob:
-    """A loop that collected once and was killed."""
+def make_killed_loop(out: Path, **changes: Any) -> RLJob:
+    """Make the folder of a loop that was killed after its first collection."""
     job = make_job(out, iterations=3, **changes)
     prepared = prepare(job)
     write_record(out, prepared.record)
@@ -184,9 +186,9 @@ def begin(out: Path, **changes: Any) -> RLJob:
 
 
 @pytest.fixture(scope="module")
-def begun_job(tmp_path_factory: pytest.TempPathFactory) -> RLJob:
-    """One that no test changes."""
-    return begin(tmp_path_factory.mktemp("begun"))
+def killed_job(tmp_path_factory: pytest.TempPathFactory) -> RLJob:
+    """A killed loop, shared by all tests."""
+    return make_killed_loop(tmp_path_factory.mktemp("begun"))
 
 
 @pytest.mark.parametrize(
@@ -201,53 +203,52 @@ def begun_job(tmp_path_factory: pytest.TempPathFactory) -> RLJob:
         ({"advance_at": 0.9}, "advance_at was 0.8 and is 0.9"),
         ({"small": False}, "small was True and is False"),
         ({"lora_rank": 8}, "lora_rank was None and is 8"),
-        ({"temperature": 0.9} | setting(importance_cap=None), "sampled_at was 1.0 and is 0.9"),
+        ({"temperature": 0.9} | make_settings(importance_cap=None), "sampled_at was 1.0 and is 0.9"),
         ({"collect": CollectSettings(rollouts=8, groups=4)}, "rollouts was 4 and is 8"),
         ({"collect": CollectSettings(rollouts=4, groups=5)}, "groups was 4 and is 5"),
         ({"collect": CollectSettings(rollouts=4, groups=4, max_questions=9)}, "max_questions was 64 and is 9"),
-        (setting(learning_rate=1e-5), "learning_rate was 0.0001 and is 1e-05"),
-        (setting(groups_per_step=2), "groups_per_step was 4 and is 2"),
+        (make_settings(learning_rate=1e-5), "learning_rate was 0.0001 and is 1e-05"),
+        (make_settings(groups_per_step=2), "groups_per_step was 4 and is 2"),
         ({"reading": WordingSettings(chunk_tokens=64)}, "read_with was None and is "),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_going_on_with_other_settings_is_refused_and_says_which(
-    changes: dict[str, Any], message: str, begun_job: RLJob
+def test_resuming_with_other_settings_is_refused_with_their_names(
+    changes: dict[str, Any], message: str, killed_job: RLJob
 ) -> None:
     with pytest.raises(TrainingError, match=rf"started with different inputs: .*{message}.*Resume with the same"):
-        prepare(dataclasses.replace(begun_job, resume=True, **changes))
+        prepare(dataclasses.replace(killed_job, resume=True, **changes))
 
 
 def test_settings_that_do_not_affect_the_weights_may_change(tmp_path: Path) -> None:
-    job = begin(tmp_path)
+    job = make_killed_loop(tmp_path)
     collect = dataclasses.replace(job.collect, concurrency=1)
     changes: dict[str, Any] = {"measure_every": 1, "collect": collect, "base_url": "http://x/v1"}
-    prepare(dataclasses.replace(job, resume=True, **changes, **setting(token_budget=4096)))
+    prepare(dataclasses.replace(job, resume=True, **changes, **make_settings(token_budget=4096)))
 
 
-def test_iterations_may_grow_where_the_learning_rate_does_not_depend_on_them(tmp_path: Path) -> None:
-    constant, falling = (
-        dataclasses.replace(begin(tmp_path / name, **setting(lr_scheduler_type=name)), resume=True, iterations=30)
-        for name in ("constant", "cosine")
-    )
-    assert prepare(constant).config.max_steps == 30
+def test_iterations_can_be_added_only_with_a_constant_learning_rate(tmp_path: Path) -> None:
+    settings_by_name = {name: make_settings(lr_scheduler_type=name) for name in ("constant", "cosine")}
+    killed_jobs = [make_killed_loop(tmp_path / name, **settings) for name, settings in settings_by_name.items()]
+    constant_job, cosine_job = (dataclasses.replace(job, resume=True, iterations=30) for job in killed_jobs)
+    assert prepare(constant_job).config.max_steps == 30
     with pytest.raises(TrainingError, match="iterations was 3 and is 30"):
-        prepare(falling)
+        prepare(cosine_job)
 
 
-def test_a_folder_with_a_loop_is_refused_without_resume(tmp_path: Path) -> None:
-    job = begin(tmp_path)
+def test_folder_with_a_loop_is_refused_without_resume(tmp_path: Path) -> None:
+    job = make_killed_loop(tmp_path)
     with pytest.raises(TrainingError, match=r"already has a loop.*resume.*out"):
         prepare(job)
     prepare(dataclasses.replace(job, resume=True))
 
 
-def test_a_loop_killed_in_its_first_collection_is_refused_without_resume(tmp_path: Path) -> None:
-    """Another loop would take the runs for its own: they have the names that it would give."""
+def test_loop_killed_in_its_first_collection_is_refused_without_resume(tmp_path: Path) -> None:
+    """Another loop would take the runs for its own, because it would give them the same names."""
     job = make_job(tmp_path)
     write_record(job.out, prepare(job).record)
     log = RunLog(tmp_path / "runs.sqlite")
-    prepare(job)  # there is nothing in it
+    prepare(job)  # the log is still empty
     write_run(log, "collection-0-0-0", 0, stop_reason=None)
     log.close()
     with pytest.raises(TrainingError, match="already has a loop"):
@@ -258,7 +259,7 @@ def test_a_loop_killed_in_its_first_collection_is_refused_without_resume(tmp_pat
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_another_trainings_folder_is_no_loop_to_go_on_with(resume: bool, tmp_path: Path) -> None:
+def test_folder_of_another_training_is_refused(resume: bool, tmp_path: Path) -> None:
     job = make_job(tmp_path, resume=resume)
     record = prepare(job).record
     (tmp_path / "training.json").write_text(json.dumps({part: record[part] for part in ("settings", "model")}))
@@ -267,12 +268,12 @@ def test_another_trainings_folder_is_no_loop_to_go_on_with(resume: bool, tmp_pat
         prepare(job)
 
 
-def test_an_empty_folder_may_be_resumed(tmp_path: Path) -> None:
+def test_empty_folder_can_be_resumed(tmp_path: Path) -> None:
     prepare(make_job(tmp_path / "new", resume=True))
 
 
 @pytest.mark.parametrize(
-    ("changes", "visible", "message"),
+    ("changes", "visible_devices", "message"),
     [
         ({"server_gpus": "6,7"}, "4,5,6", r"cannot share the GPUs 6.*CUDA_VISIBLE_DEVICES"),
         ({"server_gpus": "0", "engine": Engine.LOCAL}, "1", r"no effect.*server_gpus"),
@@ -280,9 +281,9 @@ def test_an_empty_folder_may_be_resumed(tmp_path: Path) -> None:
     ],
     ids=["both", "no server", "template"],
 )
-def test_devices_and_templates_that_cannot_be_are_refused_before_anything_is_loaded(
-    changes: dict[str, Any], visible: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_devices_and_chat_templates_are_refused_before_loading(
+    changes: dict[str, Any], visible_devices: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible_devices)
     with pytest.raises(MemAgentError, match=message):
         prepare(make_job(tmp_path / "rl", **changes))

@@ -1,4 +1,4 @@
-"""The journal holds what was written, whenever the writing process was killed, and nothing of others' files is lost."""
+"""The journal returns all records that were written, and refuses files that are not journals."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_journal_records_are_read_back(entries: list[CollectionRecord | Measurem
         else:
             journal.add_measurements(entry)
     assert path.exists() == bool(entries)
-    for one in (journal, LoopJournal(path)):
-        assert one.records == records
-        assert one.measurements == [entry for entry in entries if isinstance(entry, Measurement)]
+    for any_journal in (journal, LoopJournal(path)):
+        assert any_journal.records == records
+        assert any_journal.measurements == [entry for entry in entries if isinstance(entry, Measurement)]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_journal_records_are_read_back(entries: list[CollectionRecord | Measurem
         b'{"kind": "collected", "by_length": {"far": {}}}\n',
     ],
 )
-def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(content: bytes, tmp_path: Path) -> None:
+def test_other_file_is_refused_and_left_unchanged(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(content)
     with pytest.raises(TrainingError, match=r"(not a journal|cannot be parsed).*another folder"):
@@ -65,7 +65,7 @@ def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(content: bytes,
     assert path.read_bytes() == content
 
 
-def test_a_gap_between_collections_is_refused(tmp_path: Path) -> None:
+def test_gap_between_collections_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for number in range(3):
         LoopJournal(path).add_collection(make_record(number))
@@ -75,7 +75,7 @@ def test_a_gap_between_collections_is_refused(tmp_path: Path) -> None:
         LoopJournal(path)
 
 
-def test_an_iteration_is_trained_on_the_collection_that_was_enough(tmp_path: Path) -> None:
+def test_iteration_is_trained_on_the_collection_with_enough_groups(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
     for entry in (make_record(0), make_record(1, iteration=1, is_enough=False), make_record(2, iteration=1)):
         journal.add_collection(entry)
@@ -84,7 +84,7 @@ def test_an_iteration_is_trained_on_the_collection_that_was_enough(tmp_path: Pat
     assert journal.find_collection(2) is None
 
 
-def test_measurements_belong_to_the_weights_that_an_iteration_begins_with(tmp_path: Path) -> None:
+def test_measurements_are_found_by_iteration(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
     entries = [make_measurement(0), make_measurement(2, temperature=0.0), make_measurement(2, temperature=1.0)]
     for entry in entries:
@@ -93,7 +93,7 @@ def test_measurements_belong_to_the_weights_that_an_iteration_begins_with(tmp_pa
     assert journal.find_measurements(1) == []
 
 
-def test_the_mean_reward_is_over_reads_and_not_over_lengths() -> None:
+def test_mean_reward_is_over_reads_not_lengths() -> None:
     collection = make_record(by_length={500: MeanReward(1.0, 30), 1000: MeanReward(0.0, 10)})
     assert collection.reward == 0.75
     assert collection.groups == 1

@@ -1,4 +1,4 @@
-"""A whole loop in this process: ids and log-probs as with a server, and other weights after each iteration."""
+"""A complete loop in this process: ids and log-probs as with a server, and new weights after each iteration."""
 
 from __future__ import annotations
 
@@ -23,30 +23,28 @@ from memagent_training.rl import run
 from memagent_training.rl.collecting import Collector
 from memagent_training.rl.loop_journal import LoopJournal
 
-_NAMES = [name for names in write_tables.METRICS for name in names.split(", ")]
-IN_TABLE = re.compile("|".join(re.sub(r"NAME|ROLE|LENGTH|TASK|WAY", r"\\w+", name) for name in _NAMES))
+_METRIC_NAMES = [name for names in write_tables.METRICS for name in names.split(", ")]
+METRIC_PATTERN = re.compile("|".join(re.sub(r"NAME|ROLE|LENGTH|TASK|WAY", r"\\w+", name) for name in _METRIC_NAMES))
 
 
-CREDIT = [{"reward": "outcome"}, {"reward": "evidence_f2", "weight": 0.2}, {"reward": "format", "weight": 0.1}]
+CREDIT_TERMS = [{"reward": "outcome"}, {"reward": "evidence_f2", "weight": 0.2}, {"reward": "format", "weight": 0.1}]
 
 
-def test_a_loop_runs_in_this_process_at_any_temperature_with_rewards_for_more_than_outcomes(
-    tmp_path, monkeypatch
-) -> None:
+def test_loop_runs_in_process_with_temperature_and_several_rewards(tmp_path, monkeypatch) -> None:
     rollouts: list[Rollout] = []
     load = Collector._load
 
-    def load_and_remember(*args: Any) -> list[RolloutGroup]:
+    def load_and_record(*args: Any) -> list[RolloutGroup]:
         groups = load(*args)
         rollouts.extend(rollout for group in groups for rollout in group.rollouts_G)
         return groups
 
-    monkeypatch.setattr(Collector, "_load", load_and_remember)
+    monkeypatch.setattr(Collector, "_load", load_and_record)
     job = make_job(
         tmp_path / "rl", engine=Engine.LOCAL, iterations=2, preset="memagent-paper", temperature=1.3, lengths=(300,),
         collect=CollectSettings(rollouts=3, groups=2, max_questions=2, concurrency=16),
         measure_every=2, measure_lengths=(300,), measure_count=2,
-        settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0, "credit": CREDIT},
+        settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0, "credit": CREDIT_TERMS},
     )  # fmt: skip
     recorder = StatusRecorder()
     result = run(job, recorder)
@@ -58,8 +56,8 @@ def test_a_loop_runs_in_this_process_at_any_temperature_with_rewards_for_more_th
         (2, "sync"), (2, "measure"),
     ]  # fmt: skip
     card = (job.out / "README.md").read_text()
-    for words in ("| base | embedded", "| reward | exact_match |", "niah_multikey_2", "after 2 iterations"):
-        assert words in card, words
+    for expected_text in ("| base | embedded", "| reward | exact_match |", "niah_multikey_2", "after 2 iterations"):
+        assert expected_text in card, expected_text
     assert "None" not in card
     log = RunLog(job.out / "runs.sqlite")
     versions = {
@@ -69,15 +67,15 @@ def test_a_loop_runs_in_this_process_at_any_temperature_with_rewards_for_more_th
     state = json.loads((job.out / "checkpoint-2" / "trainer_state.json").read_text())
     gaps = [entry["sampling/sampling_logp_difference/mean"] for entry in state["log_history"] if "loss" in entry]
     assert len(gaps) == 2 and max(gaps) < 1e-4
-    assert {name for entry in state["log_history"] for name in entry if not IN_TABLE.fullmatch(name)} == set()
-    ways = [
+    assert {name for entry in state["log_history"] for name in entry if not METRIC_PATTERN.fullmatch(name)} == set()
+    measured = [
         (measurement.iteration, measurement.as_deployed)
         for measurement in LoopJournal(job.out / "journal.jsonl").measurements
     ]
-    assert ways == [(0, True), (0, False), (2, True), (2, False)]
+    assert measured == [(0, True), (0, False), (2, True), (2, False)]
 
 
-def test_a_sampler_of_another_number_format_is_seen_and_corrected(tmp_path: Path) -> None:
+def test_sampling_in_another_number_format_is_measured_and_corrected(tmp_path: Path) -> None:
     job = make_job(
         tmp_path / "rl", engine=Engine.LOCAL, iterations=1, preset="dapo", temperature=2.0, lengths=(300,),
         collect=CollectSettings(rollouts=2, groups=1, max_questions=1, concurrency=16),
@@ -90,24 +88,25 @@ def test_a_sampler_of_another_number_format_is_seen_and_corrected(tmp_path: Path
     assert log["importance/mean"] != 1
 
 
-async def test_log_probs_are_those_before_temperature_unless_those_after_it_are_asked_for() -> None:
+async def test_log_probs_are_before_temperature_unless_processed_ones_are_requested() -> None:
     sampling = SamplingParams(max_tokens=6, temperature=2.0, seed=1, logprobs=True)
-    before, after = [
-        await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=after).complete([1, 2, 3], sampling)
-        for after in (False, True)
+    raw, processed = [
+        await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=processed).complete([1, 2, 3], sampling)
+        for processed in (False, True)
     ]
-    assert before.token_ids == after.token_ids
-    assert before.logprobs != after.logprobs
+    assert raw.token_ids == processed.token_ids
+    assert raw.logprobs != processed.logprobs
 
 
-def test_the_page_of_training_tables_is_up_to_date() -> None:
+def test_training_tables_page_is_up_to_date() -> None:
     page = (write_tables.REFERENCE / "training_tables.md").read_text("utf-8")
     assert page == write_tables.render_training_page(), "run python scripts/write_tables.py"
 
 
-def test_each_metric_in_the_table_is_one_of_the_code_s() -> None:
+def test_each_metric_in_the_table_occurs_in_the_code() -> None:
     root = write_tables.REFERENCE.parents[1] / "training/memagent_training"
     code = "".join(path.read_text("utf-8") for path in root.rglob("*.py"))
-    of_trl = {"grad_norm", "learning_rate", "epoch", "step", "loss"}
-    parts = {part for name in _NAMES if name not in of_trl for part in re.split(r"/|_?[A-Z]+", name) if part}
+    trl_metrics = {"grad_norm", "learning_rate", "epoch", "step", "loss"}
+    names = [name for name in _METRIC_NAMES if name not in trl_metrics]
+    parts = {part for name in names for part in re.split(r"/|_?[A-Z]+", name) if part}
     assert {part for part in parts if part not in code} == set()

@@ -1,4 +1,4 @@
-"""Questions of one's own in a loop: epochs without a question held out, and what is refused before anything runs."""
+"""User questions in a loop: epochs, held-out questions and documents, filters, and refusals before anything runs."""
 
 from __future__ import annotations
 
@@ -27,94 +27,89 @@ from memagent_training.rl.rl_job import PreparedLoop, prepare
 from memagent_training.training_errors import TrainingError
 
 
-def rows(number: int, *, words: int = 60) -> list[dict[str, Any]]:
-    """Questions, two on each document."""
+def make_rows(count: int, *, word_count: int = 60) -> list[dict[str, Any]]:
+    """Make questions, two on each document."""
     return [
         {
-            "question": f"What is the code of harbor {place}?",
-            "document": f"The minutes of day {place // 2}. " + "It rained all day. " * (words // 4),
-            "answers": [str(1000 + place)],
+            "question": f"What is the code of harbor {index}?",
+            "document": f"The minutes of day {index // 2}. " + "It rained all day. " * (word_count // 4),
+            "answers": [str(1000 + index)],
         }
-        for place in range(number)
+        for index in range(count)
     ]
 
 
-def write(path: Path, of: Sequence[Any]) -> Path:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in of), "utf-8")
+def write_rows(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     return path
 
 
-def prepare_loop(tmp_path: Path, of: Sequence[Any], **changes: Any) -> PreparedLoop:
-    usual = {
-        "data": write(tmp_path / "mine.jsonl", of),
-        "tasks": (),
-        "lengths": (),
-        "measure_every": 1,
-        "measure_count": 100,
-    }
-    return prepare(make_job(tmp_path / "rl", **(usual | changes)))
+def prepare_loop(tmp_path: Path, rows: Sequence[Any], **changes: Any) -> PreparedLoop:
+    defaults: dict[str, Any] = {"tasks": (), "lengths": (), "measure_every": 1, "measure_count": 100}
+    defaults["data"] = write_rows(tmp_path / "mine.jsonl", rows)
+    return prepare(make_job(tmp_path / "rl", **(defaults | changes)))
 
 
-def questions(of: Sequence[Sample]) -> list[str]:
-    return [sample.question for sample in of]
+def get_questions(samples: Sequence[Sample]) -> list[str]:
+    return [sample.question for sample in samples]
 
 
-def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) -> None:
-    of = prepare_loop(tmp_path, rows(40)).curriculum
-    (length,) = of.lengths
-    held_out = questions(of.list_held_out_samples(length, 100))
+def test_each_epoch_asks_every_training_question_once(tmp_path: Path) -> None:
+    curriculum = prepare_loop(tmp_path, make_rows(40)).curriculum
+    (length,) = curriculum.lengths
+    held_out = get_questions(curriculum.list_held_out_samples(length, 100))
     assert len(held_out) == 4
     drawn_questions: list[str] = []
     records: list[Any] = []
     for number in range(18):
-        batch = questions(list(islice(of.draw_questions(number, 0, records), 10)))
+        batch = get_questions(list(islice(curriculum.draw_questions(number, 0, records), 10)))
         records.append(make_record(number, questions=len(batch)))
         drawn_questions += batch
-    assert of.compute_epochs(records, 0) == 5
+    assert curriculum.compute_epochs(records, 0) == 5
     epochs = [drawn_questions[start : start + 36] for start in range(0, 180, 36)]
     assert all(set(epoch) == set(epochs[0]) and len(set(epoch)) == 36 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 5
     assert set(held_out).isdisjoint(drawn_questions)
-    assert set(held_out) | set(drawn_questions) == {row["question"] for row in rows(40)}
+    assert set(held_out) | set(drawn_questions) == {row["question"] for row in make_rows(40)}
 
 
-def test_a_collection_repeats_its_questions_on_resume_and_asks_none_twice(tmp_path: Path) -> None:
-    of = prepare_loop(tmp_path, rows(12)).curriculum
+def test_collection_repeats_its_questions_on_resume(tmp_path: Path) -> None:
+    curriculum = prepare_loop(tmp_path, make_rows(12)).curriculum
     records = [make_record(0, questions=3), make_record(1, questions=4)]
-    again = [questions(list(of.draw_questions(1, 0, before))) for before in (records[:1], records)]
-    assert again[0] == again[1]
-    assert len(again[0]) == 11
-    assert max(Counter(questions(list(of.draw_questions(0, 0)))).values()) == 1
+    draws = [get_questions(list(curriculum.draw_questions(1, 0, known))) for known in (records[:1], records)]
+    assert draws[0] == draws[1]
+    assert len(draws[0]) == 11
+    assert max(Counter(get_questions(list(curriculum.draw_questions(0, 0)))).values()) == 1
 
 
-def test_a_document_is_either_for_training_or_held_out(tmp_path: Path) -> None:
-    of = prepare_loop(tmp_path, rows(40), held_out=0.25).curriculum
-    held_out = {"".join(sample.text()) for sample in of.list_held_out_samples(of.lengths[0], 100)}
-    training = {"".join(sample.text()) for sample in of.draw_questions(0, 0)}
+def test_documents_are_either_for_training_or_held_out(tmp_path: Path) -> None:
+    curriculum = prepare_loop(tmp_path, make_rows(40), held_out=0.25).curriculum
+    held_out = {"".join(sample.text()) for sample in curriculum.list_held_out_samples(curriculum.lengths[0], 100)}
+    training = {"".join(sample.text()) for sample in curriculum.draw_questions(0, 0)}
     assert len(held_out) == 5
     assert held_out.isdisjoint(training)
 
 
-def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> None:
-    of = prepare_loop(tmp_path, [*rows(8), *rows(8, words=700)], held_out=0.2).curriculum
-    short, long = of.lengths
-    assert {sample.length for sample in of.draw_questions(0, 0)} == {short}
-    after = [make_record(0, by_length={short: MeanReward(0.9, 8)}, questions=2)]
-    assert of.find_stage(after) == 1
-    assert Counter(sample.length for sample in of.draw_questions(1, 1, after)) == {short: 6, long: 6}
+def test_stage_with_longer_documents_follows_right_answers(tmp_path: Path) -> None:
+    curriculum = prepare_loop(tmp_path, [*make_rows(8), *make_rows(8, word_count=700)], held_out=0.2).curriculum
+    short, long = curriculum.lengths
+    assert {sample.length for sample in curriculum.draw_questions(0, 0)} == {short}
+    records = [make_record(0, by_length={short: MeanReward(0.9, 8)}, questions=2)]
+    assert curriculum.find_stage(records) == 1
+    assert Counter(sample.length for sample in curriculum.draw_questions(1, 1, records)) == {short: 6, long: 6}
 
 
-def test_a_length_with_one_question_is_trained_on(tmp_path) -> None:
-    of = prepare_loop(tmp_path, [rows(1, words=8)[0], *rows(9, words=200)[1:]]).curriculum
-    alone, others = of.lengths
-    assert [len(of.list_held_out_samples(length, 100)) for length in (alone, others)] == [0, 1]
-    assert of.min_first_questions > 1
-    assert of.find_stage([]) == 1
-    assert Counter(sample.length for sample in of.draw_questions(0, 1)) == {alone: 1, others: 7}
+def test_length_with_one_question_is_trained_on(tmp_path) -> None:
+    curriculum = prepare_loop(tmp_path, [make_rows(1, word_count=8)[0], *make_rows(9, word_count=200)[1:]]).curriculum
+    short, long = curriculum.lengths
+    assert [len(curriculum.list_held_out_samples(length, 100)) for length in (short, long)] == [0, 1]
+    assert curriculum.min_first_questions > 1
+    assert curriculum.find_stage([]) == 1
+    assert Counter(sample.length for sample in curriculum.draw_questions(0, 1)) == {short: 1, long: 7}
 
 
-def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_path: Path) -> None:
-    of = [
+def test_ruler_hqa_takes_hotpotqa_questions_with_distractors(tmp_path: Path) -> None:
+    rows = [
         {
             "_id": f"h{number}",
             "question": f"When was mayor {number} born?",
@@ -124,66 +119,66 @@ def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_pa
         }
         for number in range(10)
     ]
-    loop = prepare_loop(tmp_path, of, tasks=("ruler_hqa",), lengths=(4, 8), small=False, held_out=0.2)
-    held_out = [set(questions(loop.curriculum.list_held_out_samples(length, 100))) for length in (4, 8)]
+    loop = prepare_loop(tmp_path, rows, tasks=("ruler_hqa",), lengths=(4, 8), small=False, held_out=0.2)
+    held_out = [set(get_questions(loop.curriculum.list_held_out_samples(length, 100))) for length in (4, 8)]
     assert held_out[0] == held_out[1]
     assert len(held_out[0]) == 2
     training = list(loop.curriculum.draw_questions(0, 1))
     assert len(training) == 16
-    assert held_out[0].isdisjoint(questions(training))
+    assert held_out[0].isdisjoint(get_questions(training))
     text = "".join(next(sample for sample in training if sample.length == 8).text())
     assert text.count("Document ") == 8
 
 
-def test_a_resumed_loop_has_the_same_questions(tmp_path: Path) -> None:
-    before = prepare_loop(tmp_path, rows(10)).record["loop"]
-    assert before["questions"] == prepare_loop(tmp_path, rows(10)).record["loop"]["questions"]
-    assert before["questions"] != prepare_loop(tmp_path, rows(11)).record["loop"]["questions"]
-    assert before["questions"] != prepare_loop(tmp_path, rows(10), held_out=0.3).record["loop"]["questions"]
+def test_record_of_a_loop_identifies_its_questions(tmp_path: Path) -> None:
+    loop_record = prepare_loop(tmp_path, make_rows(10)).record["loop"]
+    assert loop_record["questions"] == prepare_loop(tmp_path, make_rows(10)).record["loop"]["questions"]
+    assert loop_record["questions"] != prepare_loop(tmp_path, make_rows(11)).record["loop"]["questions"]
+    assert loop_record["questions"] != prepare_loop(tmp_path, make_rows(10), held_out=0.3).record["loop"]["questions"]
 
 
 @pytest.mark.parametrize(
-    ("of", "changes", "message"),
+    ("rows", "changes", "message"),
     [
         ([{"question": "Who?", "document": "Ada."}], {}, r"line 1.*\"answers\" is missing"),
-        ([*rows(4), rows(4)[1]], {}, r"questions 1 and 4 .* the same.*harbor 1.*Take one of them out"),
-        (rows(10), {"lengths": (4096,)}, r"qa_files has 0 questions of length 4,096.*numbers of questions.*\(10\)"),
-        (rows(1), {}, r"no question of length \d+ is held out.*Add questions"),
-        ([{**rows(1)[0], "document": __file__}], {}, r"line 1: \"document\" is the path of a file.*test_rl_own"),
-        (rows(10), {"held_out": 0.0}, r"no question of length \d+ is held out.*held_out 0.1.*measure_every 0"),
-        (rows(10), {"held_out": 1.0}, r"held_out must be at least 0 and below 1, got 1"),
-        (rows(10), {"held_out": 0.97}, r"10 questions.*97% of them are held out.*none is left.*held_out"),
-        (rows(10), {"tasks": ("niah_single_1",), "lengths": (500,)}, r"makes its own questions, and takes none from"),
-        (rows(10), {"tasks": ("qa_files", "niah_single_1"), "lengths": (500,)}, r"is not mixed with other tasks"),
-        (rows(10), {"tasks": ("niah_single_1",)}, r"niah_single_1 have no lengths of their own.*Pass lengths"),
+        ([*make_rows(4), make_rows(4)[1]], {}, r"questions 1 and 4 .* the same.*harbor 1.*Take one of them out"),
+        (make_rows(10), {"lengths": (4096,)}, r"qa_files has 0 questions of length 4,096.*of questions.*\(10\)"),
+        (make_rows(1), {}, r"no question of length \d+ is held out.*Add questions"),
+        ([{**make_rows(1)[0], "document": __file__}], {}, r"line 1: \"document\" is the path of a file.*test_rl_own"),
+        (make_rows(10), {"held_out": 0.0}, r"no question of length \d+ is held out.*held_out 0.1.*measure_every 0"),
+        (make_rows(10), {"held_out": 1.0}, r"held_out must be at least 0 and below 1, got 1"),
+        (make_rows(10), {"held_out": 0.97}, r"10 questions.*97% of them are held out.*none is left.*held_out"),
+        (make_rows(10), {"tasks": ("niah_single_1",), "lengths": (500,)}, r"its own questions, and takes none from"),
+        (make_rows(10), {"tasks": ("qa_files", "niah_single_1"), "lengths": (500,)}, r"is not mixed with other tasks"),
+        (make_rows(10), {"tasks": ("niah_single_1",)}, r"niah_single_1 have no lengths of their own.*Pass lengths"),
     ],
     ids=str,
 )
 def test_invalid_questions_are_refused_with_a_hint(
-    of: list[Any], changes: dict[str, Any], message: str, tmp_path: Path
+    rows: list[Any], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(MemAgentError, match=message):
-        prepare_loop(tmp_path, of, **changes)
+        prepare_loop(tmp_path, rows, **changes)
     assert not (tmp_path / "rl").exists()
 
 
-def test_nothing_need_be_held_out_where_nothing_is_measured(tmp_path: Path) -> None:
-    of = prepare_loop(tmp_path, rows(10), held_out=0.0, measure_every=0).curriculum
-    assert len(list(of.draw_questions(0, 0))) == 10
+def test_nothing_is_held_out_if_nothing_is_measured(tmp_path: Path) -> None:
+    curriculum = prepare_loop(tmp_path, make_rows(10), held_out=0.0, measure_every=0).curriculum
+    assert len(list(curriculum.draw_questions(0, 0))) == 10
 
 
-def test_an_added_policy_is_trained_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_that_was_not_added_completely_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path))
     with pytest.raises(MemAgentError, match=r"english is not on this machine.*memagent policy add english"):
         find_base_model("english")
     folder = get_policies_folder() / "english"
     folder.parent.mkdir(parents=True)
     folder.symlink_to(EMBEDDED_FOLDER)
-    with pytest.raises(MemAgentError, match="not on this machine"):  # without the record, it was not added to its end
+    with pytest.raises(MemAgentError, match="not on this machine"):  # without its record, adding was not completed
         find_base_model("english")
 
 
-def test_a_models_folder_names_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_code_of_a_model_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}}
     (tmp_path / "config.json").write_text(json.dumps(code), "utf-8")
     (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", "utf-8")
@@ -194,19 +189,19 @@ def test_a_models_folder_names_no_code(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "ran").exists()
 
 
-def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path: Path) -> None:
-    of = [*rows(7)[:6], rows(7)[6] | {"question": "What is two and two?", "answers": ["none"]}]
-    data, results = write(tmp_path / "mine.jsonl", of), tmp_path / "without"
+def test_questions_answered_without_the_document_are_left_out(tmp_path: Path) -> None:
+    rows = [*make_rows(7)[:6], make_rows(7)[6] | {"question": "What is two and two?", "answers": ["none"]}]
+    data, results = write_rows(tmp_path / "mine.jsonl", rows), tmp_path / "without"
     with pytest.raises(MemAgentError, match=r"no results in .*without"):
-        prepare_loop(tmp_path, of, drop_answered_without=results)
+        prepare_loop(tmp_path, rows, drop_answered_without=results)
     command = ["eval", "qa_files", "--data", str(data), "--model", "embedded", "--out", str(results), "--systems"]
     for system in ("full_context", "no_document"):
         assert CliRunner().invoke(app, [*command, system, "--resume"]).exit_code == 0
         if system == "full_context":
             with pytest.raises(MemAgentError, match=r"no answers without the document.*systems no_document"):
-                prepare_loop(tmp_path, of, drop_answered_without=results)
-    loop = prepare_loop(tmp_path, of, drop_answered_without=results)
+                prepare_loop(tmp_path, rows, drop_answered_without=results)
+    loop = prepare_loop(tmp_path, rows, drop_answered_without=results)
     held_out = loop.curriculum.list_held_out_samples(loop.job.lengths[0], 100)
     samples = [*loop.curriculum.draw_questions(0, 0), *held_out]
-    assert {sample.question for sample in samples} == {row["question"] for row in rows(6)}
-    assert loop.record["loop"]["questions"] != prepare_loop(tmp_path, of).record["loop"]["questions"]
+    assert {sample.question for sample in samples} == {row["question"] for row in make_rows(6)}
+    assert loop.record["loop"]["questions"] != prepare_loop(tmp_path, rows).record["loop"]["questions"]

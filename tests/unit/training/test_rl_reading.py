@@ -1,4 +1,4 @@
-"""How a loop's policy reads may be chosen; what was chosen stays with its weights."""
+"""Reading settings of a loop are used by its readers and saved with its policy."""
 
 from __future__ import annotations
 
@@ -33,16 +33,14 @@ def prepare_base(tmp_path: Path, reading: WordingSettings, model: Path | str = "
     return prepare(make_job(tmp_path / "rl", model=str(model), reading=reading)).base
 
 
-def test_without_choices_the_models_own_profile_holds(tmp_path: Path) -> None:
+def test_default_profile_is_that_of_the_model(tmp_path: Path) -> None:
     prepared = prepare(make_job(tmp_path / "rl"))
     assert prepared.base.profile is None
     assert "read_with" not in prepared.record["loop"]
 
 
-async def test_a_loop_samples_without_the_profiles_top_p_and_rules(
-    tmp_path: Path,
-) -> None:
-    """Its rewards are for what the policy wrote, not for what was kept from it."""
+async def test_rollouts_are_sampled_without_top_p_and_rules_of_the_profile(tmp_path: Path) -> None:
+    """Rewards are for what the policy wrote, not for what rules kept of it."""
     model = tmp_path / "narrow"
     shutil.copytree(EMBEDDED_FOLDER, model)
     values = json.loads((model / "memagent.json").read_text())
@@ -58,14 +56,14 @@ async def test_a_loop_samples_without_the_profiles_top_p_and_rules(
     assert (prepared.profile.temperature, prepared.profile.top_p) == (0.7, 0.95)
 
 
-def test_choices_change_the_models_own_profile_and_nothing_else_of_it(tmp_path: Path) -> None:
-    own = load_profile("embedded")
-    assert own is not None
+def test_reading_settings_change_only_their_fields_of_the_profile(tmp_path: Path) -> None:
+    base = load_profile("embedded")
+    assert base is not None
     profile = prepare_base(tmp_path, WordingSettings(chunk_tokens=128, boundary="paragraph")).profile
-    assert profile == Profile(replace(own.budget, chunk_tokens=128), own.prompts, "paragraph", own.on_invented)
+    assert profile == Profile(replace(base.budget, chunk_tokens=128), base.prompts, "paragraph", base.on_invented)
 
 
-def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -> None:
+def test_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -> None:
     reading = WordingSettings(
         layout="section_first", chunk_tokens=300, memory_tokens=64, question_tokens=64, answer_tokens=64
     )
@@ -76,7 +74,7 @@ def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -
     assert prepare_base(tmp_path, WordingSettings(profile="embedded"), plain_model).profile == load_profile("embedded")
 
 
-def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_model: Path) -> None:
+def test_saved_policy_has_the_reading_settings_of_its_training(tmp_path: Path, plain_model: Path) -> None:
     reading = WordingSettings(
         layout="section_first", answer_format="plain", empty_memory="new", boundary="sentence",
         chunk_tokens=200, memory_tokens=64, question_tokens=64, answer_tokens=64,
@@ -93,14 +91,14 @@ def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_mo
     assert (out / "tokenizer.json").read_bytes() == (plain_model / "tokenizer.json").read_bytes()
 
 
-def test_a_policy_whose_reading_was_not_chosen_keeps_its_files(tmp_path: Path) -> None:
+def test_policy_without_reading_settings_keeps_its_files(tmp_path: Path) -> None:
     out = tmp_path / "policy"
     out.mkdir()
     _copy_base_files(out, find_base_model("embedded"))
     assert (out / "memagent.json").read_bytes() == (EMBEDDED_FOLDER / "memagent.json").read_bytes()
 
 
-async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> None:
+async def test_readers_of_a_loop_use_its_reading_settings(tmp_path: Path, plain_model: Path) -> None:
     with FakeServer() as server:
         job = make_job(
             tmp_path / "rl",
@@ -114,10 +112,10 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
             result = await serving.make_reader(0.0).aread(Document.from_text("One word more. " * 40), "What?")
         finally:
             await serving.close()
-        own = load_profile("embedded")
-        assert own is not None
+        model_profile = load_profile("embedded")
+        assert model_profile is not None
         sections = [request["messages"][0]["content"] for request in server.requests[:-1]]
-        head, _, tail = own.prompts.update.text.partition("{chunk}")
+        head, _, tail = model_profile.prompts.update.text.partition("{chunk}")
         tokenizer = load_tokenizer("embedded")
         assert len(sections) == result.chunks_read > 2
         for section in sections:
@@ -125,7 +123,7 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
             assert tokenizer.count(section.removeprefix(head).partition(tail.partition("{")[0])[0]) <= 50
 
 
-def test_a_policys_folder_can_have_a_narrower_number_format(tmp_path: Path) -> None:
+def test_saved_weights_can_have_a_narrower_number_format(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED_FOLDER, tmp_path / "policy")
     for dtype in ("float32", "bfloat16"):
         _convert_weights(tmp_path / "policy", dtype)

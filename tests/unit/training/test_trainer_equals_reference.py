@@ -1,6 +1,6 @@
-"""The trainer's loss and gradients are those of the plain-torch example, however the step is split and laid out.
+"""The trainer's loss and gradients equal those of the plain-torch example for every layout, split and rank count.
 
-On runs that branch and merge, and with rewards of single conversations: test_every_strategy_is_trained_on.py.
+test_every_strategy_is_trained_on.py compares them on runs with branches and with rewards of conversations.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ SPLITS = [
     {"layout": "prefix_tree", "token_budget": 90, "gradient_checkpointing": False},
     {"layout": "prefix_tree", "token_budget": 40, "gradient_checkpointing": True},
 ]
-"""Every layout with two budgets, with checkpointing and without. That a layout gives the log-probs and gradients of one
-row at a time and that splitting changes nothing is in test_packing.py."""
+"""Every layout with two budgets, with and without checkpointing. test_packing.py checks that layouts and splits do not
+change log-probs and gradients."""
 VARIANTS: list[dict[str, Any]] = [
     {"loss_weights": "conversation_mean", "importance_cap": 1.1, "mask_truncated_completions": True, "delta": 1.3},
     {"importance_sampling_level": "sequence", "old_logprobs": "logged", "temperature": 1.3,
@@ -65,12 +65,12 @@ VARIANT_CASES = [
     )
 ]
 CASES = [*SPLIT_CASES, *VARIANT_CASES]
-# Trainers take a second each to make, so ranks share the cases out.
+# A trainer takes a second to make, so the tests with 2 and 3 ranks share the cases.
 CASES_OF_RANKS = {2: [*SPLIT_CASES[::2], *VARIANT_CASES], 3: SPLIT_CASES[1::2]}
 
 
-def settings_in_the_example(config: MultiConvDAPOConfig) -> multi_conv_dapo.Settings:
-    """The trainer's settings, as the example has them."""
+def convert_settings(config: MultiConvDAPOConfig) -> multi_conv_dapo.Settings:
+    """Convert the trainer's settings to those of the example."""
     return make_example_settings(
         config.advantage_settings,
         clip_low=config.epsilon,
@@ -86,9 +86,9 @@ def settings_in_the_example(config: MultiConvDAPOConfig) -> multi_conv_dapo.Sett
 
 
 @pytest.mark.parametrize("preset", list_presets())
-def test_the_examples_presets_are_the_trainers(preset: str, tmp_path: Path) -> None:
-    theirs = load_preset(preset, output_dir=str(tmp_path), use_cpu=True, bf16=False, importance_cap=None)
-    assert multi_conv_dapo.PRESETS[preset] == settings_in_the_example(theirs)
+def test_presets_of_the_example_equal_those_of_the_trainer(preset: str, tmp_path: Path) -> None:
+    config = load_preset(preset, output_dir=str(tmp_path), use_cpu=True, bf16=False, importance_cap=None)
+    assert multi_conv_dapo.PRESETS[preset] == convert_settings(config)
 
 
 class Reference:
@@ -97,16 +97,16 @@ class Reference:
     def __init__(self, folder: Path, groups: list[RolloutGroup]) -> None:
         self.groups = groups
         self.initial = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-        self._old: dict[tuple[str, float], dict[tuple[str, int], Any]] = {}
+        self._old_logprobs: dict[tuple[str, float], dict[tuple[str, int], Any]] = {}
 
-    def old(self, config: MultiConvDAPOConfig) -> dict[tuple[str, int], Any]:
-        """Each conversation's log-probs before the step; computed once for all cases that share them."""
-        which = (config.old_logprobs, config.temperature)
-        if which not in self._old:
-            self._old[which] = self._compute_old(config)
-        return self._old[which]
+    def get_old_logprobs(self, config: MultiConvDAPOConfig) -> dict[tuple[str, int], Any]:
+        """Return each conversation's log-probs before the step, computed once for all cases with equal settings."""
+        key = (config.old_logprobs, config.temperature)
+        if key not in self._old_logprobs:
+            self._old_logprobs[key] = self._compute_old_logprobs(config)
+        return self._old_logprobs[key]
 
-    def _compute_old(self, config: MultiConvDAPOConfig) -> dict[tuple[str, int], Any]:
+    def _compute_old_logprobs(self, config: MultiConvDAPOConfig) -> dict[tuple[str, int], Any]:
         conversations = {
             (rollout.run_id, k): row
             for group in self.groups
@@ -121,21 +121,21 @@ class Reference:
                 for key, row in conversations.items()
             }
 
-    def step(self, config: MultiConvDAPOConfig, number: int, weights: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-        """Loss and gradients of the groups that the schedule puts into the step."""
+    def compute(self, config: MultiConvDAPOConfig, step: int, weights: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+        """Return loss and gradients of the groups that the schedule puts into the step."""
         schedule = Schedule(
             self.groups, config.advantage_settings, config.groups_per_step, config.seed, Layout.PADDED, 4000, 1
         )
-        names = {row.group_index for row in schedule.get_step(number).rows}
-        order = schedule.split_pass(number // schedule.steps_per_pass)[number % schedule.steps_per_pass]
+        names = {row.group_index for row in schedule.get_step(step).rows}
+        order = schedule.split_pass(step // schedule.steps_per_pass)[step % schedule.steps_per_pass]
         assert names
         model = copy.deepcopy(self.initial)
         model.load_state_dict(weights, strict=True)
         loss = multi_conv_dapo.compute_step_loss(
             model,
             order,
-            settings_in_the_example(config),
-            old=self.old(config),
+            convert_settings(config),
+            old=self.get_old_logprobs(config),
             reference=self.initial if config.beta else None,
         )
         loss.backward()
@@ -157,7 +157,7 @@ def assert_equal(
     config = training_world.make_config(case, tmp_path)
     assert len(steps) == 2
     for number, step in enumerate(steps):
-        loss, gradients = reference.step(config, number, step["weights"])
+        loss, gradients = reference.compute(config, number, step["weights"])
         assert step["loss"] == pytest.approx(loss, abs=tolerance), (case, number)
         assert step["gradients"].keys() == gradients.keys()
         for name, gradient in gradients.items():
@@ -168,48 +168,48 @@ def assert_equal(
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: "-".join(map(str, [case["preset"], *case["changes"].values()]))
 )
-def test_loss_and_gradients_of_one_process_are_the_examples(
+def test_loss_and_gradients_of_one_process_equal_the_example(
     case: dict[str, Any], world, reference: Reference, tmp_path: Path
 ) -> None:
     assert_equal(reference, case, training_world.run_case(world[0], case, tmp_path), tmp_path)
 
 
-def test_the_cases_reach_the_clip_bounds(world, tmp_path: Path) -> None:
-    """Otherwise equality would say little: ratios leave the clip's bounds, micro-batches are many, groups differ."""
+def test_cases_exceed_the_clip_bounds(world, tmp_path: Path) -> None:
+    """Ratios exceed the clip bounds, and rollouts have different numbers of conversations."""
     case = {"preset": "memagent-paper", "changes": {"delta": 1.3}}
     steps = training_world.run_case(world[0], case, tmp_path)
     assert steps[1]["log"]["clip_ratio/low_mean"] > 0 < steps[1]["log"]["clip_ratio/high_mean"]
     assert steps[1]["log"]["clip_ratio/dual_mean"] > 0 < steps[1]["log"]["kl"]
-    turns = {len(rollout.conversations_K) for group in world[1] for rollout in group.rollouts_G}
-    assert turns >= {1, 2, 3, 4}
+    conversation_counts = {len(rollout.conversations_K) for group in world[1] for rollout in group.rollouts_G}
+    assert conversation_counts >= {1, 2, 3, 4}
 
 
-def launch(processes: int, folder: Path, output: Path, cases: list[dict[str, Any]], **more: str) -> None:
+def run_on_ranks(ranks: int, folder: Path, output: Path, cases: list[dict[str, Any]], **environment: str) -> None:
     """Run the cases on several gloo ranks."""
     script = ROOT / "tests" / "support" / "training_world.py"
-    for rank in run_ranks([sys.executable, script, folder, output, *map(json.dumps, cases)], processes, **more):
+    for rank in run_ranks([sys.executable, script, folder, output, *map(json.dumps, cases)], ranks, **environment):
         assert rank.returncode == 0, rank.stderr[-4000:]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_several_ranks(
+def test_loss_and_gradients_of_several_ranks_equal_the_example(
     ranks: int,
     world,
     reference: Reference,
     tmp_path: Path,
     size: Callable[[int, int], int],
 ) -> None:
-    """Every rank ends up with the gradients of the whole step, and with the same ones."""
+    """All ranks end with equal gradients, which are those of the complete step."""
     cases = CASES_OF_RANKS[ranks][:: size(5, 1)]
-    launch(ranks, world[0], tmp_path, cases)
+    run_on_ranks(ranks, world[0], tmp_path, cases)
     steps_of_ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
     for case in cases:
-        text = json.dumps(case)
-        assert_equal(reference, case, steps_of_ranks[0][text], tmp_path)
+        case_key = json.dumps(case)
+        assert_equal(reference, case, steps_of_ranks[0][case_key], tmp_path)
         for other in steps_of_ranks[1:]:
-            for ours, theirs in zip(steps_of_ranks[0][text], other[text], strict=True):
+            for step, other_step in zip(steps_of_ranks[0][case_key], other[case_key], strict=True):
                 assert all(
-                    torch.equal(gradient, theirs["gradients"][name]) for name, gradient in ours["gradients"].items()
+                    torch.equal(gradient, other_step["gradients"][name]) for name, gradient in step["gradients"].items()
                 )
 
 
@@ -223,15 +223,15 @@ FSDP2 = {
 }
 
 
-def test_loss_and_gradients_with_fsdp2_are_the_examples(
+def test_loss_and_gradients_with_fsdp2_equal_the_example(
     world, reference: Reference, tmp_path: Path, size: Callable[[int, int], int]
 ) -> None:
-    """Weights, gradients and the reference model lie in halves on two ranks."""
+    """Weights, gradients and the reference model are sharded over two ranks."""
     cases = [
         {"preset": preset, "changes": {"layout": layout.value, "token_budget": 90}}
         for preset, layout in itertools.product(PRESETS, Layout)
     ][:: size(3, 1)]
-    launch(2, world[0], tmp_path, cases, **FSDP2)
+    run_on_ranks(2, world[0], tmp_path, cases, **FSDP2)
     steps_of_cases = torch.load(tmp_path / "0.pt", weights_only=False)
     for case in cases:
         steps = steps_of_cases[json.dumps(case)]

@@ -1,4 +1,4 @@
-"""Attention node by node equals attention with a dense mask of the same tree, and needs much less memory."""
+"""Attention by nodes equals attention with a dense mask of the same tree, and needs much less memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from memagent_training.forward.tree_attention import NodeMask  # noqa: E402
 HEADS, WIDTH = 2, 4
 
 token_ids = st.integers(0, 2)
-"""Few different ids, so that prefixes are shared by chance, and rows are prefixes of other rows."""
+"""Few different ids, so that rows share prefixes or are prefixes of others by chance."""
 random_rows = st.lists(st.lists(token_ids, min_size=1, max_size=6), min_size=1, max_size=10)
 nested_prefixes = st.integers(1, 8).flatmap(lambda step: st.just([[0] * (step * length) for length in range(1, 7)]))
 branching_prefixes = st.integers(1, 12).map(lambda length: [[0] * depth + [1] for depth in range(length)])
@@ -44,17 +44,17 @@ tries = st.builds(
 )
 
 
-def make_qkv(trie: Trie, *, dtype: Any = torch.float64, heads: int = HEADS, values: int = WIDTH) -> list[Any]:
+def make_qkv(trie: Trie, *, dtype: Any = torch.float64, key_heads: int = HEADS, value_width: int = WIDTH) -> list[Any]:
     """Return queries, keys and values, laid out as in models: a view of (batch, tokens, heads, width)."""
-    source = torch.Generator().manual_seed(len(trie.ids))
-    shapes = [(HEADS, WIDTH), (heads, WIDTH), (heads, values)]
-    samples = [torch.randn(1, len(trie.ids), *shape, generator=source, dtype=torch.float64) for shape in shapes]
+    generator = torch.Generator().manual_seed(len(trie.ids))
+    shapes = [(HEADS, WIDTH), (key_heads, WIDTH), (key_heads, value_width)]
+    samples = [torch.randn(1, len(trie.ids), *shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return [sample.to(dtype).transpose(1, 2).requires_grad_() for sample in samples]
 
 
 def make_dense_mask(trie: Trie) -> Any:
-    place = torch.arange(len(trie.ids))
-    return (place[:, None] >= place) & (place[:, None] < torch.tensor(trie.ends))
+    position = torch.arange(len(trie.ids))
+    return (position[:, None] >= position) & (position[:, None] < torch.tensor(trie.ends))
 
 
 def add_gradients(attended: Any, qkv: Sequence[Any]) -> list[Any]:
@@ -89,16 +89,16 @@ def test_attention_in_any_tree_equals_a_dense_mask(trie: Trie, scale: float | No
     assert_equals_dense_mask(trie, make_qkv(trie), scale=scale)
 
 
-@pytest.mark.parametrize("shapes", [{"heads": 1}, {"values": 3}, {"values": 6}], ids=str)
-def test_heads_may_share_keys_and_values_may_be_of_another_width(shapes: dict[str, int]) -> None:
-    assert_equals_dense_mask(BRANCHES, make_qkv(BRANCHES, **shapes), enable_gqa="heads" in shapes)
+@pytest.mark.parametrize("shapes", [{"key_heads": 1}, {"value_width": 3}, {"value_width": 6}], ids=str)
+def test_heads_may_share_keys_and_values_may_have_another_width(shapes: dict[str, int]) -> None:
+    assert_equals_dense_mask(BRANCHES, make_qkv(BRANCHES, **shapes), enable_gqa="key_heads" in shapes)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_flex_attention_gets_the_same_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, but not compiled; torch refuses its gradients on CPUs although they are computed right there."""
+    """As on a GPU, but not compiled; torch refuses gradients on CPUs, although they are correct there."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
-    qkv = make_qkv(BRANCHES, values=3)
+    qkv = make_qkv(BRANCHES, value_width=3)
     expected = functional.scaled_dot_product_attention(*qkv, attn_mask=make_dense_mask(BRANCHES))
     mask = NodeMask(BRANCHES.nodes).blocks
     assert_same(add_gradients(flex_attention.flex_attention(*qkv, block_mask=mask), qkv), add_gradients(expected, qkv))
@@ -107,26 +107,26 @@ def test_flex_attention_gets_the_same_mask(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("transposed", [False, True])
 def test_queries_and_gradients_may_have_any_memory_layout(transposed: bool) -> None:
     qkv = make_qkv(BRANCHES)
-    laid_out = [entry.mT.contiguous().mT if transposed else entry for entry in qkv]
-    total = attend_by_nodes(*laid_out).sum()  # its gradient is one number with stride 0
+    strided_qkv = [entry.mT.contiguous().mT if transposed else entry for entry in qkv]
+    total = attend_by_nodes(*strided_qkv).sum()  # its gradient is one number with stride 0
     expected = functional.scaled_dot_product_attention(*qkv, attn_mask=make_dense_mask(BRANCHES)).sum()
     assert_same(torch.autograd.grad(total, qkv), torch.autograd.grad(expected, qkv))
 
 
 def test_half_precision_is_within_two_percent_of_double() -> None:
     qkv = make_qkv(BRANCHES, dtype=torch.bfloat16)
-    exact = [entry.detach().double().requires_grad_() for entry in qkv]
+    double_qkv = [entry.detach().double().requires_grad_() for entry in qkv]
     expected = add_gradients(
-        functional.scaled_dot_product_attention(*exact, attn_mask=make_dense_mask(BRANCHES)), exact
+        functional.scaled_dot_product_attention(*double_qkv, attn_mask=make_dense_mask(BRANCHES)), double_qkv
     )
     results = add_gradients(attend_by_nodes(*qkv), qkv)
-    assert {item.dtype for item in results} == {torch.bfloat16}
-    for one, other in zip(results, expected, strict=True):
-        assert (one.double() - other).norm() < 0.02 * other.norm()
+    assert {result.dtype for result in results} == {torch.bfloat16}
+    for result, exact_result in zip(results, expected, strict=True):
+        assert (result.double() - exact_result).norm() < 0.02 * exact_result.norm()
 
 
-def test_autocast_brings_queries_keys_and_values_to_one_precision() -> None:
-    """Under autocast rotary embeddings make queries and keys float32 again, and values stay bfloat16."""
+def test_autocast_gives_queries_keys_and_values_one_precision() -> None:
+    """Under autocast, rotary embeddings return queries and keys in float32, while values stay bfloat16."""
     query, key, value = make_qkv(BRANCHES, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         results = attend_by_nodes(query, key, value.bfloat16())
@@ -142,20 +142,20 @@ def make_small_qwen() -> Any:
 
 
 def make_rows(section: Sequence[int], seed: int) -> list[IdRow]:
-    source = random.Random(seed)
-    return [IdRow([*section, *(source.randrange(80) for _ in range(9))], [1, 2, 3, branch]) for branch in range(6)]
+    rng = random.Random(seed)
+    return [IdRow([*section, *(rng.randrange(80) for _ in range(9))], [1, 2, 3, branch]) for branch in range(6)]
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the number of elements of the largest result of any operation."""
+    """Records the number of elements of the largest result of any operation."""
 
-    numbers = 0
+    element_count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
         for tensor in results if isinstance(results, tuple | list) else [results]:
             if isinstance(tensor, torch.Tensor):
-                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.element_size())
+                self.element_count = max(self.element_count, tensor.untyped_storage().nbytes() // tensor.element_size())
         return results
 
 
@@ -168,20 +168,20 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(layout: str) -> None:
         score_completions(model, batch).logprobs_BT.sum().backward()
     tokens = batch.input_ids_SN.numel()
     assert tokens > 1500
-    assert largest.numbers < 100 * tokens
+    assert largest.element_count < 100 * tokens
 
 
-# What is refused.
+# Refusals.
 
 
-def test_a_node_mask_refuses_tensor_operations() -> None:
+def test_node_mask_refuses_tensor_operations() -> None:
     mask = NodeMask(BRANCHES.nodes)
     tokens = len(BRANCHES.ids)
     assert (mask.shape, mask.dtype, mask.ndim) == ((1, 1, tokens, tokens), torch.bool, 4)
     assert (mask.size(-1), mask.dim(), mask.is_floating_point()) == (tokens, 4, False)
     assert repr(mask) == f"NodeMask({len(BRANCHES.nodes)} nodes, {tokens} tokens)"
     scores = torch.zeros(tokens, tokens)
-    for use in (
+    for operation in (
         lambda: scores + mask,
         lambda: torch.where(mask, scores, 0.0),
         lambda: mask[:, :, :, :3],
@@ -190,15 +190,15 @@ def test_a_node_mask_refuses_tensor_operations() -> None:
         mask.tolist,
     ):
         with pytest.raises(ValueError, match=r"does not pass its mask to SDPA.*: use the padded layout"):
-            use()
+            operation()
 
 
 def test_more_keys_than_tokens_are_refused() -> None:
     query, key, value = make_qkv(BRANCHES)
-    longer = [torch.cat([part[:, :, :2], part], dim=2) for part in (key, value)]
+    longer_tensors = [torch.cat([tensor[:, :, :2], tensor], dim=2) for tensor in (key, value)]
     tokens = len(BRANCHES.ids)
     with pytest.raises(ValueError, match=f"{tokens} queries and {tokens + 2} keys for {tokens} tokens"):
-        attend_by_nodes(query, *longer)
+        attend_by_nodes(query, *longer_tensors)
 
 
 def test_dropout_is_refused() -> None:

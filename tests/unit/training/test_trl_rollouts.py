@@ -23,21 +23,21 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.training_errors import TrainingError
 
 
-def ask_row(length: int, index: int) -> tuple[str, str, str]:
-    """One of two generated questions."""
+def make_sample_texts(length: int, index: int) -> tuple[str, str, str]:
+    """Return question, answer and text of one of two generated questions."""
     row = list(generate_rows(2, held_out=False))[index]
     (answer,) = row["answers"]
     return row["question"], answer, row["document"]
 
 
-def question_index(run_id: str) -> int:
-    """The index of a run's question: `trl-5d41402a-1...` is a run of question 1."""
+def get_question_index(run_id: str) -> int:
+    """Return the index of a run's question: `trl-5d41402a-1...` is a run of question 1."""
     return int(run_id.split("-")[2][0])
 
 
-def every_other(run: TrainingRun) -> float:
-    """1 for every other read of the first question, and for all of the second."""
-    return float(question_index(run.run_id) == 1 or int(run.run_id[-1]) % 2)
+def reward_every_second_read(run: TrainingRun) -> float:
+    """Return 1 for every second read of the first question, and for all reads of the second."""
+    return float(get_question_index(run.run_id) == 1 or int(run.run_id[-1]) % 2)
 
 
 @pytest.fixture
@@ -49,9 +49,10 @@ def agent(tmp_path: Path) -> Iterator[MemAgent]:
 
 
 def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAgent) -> None:
-    task = MadeTask("own", ask_row, answer_tokens=48)
+    task = MadeTask("own", make_sample_texts, answer_tokens=48)
     settings = CollectSettings(rollouts=4, groups=1, max_questions=1)
-    worker = ReaderRollouts(agent, [task.sample(256, number) for number in range(2)], settings, reward=every_other)
+    questions = [task.sample(256, number) for number in range(2)]
+    worker = ReaderRollouts(agent, questions, settings, reward=reward_every_second_read)
     worker.update_model_version(3)
     worker.start()
     worker._thread.join(120)
@@ -60,24 +61,24 @@ def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAge
     )
     samples = []
     with pytest.raises(TrainingError, match="All questions are read"):
-        samples += dataset  # the whole queue, then its end
+        samples += dataset  # all samples, then the error at the end
     assert isinstance(agent.run_log, RunLog)
-    calls, groups = {}, defaultdict(list)
+    calls, rewards_by_question = {}, defaultdict(list)
     for record in agent.run_log.runs():
-        reward = agent.run_log.latest_rewards(record.run_id)["every_other"]
-        groups[question_index(record.run_id)].append(reward)
+        reward = agent.run_log.latest_rewards(record.run_id)["reward_every_second_read"]
+        rewards_by_question[get_question_index(record.run_id)].append(reward)
         for conversation in agent.run_log.conversations(record.run_id):
             key = (*conversation.prompt_token_ids, *conversation.token_ids)
             calls.setdefault(key, []).append((record.run_id, list(conversation.logprobs), reward))
     assert {sample["group_id"] for sample in samples} == {0}
-    assert len(samples) == sum(question_index(run_id) == 0 for matches in calls.values() for run_id, *_ in matches)
+    assert len(samples) == sum(get_question_index(run_id) == 0 for matches in calls.values() for run_id, *_ in matches)
     for sample in samples:
         matches = calls[tuple(sample["input_ids"].tolist())]
         completion = sample["old_log_probs"][sample["completion_mask"] == 1].tolist()
         assert any(
             completion == logprobs
-            and sample["group_id"] == question_index(run_id)
-            and sample["advantage"] == pytest.approx(reward - fmean(groups[question_index(run_id)]))
+            and sample["group_id"] == get_question_index(run_id)
+            and sample["advantage"] == pytest.approx(reward - fmean(rewards_by_question[get_question_index(run_id)]))
             for run_id, logprobs, reward in matches
         )
     tree = TreeRow()

@@ -1,4 +1,4 @@
-"""How a vLLM server is started, before it is one: its environment, and how long it is waited for."""
+"""Starting a vLLM server: its environment, number format, startup timeout, and health check."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, m
 
 
 @pytest.mark.parametrize("device", ["nvidia0", "kfd", "accel/accel0", None])
-def test_only_without_an_accelerator_is_the_cpu_made_the_target(tmp_path: Path, device: str | None) -> None:
+def test_server_targets_the_cpu_only_without_an_accelerator(tmp_path: Path, device: str | None) -> None:
     (tmp_path / "nvidiactl").touch()  # a driver without a device
     if device is not None:
         (tmp_path / device).parent.mkdir(exist_ok=True)
         (tmp_path / device).touch()
-    of_launcher = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "ACCELERATE_USE_FSDP": "true", "VLLM_NO_USAGE_STATS": "0"}
-    environment = make_server_environment(of_launcher, tmp_path)
-    on_cpu = {"VLLM_TARGET_DEVICE", "OMP_NUM_THREADS", "TORCH_COMPILE_DISABLE"}
-    assert on_cpu & environment.keys() == (on_cpu if device is None else set())
+    inherited = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "ACCELERATE_USE_FSDP": "true", "VLLM_NO_USAGE_STATS": "0"}
+    environment = make_server_environment(inherited, tmp_path)
+    cpu_variables = {"VLLM_TARGET_DEVICE", "OMP_NUM_THREADS", "TORCH_COMPILE_DISABLE"}
+    assert cpu_variables & environment.keys() == (cpu_variables if device is None else set())
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["VLLM_NO_USAGE_STATS"] == "0"
     assert not {"RANK", "MASTER_ADDR", "ACCELERATE_USE_FSDP"} & environment.keys()
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_a_server_computes_as_its_machine_does_best_unless_told_otherwise(tmp_path, monkeypatch, on_gpu: bool) -> None:
-    monkeypatch.setattr(vllm_server, "has_accelerator", lambda: on_gpu)
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_number_format_depends_on_the_machine_or_an_option(tmp_path, monkeypatch, has_gpu: bool) -> None:
+    monkeypatch.setattr(vllm_server, "has_accelerator", lambda: has_gpu)
     server = VLLMServer(tmp_path, log_file=tmp_path / "log")
-    assert server.number_format == ("bfloat16" if on_gpu else "float32")
-    assert ("--enforce-eager" in server._build_arguments()) == (not on_gpu)
+    assert server.number_format == ("bfloat16" if has_gpu else "float32")
+    assert ("--enforce-eager" in server._build_arguments()) == (not has_gpu)
     server.options = ("--max-model-len", "4096", "--dtype=float16")
     assert server.number_format == "float16"
     assert server._build_arguments()[-3:] == list(server.options)
 
 
-def test_a_server_that_takes_too_long_is_stopped_and_told_how_to_be_given_longer(tmp_path, monkeypatch) -> None:
+def test_slow_start_stops_the_server_and_names_the_timeout_option(tmp_path, monkeypatch) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho weights are loading\nexec sleep 60\n")
     python.chmod(0o755)
@@ -50,20 +50,20 @@ def test_a_server_that_takes_too_long_is_stopped_and_told_how_to_be_given_longer
     assert not server.is_running
 
 
-def test_a_proxy_of_the_environment_is_not_asked_about_a_server_on_this_machine(tmp_path, monkeypatch) -> None:
+def test_local_server_is_not_reached_through_an_environment_proxy(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
 
-    class Healthy(http.server.BaseHTTPRequestHandler):
+    class HealthHandler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b"vllm:num_requests_running 3.0\n")
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as answering:
-        threading.Thread(target=answering.serve_forever, daemon=True).start()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), HealthHandler) as http_server:
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
         server = VLLMServer(tmp_path, log_file=tmp_path / "log")
-        server.port = answering.server_port
+        server.port = http_server.server_port
         assert server.is_healthy()
         assert server.read_metrics() == {"vllm:num_requests_running": 3.0}
-        answering.shutdown()
+        http_server.shutdown()

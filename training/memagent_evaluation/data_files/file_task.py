@@ -83,7 +83,7 @@ class RowExamples:
                 if not text.strip():
                     raise DamagedRowError(f"the {part_name} is empty")
         except DamagedRowError as error:
-            raise EvaluationError(f"{self.rows.location(index)}: {error}", hint=self.format.hint) from error
+            raise EvaluationError(f"{self.rows.get_location(index)}: {error}", hint=self.format.hint) from error
         return example
 
 
@@ -146,7 +146,7 @@ class FileTask:
             self.example_lengths[example_index],
         )
 
-    def question(self, length: int, index: int) -> str:
+    def get_question(self, length: int, index: int) -> str:
         """Return the question of a sample. Raises EvaluationError like `sample`."""
         return self.sample(length, index).question
 

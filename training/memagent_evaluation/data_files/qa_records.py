@@ -78,7 +78,7 @@ def read_records(paths: Sequence[Path], name: str) -> list[QARecord]:
     rows = open_rows(paths)
     records = list(_convert_rows(rows, name))
     if not records:
-        raise EvaluationError(f"{rows.location(0)}: no question that has an answer", hint=_HINTS[name])
+        raise EvaluationError(f"{rows.get_location(0)}: no question that has an answer", hint=_HINTS[name])
     return records
 
 
@@ -97,7 +97,7 @@ def _convert_rows(rows: TableRows, name: str) -> Iterator[QARecord]:
                 raise DamagedRowError(f"the rows up to here have more than {_MAX_CHARACTERS:,} characters")
             yield from _CONVERTERS[name](row)
         except DamagedRowError as error:
-            raise EvaluationError(f"{rows.location(index)}: {error}", hint=_HINTS[name]) from error
+            raise EvaluationError(f"{rows.get_location(index)}: {error}", hint=_HINTS[name]) from error
 
 
 def _read_hotpotqa_record(row: TableRow) -> Iterator[QARecord]:

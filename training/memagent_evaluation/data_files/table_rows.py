@@ -53,10 +53,10 @@ class TableRows:
         source_index, row_index = _locate(self._source_ends, index)
         return self._sources[source_index][row_index]
 
-    def location(self, index: int) -> str:
+    def get_location(self, index: int) -> str:
         """Return the file and line of a row, for messages."""
         source_index, row_index = _locate(self._source_ends, index)
-        return self._sources[source_index].location(row_index)
+        return self._sources[source_index].get_location(row_index)
 
 
 def open_rows(paths: Sequence[Path]) -> TableRows:
@@ -139,16 +139,17 @@ class JsonRows:
             raise _make_unreadable_error(self.path, error) from error
         except ValueError as error:
             raise EvaluationError(
-                f"{self.location(index)} is not valid JSON: {error}",
+                f"{self.get_location(index)} is not valid JSON: {error}",
                 hint="Correct or remove it; the file must be UTF-8.",
             ) from error
         if not isinstance(row, dict):
             raise EvaluationError(
-                f"{self.location(index)} is not a JSON object but {type(row).__name__}", hint="Correct or remove it."
+                f"{self.get_location(index)} is not a JSON object but {type(row).__name__}",
+                hint="Correct or remove it.",
             )
         return row
 
-    def location(self, index: int) -> str:
+    def get_location(self, index: int) -> str:
         """Return the file and the line."""
         with _map_file(self.path) as content:
             line, newline = 1, content.find(b"\n", 0, self._starts[index])
@@ -190,7 +191,7 @@ class ParquetRows:
         group_index, row_index = _locate(self._group_ends, index)
         return _read_row(self._group(group_index), row_index)
 
-    def location(self, index: int) -> str:
+    def get_location(self, index: int) -> str:
         """Return the file and the row."""
         return f"{self.path}, row {index + 1}"
 
@@ -217,7 +218,7 @@ class DatasetRows:
     def __getitem__(self, index: int, /) -> TableRow:
         return _read_row(self._table, index)
 
-    def location(self, index: int) -> str:
+    def get_location(self, index: int) -> str:
         """Return the folder and the row."""
         return f"{self.path}, row {index + 1}"
 
@@ -243,7 +244,7 @@ class CsvRows:
     def __getitem__(self, index: int, /) -> TableRow:
         return {name: _parse_cell(value) for name, value in self._rows[index][1].items() if name is not None}
 
-    def location(self, index: int) -> str:
+    def get_location(self, index: int) -> str:
         """Return the file and the row's last line."""
         return f"{self.path}, line {self._rows[index][0]}"
 
@@ -297,8 +298,8 @@ def _skip_space(content: mmap.mmap, start: int) -> int:
 
 def _locate(ends: Sequence[int], index: int) -> tuple[int, int]:
     """Return the index of the part that has a row, and the row's index in it; `ends` are the ends of the parts."""
-    part = bisect_right(ends, index)
-    return part, index - (ends[part - 1] if part else 0)
+    part_index = bisect_right(ends, index)
+    return part_index, index - (ends[part_index - 1] if part_index else 0)
 
 
 def _read_row(table: Any, index: int) -> TableRow:
@@ -307,4 +308,4 @@ def _read_row(table: Any, index: int) -> TableRow:
 
 
 def _make_unreadable_error(path: Path, error: Exception) -> EvaluationError:
-    return EvaluationError(f"{path} cannot be read: {error}", hint="Check the path and that the file is whole.")
+    return EvaluationError(f"{path} cannot be read: {error}", hint="Check the path, and that the file is complete.")

@@ -129,7 +129,7 @@ def _load_own_task(name: str, settings: TaskSettings) -> Task:
     if missing_attributes:
         raise EvaluationError(
             f"{name} is not a task: it has no {', '.join(missing_attributes)}",
-            hint="The example at the top of memagent_evaluation.samples shows a whole one.",
+            hint="The example at the top of memagent_evaluation.samples is a complete one.",
         )
     return task  # type: ignore[no-any-return]
 

@@ -102,17 +102,17 @@ class _Key:
 
 
 class _RulerKeys:
-    """Draws keys and values of RULER's kinds that are not in `used`."""
+    """Draws keys and values of RULER's kinds that are not in `used_texts`."""
 
     def __init__(self, shape: Shape, rng: random.Random) -> None:
         self._shape = shape
         self._rng = rng
 
-    def draw_key(self, value_count: int, used: Container[str]) -> _Key:
-        name = self._draw(self._shape.key_kind, used)
+    def draw_key(self, value_count: int, used_texts: Container[str]) -> _Key:
+        name = self._draw(self._shape.key_kind, used_texts)
         key_values: list[str] = []
         while len(key_values) < value_count:
-            value = self._draw(self._shape.value_kind, used)
+            value = self._draw(self._shape.value_kind, used_texts)
             if value not in (name, *key_values):
                 key_values.append(value)
         kind = self._shape.value_kind
@@ -121,7 +121,7 @@ class _RulerKeys:
         question = f"What {verb} for {name} mentioned in the provided text?"
         return _Key(name, tuple(key_values), tuple(statements), question)
 
-    def _draw(self, kind: KeyKind, used: Container[str]) -> str:
+    def _draw(self, kind: KeyKind, used_texts: Container[str]) -> str:
         while True:
             if kind is KeyKind.WORDS:
                 key = draw_word_pair(self._rng)
@@ -129,7 +129,7 @@ class _RulerKeys:
                 key = str(self._rng.randrange(10**6, 10**7))
             else:
                 key = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
-            if key not in used:
+            if key not in used_texts:
                 return key
 
 
@@ -140,7 +140,7 @@ class _SmallKeys:
         self._facts = PlantedFacts(rng, held_out=True, number_share=1.0)
         self._draws_any_attribute = shape.value_kind is KeyKind.UUIDS
 
-    def draw_key(self, value_count: int, used: Container[str]) -> _Key:
+    def draw_key(self, value_count: int, used_texts: Container[str]) -> _Key:
         for _ in range(_MAX_KEY_DRAWS):
             attribute = self._facts.draw_attribute(numeric=True) if self._draws_any_attribute else f"{MAGIC}number"
             entity = self._facts.draw_entity(bare=attribute.startswith(MAGIC))
@@ -148,9 +148,9 @@ class _SmallKeys:
             key_values: list[str] = []
             while len(key_values) < value_count:
                 value = self._facts.draw_value(attribute)
-                if value not in used and value not in key_values:
+                if value not in used_texts and value not in key_values:
                     key_values.append(value)
-            if name not in used:
+            if name not in used_texts:
                 break
         else:
             raise EvaluationError(
@@ -183,11 +183,11 @@ class NeedleTask(GeneratedTask):
         document_index, question_index = self.locate_question(index)
         rng = self.make_sample_rng(length, document_index)
         key_source = self._make_key_source(rng)
-        used: set[str] = set()
+        used_texts: set[str] = set()
         keys: list[_Key] = []
         for _ in range(self.settings.questions_per_document * self.shape.key_count):
-            key = key_source.draw_key(self.shape.value_count, used)
-            used |= {key.name, *key.values}
+            key = key_source.draw_key(self.shape.value_count, used_texts)
+            used_texts |= {key.name, *key.values}
             keys.append(key)
         groups = [keys[start : start + self.shape.queried_count] for start in range(0, len(keys), self.shape.key_count)]
         queried_keys = groups[question_index]
@@ -199,14 +199,14 @@ class NeedleTask(GeneratedTask):
             for value, statement in zip(key.values, key.statements, strict=True)
         ]
         gold = tuple(value for key in queried_keys for value in key.values)
-        haystack = self._make_haystack(length, document_index, frozenset(used))
+        haystack = self._make_haystack(length, document_index, frozenset(used_texts))
         questions = [self._make_question(group) for group in groups]
         return self.lay_out_sample(length, index, questions[question_index], gold, haystack, insertions, questions)
 
     def _make_key_source(self, rng: random.Random) -> _RulerKeys | _SmallKeys:
         return (_SmallKeys if self.settings.small else _RulerKeys)(self.shape, rng)
 
-    def _make_haystack(self, length: int, document_index: int, used: frozenset[str]) -> Haystack:
+    def _make_haystack(self, length: int, document_index: int, used_texts: frozenset[str]) -> Haystack:
         if self.shape.hay is Hay.NOISE:
             return haystacks.make_noise_haystack()
         if self.shape.hay is Hay.PROSE:
@@ -217,7 +217,7 @@ class NeedleTask(GeneratedTask):
         def iter_lines() -> Iterator[str]:
             key_source = self._make_key_source(self.make_sample_rng(length, document_index, "lines"))
             while True:
-                yield key_source.draw_key(1, used).statements[0]
+                yield key_source.draw_key(1, used_texts).statements[0]
 
         return haystacks.make_line_haystack(iter_lines)
 
@@ -275,20 +275,24 @@ class VariablesTask(GeneratedTask):
         )
         return self.lay_out_sample(length, index, question, tuple(names), haystacks.make_noise_haystack(), chain)
 
-    def _make_chain(self, rng: random.Random, used: Container[str] = ()) -> tuple[list[str], str, list[str]]:
-        """Return variables, their value, and the sentences that state it; names and value are not in `used`."""
+    def _make_chain(self, rng: random.Random, used_texts: Container[str] = ()) -> tuple[list[str], str, list[str]]:
+        """Return variables, their value, and the sentences that state it; names and value are not in `used_texts`."""
         names: list[str] = []
         while len(names) <= self.hops:
             name = "".join(rng.choices(string.ascii_uppercase, k=self.capitals))
-            if name not in names and name not in used:
+            if name not in names and name not in used_texts:
                 names.append(name)
-        while (value := str(rng.randrange(10_000, 100_000))) in used:
+        while (value := str(rng.randrange(10_000, 100_000))) in used_texts:
             pass
         right_sides = [value, *(f"VAR {name}" for name in names)]
-        return names, value, [f"VAR {name} = {right}" for name, right in zip(names, right_sides, strict=False)]
+        return (
+            names,
+            value,
+            [f"VAR {name} = {right_side}" for name, right_side in zip(names, right_sides, strict=False)],
+        )
 
-    def _make_example(self, length: int, rng: random.Random, used: Container[str]) -> str:
-        names, value, statements = self._make_chain(rng, used)
+    def _make_example(self, length: int, rng: random.Random, used_texts: Container[str]) -> str:
+        names, value, statements = self._make_chain(rng, used_texts)
         noise_count = _EXAMPLE_NOISE_SENTENCES[length >= _SHORT_LENGTH]
         lines = list(itertools.islice(haystacks.make_noise_haystack().iter_units(), noise_count))
         for position, statement in zip(

@@ -68,8 +68,8 @@ class PassagesTask(GeneratedTask):
         )
         distractors = self._take_fitting(distractors, _MAX_DISTRACTOR_FRACTION * budget)
         decoys = [Insertion(paragraph.text_with_title, rng.random()) for paragraph in distractors]
-        used = frozenset(gold_texts | {paragraph.text for paragraph in distractors})
-        haystack = Haystack(partial(self._iter_other_passages, length, index, used), _format_passage)
+        used_texts = frozenset(gold_texts | {paragraph.text for paragraph in distractors})
+        haystack = Haystack(partial(self._iter_other_passages, length, index, used_texts), _format_passage)
         return self.lay_out_sample(length, index, record.question, record.answers, haystack, [*gold, *decoys])
 
     def count(self, length: int) -> int:
@@ -77,7 +77,7 @@ class PassagesTask(GeneratedTask):
         del length
         return len(self.records)
 
-    def question(self, length: int, index: int) -> str:
+    def get_question(self, length: int, index: int) -> str:
         """Return the question of a sample, without planning its document. Raises EvaluationError like `sample`."""
         return self._get_record(index).question
 
@@ -88,9 +88,9 @@ class PassagesTask(GeneratedTask):
             raise self.make_length_error(length, len(gold) - length)
         distractors = distractors[: length - len(gold)]
         other_count = length - len(gold) - len(distractors)
-        used = frozenset({paragraph.text for paragraph in (*record.gold, *distractors)})
+        used_texts = frozenset({paragraph.text for paragraph in (*record.gold, *distractors)})
         if other_count and other_count > (
-            available := sum(paragraph.text not in used for paragraph in self.paragraphs)
+            available := sum(paragraph.text not in used_texts for paragraph in self.paragraphs)
         ):
             raise EvaluationError(
                 f"the data file has {available + length - other_count:,} passages for this question, not {length:,}",
@@ -101,7 +101,7 @@ class PassagesTask(GeneratedTask):
         positions = sorted(rng.sample(range(length), len(insertions)))
         rng.shuffle(insertions)
         slots = tuple(position - insertions_before for insertions_before, position in enumerate(positions))
-        haystack = Haystack(partial(self._iter_other_passages, length, index, used), _format_passage)
+        haystack = Haystack(partial(self._iter_other_passages, length, index, used_texts), _format_passage)
         layout = DocumentLayout(haystack, tuple(insertions), slots, other_count)
         return Sample(
             self, length, index, record.question, record.answers, layout.iter_pieces, layout.find_needles(), length
@@ -128,13 +128,13 @@ class PassagesTask(GeneratedTask):
         """Return the approximate tokens of passages, whose numbers in the document are not known yet."""
         return sum(self.settings.tokenizer.count(_format_passage(99, text)) for text in texts)
 
-    def _iter_other_passages(self, length: int, index: int, used: frozenset[str]) -> Iterator[str]:
-        """Yield the paragraphs whose texts are not in `used`, without end, each time in another random order."""
+    def _iter_other_passages(self, length: int, index: int, used_texts: frozenset[str]) -> Iterator[str]:
+        """Yield the paragraphs whose texts are not in `used_texts`, without end, each time in another random order."""
         rng = self.make_sample_rng(length, index, "others")
         is_empty = True
         while True:
             for paragraph in iter_shuffled(self.paragraphs, rng):
-                if paragraph.text not in used:
+                if paragraph.text not in used_texts:
                     is_empty = False
                     yield paragraph.text_with_title
             if is_empty:
