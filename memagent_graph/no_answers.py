@@ -41,7 +41,7 @@ _NO_ANSWER_PHRASES: Final = frozenset(
     .replace("\n", "|")
     .split("|")
 )
-_NONE: Final = re.compile(r"(?:none|nothing)[.!]*", re.IGNORECASE)
+_NOTHING: Final = re.compile(r"(?:none|nothing)[.!]*", re.IGNORECASE)
 
 
 def gives_no_answer(answer: str | None, *, quoted: bool = False) -> bool:
@@ -53,4 +53,4 @@ def gives_no_answer(answer: str | None, *, quoted: bool = False) -> bool:
     """
     text = " ".join((answer or "").split())
     says_no_answer = bool(_NO_ANSWER.fullmatch(text)) or " ".join(fold_words(text)) in _NO_ANSWER_PHRASES
-    return not text or says_no_answer or (not quoted and bool(_NONE.fullmatch(text)))
+    return not text or says_no_answer or (not quoted and bool(_NOTHING.fullmatch(text)))

@@ -107,7 +107,7 @@ class Origin:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """The fields by name."""
+        """The fields of `Origin`, by name."""
         return {field.name: getattr(self, field.name) for field in fields(Origin)}
 
 

@@ -13,9 +13,9 @@ from typing import Final
 
 from memagent_graph.chat_markers import NEXT_TURN, TURN_BEGIN, TURN_END
 
-_NAMES: Final = r"(?:\w+:)?(?:ant)?(?:thinking|think|thoughts?|reasoning|scratchpad)"
+_TAG_NAMES: Final = r"(?:\w+:)?(?:ant)?(?:thinking|think|thoughts?|reasoning|scratchpad)"
 _FAMILIES: Final = (
-    (_NAMES, r"<{name}(?:\s[^<>\n]*)?>", r"</{name}\s*>"),
+    (_TAG_NAMES, r"<{name}(?:\s[^<>\n]*)?>", r"</{name}\s*>"),
     ("think|thinking|reasoning", r"\[{name}\]", r"\[/{name}\]"),  # Magistral
     ("think", "◁{name}▷", "◁/{name}▷"),  # Kimi
     ("think|thinking|reasoning", r"<\|{name}\|>", r"<\|(?:/|end_of_|end_?)?{name}\|>|<\|end\|>"),  # Solar
@@ -33,7 +33,7 @@ _OPENING_MARKER: Final = re.compile(
     "|".join(opening.replace("{name}", f"({names})") for names, opening, _ in _FAMILIES), re.IGNORECASE
 )
 _CLOSING_MARKER: Final = re.compile(
-    rf"</{_NAMES}\s*>|\[/(?:THINK|THINKING)\]|◁/think▷|<\|(?:end_|/)(?:of_)?(?:thinking|thought|think)\|>"
+    rf"</{_TAG_NAMES}\s*>|\[/(?:THINK|THINKING)\]|◁/think▷|<\|(?:end_|/)(?:of_)?(?:thinking|thought|think)\|>"
     r"|<\|inner_suffix\|>|<channel\|>|<unused95>",
     re.IGNORECASE,
 )
@@ -112,10 +112,10 @@ def _remove_line_blocks(text: str) -> str:
         if start < block_end or is_fenced or not _begins_line(text, start):
             continue
         closing_span = _find_block_end(text, opening)
-        is_line = _ends_line(text, opening.end())
-        if closing_span is None and is_line and re.match(r"\s*[^\s<\[]", text[opening.end() :]):
-            return reply + text[block_end:start]
-        if closing_span and text[opening.end() : closing_span[0]].strip() and _ends_line(text, closing_span[1]):
+        if closing_span is None:
+            if _ends_line(text, opening.end()) and re.match(r"\s*[^\s<\[]", text[opening.end() :]):
+                return reply + text[block_end:start]
+        elif text[opening.end() : closing_span[0]].strip() and _ends_line(text, closing_span[1]):
             reply, block_end = reply + text[block_end:start], closing_span[1] + 1
     return reply + text[block_end:]
 
@@ -158,8 +158,9 @@ def _find_open_block_end(text: str) -> int:
 def _ends_block(text: str, start: int, end: int) -> bool:
     """Return whether a closing marker without an opening one ends a block, and is not mentioned in a sentence."""
     preceding = text[:start]
-    has_opening = _OPENING_MARKER.search(preceding.rstrip().rpartition("\n")[2])
-    if preceding[-1:] in set(_QUOTES) or _SENTENCE_CONTINUATION.match(text, end) or has_opening:
+    if preceding[-1:] in set(_QUOTES) or _SENTENCE_CONTINUATION.match(text, end):
+        return False
+    if _OPENING_MARKER.search(preceding.rstrip().rpartition("\n")[2]):
         return False
     if _begins_line(text, start) or preceding.rstrip()[-1:] in set(_SENTENCE_ENDS):
         return True

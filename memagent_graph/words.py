@@ -21,7 +21,7 @@ from typing import Final
 import regex
 from icu4py.breakers import BaseBreaker, CharacterBreaker, SentenceBreaker, WordBreaker
 
-_HIDDEN: Final = r"\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufffe"
+_INVISIBLE: Final = r"\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufffe"
 """Invisible characters in words: soft hyphens (pdfium writes U+FFFE), zero-width characters, direction marks."""
 _UNSPACED: Final = (
     r"\p{Line_Break=SA}\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Yi}\u30fc\uff70\uff9e\uff9f\u3099-\u309c"
@@ -34,11 +34,11 @@ _NUMBER: Final = (
 _LINE_HYPHEN: Final = r"-\r?\n[^\S\n]*"
 _ASCII_WORD: Final = re.compile(rf"{_NUMBER}|\w+(?:{_LINE_HYPHEN}(?=[a-z])\w+)*", re.ASCII)
 WORD: Final = regex.compile(
-    rf"{_NUMBER}|[{_UNSPACED}][\p{{M}}{_HIDDEN}]*|\p{{No}}"
-    rf"|[^\W\p{{No}}{_UNSPACED}](?:[^\W\p{{No}}{_UNSPACED}]|[\p{{M}}{_HIDDEN}]|{_LINE_HYPHEN}(?=\p{{Ll}}))*"
+    rf"{_NUMBER}|[{_UNSPACED}][\p{{M}}{_INVISIBLE}]*|\p{{No}}"
+    rf"|[^\W\p{{No}}{_UNSPACED}](?:[^\W\p{{No}}{_UNSPACED}]|[\p{{M}}{_INVISIBLE}]|{_LINE_HYPHEN}(?=\p{{Ll}}))*"
 )
 """A word; in scripts without spaces between words, a character with its marks."""
-_IS_UNSPACED: Final = regex.compile(f"[{_UNSPACED}]")
+_UNSPACED_CHARACTER: Final = regex.compile(f"[{_UNSPACED}]")
 _WORD_JOINERS: Final = regex.compile(r"[^\w\p{M}\p{No}]+")
 _WORD_PARTS: Final = regex.compile(r"\p{Nd}+|[\p{L}\p{M}]+|\p{No}")
 _OPTIONAL_MARKS: Final = re.compile("[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06ed]")
@@ -47,7 +47,7 @@ _KOREAN_PARTICLE: Final = re.compile(
     "(?<=[0-9가-힣][가-힣])(?:은|는|이|가|을|를|의|에|에서|에게|에는|에서는|께|로|으로|와|과|도|만|까지|부터|처럼|보다"
     "|라고|이라고|이다|입니다|이며|이고|였다|이었다)$"
 )
-_HIDDEN_ANYWHERE: Final = re.compile(f"[{_HIDDEN}]")
+_INVISIBLE_CHARACTER: Final = re.compile(f"[{_INVISIBLE}]")
 _HIRAGANA: Final = re.compile("[\u3041-\u309f]")
 _SEPARATE_PAIR: Final = regex.compile(
     r"(?:[\x00-\u02ff\u3000-\u3029\uff01-\uff60]"
@@ -124,8 +124,9 @@ def find_sentence_ends(text: str, start: int = 0, end: int | None = None) -> lis
         tail = window[max(0, icu_end - 4) : icu_end]
         # ICU ends a sentence after the opening quotes of the next one.
         sentence_end = icu_end - len(tail) + len(tail.rstrip(_OPENING_QUOTES))
-        is_abbreviation = _ABBREVIATION.search(window, max(0, sentence_end - 8), sentence_end)
-        if start < window_start + sentence_end <= end and not is_abbreviation:
+        if not start < window_start + sentence_end <= end:
+            continue
+        if not _ABBREVIATION.search(window, max(0, sentence_end - 8), sentence_end):
             ends.add(sentence_end)
     ends.update(match.end() - window_start for match in _PARAGRAPH_END.finditer(text, start, end))
     positions = sorted(window_start + position for position in ends)
@@ -147,7 +148,7 @@ def find_word_ends(text: str, start: int, end: int) -> list[int]:
 
 def is_unspaced(text: str) -> bool:
     """Return whether a text begins in a script without spaces between words."""
-    return not text.isascii() and _IS_UNSPACED.match(text) is not None
+    return not text.isascii() and _UNSPACED_CHARACTER.match(text) is not None
 
 
 # Words
@@ -162,7 +163,7 @@ def normalise_text(text: str) -> str:
     """Return a text composed, in lower case, with ASCII digits and without invisible characters. Accents stay."""
     if text.isascii():
         return text.lower()
-    text = unicodedata.normalize("NFC", _HIDDEN_ANYWHERE.sub("", text).casefold())
+    text = unicodedata.normalize("NFC", _INVISIBLE_CHARACTER.sub("", text).casefold())
     return "".join(str(unicodedata.decimal(char)) if char.isdecimal() else char for char in text)
 
 

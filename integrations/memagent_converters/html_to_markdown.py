@@ -327,9 +327,10 @@ def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
     if any(isinstance(token, int) or (isinstance(token, _Verbatim) and "\n" in token) for token in frame.tokens):
         tokens += frame.tokens  # it contains blocks
         return
-    raw = "".join(map(str, frame.tokens))
-    content = raw.strip()
-    leading_space, trailing_space = raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :] if content else ""
+    raw_text = "".join(map(str, frame.tokens))
+    content = raw_text.strip()
+    leading_space = raw_text[: len(raw_text) - len(raw_text.lstrip())]
+    trailing_space = raw_text[len(raw_text.rstrip()) :] if content else ""
     match tag:
         case "sup" if content and not _ORDINAL_SUFFIX.fullmatch(content):
             note_match = re.fullmatch(r"\[{0,2}\(?([^\[\]]{1,6}?)\)?\]{0,2}\(#.*\)", content)
@@ -350,7 +351,7 @@ def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
             text = f"{_INLINE_MARKS[tag]}{content}{_INLINE_MARKS[tag]}"
         case _:
             text = content
-    tokens += [leading_space, _Verbatim(text), trailing_space] if text else [raw]
+    tokens += [leading_space, _Verbatim(text), trailing_space] if text else [raw_text]
 
 
 def _format_selection(node: Any) -> str:

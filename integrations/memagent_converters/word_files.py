@@ -79,8 +79,8 @@ class _WordDocument:
         header, footer = self._format_headers("header"), self._format_headers("footer")
         text = "".join(self._iter_blocks(body)) if body is not None else ""
         notes = "".join(
-            self._format_notes(f"word/{name}.xml", mark)
-            for name, mark in (("footnotes", ""), ("endnotes", "e"), ("comments", "c"))
+            self._format_notes(f"word/{name}.xml", prefix)
+            for name, prefix in (("footnotes", ""), ("endnotes", "e"), ("comments", "c"))
         )
         return f"{header}{text}{notes}{footer}"
 
@@ -127,9 +127,9 @@ class _WordDocument:
         properties = find_child(element, "pPr")
         style = _get_child_value(properties, "pStyle")
         label, level = self._list_numbers.compute_label(properties, style)
-        heading = self._styles.get_heading_level(style, properties)
-        if heading and runs.strip():
-            return f"<h{heading}>{escape(label + ' ' if label else '')}{runs}</h{heading}>{text_boxes}"
+        heading_level = self._styles.get_heading_level(style, properties)
+        if heading_level and runs.strip():
+            return f"<h{heading_level}>{escape(label + ' ' if label else '')}{runs}</h{heading_level}>{text_boxes}"
         if label:
             return f'<li marker="{escape(label)}" level="{level}">{runs}</li>{text_boxes}'
         return f"<p>{runs}</p>{text_boxes}"
@@ -140,8 +140,8 @@ class _WordDocument:
             name = get_local_name(element)
             match name:
                 case "r":
-                    tags_of_run = self._get_tags(find_child(element, "rPr"))
-                    for text in self._iter_run(element):
+                    tags_of_run = self._get_mark_tags(find_child(element, "rPr"))
+                    for text in self._iter_run_texts(element):
                         yield tags_of_run, text
                 case "hyperlink":
                     _, target = self._relations.get(get_attribute(element, "id"), ("", ""))
@@ -158,7 +158,7 @@ class _WordDocument:
                 case _ if name not in _SKIPPED_TAGS:
                     yield from self._iter_runs(element)
 
-    def _get_tags(self, properties: Element | None) -> tuple[str, ...]:
+    def _get_mark_tags(self, properties: Element | None) -> tuple[str, ...]:
         tags = []
         for element in properties if properties is not None else ():
             name, value = get_local_name(element), get_attribute(element, "val")
@@ -168,7 +168,7 @@ class _WordDocument:
                 tags.append(value[:3])
         return tuple(sorted(set(tags)))
 
-    def _iter_run(self, run: Element) -> Iterator[str]:
+    def _iter_run_texts(self, run: Element) -> Iterator[str]:
         for element in run:
             match get_local_name(element):
                 case "t":
@@ -188,7 +188,7 @@ class _WordDocument:
                     yield self._format_field(element)
                 case "AlternateContent":
                     choice = find_child(element, "Choice")
-                    yield from self._iter_run(element if choice is None else choice)
+                    yield from self._iter_run_texts(element if choice is None else choice)
                 case "drawing" | "pict" | "object":
                     yield self._format_drawing(element)
 
@@ -338,15 +338,15 @@ class _ListNumbers:
                 }
         for node in root if root is not None else ():
             if get_local_name(node) == "num":
-                definition = _get_child_value(node, "abstractNumId")
-                levels_of_list, start_numbers = dict(levels_by_definition.get(definition, {})), dict[int, int]()
+                definition_id = _get_child_value(node, "abstractNumId")
+                levels_of_list, start_numbers = dict(levels_by_definition.get(definition_id, {})), dict[int, int]()
                 for override in (part for part in node if get_local_name(part) == "lvlOverride"):
                     level = int(get_attribute(override, "ilvl", "0"))
                     if (start := find_child(override, "startOverride")) is not None:
                         start_numbers[level] = get_int(start, 1)
                     if (level_definition := find_child(override, "lvl")) is not None:
                         levels_of_list[level] = level_definition
-                self._lists[get_attribute(node, "numId")] = definition, levels_of_list, start_numbers
+                self._lists[get_attribute(node, "numId")] = definition_id, levels_of_list, start_numbers
 
     def compute_label(self, properties: Element | None, style: str) -> tuple[str, int]:
         """Return a paragraph's number as Word shows it, or "-" for a bullet, and its level; "" for other paragraphs."""
@@ -355,7 +355,7 @@ class _ListNumbers:
         list_id = next(filter(None, (_get_child_value(node, "numId") for node in numberings)), "")
         if list_id not in self._lists:
             return "", 0
-        definition, levels, start_numbers = self._lists[list_id]
+        definition_id, levels, start_numbers = self._lists[list_id]
         if value := next(filter(None, (_get_child_value(node, "ilvl") for node in numberings)), ""):
             level = int(value)
         else:  # a level may name the style that uses it
@@ -364,7 +364,7 @@ class _ListNumbers:
             )
         if level not in levels:
             return "-", level
-        last_numbers = self._last_numbers.setdefault(definition, {})
+        last_numbers = self._last_numbers.setdefault(definition_id, {})
         if list_id not in self._restarted_lists:
             self._restarted_lists.add(list_id)
             for other_level in start_numbers:

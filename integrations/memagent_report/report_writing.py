@@ -161,7 +161,7 @@ async def _ask_for_questions(state: ReaderState, step: StepContext) -> Change:
     text = context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0).decode()
     reply = await step.ask(QUESTIONS, chunk=context.truncate(text, context.budget.chunk_tokens), parents=())
     questions = [question for question in reply.value or () if _is_valid_question(question, context)]
-    return _make_final_change(step, "\n".join(questions), reply.raw)
+    return _make_final_change(step, "\n".join(questions), reply.completion_text)
 
 
 def _is_valid_question(question: str, context: ReaderContext) -> bool:
@@ -243,13 +243,15 @@ class ReportWriting(Strategy):
         reply = await step.ask(OUTLINE, chunk=answers, parents=(), note=_make_note(omitted_count, "answers"))
         question_count = len(matrix.questions)
         outline = [
-            (heading, [number for number in numbers if number < question_count])
+            (heading, [question_number for question_number in numbers if question_number < question_count])
             for heading, numbers in reply.value or ()
         ]
         outline = [(heading, numbers) for heading, numbers in outline if numbers]
-        assigned_questions = {number for _, numbers in outline for number in numbers}
+        assigned_questions = {question_number for _, numbers in outline for question_number in numbers}
         outline += [
-            (question, [number]) for number, question in enumerate(matrix.questions) if number not in assigned_questions
+            (question, [question_number])
+            for question_number, question in enumerate(matrix.questions)
+            if question_number not in assigned_questions
         ]
         return {"outline": outline, "pairs": pairs}
 
@@ -279,20 +281,20 @@ def _load_matrix(state: ReaderState, step: StepContext) -> EvidenceMatrix:
 
 
 def _format_answers(matrix: EvidenceMatrix) -> Iterator[str]:
-    for number, question in enumerate(matrix.questions):
-        yield f"Question {number + 1}: {question}"
-        for cell in matrix.column(number):
+    for question_number, question in enumerate(matrix.questions):
+        yield f"Question {question_number + 1}: {question}"
+        for cell in matrix.column(question_number):
             answer = cell.answer if cell.state is CellState.ANSWERED else f"({cell.state.value})"
-            yield f"[{number + 1}] {matrix.documents[cell.document].name}: {' '.join((answer or '').split())}"
+            yield f"[{question_number + 1}] {matrix.documents[cell.document].name}: {' '.join((answer or '').split())}"
 
 
 def _format_quotes(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterator[str]:
     """Yield the quotes for some questions; all quotes of the matrix are numbered from 1."""
-    for number, (position, quote) in enumerate(matrix.quotes(), 1):
+    for quote_number, (position, quote) in enumerate(matrix.quotes(), 1):
         if position.question in questions:
             page = f", {quote.page}" if quote.page else ""
             text = " ".join(quote.text.split())
-            yield f'[q{number}] {matrix.documents[position.document].name}{page}: "{text}"'
+            yield f'[q{quote_number}] {matrix.documents[position.document].name}{page}: "{text}"'
 
 
 def _fit_lines(lines: Iterator[str], context: ReaderContext, max_tokens: int) -> tuple[str, int]:
@@ -316,40 +318,48 @@ def _make_note(omitted_count: int, noun: str) -> tuple[EventKind, str] | None:
 
 
 async def _write_section(state: WritingBranch, step: StepContext) -> Change:
-    matrix, number = _load_matrix(state, step), state["number"]
-    heading, questions = state["outline"][number]
+    matrix, section_number = _load_matrix(state, step), state["number"]
+    heading, questions = state["outline"][section_number]
     quotes, omitted_count = _fit_lines(
         _format_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens
     )
     if not quotes:
-        return {"sections": {str(number): to_json(make_extractive_section(matrix, heading, tuple(questions)))}}
+        return {"sections": {str(section_number): to_json(make_extractive_section(matrix, heading, tuple(questions)))}}
     short_heading = step.context.truncate(heading, step.context.budget.memory_tokens)
     reply = await step.ask(
-        SECTION, chunk=quotes, heading=short_heading, slot=number, parents=(), note=_make_note(omitted_count, "quotes")
+        SECTION,
+        chunk=quotes,
+        heading=short_heading,
+        slot=section_number,
+        parents=(),
+        note=_make_note(omitted_count, "quotes"),
     )
     if reply.value is None:
         section = make_extractive_section(matrix, heading, tuple(questions))
     else:
         positions = [position for position, _ in matrix.quotes()]
         sentences = [
-            ReportSentence(text, tuple(positions[number - 1] for number in numbers if 0 < number <= len(positions)))
+            ReportSentence(
+                text,
+                tuple(positions[quote_number - 1] for quote_number in numbers if 0 < quote_number <= len(positions)),
+            )
             for text, numbers in reply.value
         ]
         section = ReportSection(heading, tuple(questions), tuple(sentences))
-    return {"sections": {str(number): to_json(section)}}
+    return {"sections": {str(section_number): to_json(section)}}
 
 
 async def _judge(state: WritingBranch, step: StepContext) -> Change:
     """Ask whether two answers contradict each other; each is shown with its best quote."""
-    matrix, number = _load_matrix(state, step), state["number"]
-    pair = find_pairs_to_judge(matrix)[0][number]
+    matrix, pair_number = _load_matrix(state, step), state["number"]
+    pair = find_pairs_to_judge(matrix)[0][pair_number]
     max_tokens = step.context.budget.chunk_tokens // 2 - 1
     statements = [
         step.context.truncate(_format_statement(matrix, pair.question, group[0]), max_tokens) for group in pair.groups
     ]
     question = matrix.questions[pair.question]
-    reply = await step.ask(JUDGE, chunk="\n".join(statements), question=question, slot=number, parents=())
-    return {"judgements": {str(number): bool(reply.value)}}
+    reply = await step.ask(JUDGE, chunk="\n".join(statements), question=question, slot=pair_number, parents=())
+    return {"judgements": {str(pair_number): bool(reply.value)}}
 
 
 def _format_statement(matrix: EvidenceMatrix, question: int, document: int) -> str:

@@ -105,7 +105,7 @@ def check_sentence(
 
 
 def _replace_names(sentence: str, names: Iterable[str]) -> str:
-    """Replace the names of documents in a sentence by "it"."""
+    """Replace the names of documents in a sentence with "it"."""
     for name in sorted(filter(None, names), key=len, reverse=True):
         sentence = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "it", sentence)
     return sentence

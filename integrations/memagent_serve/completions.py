@@ -281,11 +281,11 @@ class ChatCompletions:
     async def _answer(self, long_request: LongRequest, result: ReadResult) -> Response:
         text = format_answer(result, long_request.options.stop_texts)
         annotations = await asyncio.to_thread(build_annotations, result, text)
-        head = ReplyHead(result.run_id, self.reader.policy.name)
+        reply_head = ReplyHead(result.run_id, self.reader.policy.name)
         message = {"content": text, "annotations": annotations}
         details = describe_read(result, long_request.source_names)
         return JSONResponse(
-            head.make_completion(message, get_finish_reason(result), sum_usage(result.usage), memagent=details)
+            reply_head.make_completion(message, get_finish_reason(result), sum_usage(result.usage), memagent=details)
         )
 
     async def _continue(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
@@ -306,44 +306,48 @@ class ChatCompletions:
 
     async def _stream_events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""
-        head = ReplyHead(read.run_id, self.reader.policy.name)
+        reply_head = ReplyHead(read.run_id, self.reader.policy.name)
         source_names = ", ".join(long_request.source_names)
         async with long_request.reservation:
-            yield head.make_chunk({"role": "assistant", "reasoning_content": f"Reading {source_names}.\n"})
+            yield reply_head.make_chunk({"role": "assistant", "reasoning_content": f"Reading {source_names}.\n"})
             async with aclosing(self.manager.follow(read)) as changes:
                 memory, last_note = "", 0.0
                 async for change in changes:
                     if isinstance(change, ReadResult):
-                        async for event in self._stream_result(long_request, head, change):
+                        async for event in self._stream_result(long_request, reply_head, change):
                             yield event
                         continue
                     is_note_due = time.monotonic() - last_note >= _SECONDS_BETWEEN_NOTES
                     if is_note_due and (change.update or not change.state.has_ended):
-                        yield head.make_chunk({"reasoning_content": format_progress(change, memory)})
+                        yield reply_head.make_chunk({"reasoning_content": format_progress(change, memory)})
                         memory = change.update.memory if change.update else memory
                         last_note = time.monotonic()
 
     async def _stream_result(
-        self, long_request: LongRequest, head: ReplyHead, result: ReadResult
+        self, long_request: LongRequest, reply_head: ReplyHead, result: ReadResult
     ) -> AsyncIterator[str]:
         if (continuation := long_request.continuation) is not None:
-            async for event in self._stream_continuation(long_request, continuation, head, result):
+            async for event in self._stream_continuation(long_request, continuation, reply_head, result):
                 yield event
             return
         text = format_answer(result, long_request.options.stop_texts)
-        yield head.make_chunk({"content": text})
+        yield reply_head.make_chunk({"content": text})
         annotations = await asyncio.to_thread(build_annotations, result, text)
-        yield head.make_chunk({"annotations": annotations}, memagent=describe_read(result, long_request.source_names))
-        yield head.make_chunk({}, get_finish_reason(result))
+        yield reply_head.make_chunk(
+            {"annotations": annotations}, memagent=describe_read(result, long_request.source_names)
+        )
+        yield reply_head.make_chunk({}, get_finish_reason(result))
         if long_request.options.wants_usage:
-            yield head.make_usage_chunk(sum_usage(result.usage))
+            yield reply_head.make_usage_chunk(sum_usage(result.usage))
         yield DONE
 
     async def _stream_continuation(
-        self, long_request: LongRequest, continuation: Continuation, head: ReplyHead, result: ReadResult
+        self, long_request: LongRequest, continuation: Continuation, reply_head: ReplyHead, result: ReadResult
     ) -> AsyncIterator[str]:
         annotations = await asyncio.to_thread(build_annotations, result, "")
-        yield head.make_chunk({"annotations": annotations}, memagent=describe_read(result, long_request.source_names))
+        yield reply_head.make_chunk(
+            {"annotations": annotations}, memagent=describe_read(result, long_request.source_names)
+        )
         assert self._policy_server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         async with self._policy_server.relay(
@@ -352,10 +356,12 @@ class ChatCompletions:
             if get_media_type(server_reply) != EVENT_STREAM:
                 raise await make_gateway_error(server_reply)
             async for event in iter_events(server_reply):
-                if (merged_event := self._merge_event(event, long_request, head, result)) is not None:
+                if (merged_event := self._merge_event(event, long_request, reply_head, result)) is not None:
                     yield merged_event
 
-    def _merge_event(self, event: str, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> str | None:
+    def _merge_event(
+        self, event: str, long_request: LongRequest, reply_head: ReplyHead, result: ReadResult
+    ) -> str | None:
         """Return an event of the model's reply as an event of this reply; None if it was not requested."""
         if event == DONE:
             return DONE
@@ -363,7 +369,7 @@ class ChatCompletions:
             values = json.loads(event)
             if values.get("choices") is None:
                 return event
-            values |= {"id": f"chatcmpl-{head.run_id}", "created": head.created}
+            values |= {"id": f"chatcmpl-{reply_head.run_id}", "created": reply_head.created}
             if values.get("usage"):
                 if not values["choices"] and not long_request.options.wants_usage:
                     return None

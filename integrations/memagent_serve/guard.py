@@ -142,7 +142,7 @@ class Guard:
 
 @dataclass
 class _GuardedResponse:
-    """One response on its way to a client: without secrets, and with an error in the API's form if it fails."""
+    """One response on its way to a client: without secrets, and with an error in the API's format if it fails."""
 
     _send: Send
     _redact: Callable[..., bytes]

@@ -101,8 +101,8 @@ def plan_reading(
     """
     messages = request.messages
     latest_index = find_latest_request(messages)
-    files = [position for position, part in request.parts.items() if part.kind == "file"]
-    if prompt_tokens <= max_tokens and not files:
+    file_positions = [position for position, part in request.parts.items() if part.kind == "file"]
+    if prompt_tokens <= max_tokens and not file_positions:
         return ReadingPlan(0, (), latest_index)
     max_tokens -= findings_tokens
 
@@ -110,30 +110,31 @@ def plan_reading(
         texts = (position for position, part in request.parts.items() if part.text is not None)
         return [position for position in texts if token_counts[position] > longer_than]
 
-    large = find_texts(max(findings_tokens // 2, _STUB_TOKENS))
-    largest, remaining_tokens = _choose_largest(
-        large, token_counts, prompt_tokens + _STUB_TOKENS * len(files), max_tokens
+    large_parts = find_texts(max(findings_tokens // 2, _STUB_TOKENS))
+    largest_parts, remaining_tokens = _choose_largest(
+        large_parts, token_counts, prompt_tokens + _STUB_TOKENS * len(file_positions), max_tokens
     )
     if remaining_tokens <= max_tokens:
-        return ReadingPlan(0, tuple(sorted([*files, *largest])), latest_index)
-    history, remaining_indices = 0, set(range(len(messages)))
+        return ReadingPlan(0, tuple(sorted([*file_positions, *largest_parts])), latest_index)
+    history_length, remaining_indices = 0, set(range(len(messages)))
     # A tool's result must follow its call, or model servers refuse the request.
-    for history in (index for index in range(1, len(messages)) if messages[index].role not in {"tool", "function"}):
+    possible_lengths = (index for index in range(1, len(messages)) if messages[index].role not in {"tool", "function"})
+    for history_length in possible_lengths:
         remaining_indices = {
             index
             for index, message in enumerate(messages)
-            if index >= history or message.role in _SYSTEM_ROLES or index == latest_index
+            if index >= history_length or message.role in _SYSTEM_ROLES or index == latest_index
         }
-        rest_tokens = sum(size for position, size in token_counts.items() if position.message in remaining_indices)
+        rest_tokens = sum(tokens for position, tokens in token_counts.items() if position.message in remaining_indices)
         rest_tokens += MESSAGE_TOKENS * len(remaining_indices)
-        large = [position for position in largest if position.message in remaining_indices]
-        if rest_tokens - sum(_count_saved_tokens(token_counts, position) for position in large) <= max_tokens:
+        large_parts = [position for position in largest_parts if position.message in remaining_indices]
+        if rest_tokens - sum(_count_saved_tokens(token_counts, position) for position in large_parts) <= max_tokens:
             break
     else:  # Not even the last message fits with the system message, so everything is read.
-        large = [position for position in find_texts(_STUB_TOKENS) if position.message in remaining_indices]
+        large_parts = [position for position in find_texts(_STUB_TOKENS) if position.message in remaining_indices]
     # Files of older messages are read with the transcript.
-    files = [file for file in files if file.message in remaining_indices]
-    return ReadingPlan(history, tuple(sorted({*large, *files})), latest_index)
+    file_positions = [file_position for file_position in file_positions if file_position.message in remaining_indices]
+    return ReadingPlan(history_length, tuple(sorted({*large_parts, *file_positions})), latest_index)
 
 
 def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:

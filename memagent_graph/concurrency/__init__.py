@@ -1,1 +1,1 @@
-"""Event loops and threads: synchronous callers, and reads that take turns."""
+"""Event loops and threads: calls from synchronous code, and reads that stay at the same chunk."""

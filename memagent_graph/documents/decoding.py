@@ -32,7 +32,7 @@ _BINARY_KINDS = {
     "a table or database": (b"SQLite format 3\x00", b"PAR1", b"\x93NUMPY"),
     "a recording or film": (b"OggS", b"ID3", b"RIFF"),
 }
-_ESCAPES = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"}
+_NON_CHARSET_CODECS = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"}
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08")
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def find_codec(name: str) -> str:
     if (codec := find_web_codec(name)) is not None and not codec.startswith("utf-16"):
         return codec
     try:
-        if not (codec_info := codecs.lookup(name))._is_text_encoding or codec_info.name in _ESCAPES:
+        if not (codec_info := codecs.lookup(name))._is_text_encoding or codec_info.name in _NON_CHARSET_CODECS:
             raise LookupError(name)
     except LookupError as error:
         raise EncodingError(

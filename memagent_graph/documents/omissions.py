@@ -20,7 +20,7 @@ from memagent_graph.grouping import group_values
 
 _MAX_KINDS: Final = 30
 _MAX_PLACES: Final = 20
-_PAGE: Final = re.compile(r"page (\d+)")
+_PAGE_NAME: Final = re.compile(r"page (\d+)")
 
 
 class StoredOmission(TypedDict):
@@ -78,9 +78,9 @@ def describe_omission(omission: StoredOmission) -> str:
 def _list_places(omissions: Sequence[Omission]) -> str:
     """Return the places of omissions, with pages as ranges; at most the first `_MAX_PLACES`."""
     names = dict.fromkeys(
-        omission.place for omission in omissions if omission.place and not _PAGE.fullmatch(omission.place)
+        omission.place for omission in omissions if omission.place and not _PAGE_NAME.fullmatch(omission.place)
     )
-    pages = sorted({int(match[1]) for omission in omissions if (match := _PAGE.fullmatch(omission.place))})
+    pages = sorted({int(match[1]) for omission in omissions if (match := _PAGE_NAME.fullmatch(omission.place))})
     ranges = []
     for _, consecutive_pages in groupby(enumerate(pages), lambda item: item[1] - item[0]):
         page_range = [page for _, page in consecutive_pages]

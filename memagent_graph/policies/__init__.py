@@ -1,1 +1,1 @@
-"""The policies of this package, and their parts."""
+"""The policies of this package: on servers, in this process, on chat models, and scripted; and how they are added."""

@@ -18,7 +18,7 @@ INSTALLABLE_POLICIES: Final = ("english", "english-untrained")
 """The names of policies that can be added. The first, once it is added, is the default. The second is its base."""
 ENGLISH_FOLDER: Final = Path(__file__).parents[1] / "english"
 """The folder in this package with adapter, profile and card of the policy `english`."""
-_RECORD: Final = "added.json"
+_RECORD_NAME: Final = "added.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def get_policies_folder() -> Path:
 def find_added_policy_folder(name: Path | str) -> Path | None:
     """Return the folder of an added policy; None if no policy of this name was added."""
     folder = get_policies_folder() / str(name)
-    return folder if str(name) in INSTALLABLE_POLICIES and (folder / _RECORD).is_file() else None
+    return folder if str(name) in INSTALLABLE_POLICIES and (folder / _RECORD_NAME).is_file() else None
 
 
 def list_added_policies() -> dict[str, PolicyOrigin | None]:
@@ -58,11 +58,11 @@ def find_default_policy() -> str | None:
 def read_origin(folder: Path) -> PolicyOrigin | None:
     """Return the record in a policy's folder; None if it is missing or cannot be parsed."""
     try:
-        return PolicyOrigin(**read_json_file(folder / _RECORD))
+        return PolicyOrigin(**read_json_file(folder / _RECORD_NAME))
     except (OSError, ValueError, TypeError):
         return None
 
 
 def write_origin(origin: PolicyOrigin, folder: Path) -> None:
     """Write the record into a policy's folder."""
-    (folder / _RECORD).write_text(json.dumps(asdict(origin), indent=2) + "\n", encoding="utf-8")
+    (folder / _RECORD_NAME).write_text(json.dumps(asdict(origin), indent=2) + "\n", encoding="utf-8")

@@ -35,7 +35,7 @@ from memagent_graph.policies.added import (
     read_origin,
     write_origin,
 )
-from memagent_graph.policies.base_weights import ENGLISH, Base, compute_sha256, fetch_base_file
+from memagent_graph.policies.base_weights import ENGLISH, BaseWeights, compute_sha256, fetch_base_file
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.file_locks import try_to_lock
 
@@ -66,7 +66,7 @@ def add_policy(
     file: Path | None = None,
     adapter: Path | None = None,
     gguf: bool = False,
-    base: Base = ENGLISH,
+    base: BaseWeights = ENGLISH,
     report: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the folder of a policy, unless it exists and was made from the same files, and return it.
@@ -166,7 +166,7 @@ def _hash_folder(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _require_matching_base(adapter: Path, base: Base) -> None:
+def _require_matching_base(adapter: Path, base: BaseWeights) -> None:
     """Raise `PolicyError` if an adapter was not trained on a base."""
     try:
         bases = read_json_file(adapter / "memagent.json")["bases"]
@@ -182,7 +182,7 @@ def _require_matching_base(adapter: Path, base: Base) -> None:
         )
 
 
-def _require_free_space(base: Base, folder: Path) -> None:
+def _require_free_space(base: BaseWeights, folder: Path) -> None:
     """Raise `PolicyError` if there is not enough disk space or memory to add a policy."""
     disk_hint = "Free disk space there, or set MEMAGENT_HOME to a folder on another disk."
     memory_hint = "Close other programs, or add it on a larger machine and copy the folder."

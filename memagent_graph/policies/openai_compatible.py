@@ -171,21 +171,20 @@ class OpenAICompatiblePolicy:
         """Return one completion, guided by `sampling.json_schema` if the server accepts it.
 
         Raises:
-            PolicyUnreachableError: no connection in time.
-            PolicyAuthenticationError: 401 or 403.
-            PolicyRequestError: another 4xx. The server's message is included.
-            PolicyOverloadedError: 408, 409, 429 or 5xx after all retries.
-            PolicyResponseError: a reply that is not a completion, or is too long, after all retries; or a redirect to
-                another server.
+            PolicyUnreachableError: the server cannot be reached in time.
+            PolicyAuthenticationError: the server answered 401 or 403.
+            PolicyRequestError: the server answered another 4xx. Its message is included.
+            PolicyOverloadedError: the server still answered 408, 409, 429 or 5xx after all retries.
+            PolicyResponseError: after all retries, the reply was still not a completion or too long; or the server
+                redirects to another one.
         """
         async with self._connections.get().slots:
             with_token_ids = bool(sampling.logprobs) and _is_vllm(await self.find_served_model())
             if self._model is None:
                 await self.find_served_model()
             completion, retries, schema = await self._complete_with_accepted_fields(prompt, sampling, with_token_ids)
-        notes = completion.notes + make_sampling_notes(
-            sampling, self._unsupported - {"max_tokens"}
-        )  # it has another name
+        unsupported_options = self._unsupported - {"max_tokens"}  # max_completion_tokens was sent in its place
+        notes = completion.notes + make_sampling_notes(sampling, unsupported_options)
         if sampling.json_schema is not None and schema is None and _is_chat(prompt):
             detail = "the server did not accept the JSON schema; decoding was not guided"
             notes += ((EventKind.SCHEMA_REFUSED, detail),)
@@ -227,13 +226,12 @@ class OpenAICompatiblePolicy:
         # There is no await between making the body and this line, so the model and the version belong together.
         decode = partial(decode_completion, model=self.name, sampling=sampling, policy_version=self.policy_version)
         content = msgspec.json.encode(body)
+        token_bytes = _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content)
         return await self._connections.get().send(
             self._make_url("chat/completions" if "messages" in body else "completions"),
             content,
             decode,
-            max_bytes=_BASE_REPLY_BYTES
-            + _BYTES_PER_TOKEN * sampling.max_tokens
-            + _BYTES_PER_PROMPT_BYTE * len(content),
+            max_bytes=_BASE_REPLY_BYTES + token_bytes,
             headers={self._session_header: sampling.session} if self._session_header and sampling.session else None,
         )
 

@@ -1,1 +1,1 @@
-"""Files: default paths, private files, bounded reading, SQLite databases, checkpoints."""
+"""Files: default paths, private files, bounded reading, locks, SQLite databases, and checkpoints."""

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import tiktoken
 
-_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_QWEN: Final = (
+_GPT2_PATTERN: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_QWEN_PATTERN: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_COMMON_PATTERNS: Final = frozenset({_GPT2, _QWEN, _QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")})
+_COMMON_PATTERNS: Final = frozenset({_GPT2_PATTERN, _QWEN_PATTERN, _QWEN_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")})
 """Regular expressions that split text in the same way in both libraries, for all characters of Unicode."""
 _NORMALIZERS: Final = (None, {"type": "NFC"})
 
@@ -61,7 +61,7 @@ def _make_tiktoken_encoding(specification: dict[str, Any]) -> tiktoken.Encoding 
     unreachable_ids = {*_find_unreachable_tokens(tokens_by_pair)}
     # A number of up to three digits is a whole word, and only tokens of three or more bytes can be unreachable.
     digit_ids = {token for text, token in ids.items() if text.isascii() and text.isdigit()}
-    if not unreachable_ids <= (digit_ids if matches_whole_words and pattern != _GPT2 else set()):
+    if not unreachable_ids <= (digit_ids if matches_whole_words and pattern != _GPT2_PATTERN else set()):
         return None
     table = str.maketrans({character: chr(byte) for character, byte in bytes_by_character.items()})
     added_ids = {token["content"]: token["id"] for token in specification.get("added_tokens") or ()}
@@ -77,7 +77,7 @@ def _find_pattern(pre_tokenizer: dict[str, Any]) -> str | None:
     """Return the regular expression that splits texts into words, or None if tiktoken may split them differently."""
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return _GPT2
+            return _GPT2_PATTERN
         case {
             "type": "Sequence",
             "pretokenizers": [

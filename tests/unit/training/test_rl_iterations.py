@@ -83,7 +83,7 @@ async def test_best_policy_is_restored_after_a_kill_during_its_replacement(sourc
     set_measurement(0.5)
     await source._measure(1)
     (tmp_path / "best").rename(tmp_path / "best.before")
-    loop._IterationSource(source._prepared, source.serving, source.journal, StatusRecorder())
+    loop._IterationSource(source._prepared, source.backend, source.journal, StatusRecorder())
     assert (tmp_path / "best" / "weights").read_text() == "1"
     assert not (tmp_path / "best.before").exists()
 

@@ -1,6 +1,6 @@
-"""The options that a job has and its command takes, each declared once: type, help and default.
+"""Options that a job shares with its command, each declared once: type, help and default.
 
-Only what takes long to import is left to the jobs: a command's help needs neither PyTorch nor TRL.
+Options whose types take long to import are declared in the jobs: a command's help needs neither PyTorch nor TRL.
 """
 
 from __future__ import annotations
