@@ -138,7 +138,7 @@ def count_read(root: Path) -> tuple[Journey, Journey, Journey]:
 
 def count_training(root: Path) -> Journey:
     """Count the journey from logged runs (of the recorded promises) to the first loss."""
-    from promises.scenarios import PLAIN_STEP, TRAINING, home, log_of_lines, run  # noqa: PLC0415
+    from promises.scenarios import SGD_STEP, TRAINING, isolate_home, run_memagent, write_log_lines  # noqa: PLC0415
 
     journey = Journey(root)
     has_begun = has_ended = False
@@ -153,11 +153,11 @@ def count_training(root: Path) -> Journey:
         if not has_ended:
             journey.profile(frame, event, argument)
 
-    setting_options = [argument for name, value in PLAIN_STEP.items() for argument in ("--set", f"{name}={value}")]
-    with tempfile.TemporaryDirectory() as folder, home(Path(folder)):
-        runs = log_of_lines(TRAINING / "runs.jsonl", Path(folder) / "runs.sqlite")
+    setting_options = [argument for name, value in SGD_STEP.items() for argument in ("--set", f"{name}={value}")]
+    with tempfile.TemporaryDirectory() as folder, isolate_home(Path(folder)):
+        runs = write_log_lines(TRAINING / "runs.jsonl", Path(folder) / "runs.sqlite")
         sys.setprofile(profile)
-        _, _, errors = run(
+        _, _, errors = run_memagent(
             *("train", runs, "--model", TRAINING / "model", "--out", Path(folder) / "out"),
             *("--preset", "memagent-paper", *setting_options),
         )

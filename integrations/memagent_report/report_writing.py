@@ -160,7 +160,7 @@ async def _ask_for_questions(state: ReaderState, step: StepContext) -> Change:
     text = context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0).decode()
     reply = await step.ask(QUESTIONS, chunk=context.truncate(text, context.budget.chunk_tokens), parents=())
     questions = [question for question in reply.value or () if _is_valid_question(question, context)]
-    return _make_final_change(step, "\n".join(questions), reply.raw)
+    return _make_final_change(step, "\n".join(questions), reply.completion_text)
 
 
 def _is_valid_question(question: str, context: ReaderContext) -> bool:

@@ -1,7 +1,7 @@
-"""What a real server is sent by one read, and what the log then holds, is what was recorded.
+"""The requests of one read to a real server, and the log of the read, are the recorded ones.
 
-Recorded with the embedded policy in float32, whose greedy answers are the same at each start of the server:
-`RECORD_PROMISES=1 pytest tests/integration/test_promises.py` writes the file anew where there is none.
+They are recorded with the embedded policy in float32, whose greedy answers do not depend on the start of the server:
+`RECORD_PROMISES=1 pytest tests/integration/test_promises.py` writes the file if it does not exist.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from promises.comparison import differences, normalise
-from promises.scenarios import exact, log_lines, outcome
+from promises.comparison import find_differences, normalise
+from promises.scenarios import dump_bodies, dump_result, read_log_lines
 from support.fake_server import FakeServer
 
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_prompts
@@ -26,41 +26,43 @@ SMALL = Budget(context_window=1024, question_tokens=40, memory_tokens=48, chunk_
 
 
 def read(address: str, folder: Path) -> Any:
-    """Read through a recording server in front of the real one. Return the result and the requests."""
+    """Read through a server that forwards to the real one, and return the result and the requests."""
 
     def forward(body: dict[str, Any], number: int) -> web.Response:
-        sent = urllib.request.Request(f"{address}/chat/completions", json.dumps(body).encode())
-        sent.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(sent, timeout=60) as reply:
+        request = urllib.request.Request(f"{address}/chat/completions", json.dumps(body).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return web.Response(body=reply.read(), content_type="application/json")
 
-    with FakeServer(forward, model="memagent-embedded", vllm=True, window=1024) as front:
-        policy = OpenAICompatiblePolicy(base_url=front.base_url, policy_version="first")
+    with FakeServer(forward, model="memagent-embedded", vllm=True, window=1024) as proxy:
+        policy = OpenAICompatiblePolicy(base_url=proxy.base_url, policy_version="first")
         with MemAgent(
             policy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(), sampling=SamplingParams(),
             store=folder / "documents", run_log=folder / "runs.sqlite",
         ) as reader:  # fmt: skip
             result = reader.read(TEXT, QUESTION, run_id="served")
-    return result, front.requests
+    return result, proxy.requests
 
 
-def round_probs(value: Any) -> Any:
-    """Return the value with log-probs to four digits, because kernels differ in the last ones."""
+def round_logprobs(value: Any) -> Any:
+    """Return the value with log-probs rounded to four digits, because kernels differ in the last ones."""
     if isinstance(value, dict):
         return {
-            key: [round(number, 4) for number in part]
-            if key == "logprobs" and isinstance(part, list)
-            else round_probs(part)
-            for key, part in value.items()
+            key: [round(number, 4) for number in item]
+            if key == "logprobs" and isinstance(item, list)
+            else round_logprobs(item)
+            for key, item in value.items()
         }
-    return [round_probs(item) for item in value] if isinstance(value, list) else value
+    return [round_logprobs(item) for item in value] if isinstance(value, list) else value
 
 
-def test_a_greedy_read_sends_and_logs_what_was_recorded(embedded_server, tmp_path) -> None:
+def test_a_greedy_read_sends_and_logs_the_recorded_values(embedded_server, tmp_path) -> None:
     result, requests = read(embedded_server.base_url, tmp_path)
-    lines = log_lines(tmp_path / "runs.sqlite")
-    actual = round_probs(normalise({"result": outcome(result), "requests": exact(requests), "log": lines}, tmp_path))
+    lines = read_log_lines(tmp_path / "runs.sqlite")
+    actual = round_logprobs(
+        normalise({"result": dump_result(result), "requests": dump_bodies(requests), "log": lines}, tmp_path)
+    )
     if os.environ.get("RECORD_PROMISES") and not RECORDED.exists():
         RECORDED.parent.mkdir(parents=True, exist_ok=True)
         RECORDED.write_text(json.dumps(actual, indent=1) + "\n")
-    assert differences(json.loads(RECORDED.read_text()), actual, 2e-3) == []
+    assert find_differences(json.loads(RECORDED.read_text()), actual, 2e-3) == []

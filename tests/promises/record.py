@@ -1,6 +1,6 @@
-"""Record what this version promises: `PYTHONPATH=tests python -m promises.record [SCENARIO ...]`.
+"""Record the promises of this version: `PYTHONPATH=tests python -m promises.record [SCENARIO ...]`.
 
-Without a scenario all are recorded. The model and the runs in recorded/training are never made again.
+Without a scenario all are recorded. The model and the runs in recorded/training are never regenerated.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from promises.comparison import normalise
-from promises.scenarios import SCENARIOS, Place, home
+from promises.scenarios import SCENARIOS, Workspace, isolate_home
 
 RECORDED = Path(__file__).parent / "recorded"
 
 
 def run_scenario(name: str, folder: Path) -> Any:
     """Return the promised part of a scenario's outcome in this version."""
-    with home(folder):
-        return normalise(SCENARIOS[name](Place(folder)), folder.resolve(), folder)
+    with isolate_home(folder):
+        return normalise(SCENARIOS[name](Workspace(folder)), folder.resolve(), folder)
 
 
-def write(path: Path, value: Any) -> None:
-    """Write one file of JSON."""
+def write_json(path: Path, value: Any) -> None:
+    """Write a value to a JSON file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, ensure_ascii=True, indent=1) + "\n")
 
@@ -32,7 +32,7 @@ def write(path: Path, value: Any) -> None:
 def main(names: list[str]) -> None:
     for name in names or SCENARIOS:
         with TemporaryDirectory() as folder:
-            write(RECORDED / f"{name}.json", run_scenario(name, Path(folder)))
+            write_json(RECORDED / f"{name}.json", run_scenario(name, Path(folder)))
         print(name)
 
 

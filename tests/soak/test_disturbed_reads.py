@@ -1,4 +1,4 @@
-"""Reads that are cancelled, or meet a faulty server or a full disk, give the same answer or an error that says why."""
+"""Reads with cancellations, faulty servers or a full disk give the same answer, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -30,57 +30,57 @@ Size = Callable[[int, int], int]
 
 
 def make_text(number: int) -> str:
-    """Make a document that shares no request with another one: its key is in the memory from the first chunk on."""
+    """Return a document whose requests differ from those of all others: the first chunk puts its key into memory."""
     return make_document({0.0: f"The key of harbor is {1000 + number}."}, words=1500)
 
 
-async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
+async def test_parallel_reads_that_are_cancelled_and_resumed_give_their_answers(
     tmp_path: Path, size: Size, record_property: Record
 ) -> None:
-    reads, cancels, rng = size(4, 64), 5, random.Random(2)
+    read_count, max_cancels, rng = size(4, 64), 5, random.Random(2)
 
     async def read(agent: MemAgent, number: int) -> str | None:
         run_id = f"r{number}"
-        for turn in range(cancels + 1):
+        for turn in range(max_cancels + 1):
             try:
                 task = asyncio.ensure_future(agent.aresume(run_id))
                 await asyncio.sleep(0)
-                result = await wait_or_cancel(task) if turn < cancels else await task
+                result = await wait_or_cancel(task) if turn < max_cancels else await task
             except RunNotFoundError:
                 task = asyncio.ensure_future(agent.aread(make_text(number), QUESTION, run_id=run_id))
-                result = await wait_or_cancel(task) if turn < cancels else await task
+                result = await wait_or_cancel(task) if turn < max_cancels else await task
             if result is not None:
                 return result.answer
         return None
 
     async def wait_or_cancel(task: asyncio.Task[Any]) -> Any:
-        await asyncio.wait({task}, timeout=rng.uniform(0.0, reads / 10))
+        await asyncio.wait({task}, timeout=rng.uniform(0.0, read_count / 10))
         if not task.done():
             task.cancel()
-            count["cancels"] += 1
+            counts["cancels"] += 1
         try:
             return await task
         except asyncio.CancelledError:
             return None
 
-    count: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with FakeServer(delay=0.05) as server:
         async with build_reader(server.base_url, tmp_path) as agent:
-            answers = await asyncio.gather(*(read(agent, number) for number in range(reads)))
+            answers = await asyncio.gather(*(read(agent, number) for number in range(read_count)))
         prompts = Counter(body["messages"][0]["content"] for body in server.requests)
-    assert answers == [str(1000 + number) for number in range(reads)]
+    assert answers == [str(1000 + number) for number in range(read_count)]
     repeated = sum(prompts.values()) - len(prompts)
-    assert repeated <= count["cancels"], "a cancel loses one reply: in flight, or not yet in a checkpoint"
+    assert repeated <= counts["cancels"], "a cancellation loses one reply: in flight, or not yet in a checkpoint"
     log = RunLog(tmp_path / "runs.sqlite")
-    for number in range(reads):
+    for number in range(read_count):
         positions = [conversation.position for conversation in log.conversations(f"r{number}")]
         assert positions == list(range(len(positions)))
-    record_property("cancels", count["cancels"])
-    record_property("repeated requests per cancel", round(repeated / count["cancels"], 2))
+    record_property("cancels", counts["cancels"])
+    record_property("repeated requests per cancel", round(repeated / counts["cancels"], 2))
 
 
 @pytest.mark.usefixtures("nobody_sleeps")
-def test_servers_with_some_faulty_replies_change_no_answer(tmp_path: Path, size: Size, record_property: Record) -> None:
+def test_some_faulty_replies_of_a_server_change_no_answer(tmp_path: Path, size: Size, record_property: Record) -> None:
     faults = MALFORMED | OVERSIZED | RETRIED_ERRORS | FINAL_ERRORS
     outcomes: Counter[str] = Counter()
     for number, (name, fault) in enumerate(list(faults.items())[:: size(12, 1)]):
@@ -102,26 +102,26 @@ def test_servers_with_some_faulty_replies_change_no_answer(tmp_path: Path, size:
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root may mount a small disk")
-def test_a_corpus_on_a_disk_of_a_few_megabytes_keeps_its_rows_and_continues_when_there_is_room(
+def test_a_corpus_on_a_full_disk_keeps_its_rows_and_continues_when_there_is_space(
     tmp_path: Path, size: Size, record_property: Record
 ) -> None:
     documents, disk = size(12, 60), tmp_path / "disk"
     numbers = write_corpus(tmp_path / "in", documents, max_words=size(1200, 3000))
     disk.mkdir()
     mount = shutil.which("mount") or "mount"
-    mounted = subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size(1, 4)}m", "tmpfs", disk], check=False)
-    if mounted.returncode:
+    mount_process = subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size(1, 4)}m", "tmpfs", disk], check=False)
+    if mount_process.returncode:
         pytest.skip("a small disk cannot be mounted here")
     try:
         with CountingServer() as server:
-            full = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
-            assert full.returncode != 0 and "disk" in full.stderr, full.stderr
+            process = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
+            assert process.returncode != 0 and "disk" in process.stderr, process.stderr
             rows_before = len(read_rows(disk / "out")) if (disk / "out" / "_manifest.json").exists() else 0
             subprocess.run([mount, "-o", "remount,size=512m", disk], check=True)
-            second = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
-            assert second.returncode == 0, second.stderr
+            process = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
+            assert process.returncode == 0, process.stderr
         rows = read_rows(disk / "out")
-    finally:  # lazily, because threads of pyarrow may hold a file for a moment after its table has been read
+    finally:  # lazily, because threads of pyarrow may keep a file open for a moment after a read
         subprocess.run([shutil.which("umount") or "umount", "--lazy", disk], check=True)
     require_each_row_once(rows, numbers)
     record_property("rows before the disk was full", rows_before)

@@ -1,4 +1,4 @@
-"""Processes that live long: nothing grows with event loops, reads, requests, uploads or pages."""
+"""Long-lived processes: descriptors, threads and memory do not grow with reads, requests, uploads or pages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import httpx2
 from support.fake_server import FakeServer
 from support.scripts import make_document
 from support.serving import build_reader, serve
-from unit.serving.test_live_page import Browser, finish
+from unit.serving.test_live_page import Browser, wait_until_finished
 
-SHORT = make_document({0.5: "The key of harbor is 4711."}, words=60)
-LONG = make_document({0.5: "The key of harbor is 4711."}, words=900)
+SHORT_TEXT = make_document({0.5: "The key of harbor is 4711."}, words=60)
+LONG_TEXT = make_document({0.5: "The key of harbor is 4711."}, words=900)
 QUESTION = "What is the key of harbor?"
 READS_PER_LOOP = 10
 MEBIBYTE = 2**20
@@ -26,7 +26,7 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process holds."""
+    """The resources of a process; its memory is in bytes."""
 
     descriptors: int
     threads: int
@@ -43,60 +43,60 @@ class Footprint:
             len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), pages * os.sysconf("SC_PAGE_SIZE")
         )
 
-    def assert_no_growth(self, later: Footprint, record: Callable[[str, Any], None]) -> None:
+    def assert_no_growth(self, final: Footprint, record: Callable[[str, Any], None]) -> None:
         record("before", str(self))
-        record("after", str(later))
-        assert later.descriptors <= self.descriptors + 4
-        assert later.threads <= self.threads + 4
-        assert later.memory <= self.memory + 32 * MEBIBYTE
+        record("after", str(final))
+        assert final.descriptors <= self.descriptors + 4
+        assert final.threads <= self.threads + 4
+        assert final.memory <= self.memory + 32 * MEBIBYTE
 
 
-def test_reads_over_many_event_loops(
+def test_reads_in_many_event_loops_do_not_grow_the_process(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    loops, warm = size(8, 1000), size(2, 50)
+    loops, warmup_loops = size(8, 1000), size(2, 50)
     with FakeServer(window=1000) as upstream:
         agent = build_reader(upstream.base_url, tmp_path)
 
-        async def reads(number: int) -> None:
-            ids = [f"{number}-{place}" for place in range(READS_PER_LOOP)]
-            results = await asyncio.gather(*(agent.aread(SHORT, QUESTION, run_id=run_id) for run_id in ids))
+        async def read_many(loop: int) -> None:
+            ids = [f"{loop}-{index}" for index in range(READS_PER_LOOP)]
+            results = await asyncio.gather(*(agent.aread(SHORT_TEXT, QUESTION, run_id=run_id) for run_id in ids))
             assert {result.answer for result in results} == {"4711"}
 
-        for number in range(loops):
-            if number == warm:
-                before = Footprint.clear_and_measure(upstream)
-            asyncio.run(reads(number))
+        for loop in range(loops):
+            if loop == warmup_loops:
+                initial = Footprint.clear_and_measure(upstream)
+            asyncio.run(read_many(loop))
             Footprint.clear_and_measure(upstream)
-        before.assert_no_growth(Footprint.clear_and_measure(upstream), record_property)
+        initial.assert_no_growth(Footprint.clear_and_measure(upstream), record_property)
 
 
-def test_requests_reads_uploads_and_pages_of_a_server(
+def test_requests_reads_uploads_and_pages_do_not_grow_a_server(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    requests, runs, warm = size(16, 2000), size(4, 200), size(2, 40)
+    requests, runs, warmup_requests = size(16, 2000), size(4, 200), size(2, 40)
     with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path, page=True) as server:
-        browser = Browser.of(server)
+        browser = Browser.sign_in(server)
 
         def ask(number: int) -> None:
-            content = f"{LONG} {number}" if number % 10 == 0 else f"<problem>{number}</problem>"
+            content = f"{LONG_TEXT} {number}" if number % 10 == 0 else f"<problem>{number}</problem>"
             messages = [{"role": "user", "content": content}, {"role": "user", "content": QUESTION}]
             reply = httpx2.post(f"{server.api}/chat/completions", json={"model": "fake", "messages": messages})
             assert reply.status_code == 200, reply.text
 
-        def run_on_the_page(number: int) -> None:
-            (run_id,) = browser.begin(document=f"{SHORT} {number}")
-            assert finish(browser, run_id)["answer"] == "4711"
+        def read_on_page(number: int) -> None:
+            (run_id,) = browser.start_reads(document=f"{SHORT_TEXT} {number}")
+            assert wait_until_finished(browser, run_id)["answer"] == "4711"
             assert browser.client.get(f"/page/reads/{run_id}/page").status_code == 200
 
         for number in range(max(requests, runs)):
-            if number == warm:
-                before = Footprint.clear_and_measure(upstream)
+            if number == warmup_requests:
+                initial = Footprint.clear_and_measure(upstream)
             if number < requests:
                 ask(number)
             if number < runs:
-                run_on_the_page(number)
+                read_on_page(number)
             if number % 20 == 0:
                 Footprint.clear_and_measure(upstream)
         browser.client.close()
-        before.assert_no_growth(Footprint.clear_and_measure(upstream), record_property)
+        initial.assert_no_growth(Footprint.clear_and_measure(upstream), record_property)

@@ -1,4 +1,4 @@
-"""Random replies, requests and foreign files are read, or refused with an error of this package.
+"""Random replies, requests and untrusted files are read, or refused with an error of this package.
 
 At full size, each test runs for an hour, or for `MEMAGENT_FUZZ_SECONDS`.
 """
@@ -37,24 +37,28 @@ from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import load_run_view
 
-SECONDS = int(os.environ.get("MEMAGENT_FUZZ_SECONDS", "3600"))
-BATCH = 20
+FUZZ_SECONDS = int(os.environ.get("MEMAGENT_FUZZ_SECONDS", "3600"))
+BATCH_SIZE = 20
 Size = Callable[[int, int], int]
 
 
 def explore(seconds: float, check: Callable[..., None], *inputs: st.SearchStrategy[Any]) -> int:
-    """Check batches of inputs, at least one, until the seconds have passed. Return the number of inputs."""
+    """Check batches of inputs for this many seconds, at least one batch, and return the number of inputs."""
     start, batches = time.monotonic(), 0
     while not batches or time.monotonic() - start < seconds:
         options = settings(
-            max_examples=BATCH, deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck)
+            max_examples=BATCH_SIZE,
+            deadline=None,
+            database=None,
+            print_blob=False,
+            suppress_health_check=[*HealthCheck],
         )
         options(seed(batches)(given(*inputs)(check)))()
         batches += 1
-    return batches * BATCH
+    return batches * BATCH_SIZE
 
 
-def values(*names: str) -> st.SearchStrategy[Any]:
+def json_values(*names: str) -> st.SearchStrategy[Any]:
     """Return a strategy for JSON values whose objects often have some of these names as keys."""
     texts = st.one_of(
         st.sampled_from(["", "x", "user", "text", "\x00", "\ud800", "é", "[DONE]", *names]), st.text(max_size=9)
@@ -66,7 +70,7 @@ def values(*names: str) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def alter(draw: st.DrawFn, original: Any, inner: st.SearchStrategy[Any]) -> Any:
+def change_json(draw: st.DrawFn, original: Any, inner: st.SearchStrategy[Any]) -> Any:
     """Return a JSON value with a few of its parts replaced, removed or duplicated (in an object, under another key)."""
     value = json.loads(json.dumps(original))
     for _ in range(draw(st.integers(1, 3))):
@@ -74,23 +78,23 @@ def alter(draw: st.DrawFn, original: Any, inner: st.SearchStrategy[Any]) -> Any:
         while isinstance(container, dict | list) and container:
             keys = sorted(container) if isinstance(container, dict) else range(len(container))
             key = draw(st.sampled_from(keys))
-            part = container[key]
-            if not isinstance(part, dict | list) or not part or draw(st.booleans()):
+            item = container[key]
+            if not isinstance(item, dict | list) or not item or draw(st.booleans()):
                 change = draw(st.sampled_from(["replace", "replace", "remove", "duplicate"]))
                 if change == "remove":
                     del container[key]
                 elif change == "duplicate" and isinstance(container, list):
-                    container.insert(key, part)
+                    container.insert(key, item)
                 else:
                     container[key] = draw(inner if change == "replace" else st.sampled_from([*container.values()]))
                 break
-            container = part
+            container = item
     return value
 
 
 @st.composite
-def damage(draw: st.DrawFn, data: bytes) -> bytes:
-    """Return bytes with a few parts replaced, removed or doubled."""
+def change_bytes(draw: st.DrawFn, data: bytes) -> bytes:
+    """Return bytes with a few slices replaced, removed or doubled."""
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
         end = min(len(data), start + draw(st.sampled_from([1, 8, 64])))
@@ -112,7 +116,9 @@ REPLY = {
     "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3,
               "prompt_tokens_details": {"cached_tokens": 1}}, "error": None,
 }  # fmt: skip
-REPLIES = values("choices", "message", "content", "text", "usage", "error", "logprobs", "logprob", "index", "delta")
+REPLIES = json_values(
+    "choices", "message", "content", "text", "usage", "error", "logprobs", "logprob", "index", "delta"
+)
 
 
 def check_reply(content: bytes, logprobs: bool) -> None:
@@ -125,8 +131,8 @@ def check_reply(content: bytes, logprobs: bool) -> None:
 
 
 def test_a_reply_is_a_completion_or_malformed(size: Size, record_property: Callable[[str, Any], None]) -> None:
-    bodies = st.one_of(alter(REPLY, REPLIES).map(to_json), REPLIES.map(to_json), damage(to_json(REPLY)))
-    record_property("inputs", explore(size(0, SECONDS), check_reply, bodies, st.booleans()))
+    bodies = st.one_of(change_json(REPLY, REPLIES).map(to_json), REPLIES.map(to_json), change_bytes(to_json(REPLY)))
+    record_property("inputs", explore(size(0, FUZZ_SECONDS), check_reply, bodies, st.booleans()))
 
 
 FILES = {
@@ -151,14 +157,14 @@ def test_a_damaged_file_is_read_or_refused(
             assert store.read(ref, 0, ref["size"])
             outcomes["read"] += 1
 
-    inputs = st.one_of(st.tuples(st.just(name), damage(data)) for name, data in FILES.items())
-    record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_file(*drawn), inputs))
+    inputs = st.one_of(st.tuples(st.just(name), change_bytes(data)) for name, data in FILES.items())
+    record_property("inputs", explore(size(0, FUZZ_SECONDS), lambda drawn: check_file(*drawn), inputs))
     record_property("outcomes", dict(outcomes))
     assert len(outcomes) == 2
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A folder with a log of one run, its checkpoints, and its export."""
     with open_reader(tmp_path) as agent:
         agent.read("The tower was built in 1904. " * 60, "When?", run_id="r")
@@ -172,7 +178,7 @@ def open_reader(folder: Path) -> MemAgent:
     return build_reader(None, folder, policy=ScriptedPolicy(lambda prompt: r"\boxed{1904}"))
 
 
-RUN_PARTS = values("kind", "rule", "path", "store", "key", "name", "size", "call_id", "text", "memory", "position")
+RUN_PARTS = json_values("kind", "rule", "path", "store", "key", "name", "size", "call_id", "text", "memory", "position")
 
 
 def check_log(path: Path, folder: Path) -> None:
@@ -185,10 +191,10 @@ def check_log(path: Path, folder: Path) -> None:
             render_timeline(timeline)
 
 
-def test_an_export_from_others_is_imported_and_shown_or_refused(
-    run: Path, size: Size, record_property: Callable[[str, Any], None]
+def test_an_untrusted_export_is_imported_and_shown_or_refused(
+    folder: Path, size: Size, record_property: Callable[[str, Any], None]
 ) -> None:
-    export, source, target = run / "runs.parquet", run / "altered.parquet", run / "other.sqlite"
+    export, source, target = folder / "runs.parquet", folder / "changed.parquet", folder / "other.sqlite"
     table = pq.read_table(export)
     rows = table.to_pylist()
     json_columns = {name for name, value in rows[0].items() if isinstance(value, str) and value[:1] in {"[", "{"}}
@@ -205,41 +211,42 @@ def test_an_export_from_others_is_imported_and_shown_or_refused(
         try:
             with closing(RunLog(target)) as log:
                 import_runs(log, source)
-            check_log(target, run)
+            check_log(target, folder)
         except MemAgentError as error:
             assert error.message
 
     @st.composite
-    def alter_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
-        changed = [dict(row) for row in rows]
+    def change_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
+        changed_rows = [dict(row) for row in rows]
         for _ in range(draw(st.integers(1, 3))):
             name = draw(st.sampled_from(table.column_names))
             original = rows[0][name]
             if name in json_columns:
-                value = draw(alter(json.loads(original), RUN_PARTS).map(json.dumps))
+                value = draw(change_json(json.loads(original), RUN_PARTS).map(json.dumps))
             elif isinstance(original, list):
                 value = draw(st.sampled_from([None, [], original * 2]))
             else:
                 value = draw(st.one_of(st.none(), st.integers(-9, 2**62), st.floats(), st.text(max_size=9)))
-            for row in changed if name.startswith("run_") or draw(st.booleans()) else changed[:1]:
+            for row in changed_rows if name.startswith("run_") or draw(st.booleans()) else changed_rows[:1]:
                 row[name] = value
-        return changed
+        return changed_rows
 
-    record_property("inputs", explore(size(0, SECONDS), check_import, alter_rows() | damage(export.read_bytes())))
+    inputs = change_rows() | change_bytes(export.read_bytes())
+    record_property("inputs", explore(size(0, FUZZ_SECONDS), check_import, inputs))
 
 
-def test_a_log_from_others_is_shown_and_exported_or_refused(
-    run: Path, size: Size, record_property: Callable[[str, Any], None]
+def test_an_untrusted_log_is_shown_and_exported_or_refused(
+    folder: Path, size: Size, record_property: Callable[[str, Any], None]
 ) -> None:
-    log_bytes, log_copy = (run / "runs.sqlite").read_bytes(), run / "foreign.sqlite"
-    with closing(sqlite3.connect(run / "runs.sqlite")) as file:
+    log_bytes, log_copy = (folder / "runs.sqlite").read_bytes(), folder / "foreign.sqlite"
+    with closing(sqlite3.connect(folder / "runs.sqlite")) as file:
         file.row_factory = sqlite3.Row
         tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         rows = [(table, dict(row)) for table in tables for row in file.execute(f"SELECT * FROM {table} LIMIT 1")]
     cells = [(table, column, value) for table, row in rows for column, value in row.items()]
 
     def check_log_copy(content: bytes | None, change: tuple[str, str, Any] | None) -> None:
-        for path in run.glob("foreign.*"):
+        for path in folder.glob("foreign.*"):
             path.unlink()
         log_copy.write_bytes(log_bytes if content is None else content)
         if change is not None:
@@ -247,67 +254,67 @@ def test_a_log_from_others_is_shown_and_exported_or_refused(
             with suppress(sqlite3.Error, OverflowError, UnicodeError), closing(sqlite3.connect(log_copy)) as file, file:
                 file.execute(f"UPDATE {table} SET {column} = ?", (value,))
         try:
-            check_log(log_copy, run)
+            check_log(log_copy, folder)
             with closing(RunLog(log_copy)) as log:
-                export_runs(log, run / "foreign.parquet")
+                export_runs(log, folder / "foreign.parquet")
         except MemAgentError as error:
             assert error.message
 
     @st.composite
     def draw_change(draw: st.DrawFn) -> tuple[str, str, Any]:
         table, column, original = draw(st.sampled_from(cells))
-        others = st.one_of(st.none(), st.integers(-9, 2**62), st.floats(), st.text(max_size=9), st.binary(max_size=9))
+        values = st.one_of(st.none(), st.integers(-9, 2**62), st.floats(), st.text(max_size=9), st.binary(max_size=9))
         if isinstance(original, str) and original[:1] in {"[", "{"}:
-            others |= alter(json.loads(original), RUN_PARTS).map(json.dumps)
+            values |= change_json(json.loads(original), RUN_PARTS).map(json.dumps)
         elif isinstance(original, bytes):
-            others |= damage(original)
-        return table, column, draw(others)
+            values |= change_bytes(original)
+        return table, column, draw(values)
 
-    inputs = st.tuples(st.none(), draw_change()) | st.tuples(damage(log_bytes), st.none())
-    record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_log_copy(*drawn), inputs))
+    inputs = st.tuples(st.none(), draw_change()) | st.tuples(change_bytes(log_bytes), st.none())
+    record_property("inputs", explore(size(0, FUZZ_SECONDS), lambda drawn: check_log_copy(*drawn), inputs))
 
 
-def test_a_checkpoint_from_others_is_resumed_or_refused(
-    run: Path, size: Size, record_property: Callable[[str, Any], None]
+def test_an_untrusted_checkpoint_is_resumed_or_refused(
+    folder: Path, size: Size, record_property: Callable[[str, Any], None]
 ) -> None:
-    original = (run / "checkpoints.sqlite").read_bytes()
-    with closing(sqlite3.connect(run / "checkpoints.sqlite")) as file:
+    original = (folder / "checkpoints.sqlite").read_bytes()
+    with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as file:
         newest = "checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints)"
         columns = ("type", "checkpoint", "metadata", "parent_checkpoint_id", "checkpoint_ns")
         (row,) = file.execute(f"SELECT {', '.join(columns)} FROM checkpoints WHERE {newest}")
 
     def check_resume(column: str, value: Any, is_state: bool) -> None:
-        for path in run.glob("checkpoints.sqlite-*"):
+        for path in folder.glob("checkpoints.sqlite-*"):
             if path.is_file():
                 path.unlink()
-        (run / "checkpoints.sqlite").write_bytes(original)
-        with suppress(sqlite3.IntegrityError), closing(sqlite3.connect(run / "checkpoints.sqlite")) as file, file:
+        (folder / "checkpoints.sqlite").write_bytes(original)
+        with suppress(sqlite3.IntegrityError), closing(sqlite3.connect(folder / "checkpoints.sqlite")) as file, file:
             if is_state and column == "checkpoint":
                 file.execute(f"UPDATE checkpoints SET type = 'msgpack' WHERE {newest}")
             file.execute(f"UPDATE checkpoints SET {column} = ? WHERE {newest}", (value,))
         try:
-            with open_reader(run) as agent:
+            with open_reader(folder) as agent:
                 agent.resume("r")
                 agent.history("r")
         except MemAgentError as error:
             assert error.message
 
     state = CompressedSerializer().loads_typed((row[0], row[1]))
-    state_values = values(*state, *state["channel_values"])
-    states = alter(json.loads(json.dumps(state, default=str)), state_values).map(to_msgpack)
+    state_values = json_values(*state, *state["channel_values"])
+    states = change_json(json.loads(json.dumps(state, default=str)), state_values).map(to_msgpack)
     inputs = st.one_of(
         st.tuples(st.just("checkpoint"), states, st.just(True)),
-        st.tuples(st.just("checkpoint"), damage(row[1]), st.just(False)),
-        st.tuples(st.just("metadata"), values("call_id", "source", "writes").map(to_json), st.just(False)),
+        st.tuples(st.just("checkpoint"), change_bytes(row[1]), st.just(False)),
+        st.tuples(st.just("metadata"), json_values("call_id", "source", "writes").map(to_json), st.just(False)),
         st.tuples(
             st.sampled_from(columns), st.one_of(st.none(), st.text(max_size=5), st.binary(max_size=9)), st.just(False)
         ),
     )
-    record_property("inputs", explore(size(0, SECONDS), lambda drawn: check_resume(*drawn), inputs))
+    record_property("inputs", explore(size(0, FUZZ_SECONDS), lambda drawn: check_resume(*drawn), inputs))
 
 
 def to_msgpack(value: Any) -> bytes:
-    """Return a value as msgpack, or an invalid byte if msgpack cannot hold it."""
+    """Return a value as msgpack, or an invalid byte if msgpack cannot represent it."""
     try:
         text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
         return ormsgpack.packb(json.loads(text), option=ormsgpack.OPT_NON_STR_KEYS)
@@ -315,13 +322,13 @@ def to_msgpack(value: Any) -> bytes:
         return b"\xc1"
 
 
-LONG = "The key of harbor is 4711. " * 400
+LONG_TEXT = "The key of harbor is 4711. " * 400
 REQUEST = {
     "model": "fake", "stream": False, "n": 1, "temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["x"],
     "max_tokens": 9,
     "messages": [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": LONG},
+        {"role": "user", "content": [{"type": "text", "text": LONG_TEXT},
                                      {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8gd29ybGQ="}}]},
         {"role": "assistant", "content": None,
          "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
@@ -329,10 +336,10 @@ REQUEST = {
         {"role": "user", "content": "What is the key of harbor?"},
     ],
 }  # fmt: skip
-REQUESTS = values("messages", "role", "content", "type", "text", "file", "file_id", "source", "data", "input_text")
+REQUESTS = json_values("messages", "role", "content", "type", "text", "file", "file_id", "source", "data", "input_text")
 
 
-def test_a_request_is_answered_or_refused_in_the_form_of_the_api(
+def test_a_request_is_answered_or_refused_in_the_format_of_the_api(
     tmp_path: Path, size: Size, record_property: Callable[[str, Any], None]
 ) -> None:
     policy = ScriptedPolicy(lambda prompt: r"\boxed{4711}")
@@ -346,9 +353,11 @@ def test_a_request_is_answered_or_refused_in_the_form_of_the_api(
 
         short = {**REQUEST, "messages": [{"role": "user", "content": "hello"}]}
         bodies = st.one_of(
-            alter(REQUEST, REQUESTS).map(to_json),
-            alter(short, REQUESTS).map(to_json),
+            change_json(REQUEST, REQUESTS).map(to_json),
+            change_json(short, REQUESTS).map(to_json),
             REQUESTS.map(to_json),
-            damage(to_json(short)),
+            change_bytes(to_json(short)),
         )
-        record_property("inputs", explore(size(0, SECONDS), check_request, st.just("/v1/chat/completions"), bodies))
+        record_property(
+            "inputs", explore(size(0, FUZZ_SECONDS), check_request, st.just("/v1/chat/completions"), bodies)
+        )

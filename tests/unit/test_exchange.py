@@ -60,8 +60,8 @@ def test_a_run_with_retries_an_edit_and_rewards_is_imported_unchanged(tmp_path, 
         ReadEvent(EventKind.EMPTY, 1, "it was empty", UpdateRule.RETRY),
         ReadEvent(EventKind.RESAMPLED, 1, "no luck"),
     )
-    discarded = make_attempt(1, call_id="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
-    log.record(discarded)
+    discarded_attempt = make_attempt(1, call_id="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
+    log.record(discarded_attempt)
     kept_memory = {"outcome": Outcome.KEPT_PREVIOUS, "memory": "before", "events": events}
     log.record(make_attempt(1, call_id="again", attempt=1, **kept_memory))
     log.wait(log.edit("r", 1, "a better memory", call_id="again", remaining=["s0", "again"]))
@@ -107,7 +107,7 @@ read_events = st.builds(
     st.none() | st.sampled_from(UpdateRule),
 )
 spans = st.builds(Span, *[st.integers(0, 2**40)] * 6)
-conversations_of_r = st.builds(
+any_conversations = st.builds(
     Conversation,
     run_id=st.just("r"), position=st.integers(0, 3), node=texts, branch=texts, role=texts,
     slot=st.integers(0, 3), writes=st.sampled_from(Writes), call_id=texts,
@@ -128,7 +128,7 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
     runs = []
     for run_id in draw(st.lists(texts, unique=True, max_size=3)):
         conversations: list[Conversation] = []
-        for row, attempt in enumerate(draw(st.lists(conversations_of_r, max_size=4))):
+        for row, attempt in enumerate(draw(st.lists(any_conversations, max_size=4))):
             # Only one conversation of a slot and attempt is current; the others are superseded.
             key = attempt.branch, attempt.role, attempt.slot, attempt.attempt
             is_superseded = draw(st.booleans()) and row > 0

@@ -82,7 +82,7 @@ class TestStateKeys:
         )
         assert build_parent(node).compile().invoke(INPUT)["answer"] == f"{QUESTION} 4711"
 
-    def test_attributes_of_a_state_that_is_an_object_are_read(self, make_reader) -> None:
+    def test_the_state_can_be_an_object(self, make_reader) -> None:
         @dataclass
         class ObjectState:
             question: str

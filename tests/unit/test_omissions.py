@@ -20,7 +20,7 @@ from memagent_mcp.tool_results import format_run
 from memagent_serve.chat_replies import describe_read
 from memagent_serve.request_texts import iter_stored_pieces
 
-MIXED_PDF = next(made for made in make_documents() if made.name == "mixed.pdf")
+MIXED_PDF = next(case for case in make_documents() if case.name == "mixed.pdf")
 IMAGE_PAGES = "pages that are images (1: page 2)"
 
 

@@ -225,7 +225,7 @@ async def test_a_text_is_never_opened_as_a_file_of_the_server(server_url, policy
 async def test_a_run_without_a_policy_is_an_error_and_an_added_policy_is_used(
     isolated_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`langgraph dev` detects blocking calls, with which a run fails."""
+    """In `langgraph dev`, a run that makes a blocking call fails."""
     monkeypatch.setattr(platform, "_build_once", platform._build_once.__wrapped__)  # without its cache
     text = make_document({0.5: "The special magic number for coral trumpet is 4711."}, words=200)
     request = {"question": "What is the special magic number for coral trumpet?", "document": text}

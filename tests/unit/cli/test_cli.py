@@ -77,9 +77,10 @@ def test_a_failed_question_does_not_stop_the_others(read_book, server) -> None:
     respond, refuse = server.respond, make_error(400, "no towers")
     server.respond = lambda body, n: refuse() if "tower" in body["messages"][0]["content"] else respond(body, n)
     result = read_book("-q", "What is the key of tower?", "--json", code=4)
-    answered, failed = json.loads(result.stdout)["results"]
-    assert answered["answer"] == "4711"
-    assert failed["error"]["type"] == "PolicyRequestError" and "no towers" in failed["error"]["message"]
+    answered_question, failed_question = json.loads(result.stdout)["results"]
+    assert answered_question["answer"] == "4711"
+    error = failed_question["error"]
+    assert error["type"] == "PolicyRequestError" and "no towers" in error["message"]
 
 
 def test_the_printed_resume_command_works(read_book, tmp_path) -> None:
