@@ -105,4 +105,4 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
 
         is_temporary = self.no_log and self.store is None
         with tempfile.TemporaryDirectory() if is_temporary else nullcontext(self.store) as store_url:
-            self.finish(run)
+            self.run_to_end(run)

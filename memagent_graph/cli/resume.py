@@ -123,4 +123,4 @@ class Resume(RunOptions):
                         error.hint = f"It was read without checkpoints, and has ended: memagent show {run_id}."
                     raise
 
-        self.finish(run)
+        self.run_to_end(run)

@@ -128,7 +128,7 @@ class BranchingStrategy(Strategy):
         graph.add_edge("merge_findings", "gather")
         graph.add_edge("answer", END)
 
-    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
+    def compute_current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return all findings, cut to the budget of a memory."""
         findings = sort_findings(state.get("findings", {})).values()
         return context.truncate(join_findings(findings, context), context.budget.memory_tokens)

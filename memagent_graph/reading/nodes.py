@@ -53,7 +53,7 @@ class StepNode(Runnable[Any, Change]):
         """Run the step and report its calls."""
         execution = runtime.context
         trunk, branches = nullcontext(execution.turn), execution.branches
-        async with branches.run_one(execution.context.concurrency) if state.get("branch") else trunk as turn:
+        async with branches.run_branch(execution.context.concurrency) if state.get("branch") else trunk as turn:
             change, calls = await self._run_step(state, execution, config, turn)
         _stream_calls(change, calls, state, runtime.stream_writer)
         return change

@@ -105,7 +105,7 @@ class Reread(Strategy):
         graph.add_conditional_edges("decompose", _route_after_decompose, ["read_chunk", "answer"])
         graph.add_edge("answer", END)
 
-    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
+    def compute_current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return the memory of the previous reads, also while the document is read again."""
         return (state.get("trunk_memory") if state.get("branch") else state.get("memory")) or ""
 
