@@ -51,23 +51,23 @@ class Console:
         return nullcontext() if self._is_quiet else self.err.status(f"[dim]{activity}[/]")
 
     async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
-        """Show the progress of a pass for many questions. `read` gets a function to call with every update."""
+        """Await a read of many questions and show its progress. `read` gets a function to call with each update."""
         return await self.follow_documents(1, lambda show: read(partial(show, "")))
 
     async def follow_documents(
-        self, documents: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
+        self, document_count: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
     ) -> _T:
-        """Show the progress of reads of several documents. `read` gets a function to call with every update."""
+        """Await reads of several documents and show their progress. `read` gets a function to call with each update."""
         with ProgressDisplay("reading", quiet=self._is_quiet, console=self.err, as_percentage=True) as display:
-            progress = dict[str, dict[str, float]]()
+            shares_by_document = dict[str, dict[str, float]]()
 
             def show(document: str, question: str, update: MemoryUpdate) -> None:
-                shares = progress.setdefault(document, {})
+                shares = shares_by_document.setdefault(document, {})
                 shares[question] = max(update.progress or 0.0, shares.get(question, 0.0))
-                completed = sum(min(shares.values()) for shares in progress.values())
+                completed = sum(min(shares.values()) for shares in shares_by_document.values())
                 chunk = "" if update.chunk_number is None else f"chunk {update.chunk_number}"
-                status = chunk if documents == 1 else f"{int(completed)} of {documents} documents"
-                display.update(completed, status, total=None if update.progress is None else documents)
+                status = chunk if document_count == 1 else f"{int(completed)} of {document_count} documents"
+                display.update(completed, status, total=None if update.progress is None else document_count)
 
             return await read(show)
 

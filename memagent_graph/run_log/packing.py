@@ -18,10 +18,10 @@ from typing import Any, Final
 
 _NUMBERS_LEVEL: Final = 1
 _TEXT_LEVEL: Final = 6
-"""Compression levels. Higher levels take more time and hardly save space."""
+"""The compression levels of numbers and texts. Higher levels take more time and hardly save space."""
 _WINDOW_BITS: Final = -12
 _MEMORY_LEVEL: Final = 5
-"""A window of 4 kB. zlib's default needs 268 kB per blob and saves nothing for small blobs. Negative: no header."""
+"""A window of 4 kB, because zlib's default needs 268 kB per blob. The minus sign leaves out the header."""
 _RAW_PLANES_OF_IDS: Final = 2
 _RAW_PLANES_OF_FEW_IDS: Final = 1
 _FEW_IDS: Final = 1024
@@ -36,7 +36,7 @@ _NUMBER_BYTES: Final = 4
 
 
 def pack_numbers(type_code: str, numbers: Sequence[float] | None) -> bytes | None:
-    """Pack token ids, 0 to 2^32 - 1 (kind "I"), or log-probs as 32-bit floats, the precision of policies (kind "f").
+    """Pack token ids, 0 to 2^32 - 1 (type code "I"), or log-probs as 32-bit floats, as policies return them ("f").
 
     Raises:
         ValueError: there are more than `MAX_LIST_LENGTH` numbers.

@@ -41,7 +41,7 @@ _RUN_COLUMNS: Final = {
     f"run_{name}" if name != "run_id" and name in _CONVERSATION_COLUMNS else name: (name, column)
     for name, column in RECORD_COLUMNS[RunRecord].items()
 }
-"""By column: the attribute of `RunRecord` and its type."""
+"""The attribute of `RunRecord` and its type, by column."""
 _REWARDS_COLUMN: Final = Column("", "rewards")
 COLUMNS: Final = {
     **{name: column for name, (_, column) in _RUN_COLUMNS.items()},
@@ -51,6 +51,7 @@ COLUMNS: Final = {
     "rewards": _REWARDS_COLUMN,
     "escaped": Column("", "names"),
 }
+"""All columns of the file, in order."""
 _LONG_TEXTS: Final = tuple(field.name for field in fields(Conversation) if field.type == "LongText")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _LIST_COLUMNS: Final = [name for name, column in COLUMNS.items() if column.arrow in {"names", "spans", "rewards"}]
@@ -67,7 +68,7 @@ _ROW_GROUP_SIZE: Final = 1 << 23
 """The approximate number of ids, log-probs and characters of texts in a row group."""
 _COMPRESSION_LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
-"""The size of a page. Ids are written without a dictionary in large pages, so that zstd finds common prefixes."""
+"""The size of a page of a column. Ids are written without a dictionary in large pages, so that zstd finds common prefixes."""
 _MAX_RUN_BYTES: Final = 4 * MAX_RUN_SIZE
 _OBJECT_BYTES: Final = 256
 """The approximate memory of a list's item that is not a number."""
