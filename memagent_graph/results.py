@@ -187,8 +187,8 @@ class ReadResult:
         if self._is_completely_read:
             return f"All of {document} was read."
         if self.trace.newest_excerpt_call is not None:
-            shown_tokens, document_tokens = self.trace.tokens_shown, self.usage.document_tokens
-            return f"The policy was shown {shown_tokens:,} of {document_tokens:,} tokens of {document}, chosen by {self.strategy}."
+            token_counts = f"{self.trace.tokens_shown:,} of {self.usage.document_tokens:,} tokens"
+            return f"The policy was shown {token_counts} of {document}, chosen by {self.strategy}."
         position = f"after {self.chunks_read} chunks of {document}"
         if self.stop_reason.resumable:
             return f"Reading stopped at its limit ({self.stop_reason.value}) {position}."
