@@ -297,7 +297,7 @@ def remove_negation(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -
 
 
 def cut_after_denial(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
-    """Return what follows a negation as a sentence of its own."""
+    """Return the clause after a negation as a sentence."""
     match = re.search(r"\b(?:not|no|never|nobody|neither|unless|except)\b ", claim.sentence)
     clause = claim.sentence[match.end() :] if match else ""
     return _replace_sentence(claim, clause[0].upper() + clause[1:]) if len(clause.split()) >= 5 else None

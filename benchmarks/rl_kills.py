@@ -383,13 +383,13 @@ def make_figures(
     }
     for name, (value, goal) in counts.items():
         yield Figure.exactly(f"{victim}: {name}", value, goal)
-    min_reward, max_reward = predict_range(final_rewards)
+    min_reward, max_reward = compute_prediction_interval(final_rewards)
     reward_goal = f"{min_reward:.3f} to {max_reward:.3f}" if len(final_rewards) > 1 else ""
     is_met = min_reward <= outcome.final_reward <= max_reward
     yield Figure(f"{victim}: final reward", outcome.final_reward, "", reward_goal, is_met)
 
 
-def predict_range(values: Sequence[float]) -> tuple[float, float]:
+def compute_prediction_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % prediction interval (Student's t) for another value, within 0 and 1.
 
     The range from the lowest to the highest value would be too strict: with few values, another is often outside.

@@ -103,7 +103,7 @@ def measure_server(arguments: argparse.Namespace) -> list[Figure]:
                 Figure.at_least("question two on: section tokens from the cache", cached_share, "", MIN_CACHED_SHARE),
                 Figure("question one: section tokens from the cache", compute_cached_share([first_result])),
             ]  # fmt: skip
-            # Each pass is a read of its own: the reader starts no second pass if the first one wrote nothing new.
+            # Each pass is a separate read: the reader starts no second pass if the first one wrote nothing new.
             pass_reader = make_reader(server, arguments.folder, "parallel:passes=1", arguments)
             text = generate_document(arguments, 3 * round_index + 3)
             cached_share = compute_cached_share(

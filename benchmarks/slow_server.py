@@ -21,7 +21,7 @@ def run_slow_server(milliseconds: float, tokens: int = 0) -> AbstractContextMana
     """Run this module's server; the result yields its base URL.
 
     Args:
-        milliseconds: the time after which it answers.
+        milliseconds: the time until the server answers a request.
         tokens: the number of token ids and log-probs of a reply.
     """
     return run_module("slow_server", str(milliseconds), str(tokens))

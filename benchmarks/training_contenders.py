@@ -127,7 +127,7 @@ class Step:
 
 
 def make_group(name: str, order: PromptOrder, workload: Workload, vocabulary: int) -> RolloutGroup:
-    """Return the rollouts of one question; the groups of one name have the same tokens in both orders."""
+    """Return the rollouts of one question; groups of the same name have the same tokens in both orders."""
     rng, lengths = random.Random(name), workload.lengths
 
     def draw_ids(length: int) -> array[int]:

@@ -31,7 +31,7 @@ STRATEGIES = (
 IN_FLIGHT = 128
 FACT, QUESTION = "The code of the lighthouse is 48213.", "What is the code of the lighthouse?"
 FILLER_NOTES = " ".join(f"detail {number}" for number in range(40))
-"""The part of every memory that is not the fact."""
+"""The text of every memory besides the fact."""
 _MEMORY = re.compile(r"<memory>(.*?)</memory>", re.DOTALL)
 MAX_TIME_RATIO, MAX_TOKEN_RATIO = 1 / 8, 1 / 10
 

@@ -21,8 +21,8 @@ def main(path: Path, question: str, expected: str, destination: Path) -> None:
     log.reward(result.run_id, float(result.answer == expected), name="exact", source="example")
     for evidence in result.evidence:
         print(f"{evidence.line!r} comes from chunk {evidence.chunk_index}: {evidence.quote!r}")
-    run = RunFilter(run_ids=[result.run_id])
-    report = export_runs(log, destination, selection=run, for_training=True, overwrite=True)
+    run_filter = RunFilter(run_ids=[result.run_id])
+    report = export_runs(log, destination, selection=run_filter, for_training=True, overwrite=True)
     print(f"{log.latest_rewards(result.run_id)}; {report.conversations} conversations in {destination}")
 
 

@@ -41,9 +41,9 @@ from memagent_graph.reading.outcome import (
     edit_memory,
     load_newest_snapshot,
     load_trace_so_far,
+    make_result_from_state,
     make_thread_config,
     raise_first_error,
-    result_from_state,
 )
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_outside_run
@@ -328,7 +328,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             trace = await load_trace_so_far(graph, run_id)
             stop_reason = state.get("stop_reason")
             if stop_reason and not (past_limit and StopReason(stop_reason).resumable):
-                yield result_from_state(graph, state, trace)
+                yield make_result_from_state(graph, state, trace)
                 return
             if stop_reason:
                 node = graph.strategy.continues_after
@@ -387,7 +387,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         context, state = graph.reader_context, (await load_newest_snapshot(graph, run_id)).values
         question = question or state["question"]
         check_question(question, context)
-        memory = graph.strategy.current_memory(state, context)
+        memory = graph.strategy.compute_current_memory(state, context)
         context = replace(context, sampling=replace(context.sampling, logprobs=False))
         reply = await ask_outside_run(ANSWER, {**state, "question": question}, context, memory=memory)
         return AnswerSoFar(reply.value or reply.text, memory, reply.call.usage)
@@ -627,7 +627,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,
-            on_hidden_update=None if is_shown else progress.updates,
+            on_hidden_update=None if is_shown else progress.add_change,
             previous_trace=trace,
             barrier=options.get("barrier"),
         )
@@ -643,7 +643,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                         values = data
                         continue
                     for change in filter(None, data.values()):
-                        for update in progress.updates(change):
+                        for update in progress.add_change(change):
                             if is_shown:
                                 yield update
         if not values.get("stop_reason"):
@@ -652,7 +652,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 hint="They are damaged, or another program wrote them. Read the document again.",
                 run_id=run_id,
             )
-        yield result_from_state(graph, values, progress.trace)
+        yield make_result_from_state(graph, values, progress.trace)
 
 
 def _open_log(run_log: RunLog | Path | str | bool) -> RunLog | None:

@@ -112,10 +112,10 @@ def _remove_line_blocks(text: str) -> str:
         if start < block_end or is_fenced or not _begins_line(text, start):
             continue
         closing_span = _find_block_end(text, opening)
-        is_line = _ends_line(text, opening.end())
-        if closing_span is None and is_line and re.match(r"\s*[^\s<\[]", text[opening.end() :]):
-            return reply + text[block_end:start]
-        if closing_span and text[opening.end() : closing_span[0]].strip() and _ends_line(text, closing_span[1]):
+        if closing_span is None:
+            if _ends_line(text, opening.end()) and re.match(r"\s*[^\s<\[]", text[opening.end() :]):
+                return reply + text[block_end:start]
+        elif text[opening.end() : closing_span[0]].strip() and _ends_line(text, closing_span[1]):
             reply, block_end = reply + text[block_end:start], closing_span[1] + 1
     return reply + text[block_end:]
 
@@ -158,8 +158,9 @@ def _find_open_block_end(text: str) -> int:
 def _ends_block(text: str, start: int, end: int) -> bool:
     """Return whether a closing marker without an opening one ends a block, and is not mentioned in a sentence."""
     preceding = text[:start]
-    has_opening = _OPENING_MARKER.search(preceding.rstrip().rpartition("\n")[2])
-    if preceding[-1:] in set(_QUOTES) or _SENTENCE_CONTINUATION.match(text, end) or has_opening:
+    if preceding[-1:] in set(_QUOTES) or _SENTENCE_CONTINUATION.match(text, end):
+        return False
+    if _OPENING_MARKER.search(preceding.rstrip().rpartition("\n")[2]):
         return False
     if _begins_line(text, start) or preceding.rstrip()[-1:] in set(_SENTENCE_ENDS):
         return True

@@ -124,8 +124,9 @@ def find_sentence_ends(text: str, start: int = 0, end: int | None = None) -> lis
         tail = window[max(0, icu_end - 4) : icu_end]
         # ICU ends a sentence after the opening quotes of the next one.
         sentence_end = icu_end - len(tail) + len(tail.rstrip(_OPENING_QUOTES))
-        is_abbreviation = _ABBREVIATION.search(window, max(0, sentence_end - 8), sentence_end)
-        if start < window_start + sentence_end <= end and not is_abbreviation:
+        if not start < window_start + sentence_end <= end:
+            continue
+        if not _ABBREVIATION.search(window, max(0, sentence_end - 8), sentence_end):
             ends.add(sentence_end)
     ends.update(match.end() - window_start for match in _PARAGRAPH_END.finditer(text, start, end))
     positions = sorted(window_start + position for position in ends)

@@ -30,7 +30,7 @@ PACKAGES = {
 PAGE = ROOT / "CONTRIBUTING.md"
 _BEGIN, _END = "<!-- {}: drawn by scripts/draw_structure.py -->", "<!-- end of {} -->"
 _DETAILED_PACKAGES = ("memagent_graph", "memagent_training")
-"""The packages whose parts are drawn in a figure of their own."""
+"""The packages with a figure of their parts."""
 Graph = dict[str, dict[str, bool]]
 """The nodes that each node imports; the value is whether one of these imports runs when the module is loaded."""
 

@@ -229,7 +229,7 @@ async def read_messages_into_memory(
                     state = payload
                     continue
                 for change in filter(None, payload.values()):
-                    for update in progress.updates(change):
+                    for update in progress.add_change(change):
                         report(state["run_id"], question, update)
         return state
 

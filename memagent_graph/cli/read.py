@@ -92,7 +92,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             async with reader:
                 await self.prepare(reader, console)
                 if not self.no_log:
-                    console.resume_command = self.resume_command(run_id)
+                    console.resume_command = self.format_resume_command(run_id)
                 if len(questions) > 1:
                     return await console.follow_questions(
                         lambda show: reader.aread(
@@ -105,4 +105,4 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
 
         is_temporary = self.no_log and self.store is None
         with tempfile.TemporaryDirectory() if is_temporary else nullcontext(self.store) as store_url:
-            self.finish(run)
+            self.run_to_end(run)

@@ -84,7 +84,7 @@ class RunOptions:
         return Limits(max_chunks=self.max_chunks, max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds)
 
     async def prepare(self, reader: MemAgent, console: Console) -> None:
-        """Ask the policy for missing settings, and print how it reads."""
+        """Ask the policy for missing settings, and print the strategy and the length of chunks."""
         with console.show_status("asking the policy"):
             context = await reader.aprepare()
         excerpt_note = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
@@ -95,19 +95,19 @@ class RunOptions:
         strategy = f"strategy {reader.strategy.name}{excerpt_note}"
         console.print_policy(f"{strategy}; {tokens:,} tokens in a chunk{budget_note}")
 
-    def resume_command(self, run_id: str) -> str:
+    def format_resume_command(self, run_id: str) -> str:
         """Return the command that continues a run (or the runs with a common prefix) with the same files."""
         from memagent_graph.policies.server_url import remove_password
         from memagent_graph.storage.checkpoints import display_checkpoints
 
         arguments = ["memagent", "resume", run_id]
-        if self.base_url and (self.api_key or os.environ.get("OPENAI_API_KEY")):  # a key goes nowhere else
+        if self.base_url and (self.api_key or os.environ.get("OPENAI_API_KEY")):  # a key is sent only to a named server
             arguments += ["--base-url", remove_password(self.base_url)]
         for option, path in (("--checkpoints", self.checkpoints), ("--store", self.store), ("--log", self.log)):
             arguments += [option, display_checkpoints(path)] if path else []
         return shlex.join(arguments)
 
-    def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
+    def run_to_end(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
         """Run to the end, print the outcomes, and exit with the code of the first failure or stop."""
         import asyncio
         import signal
@@ -116,7 +116,7 @@ class RunOptions:
         from memagent_graph.events import StopReason
 
         async def run_until_signal(console: Console) -> list[ReadResult | Exception]:
-            """Run. SIGTERM has the effect of Ctrl-C."""
+            """Await `run`, and treat SIGTERM like Ctrl-C."""
             task = asyncio.current_task()
             if task is not None and os.name == "posix":
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

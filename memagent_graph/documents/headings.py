@@ -121,11 +121,9 @@ class _HeadingFinder:
             return None
         short_title = _find_short_title(title)
         if line["named"] is not None:
-            return (
-                make_one_line(f"{name} {short_title}".strip(), MAX_LABEL_CHARACTERS)
-                if short_title is not None
-                else None
-            )
+            if short_title is None:
+                return None
+            return make_one_line(f"{name} {short_title}".strip(), MAX_LABEL_CHARACTERS)
         number = _parse_number(name)
         is_item = len(number) == 1 and (
             _is_in_sentence(line, block)

@@ -86,7 +86,7 @@ class BranchingStrategy(Strategy):
             cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
             if stop := step.stop_if_limit_reached():
                 return {"spans": [], **stop}
-            count = step.chunks_left(width)
+            count = step.count_chunks_left(width)
             while len(spans) < count and (choice := await step.next_chunk(cursor)):
                 span, cursor = choice
                 spans.append(span.stored)
@@ -128,7 +128,7 @@ class BranchingStrategy(Strategy):
         graph.add_edge("merge_findings", "gather")
         graph.add_edge("answer", END)
 
-    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
+    def compute_current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return all findings, cut to the budget of a memory."""
         findings = sort_findings(state.get("findings", {})).values()
         return context.truncate(join_findings(findings, context), context.budget.memory_tokens)

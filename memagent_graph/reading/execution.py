@@ -73,13 +73,13 @@ class Branches:
     """
 
     def __init__(self) -> None:
-        self._running = 0
+        self._running_count = 0
         self._slots: asyncio.Semaphore | None = None
         self._idle = asyncio.Event()
         self._failure: Exception | None = None
 
     @asynccontextmanager
-    async def run_one(self, concurrency: int) -> AsyncIterator[Turn]:
+    async def run_branch(self, concurrency: int) -> AsyncIterator[Turn]:
         """Run one branch, with a turn of its own, when fewer than `concurrency` others are running.
 
         Raises:
@@ -88,7 +88,7 @@ class Branches:
         self._slots = self._slots or asyncio.Semaphore(concurrency)
         async with self._slots:
             if self._failure is None:
-                self._running += 1
+                self._running_count += 1
                 self._idle.clear()
                 turn = Turn()
                 try:
@@ -98,8 +98,8 @@ class Branches:
                     self._failure = self._failure or error
                 finally:
                     turn.end()
-                    self._running -= 1
-                    if not self._running:
+                    self._running_count -= 1
+                    if not self._running_count:
                         self._idle.set()
         await self._idle.wait()
         raise self._failure
@@ -121,8 +121,8 @@ class Recording:
     """The reason why the recording ended early; None if it did not."""
     is_reported: bool = False
     """Whether the run's result has an event for the failure."""
-    _pending: list[Future[Any]] = field(default_factory=list)
-    _deferred: list[Future[Any]] = field(default_factory=list)
+    _pending_entries: list[Future[Any]] = field(default_factory=list)
+    _deferred_entries: list[Future[Any]] = field(default_factory=list)
     _has_begun: bool = False
     _recorded_roles: set[tuple[str, str]] = field(default_factory=set)
     """The branches and roles that have a conversation in the log."""
@@ -160,24 +160,24 @@ class Recording:
         Once a step has failed or the run has ended, all entries must be.
         """
         self._has_ended = self._has_ended or failed
-        due, self._deferred = self._deferred, self._pending
-        self._pending = []
+        due_entries, self._deferred_entries = self._deferred_entries, self._pending_entries
+        self._pending_entries = []
         if self.has_checkpoints or self._has_ended:
-            due, self._deferred = due + self._deferred, []
-        if due and not due[-1].done():
+            due_entries, self._deferred_entries = due_entries + self._deferred_entries, []
+        if due_entries and not due_entries[-1].done():
             self.log.flush_soon()
-            last = asyncio.wrap_future(due[-1])  # futures are done in their order
+            last_entry = asyncio.wrap_future(due_entries[-1])  # the log finishes its futures in order
             # Retrieve the exception even if this step is cancelled, so that asyncio does not warn.
-            last.add_done_callback(asyncio.Future.exception)
-            await asyncio.wait([last])
-        for future in due:
+            last_entry.add_done_callback(asyncio.Future.exception)
+            await asyncio.wait([last_entry])
+        for future in due_entries:
             if (error := future.exception()) is not None:  # such as a value that JSON or SQLite cannot store
                 self._fail(error)
 
     def _submit(self, entry: Callable[[], Future[Any]]) -> None:
         if self.failure is None:
             try:
-                self._pending.append(entry())
+                self._pending_entries.append(entry())
             except Exception as error:  # noqa: BLE001  a redaction hook can raise anything
                 self._fail(error)
 

@@ -53,7 +53,7 @@ class StepNode(Runnable[Any, Change]):
         """Run the step and report its calls."""
         execution = runtime.context
         trunk, branches = nullcontext(execution.turn), execution.branches
-        async with branches.run_one(execution.context.concurrency) if state.get("branch") else trunk as turn:
+        async with branches.run_branch(execution.context.concurrency) if state.get("branch") else trunk as turn:
             change, calls = await self._run_step(state, execution, config, turn)
         _stream_calls(change, calls, state, runtime.stream_writer)
         return change
@@ -83,8 +83,8 @@ class StepNode(Runnable[Any, Change]):
             if recording.failure is not None and step.calls and not recording.is_reported:
                 recording.is_reported = True
                 call = step.calls[-1]
-                chunk = call.reads[0].index if call.reads else None
-                event = ReadEvent(EventKind.LOGGING_STOPPED, chunk, recording.failure)
+                chunk_index = call.reads[0].index if call.reads else None
+                event = ReadEvent(EventKind.LOGGING_STOPPED, chunk_index, recording.failure)
                 step.calls[-1] = replace(call, events=(*call.events, event))
         if step.chunk_count and "span" in self.channels:
             change = {"span": None, **change}

@@ -36,7 +36,7 @@ class Progress:
     def __init__(self, trace: Trace, memory: str = "") -> None:
         self.trace, self._memory = trace, memory
 
-    def updates(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
+    def add_change(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
         """Add the calls of a change and return their updates. A chunk's update is returned when all of it is read."""
         calls = load_calls(change.get("steps", ()), {"memory": self._memory, **change})
         self._memory, is_complete = change.get("memory", self._memory), bool(change.get("chunks_read"))
@@ -50,7 +50,7 @@ class Progress:
         return [self.trace.updates[index] for index in indices]
 
 
-def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
+def make_result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
     """Return a run's result from its last state. After an early stop, its memory combines those of all branches."""
     context, stop_reason = graph.reader_context, StopReason(state["stop_reason"])
     response_format = context.structure.format if context.structure else None
@@ -61,7 +61,9 @@ def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace
         model=(trace.calls[-1].completion.model if trace.calls else "") or context.policy.name,
         answer=state.get("answer"),
         raw_answer=state.get("raw_answer"),
-        memory=graph.strategy.current_memory(state, context) if stop_reason.resumable else state.get("memory") or "",
+        memory=graph.strategy.compute_current_memory(state, context)
+        if stop_reason.resumable
+        else state.get("memory") or "",
         stop_reason=stop_reason,
         usage=_make_usage(state, trace, context),
         chunks_read=state.get("chunks_read", 0),

@@ -1,4 +1,4 @@
-"""Calls the policy in a role until a reply is accepted or the attempts are used up; counts and logs the calls.
+"""Calls the policy in a role until a reply is accepted or the attempts are used up; counts and logs the attempts.
 
 In every strategy, each call of the policy goes through a `PolicyRequest`. Only this module has sampling, the
 rules for bad replies (cut off, empty, refused), retries, counters and logging.
@@ -33,7 +33,7 @@ class Reply:
     """The new memory, the answer completion without reasoning, or the text of the decision."""
     value: Any
     """The result of the role's parser, or the answer. None if the reply was not accepted."""
-    raw: str
+    completion_text: str
     """The newest completion, unchanged."""
     call: Call
     """The record of the call."""
@@ -93,12 +93,12 @@ class PolicyRequest:
             self._add_event(EventKind.SPLIT_CHARACTER, "a character is longer than a chunk, or no token ends it")
         self._events += call.events
 
-    async def reply(self) -> Reply:
-        """Ask until a reply is accepted by the rules."""
+    async def get_reply(self) -> Reply:
+        """Send requests until the rules accept a reply or the attempts are used up, and return the last reply."""
         if self._role.writes is Writes.ANSWER:
-            text, value = await self._answer()
+            text, value = await self._request_answer()
         else:
-            text, value = await self._apply_rules()
+            text, value = await self._request_update()
         cost, step = self._cost, self._step
         step.cost = add_cost(step.cost, cost)
         call = replace(
@@ -117,11 +117,11 @@ class PolicyRequest:
         """Add an event for the user."""
         self._events.append(ReadEvent(kind, self._chunk_index, detail, rule))
 
-    async def _apply_rules(self) -> tuple[str, Any]:
+    async def _request_update(self) -> tuple[str, Any]:
         """Return the text of the new memory or decision, and its parsed value, by the rules for the reply."""
         rules = self._context.rules
         for remaining in range(rules.retries, -1, -1):
-            completion = await self._complete()
+            completion = await self._request_completion()
             text = extract_reply(completion.text).strip()
             parsed: ParsedReply | ParseFailure | None = self._validate(completion, text)
             if isinstance(parsed, ParseFailure):
@@ -129,17 +129,17 @@ class PolicyRequest:
                 if rule is UpdateRule.RETRY and remaining:
                     self._add_event(failure.kind, failure.detail, rule)
                     self._add_event(EventKind.RESAMPLED, f"{remaining} more tries")
-                    self._log(completion, Outcome.DISCARDED)
+                    self._log_attempt(completion, Outcome.DISCARDED)
                     continue
                 parsed = self._parse(self._truncate(text)) if rule is UpdateRule.ACCEPT else None
                 if not isinstance(parsed, ParsedReply) or parsed.text is None:
                     parsed, rule = None, UpdateRule.KEEP_PREVIOUS
                 self._add_event(failure.kind, failure.detail, rule)
             if parsed is None or parsed.text is None:
-                self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous_memory)
+                self._log_attempt(completion, Outcome.KEPT_PREVIOUS, self._logged_previous_memory)
                 previous_memory = self._previous_memory if self._role.writes is Writes.MEMORY else ""
                 return previous_memory, parsed.value if parsed else None
-            self._log(completion, Outcome.ACCEPTED, parsed.text)
+            self._log_attempt(completion, Outcome.ACCEPTED, parsed.text)
             return parsed.text, parsed.value
         raise AssertionError("the last attempt always returns")
 
@@ -148,18 +148,18 @@ class PolicyRequest:
         """The previous memory, for the log; None if the log has it at the only parent."""
         return None if self._continues_branch or self._role.writes is not Writes.MEMORY else self._previous_memory
 
-    async def _answer(self) -> tuple[str, str | None]:
+    async def _request_answer(self) -> tuple[str, str | None]:
         """Return the answer completion without its reasoning, and the answer in it.
 
         Both are empty if the policy writes nothing or refuses in all attempts. A structured answer is JSON.
         """
         extract = self._context.prompts.extract_answer
         for remaining in range(self._context.rules.retries, -1, -1):
-            completion = await self._complete()
+            completion = await self._request_completion()
             text = extract_reply(completion.text).strip()
             if completion.finish_reason is FinishReason.REFUSED:
                 self._add_event(EventKind.REFUSED, "the policy refused to answer")
-                self._log(completion, Outcome.ACCEPTED)
+                self._log_attempt(completion, Outcome.ACCEPTED)
                 return "", extract("")
             if completion.finish_reason is FinishReason.LENGTH:
                 self._add_event(EventKind.TRUNCATED, f"the answer was cut at {self._max_tokens} tokens")
@@ -168,12 +168,12 @@ class PolicyRequest:
                 if extracted is None:
                     self._add_event(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; it was taken whole")
                     extracted = text
-                self._log(completion, Outcome.ACCEPTED)
+                self._log_attempt(completion, Outcome.ACCEPTED)
                 return text, extracted
             self._add_event(EventKind.EMPTY, "the policy wrote no answer")
             if remaining:
                 self._add_event(EventKind.RESAMPLED, f"{remaining} more tries")
-            self._log(completion, Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
+            self._log_attempt(completion, Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
         return "", extract("")
 
     def _parse_structured_answer(self, text: str) -> str:
@@ -188,7 +188,7 @@ class PolicyRequest:
         self._add_event(EventKind.INVALID_ANSWER, answer_or_error)
         return text
 
-    async def _complete(self) -> Completion:
+    async def _request_completion(self) -> Completion:
         """Request one completion, and count it."""
         context, turn = self._context, self._step.turn
         turn.end()
@@ -285,7 +285,7 @@ class PolicyRequest:
     def _truncate(self, text: str) -> str:
         return self._context.truncate(text, self._max_tokens)
 
-    def _log(self, completion: Completion, outcome: Outcome, memory: str | None = None) -> None:
+    def _log_attempt(self, completion: Completion, outcome: Outcome, memory: str | None = None) -> None:
         """Log the newest attempt, with the events since the previous one."""
         context, call, state, recording = self._context, self._call, self._step.state, self._step.execution.recording
         if recording is None or recording.failure is not None:

@@ -89,7 +89,7 @@ class Strategy(ABC):
         """The node after which a run that was stopped at a limit continues."""
         return OPEN
 
-    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
+    def compute_current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return the memory from which the policy would answer now."""
         del context
         return state.get("memory") or ""

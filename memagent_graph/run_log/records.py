@@ -48,11 +48,11 @@ class Outcome(StrEnum):
     """The use of a completion."""
 
     ACCEPTED = "accepted"
-    """It became the memory or the answer."""
+    """The completion became the memory or the answer."""
     KEPT_PREVIOUS = "kept_previous"
-    """The memory stayed as it was."""
+    """The previous memory was kept."""
     DISCARDED = "discarded"
-    """It was discarded and requested again. The next attempt of the call follows."""
+    """The completion was discarded, and another attempt of the call follows."""
 
 
 class TextKind(StrEnum):
@@ -71,7 +71,7 @@ Redaction: TypeAlias = Callable[[TextKind, str], str | None]
 """Masks texts before they are written. Returns the text to keep, or None to drop it.
 
 Token ids can be decoded to text. So if the hook changes a prompt or a completion, its ids and log-probs are dropped.
-The run cannot be used for training then.
+Then the run cannot be used for training.
 """
 
 
@@ -88,7 +88,7 @@ class RunRecord:
     question: str
     document: DocumentRef
     settings: Mapping[str, Any]
-    """The settings of its reader; empty if the reader was not created from settings."""
+    """The settings of the reader; empty if the reader was not created from settings."""
     stop_reason: str | None
     """A value of `StopReason`."""
     answer: str | None
@@ -106,7 +106,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """Something that happened in a run and not in one of its conversations: an edit of a memory."""
+    """An event of a run that belongs to none of its conversations: an edit of a memory."""
 
     time: Time
     kind: str
@@ -121,7 +121,7 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Conversation(Origin):
-    """One attempt of a call: the prompt and what the policy wrote, exactly.
+    """One attempt of a call: exactly the prompt and the completion.
 
     `prompt_token_ids`, `token_ids` and `logprobs` are None if the policy did not return them, or a redaction hook
     changed the text. Texts are never derived from ids, nor ids from texts.
@@ -129,15 +129,15 @@ class Conversation(Origin):
 
     run_id: str
     position: int
-    """The index of the first chunk that it read, or without a chunk the number of chunks read before."""
+    """The index of the first chunk in the prompt, or without a chunk the number of chunks that were read before."""
     node: str
     """The node of the graph that called the policy."""
     branch: str
-    """Its branch, if several run in parallel; "" is the trunk."""
+    """The branch of the run; "" is the trunk."""
     role: str
     """The role."""
     slot: int
-    """Its index among the conversations of its role and branch. Runs are compared by it."""
+    """The index of the call among those of its role and branch. The calls of several runs are matched by it."""
     writes: Writes
     """Memory, decision or answer."""
     call_id: str
@@ -180,13 +180,13 @@ class Conversation(Origin):
     reads: tuple[Span, ...] = ()
     """The chunks that were in the prompt."""
     events: tuple[ReadEvent, ...] = ()
-    """Its events, such as a memory that was cut off."""
+    """The events of the attempt, such as a memory that was cut off."""
     superseded: bool = False
-    """Whether a resume or an edit replaced it. If so, it does not belong to the run's trajectory."""
+    """Whether a resume or an edit replaced the conversation, so that the run's trajectory does not have it."""
     trace: Mapping[str, str] = field(default_factory=dict)
     """The ids of the LangSmith run and the OpenTelemetry span around it, if there were any."""
     id: int | None = None
-    """Its row, once it is stored. Rows are in the order in which conversations were logged."""
+    """The row, once the conversation is stored. Rows are in the order in which conversations were logged."""
 
     @property
     def span(self) -> Span | None:
@@ -195,9 +195,9 @@ class Conversation(Origin):
 
     @property
     def result(self) -> str | None:
-        """Its result: the memory, decision or answer; None if it was redacted.
+        """The result of the call: the memory, decision or answer; None if it was redacted.
 
-        It is not meaningful for a conversation whose outcome is `KEPT_PREVIOUS` or `DISCARDED`.
+        The result of a conversation with the outcome `KEPT_PREVIOUS` or `DISCARDED` has no meaning.
         """
         if self.memory is not None:
             return self.memory
@@ -205,7 +205,7 @@ class Conversation(Origin):
 
     @property
     def has_ids(self) -> bool:
-        """Whether it can be trained on: ids of prompt and completion, and log-probs."""
+        """Whether the conversation can be trained on: it has ids of prompt and completion, and log-probs."""
         return self.prompt_token_ids is not None and self.token_ids is not None and self.logprobs is not None
 
 
@@ -217,17 +217,17 @@ class Reward:
     name: str
     value: float
     source: str
-    """Its source: the name of a scorer, "person", ..."""
+    """The source: the name of a scorer, "person", ..."""
     time: Time
     conversation: int | None = None
-    """The row of its conversation; None for a reward of the run."""
+    """The row of the conversation; None for a reward of the run."""
     note: str | None = None
     id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """A run with everything that belongs to it. Rewards refer to conversations by their ids in it."""
+    """A run with all of its records. Rewards refer to conversations by the ids that they have here."""
 
     record: RunRecord
     conversations: Sequence[Conversation] = ()

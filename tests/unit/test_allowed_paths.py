@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "path", ["inner/book.txt", "same.txt", "./inner/../inner/book.txt", "{root}/inner/book.txt", "open/inner/book.txt"]
 )
-def test_files_below_a_root_are_found(folder: Path, path: str) -> None:
+def test_files_below_a_root_are_documents(folder: Path, path: str) -> None:
     document = AllowedRoots([folder / "open"]).document(path.format(root=folder / "open"))
     assert document.content == (folder / "open" / "inner" / "book.txt").resolve()
 
@@ -129,7 +129,7 @@ def test_roots_are_restricted_to_those_of_a_client(folder: Path) -> None:
     assert AllowedRoots().within([inner]).roots == ()
 
 
-def test_a_root_may_be_one_file_that_is_read_by_its_name(folder: Path) -> None:
+def test_a_root_can_be_a_single_file(folder: Path) -> None:
     roots = AllowedRoots([folder / "secret.txt"])
     assert roots.document("secret.txt").content == (folder / "secret.txt").resolve()
     with pytest.raises(RefusedSourceError, match=r"Name secret\.txt\.$"):

@@ -29,7 +29,7 @@ TOKENIZER = load_tokenizer("embedded")
 
 
 class ConcurrencyCounter(ScriptedPolicy):
-    """A script that counts its requests in flight. Requests that contain `slow` take longer."""
+    """A script that counts its requests in flight. Requests with `slow_text` take longer."""
 
     slow_text = "nowhere"
 
@@ -55,20 +55,20 @@ def make_agent(make_reader):
     return make
 
 
-def map_prompts(policy) -> list[str]:
+def list_map_prompts(policy) -> list[str]:
     return [prompt for prompt in policy.prompts if "one of many parts" in prompt]
 
 
-def merge_prompts(policy) -> list[str]:
+def list_merge_prompts(policy) -> list[str]:
     return [prompt for prompt in policy.prompts if "<findings>" in prompt]
 
 
-@pytest.mark.parametrize("bound", [1, 3])
-async def test_chunks_are_read_concurrently_up_to_the_limit(make_agent, bound) -> None:
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_chunks_are_read_concurrently_up_to_the_limit(make_agent, limit) -> None:
     policy = ConcurrencyCounter()
-    assert (await make_agent(policy, branches=bound).aread(LONG_TEXT, QUESTION)).answer == "4711"
-    assert policy.max_in_flight == bound
-    assert len(map_prompts(policy)) > 10
+    assert (await make_agent(policy, branches=limit).aread(LONG_TEXT, QUESTION)).answer == "4711"
+    assert policy.max_in_flight == limit
+    assert len(list_map_prompts(policy)) > 10
 
 
 async def test_after_a_failure_running_calls_finish_and_no_other_starts(make_agent) -> None:
@@ -92,7 +92,7 @@ async def test_findings_are_combined_in_document_order_without_loss(make_agent) 
     result = await make_agent(policy).aread(text, QUESTION)
     assert extract(policy.prompts[-1], "memory") == "harbor 1\nharbor 2\nharbor 3"
     assert result.answer == "3"
-    assert not merge_prompts(policy)
+    assert not list_merge_prompts(policy)
 
 
 async def test_without_findings_the_question_is_answered_from_an_empty_memory(make_agent) -> None:
@@ -100,7 +100,7 @@ async def test_without_findings_the_question_is_answered_from_an_empty_memory(ma
     result = await make_agent(policy).aread(LONG_TEXT, "What is the key of nowhere?")
     assert (result.answer, result.memory) == ("unknown", "")
     assert extract(policy.prompts[-1], "memory") == "(empty)"
-    assert not merge_prompts(policy)
+    assert not list_merge_prompts(policy)
 
 
 async def test_one_chunk_takes_one_map_call_and_its_finding_is_not_shortened(make_agent) -> None:
@@ -124,7 +124,7 @@ async def test_a_finding_keeps_its_text_outside_a_box(make_agent) -> None:
 
     policy = ConcurrencyCounter(script)
     await make_agent(policy).aread(LONG_TEXT, QUESTION)
-    assert finding in extract(merge_prompts(policy)[0], "findings")
+    assert finding in extract(list_merge_prompts(policy)[0], "findings")
     assert "and more." in extract(policy.prompts[-1], "memory")
 
 

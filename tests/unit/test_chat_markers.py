@@ -1,4 +1,4 @@
-"""Chat markers in a document are escaped, whichever model is served and whichever tokenizer counts."""
+"""Chat markers in a document are escaped, whichever model is served and whichever tokenizer counts tokens."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_each_marker_of_a_known_family_is_escaped(family) -> None:
         "see [INSTALL] and [1]", "array[i] [|] <||>", "<address> [/]", "<｜> ｜", "5 <6| and 7|> 6",
     ],
 )  # fmt: skip
-def test_other_text_stays_as_it_is(text) -> None:
+def test_other_text_is_unchanged(text) -> None:
     assert GUARDING_PROMPTS.neutralise(text) == text
 
 
@@ -180,9 +180,9 @@ def test_quotes_and_budgets_are_exact_in_a_text_full_of_markers(make_reader) -> 
     assert chunk_ends[-1] == len(HOSTILE_TEXT)
     assert any("\\" in extract(prompt, "memory") for prompt in policy.prompts)
     assert EventKind.SHORTENED_CHUNK in {event.kind for event in result.events}
-    quotes = [item for item in result.evidence if "4711" in item.quote]
+    quotes = [evidence for evidence in result.evidence if "4711" in evidence.quote]
     assert quotes
-    assert all(HOSTILE_TEXT[item.start_char : item.end_char] == item.quote for item in result.evidence)
+    assert all(HOSTILE_TEXT[evidence.start_char : evidence.end_char] == evidence.quote for evidence in result.evidence)
 
 
 def test_the_tokens_of_a_question_are_counted_after_escaping(make_reader) -> None:

@@ -71,7 +71,7 @@ WORD_PIECE = HFTokenizer(json.loads(TOKENIZER_KINDS["wordpiece"]().to_str()), na
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, WORD_PIECE], ids=["embedded", "one that drops characters"])
 @settings(max_examples=60)
 @given(text=MIXED_TEXTS.filter(str.strip), chunk_tokens=st.integers(1, 60), boundary=BOUNDARIES)
-def test_any_text_is_cut_without_loss_and_alike_from_every_cursor(
+def test_any_text_is_cut_without_loss_and_equally_from_every_cursor(
     tokenizer, text, chunk_tokens, boundary, tmp_path_factory
 ):
     store = DocumentStore(tmp_path_factory.mktemp("store"))
@@ -80,7 +80,7 @@ def test_any_text_is_cut_without_loss_and_alike_from_every_cursor(
 
 
 @pytest.mark.parametrize("chunk_tokens", [7, 1000, 5000, 40_000])
-def test_chunks_over_many_pieces_have_exactly_the_tokens_of_the_whole_text(chunk_tokens, store):
+def test_chunks_of_many_pieces_have_the_tokens_of_the_full_text(chunk_tokens, store):
     text = make_prose(200_000)
     assert len(text.encode()) > 10 * PIECE_BYTES
     chunks = cut_chunks(store, text, chunk_tokens)
@@ -146,8 +146,8 @@ def test_headings_are_preferred_when_near_and_otherwise_paragraph_ends(store):
     text = "\n\n".join(f"## 4.{number} Part\n\n{paragraph * (5 + number % 3)}" for number in range(1, 41))
     chunks = cut_chunks(store, text, 250, "heading")
     assert all(chunk.text.startswith("## 4.") for chunk in chunks[1:])
-    other_chunks = cut_chunks(store, text, 250, "paragraph")
-    assert sum(chunk.text.startswith("## 4.") for chunk in other_chunks) < len(chunks) - 1
+    paragraph_chunks = cut_chunks(store, text, 250, "paragraph")
+    assert sum(chunk.text.startswith("## 4.") for chunk in paragraph_chunks) < len(chunks) - 1
     text = "\n\n".join([paragraph] * 100)
     assert cut_chunks(store, text, 100, "heading") == cut_chunks(store, text, 100, "paragraph")
 

@@ -74,7 +74,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 @_linux_only
-def test_ten_times_the_pages_take_no_more_memory(tmp_path):
+def test_memory_does_not_grow_with_the_number_of_pages(tmp_path):
     peak_kb = []
     for pages in (50, 500):
         (tmp_path / "a.pdf").write_bytes(make_pdf(*[f"{page}) Tj (" + "word) Tj (" * 300 for page in range(pages)]))
@@ -158,7 +158,7 @@ def test_file_names_with_lone_surrogates_reach_the_conversion_process(store):
 
 
 def _nest_messages(depth: int) -> bytes:
-    """Return a message that has a message attached, which has one attached, and so on, `depth` times."""
+    """Return a message with `depth` messages nested in it as attachments of one another."""
     message_bytes = b"From: a@example.org\nSubject: x\n\ninmost"
     for _ in range(depth):
         message = EmailMessage()

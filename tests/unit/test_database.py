@@ -102,7 +102,7 @@ def open_checkpoints(path: Path) -> sqlite3.Connection:
         "DROP TABLE {table}; CREATE VIRTUAL TABLE {table} USING fts5(x)",
     ],
 )
-def test_a_file_with_other_tables_views_or_triggers_is_refused_and_left_alone(
+def test_a_file_with_other_tables_views_or_triggers_is_refused_and_unchanged(
     tmp_path, open_file, table, hint, change
 ) -> None:
     path = tmp_path / "other.sqlite"
@@ -115,7 +115,7 @@ def test_a_file_with_other_tables_views_or_triggers_is_refused_and_left_alone(
     assert path.read_bytes() == original_bytes
 
 
-def test_a_file_that_langgraph_made_can_hold_checkpoints(tmp_path) -> None:
+def test_checkpoints_can_be_in_a_file_that_langgraph_created(tmp_path) -> None:
     with SqliteSaver.from_conn_string(str(tmp_path / "own.sqlite")) as saver:
         saver.setup()
     open_checkpoints(tmp_path / "own.sqlite").close()

@@ -146,9 +146,7 @@ def test_a_batch_is_a_function_of_seed_and_step(builder: RowBuilder) -> None:
     assert batch.tokens.shape != other_batch.tokens.shape or not torch.equal(batch.tokens, other_batch.tokens)
 
 
-def test_logits_of_a_branch_in_a_batch_equal_those_of_its_prompt_in_a_llama_model(
-    builder: RowBuilder,
-) -> None:
+def test_logits_of_a_branch_in_a_batch_equal_those_of_its_prompt_in_a_llama_model(builder: RowBuilder) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -220,13 +218,13 @@ def test_a_release_needs_a_folder_with_tokenizer_and_templates(
 
 
 def test_interpolation_moves_weights_back_towards_the_initial_ones() -> None:
-    initial, trained = make_policy(64, 32, 1), make_policy(64, 32, 1)
+    initial_policy, trained = make_policy(64, 32, 1), make_policy(64, 32, 1)
     torch.nn.init.constant_(trained.get_parameter("model.layers.0.self_attn.o_proj.bias"), 0.25)
-    start = initial.state_dict()
-    expected = {name: 0.75 * weight + 0.25 * start[name] for name, weight in trained.state_dict().items()}
-    interpolate(trained, initial, 0.25)
+    initial_weights = initial_policy.state_dict()
+    expected = {name: 0.75 * weight + 0.25 * initial_weights[name] for name, weight in trained.state_dict().items()}
+    interpolate(trained, initial_policy, 0.25)
     for name, weight in expected.items():
         assert torch.allclose(trained.state_dict()[name], weight), name
-    assert not torch.equal(trained.state_dict()["lm_head.weight"], initial.state_dict()["lm_head.weight"])
+    assert not torch.equal(trained.state_dict()["lm_head.weight"], initial_policy.state_dict()["lm_head.weight"])
     with pytest.raises(SystemExit, match="different shapes"):
         interpolate(trained, make_policy(64, 32, 2), 0.5)

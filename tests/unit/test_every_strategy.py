@@ -44,7 +44,7 @@ from memagent_graph.timeline.view import load_run_view
 from memagent_training.data.replay import load_groups
 
 FACTS = {0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}
-TEXT, LONGER = make_document(FACTS, words=800), make_document(FACTS, words=1200)
+TEXT = make_document(FACTS, words=800)
 QUESTION = "What is the key of harbor?"
 
 
@@ -151,13 +151,13 @@ def test_a_limit_stops_a_strategy_and_a_resume_reads_the_rest_once(agent, log) -
     assert partial_result.stop_reason is StopReason.MAX_CHUNKS
     assert partial_result.chunks_read == 7
     result = agent.resume("r")
-    expected = agent.read(TEXT, QUESTION, run_id="whole")
+    expected = agent.read(TEXT, QUESTION, run_id="expected")
     assert (result.answer, result.memory) == (expected.answer, expected.memory)
     assert result.chunks_read == expected.chunks_read
     conversations = list(log.conversations("r", superseded=True))
     assert result.usage.turns == len(conversations)
     assert [conversation.role for conversation in conversations] == [
-        conversation.role for conversation in log.conversations("whole")
+        conversation.role for conversation in log.conversations("expected")
     ]
 
 

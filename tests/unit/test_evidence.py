@@ -30,14 +30,14 @@ WORDS = st.sampled_from(
 TEXTS = st.lists(WORDS | st.text(max_size=3), max_size=40).map(" ".join) | st.lists(WORDS, max_size=30).map("".join)
 
 
-def make_edited_trace(memories: Sequence[str], chunks: Sequence[str], edited: Sequence[int] = ()) -> Trace:
-    events = {index: ReadEvent(EventKind.MEMORY_EDITED, index, "") for index in edited}
+def make_edited_trace(memories: Sequence[str], chunks: Sequence[str], edited_chunks: Sequence[int] = ()) -> Trace:
+    events = {index: ReadEvent(EventKind.MEMORY_EDITED, index, "") for index in edited_chunks}
     return make_line_trace(memories, chunks, events=events)
 
 
-def find_origins(memories: Sequence[str], chunks: Sequence[str] = (), edited: Sequence[int] = ()) -> Provenance:
+def find_origins(memories: Sequence[str], chunks: Sequence[str] = (), edited_chunks: Sequence[int] = ()) -> Provenance:
     texts = chunks or [""] * len(memories)
-    return find_provenance(make_edited_trace(memories, texts, edited), lambda update: texts[update.chunk_index])
+    return find_provenance(make_edited_trace(memories, texts, edited_chunks), lambda update: texts[update.chunk_index])
 
 
 @given(TEXTS, TEXTS, st.integers(0, 1000))
@@ -160,11 +160,11 @@ def test_without_the_document_there_are_origins_but_no_quotes() -> None:
     assert result.evidence == ()
 
 
-def test_lines_that_a_person_wrote_are_marked_unless_the_chunk_has_them() -> None:
+def test_lines_that_a_person_wrote_are_marked_as_edited_unless_the_chunk_has_them() -> None:
     memories = ["Ilse built it", "Ilse built it\nPer Lindqvist is the keeper"]
-    assert [line.edited for line in find_origins(memories, ["a", "b"], edited=[1]).lines] == [False, True]
-    supported = find_origins(memories, ["a", "Now Per Lindqvist is the keeper here."], edited=[1])
-    assert [line.edited for line in supported.lines] == [False, False]
+    assert [line.edited for line in find_origins(memories, ["a", "b"], edited_chunks=[1]).lines] == [False, True]
+    provenance = find_origins(memories, ["a", "Now Per Lindqvist is the keeper here."], edited_chunks=[1])
+    assert [line.edited for line in provenance.lines] == [False, False]
 
 
 def test_each_sentence_of_a_paragraph_is_a_line() -> None:

@@ -37,7 +37,7 @@ def test_ask_a_document_prints_the_answer(folder: Path) -> None:
     assert "answer: 48213" in run_example(folder, "ask_a_document", "note.txt", QUESTION)
 
 
-def test_reward_a_run_exports_that_run_alone(folder: Path) -> None:
+def test_reward_a_run_exports_only_that_run(folder: Path) -> None:
     right_output, wrong_output = (
         run_example(folder, "reward_a_run", "note.txt", QUESTION, gold, "runs.parquet") for gold in ("48213", "1")
     )

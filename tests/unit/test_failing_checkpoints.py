@@ -59,7 +59,7 @@ def test_a_full_disk_is_reported_as_json_with_the_exit_code_of_checkpoints(tmp_p
     assert json.loads(run.stdout)["error"]["type"] == "CheckpointError"
 
 
-async def test_states_are_saved_in_batches_and_an_invalid_one_fails_alone(tmp_path, monkeypatch) -> None:
+async def test_states_are_saved_in_batches_and_an_invalid_one_fails_no_other(tmp_path, monkeypatch) -> None:
     saver = await checkpoints.open_checkpointer(tmp_path / "checkpoints.sqlite")
     batch_sizes: list[int] = []
     original_run = database_writer._run_jobs

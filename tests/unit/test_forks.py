@@ -47,7 +47,7 @@ def read_two_chunks_and_exit(reader: MemAgent, resumes: bool) -> None:
 
 
 def test_processes_forked_from_a_parent_that_never_read_give_calls_different_ids(new_reader, log) -> None:
-    """Servers load an application before they fork; a counter of calls would continue from the parent's in each."""
+    """Servers load an application before they fork; an inherited counter of calls would give equal ids."""
     for resumes in (False, True, True):
         child = start_child(read_two_chunks_and_exit, new_reader(), resumes)
         child.join(30)

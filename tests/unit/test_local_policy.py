@@ -78,16 +78,16 @@ async def test_ids_logprobs_and_text_agree(policy) -> None:
     completion = await policy.complete(make_prompt(QUESTIONS[0]), GREEDY)
     assert len(completion.token_ids) == len(completion.logprobs) == completion.usage.completion_tokens
     assert all(logprob <= 0 for logprob in completion.logprobs)
-    repeated = await policy.complete(completion.prompt_token_ids, GREEDY)
-    assert repeated.token_ids == completion.token_ids
-    without_ids = await policy.complete(make_prompt(QUESTIONS[0]), SamplingParams(max_tokens=12))
-    stopped = await policy.complete(make_prompt(QUESTIONS[0]), replace(GREEDY, stop=(completion.text[2:4],)))
-    assert len(stopped.token_ids) == len(stopped.logprobs) < len(completion.token_ids)
-    assert without_ids.token_ids is None
-    assert without_ids.text == completion.text
+    repeated_reply = await policy.complete(completion.prompt_token_ids, GREEDY)
+    assert repeated_reply.token_ids == completion.token_ids
+    reply_without_ids = await policy.complete(make_prompt(QUESTIONS[0]), SamplingParams(max_tokens=12))
+    stopped_reply = await policy.complete(make_prompt(QUESTIONS[0]), replace(GREEDY, stop=(completion.text[2:4],)))
+    assert len(stopped_reply.token_ids) == len(stopped_reply.logprobs) < len(completion.token_ids)
+    assert reply_without_ids.token_ids is None
+    assert reply_without_ids.text == completion.text
 
 
-async def test_a_batch_gives_each_request_the_reply_that_it_gets_alone(policy) -> None:
+async def test_a_request_gets_the_same_reply_in_a_batch_as_alone(policy) -> None:
     prompts = [make_prompt(question, filler) for question in QUESTIONS[:2] for filler in (3, 30)]
     single = [await policy.complete(prompt, GREEDY) for prompt in prompts]
     batched = await asyncio.gather(*(policy.complete(prompt, GREEDY) for prompt in prompts))
@@ -171,8 +171,8 @@ async def test_the_prefix_cache_keeps_the_last_prefixes_within_its_limits(policy
         for question in QUESTIONS[:2]:
             prompts = [make_prompt(question, 0, document) for document in documents]
             replies = [await local_policy.complete(prompt, GREEDY) for prompt in prompts]
-        expected = [await policy.complete(prompt, GREEDY) for prompt in prompts]
-        assert [reply.token_ids for reply in replies] == [expectation.token_ids for expectation in expected]
+        expected_replies = [await policy.complete(prompt, GREEDY) for prompt in prompts]
+        assert [reply.token_ids for reply in replies] == [reply.token_ids for reply in expected_replies]
         cache_hits.append([reply.usage.cached_tokens > 0.8 * reply.usage.prompt_tokens for reply in replies])
     assert cache_hits == [[True, True], [False, False], [False, False]]
     await local_policy.aclose()
@@ -180,7 +180,7 @@ async def test_the_prefix_cache_keeps_the_last_prefixes_within_its_limits(policy
 
 async def test_a_prompt_reuses_the_cached_prefix_that_it_shares_with_an_earlier_one(policy) -> None:
     local_policy = LocalPolicy.embedded()
-    expected = [await LocalPolicy.embedded().complete(make_prompt(question), GREEDY) for question in QUESTIONS]
+    expected_replies = [await LocalPolicy.embedded().complete(make_prompt(question), GREEDY) for question in QUESTIONS]
     first_reply = await local_policy.complete(make_prompt(QUESTIONS[0]), GREEDY)
     later_replies = [await local_policy.complete(make_prompt(QUESTIONS[1]), GREEDY)]
     later_replies += await asyncio.gather(*(local_policy.complete(make_prompt(text), GREEDY) for text in QUESTIONS[2:]))
@@ -189,9 +189,9 @@ async def test_a_prompt_reuses_the_cached_prefix_that_it_shares_with_an_earlier_
     assert first_reply.usage.cached_tokens == 0
     assert all(completion.usage.cached_tokens > 500 for completion in later_replies)
     assert other_reply.usage.cached_tokens < later_replies[0].usage.cached_tokens, "only the equal prefix is cached"
-    for reply, expectation in zip([first_reply, *later_replies], expected, strict=True):
-        assert reply.token_ids == expectation.token_ids
-        assert reply.logprobs == pytest.approx(expectation.logprobs, abs=1e-4)
+    for reply, expected_reply in zip([first_reply, *later_replies], expected_replies, strict=True):
+        assert reply.token_ids == expected_reply.token_ids
+        assert reply.logprobs == pytest.approx(expected_reply.logprobs, abs=1e-4)
     await local_policy.aclose()
 
 

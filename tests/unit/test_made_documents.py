@@ -11,26 +11,26 @@ from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError
 
 
-@pytest.mark.parametrize("made", make_documents(), ids=lambda made: made.name)
+@pytest.mark.parametrize("case", make_documents(), ids=lambda case: case.name)
 @pytest.mark.usefixtures("in_process_conversion")
-def test_the_facts_of_a_document_are_in_its_text_and_omissions_are_listed(made: Case, store):
-    document = Document.from_bytes(made.data, name=made.name)
-    if made.error:
-        with pytest.raises(DocumentError, match=re.escape(made.error)) as error:
+def test_the_facts_of_a_document_are_in_its_text_and_omissions_are_listed(case: Case, store):
+    document = Document.from_bytes(case.data, name=case.name)
+    if case.error:
+        with pytest.raises(DocumentError, match=re.escape(case.error)) as error:
             store.add(document)
         assert error.value.hint
         return
     ref = store.add(document)
     text = store.read(ref, 0, ref["size"])
     assert ref["media_type"] == document.media_type
-    assert ref["size"] < 1_000_000, "a small file may claim much space"
-    assert [fact for fact in made.facts if fact not in text] == [], text
-    assert [lost_text for lost_text in made.lost if lost_text in text] == [], text
+    assert ref["size"] < 1_000_000, "a small file can claim a large size"
+    assert [fact for fact in case.facts if fact not in text] == [], text
+    assert [lost_text for lost_text in case.lost if lost_text in text] == [], text
     omissions = [
         f"{omission['count']} {omission['what']}" + (f" ({omission['places']})" if omission["places"] else "")
         for omission in ref.get("omissions", ())
     ]
-    for expected_start, omission_text in zip(made.omissions, omissions, strict=True):
+    for expected_start, omission_text in zip(case.omissions, omissions, strict=True):
         assert omission_text.startswith(expected_start)
-    if made.headings:
-        assert tuple(mark.label for mark in store.headings(ref)) == made.headings
+    if case.headings:
+        assert tuple(mark.label for mark in store.headings(ref)) == case.headings

@@ -401,9 +401,9 @@ async def test_invalid_unicode_names_do_not_crash_the_server(isolated_home, poli
     """Logs of other programs or earlier versions can have such file names."""
     name = "caf\udce9.txt"
     store, log = DocumentStore(isolated_home / "documents"), RunLog(isolated_home / "runs.sqlite")
-    stored = store.add(Document.from_text(TEXT))
-    log.begin("kept", QUESTION, {**stored, "name": name}, {})
-    log.wait(log.begin("lost", QUESTION, {**stored, "key": "sha256:" + "0" * 64, "name": name}, {}))
+    document_ref = store.add(Document.from_text(TEXT))
+    log.begin("kept", QUESTION, {**document_ref, "name": name}, {})
+    log.wait(log.begin("lost", QUESTION, {**document_ref, "key": "sha256:" + "0" * 64, "name": name}, {}))
     log.close()
     async with connect_over_stdio("--base-url", policy_server.base_url, *SMALL_SETTINGS) as session:
         with anyio.fail_after(60):  # a server that has ended never answers

@@ -79,16 +79,16 @@ async def test_a_run_read_by_several_processes_is_merged_into_one(
     assert [conversation.slot for conversation in updates] == list(range(len(updates)))
     conversation_count = len(updates) + 1
     assert report.runs == 1 and report.conversations == conversation_count
-    repeated = merge_logs(merged_log, logs)
-    assert (repeated.runs, repeated.conversations, repeated.skipped) == (0, 0, 1)
+    rerun = merge_logs(merged_log, logs)
+    assert (rerun.runs, rerun.conversations, rerun.skipped) == (0, 0, 1)
     assert len(list(merged_log.conversations("r", superseded=True))) == conversation_count
 
 
 async def test_of_a_chunk_read_twice_one_conversation_is_current(make_reader, tmp_path, merged_log: RunLog) -> None:
     first_log, second_log = await read_in_turns(make_reader, tmp_path, [3])
     second_conversations = list(RunLog(second_log).conversations("r"))
-    repeated = replace(second_conversations[0], id=None, call_id="another", text="read, but not saved")
-    RunLog(first_log).wait(RunLog(first_log).record(repeated))
+    repeated_conversation = replace(second_conversations[0], id=None, call_id="another", text="read, but not saved")
+    RunLog(first_log).wait(RunLog(first_log).record(repeated_conversation))
     merge_logs(merged_log, [first_log, second_log])
     current_ids = [conversation.call_id for conversation in merged_log.conversations("r")]
     all_ids = [conversation.call_id for conversation in merged_log.conversations("r", superseded=True)]
@@ -121,8 +121,8 @@ async def test_a_chunk_without_a_checkpoint_is_left_out_of_the_merged_run(
     with closing(RunLog(second_log)) as log:
         last = list(log.conversations("r"))[-1]
         changes = {"slot": last.slot + 1, "parents": (last.call_id,), "began": last.began + 1e-6}
-        unsaved = replace(last, id=None, call_id="lost", **changes)
-        log.wait(log.record(unsaved))
+        unsaved_conversation = replace(last, id=None, call_id="lost", **changes)
+        log.wait(log.record(unsaved_conversation))
     with closing(RunLog(first_log)) as log:
         merge_logs(log, [third_log])  # the first process continued after the second was killed
     merge_logs(merged_log, [first_log, second_log])
@@ -156,8 +156,8 @@ async def test_edits_events_and_rewards_of_every_log_are_merged(
     # An edited run is refused for training, here as in the log of the second machine.
     assert load_groups(merged_log, reward="exact", min_group=1).report.refused == {Refusal.EDITED: ("r",)}
     content_before = collect_content(merged_log)
-    repeated = merge_logs(merged_log, [second_log.path, first_log.path])
-    assert (repeated.runs, repeated.rewards, repeated.conversations, repeated.skipped) == (0, 0, 0, 1)
+    rerun = merge_logs(merged_log, [second_log.path, first_log.path])
+    assert (rerun.runs, rerun.rewards, rerun.conversations, rerun.skipped) == (0, 0, 0, 1)
     assert collect_content(merged_log) == content_before
 
 

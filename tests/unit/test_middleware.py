@@ -131,7 +131,7 @@ class TestToolResults:
 
         @tool
         def take_picture() -> list[dict[str, Any]]:
-            """Look."""
+            """Take a picture."""
             middle = len(LONG_TEXT) // 2
             return [{"type": "text", "text": LONG_TEXT[:middle]}, image, {"type": "text", "text": LONG_TEXT[middle:]}]
 
@@ -505,7 +505,7 @@ class TestQuestions:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[BaseMessage]:
-    """Draw a history with any order of messages and parallel calls; calls may lack results, and results calls."""
+    """Draw a history with any order of messages and parallel calls; some calls and results are unpaired."""
     messages: list[BaseMessage] = []
     call_count = 0
     for message_kind in draw(st.lists(st.sampled_from(["human", "ai", "calls", "orphan"]), max_size=12)):
@@ -537,7 +537,7 @@ class TestCuts:
 
     @given(histories())
     def test_every_other_cut_would_separate_a_call_from_its_result(self, messages: list[BaseMessage]) -> None:
-        """Every other cut starts with a result, or separates a call from a result, or from one still to come."""
+        """Every other cut precedes a result, or separates a call from a result that exists or is still to come."""
         for cut in set(range(len(messages) + 1)) - set(find_safe_cuts(messages)):
             older, recent = messages[:cut], messages[cut:]
             calls = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
@@ -551,7 +551,7 @@ class TestCuts:
         assert find_safe_cuts([HumanMessage("a"), call_tools(("fetch", {}))]) == [0, 1]
 
 
-def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -> None:
+def test_a_transcript_shows_messages_calls_results_and_block_types() -> None:
     image = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
     messages = [
         HumanMessage([{"type": "text", "text": "What is this?"}, image]),

@@ -82,7 +82,7 @@ class TestStateKeys:
         )
         assert build_parent(node).compile().invoke(INPUT)["answer"] == f"{QUESTION} 4711"
 
-    def test_attributes_of_a_state_that_is_an_object_are_read(self, make_reader) -> None:
+    def test_the_state_can_be_an_object(self, make_reader) -> None:
         @dataclass
         class ObjectState:
             question: str
@@ -134,7 +134,7 @@ async def test_progress_and_callbacks_go_through_the_parent(make_reader) -> None
     parent = build_parent(memagent_node(make_reader(), run_id="run")).compile()
     counter = NodeCounter()
     stream_modes: Any = ["custom", "values"]
-    events = [payload async for payload in parent.astream(INPUT, {"callbacks": [counter]}, stream_mode=stream_modes)]
+    events = [event async for event in parent.astream(INPUT, {"callbacks": [counter]}, stream_mode=stream_modes)]
     updates = [payload for mode, payload in events if mode == "custom"]
     assert {update["type"] for update in updates} == {"memagent.memory_update"}
     assert {update["run_id"] for update in updates} == {events[-1][1]["run"]}

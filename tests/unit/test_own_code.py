@@ -13,7 +13,7 @@ import pytest
 from memagent_graph.errors import EvaluationError, MemAgentError
 from memagent_graph.own_code import is_own_code_name, load_own_code
 
-CODE = """
+JUDGE_MODULE = """
 from __future__ import annotations
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ def load_judge(text: str, **options: Any) -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "own_judges.py").write_text(CODE)
+    (tmp_path / "own_judges.py").write_text(JUDGE_MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -52,7 +52,7 @@ def test_a_file_is_run_again_only_if_it_changed_and_its_objects_can_be_pickled(f
     judge_class = load_judge("own_judges.py:Judge")
     assert load_judge(f"{folder}/own_judges.py:Judge") is judge_class
     assert pickle.loads(pickle.dumps(judge_class(7))) == judge_class(7)
-    (folder / "own_judges.py").write_text(CODE.replace("= 3", "= 44"))
+    (folder / "own_judges.py").write_text(JUDGE_MODULE.replace("= 3", "= 44"))
     assert load_judge("own_judges.py:Judge")().strictness == 44
     assert pickle.loads(pickle.dumps(judge_class(7))) == judge_class(7), "objects of the old class can still be pickled"
 

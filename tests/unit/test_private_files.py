@@ -1,4 +1,4 @@
-"""Files with texts are private to their owner, and errors for folders that cannot be written."""
+"""Files with texts are private to their owner; read-only files and those of other users give errors with hints."""
 
 import os
 import shutil

@@ -53,7 +53,7 @@ class State(TypedDict):
 
 
 class Filing(BaseModel):
-    """The form of an answer."""
+    """A response format."""
 
     company: str
 

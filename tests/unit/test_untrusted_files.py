@@ -62,6 +62,8 @@ from memagent_training.job.job_settings import read_preset
 from memagent_training.rewards.gold_answers import GoldAnswers
 
 SECRET = "a private text"
+Attack = Callable[[Path], str]
+"""Prepares untrusted files in a folder and uses them; returns what the user would see."""
 
 
 def make_reader(folder: Path, **options: Any) -> MemAgent:
@@ -129,8 +131,8 @@ def write_hostile_log(folder: Path) -> Path:
     return folder
 
 
-def show_log_with(table: str, column: str, value: Any) -> Callable[[Path], str]:
-    """Show a log in which a column has this value."""
+def show_log_with(table: str, column: str, value: Any) -> Attack:
+    """Return an attack that shows a log in which a column has this value."""
 
     def show(folder: Path) -> str:
         events = "INSERT INTO events (run_id, time, kind, detail, call_id) VALUES ('r', 1, 'memory_edited', '', ?)"
@@ -141,15 +143,15 @@ def show_log_with(table: str, column: str, value: Any) -> Callable[[Path], str]:
     return show
 
 
-def resume_with_setting(name: str, value: Any) -> Callable[[Path], str]:
-    """Load the settings of a logged run that has this setting."""
+def resume_with_setting(name: str, value: Any) -> Attack:
+    """Return an attack that loads the settings of a logged run with this setting."""
     return lambda folder: str(
         parse_template_arguments(ReadSettings.from_log({"model": "m", name: value}, "r").chat_template_kwargs)
     )
 
 
-def ask_policy(name: str, content: str) -> Callable[[Path], str]:
-    """Call a policy whose folder has this file."""
+def ask_policy(name: str, content: str) -> Attack:
+    """Return an attack that calls a policy whose folder has this file."""
 
     def call_policy(folder: Path) -> str:
         shutil.copytree(EMBEDDED_FOLDER, folder / "policy", ignore=shutil.ignore_patterns("*.md"))
@@ -160,8 +162,8 @@ def ask_policy(name: str, content: str) -> Callable[[Path], str]:
     return call_policy
 
 
-def count_with_tokenizer(**parts: Any) -> Callable[[Path], str]:
-    """Count tokens with the tokenizer.json of the embedded policy, in which these parts are replaced."""
+def count_with_tokenizer(**parts: Any) -> Attack:
+    """Return an attack that counts tokens with the embedded tokenizer.json, in which these parts are replaced."""
 
     def count_tokens(folder: Path) -> str:
         specification = json.loads((EMBEDDED_FOLDER / "tokenizer.json").read_text())
@@ -171,8 +173,8 @@ def count_with_tokenizer(**parts: Any) -> Callable[[Path], str]:
     return count_tokens
 
 
-def read_file(name: str, content: str, read: Callable[[Path], Any]) -> Callable[[Path], str]:
-    """Write a file with this content and read it."""
+def read_file(name: str, content: str, read: Callable[[Path], Any]) -> Attack:
+    """Return an attack that writes a file with this content and reads it."""
 
     def write_and_read(folder: Path) -> str:
         (folder / name).write_text(content)
@@ -181,8 +183,8 @@ def read_file(name: str, content: str, read: Callable[[Path], Any]) -> Callable[
     return write_and_read
 
 
-def show_blob(column: str, blob: bytes, *, max_bytes: int | None = None) -> Callable[[Path], str]:
-    """Export and show a log in which every conversation has this value."""
+def show_blob(column: str, blob: bytes, *, max_bytes: int | None = None) -> Attack:
+    """Return an attack that exports and shows a log in which every conversation has this value."""
 
     def show(folder: Path) -> str:
         execute(folder / "runs.sqlite", f"UPDATE conversations SET {column} = ?", blob)
@@ -203,8 +205,8 @@ def encode_many_ids() -> bytes:
     return b"\1" + id_count.to_bytes(4, "little") + bytes(id_count) + deflate_raw(bytes(3 * id_count))
 
 
-def import_column(column: str, values: pa.Array, *limit_patch: Any) -> Callable[[Path], str]:
-    """Import an export in which a column has these values, one per row."""
+def import_column(column: str, values: pa.Array, *limit_patch: Any) -> Attack:
+    """Return an attack that imports an export in which a column has these values, one per row."""
 
     def import_changed(folder: Path) -> str:
         path = write_export(folder) / "runs.parquet"
@@ -219,8 +221,8 @@ def import_column(column: str, values: pa.Array, *limit_patch: Any) -> Callable[
     return import_changed
 
 
-def resume_from(kind: str, content: bytes | Callable[[Path], bytes]) -> Callable[[Path], str]:
-    """Resume a run whose checkpoints have this content."""
+def resume_from(kind: str, content: bytes | Callable[[Path], bytes]) -> Attack:
+    """Return an attack that resumes a run whose checkpoints have this content."""
 
     def resume(folder: Path) -> str:
         blob = content if isinstance(content, bytes) else content(folder)
@@ -236,8 +238,8 @@ def encode_call(folder: Path) -> bytes:
     return ormsgpack.packb({"v": 1, "x": ormsgpack.Ext(EXT_CONSTRUCTOR_SINGLE_ARG, call)})
 
 
-def resume_with_state(updated_channels: Any = None, **changes: Any) -> Callable[[Path], str]:
-    """Resume a run whose states have these values and `updated_channels`; a value of None removes the channel."""
+def resume_with_state(updated_channels: Any = None, **changes: Any) -> Attack:
+    """Return an attack that resumes a run whose states have these values; None removes a channel."""
 
     def resume(folder: Path) -> str:
         with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
@@ -276,8 +278,8 @@ def resume_with_null_metadata(folder: Path) -> str:
     return resume_run(folder)
 
 
-def use_profile(strategy: str, content: str = "") -> Callable[[Path], str]:
-    """Use a policy folder whose profile names this strategy, or has this content."""
+def use_profile(strategy: str, content: str = "") -> Attack:
+    """Return an attack that uses a policy folder whose profile names this strategy, or has this content."""
 
     def make(folder: Path) -> str:
         save_profile(replace(require_profile("embedded"), strategy=strategy), folder / "policy")
@@ -385,8 +387,8 @@ def test_a_damaged_or_foreign_file_is_an_error_that_names_it(folder: Path, kind:
     assert error.value.hint
 
 
-def lock_with_link(link_name: str) -> Callable[[Path], str]:
-    """Lock a table in whose work folder this name is a link."""
+def lock_with_link(link_name: str) -> Attack:
+    """Return an attack that locks a table in whose work folder this name is a link."""
 
     def write(folder: Path) -> str:
         table = TableFolder(str(write_table(folder)))
@@ -414,8 +416,8 @@ def read_outside_dataset(folder: Path) -> str:
     return str(DatasetRows(folder / "data")[0])
 
 
-def read_rows(*limit_patch: Any, **columns: Any) -> Callable[[Path], str]:
-    """Read the questions of a Parquet file with 200 equal rows, with a limit patched to be small."""
+def read_rows(*limit_patch: Any, **columns: Any) -> Attack:
+    """Return an attack that reads a Parquet file with 200 equal rows, with a limit patched to be small."""
 
     def read(folder: Path) -> str:
         table = pa.table({name: pa.array([value] * 200, pa.string()) for name, value in columns.items()})
@@ -558,7 +560,7 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(read_file("rl.yaml", "a: 2021-99-99", read_preset), "rl.yaml", id="preset: date"),
     ],
 )  # fmt: skip
-def test_an_untrusted_file_runs_no_code(folder: Path, attack: Callable[[Path], str], error_pattern: str | None) -> None:
+def test_an_untrusted_file_runs_no_code(folder: Path, attack: Attack, error_pattern: str | None) -> None:
     if error_pattern is None:
         assert SECRET not in attack(folder)
     else:

@@ -36,7 +36,7 @@ class EvalOptions(ReaderOptions, SamplingSettings):
         str | None,
         typer.Option(
             help="Document lengths, in the tasks' unit (tokens, passages). 1k is 1024, 1M is 1024k.",
-            show_default="8k,32k,128k; passages: 50,200,800; data files: all theirs",
+            show_default="8k,32k,128k; passages: 50,200,800; data files: all their lengths",
         ),
     ] = None
     count: Annotated[
@@ -45,7 +45,7 @@ class EvalOptions(ReaderOptions, SamplingSettings):
             "--n",
             "-n",
             min=1,
-            help="Questions per task and length. Without --lengths, data files with fewer use all of theirs.",
+            help="Questions per task and length. Without --lengths, all questions of data files that have fewer.",
         ),
     ] = 128
     repeats: Annotated[
@@ -70,7 +70,7 @@ class EvalOptions(ReaderOptions, SamplingSettings):
         int,
         typer.Option(
             min=1,
-            help="Questions that share a document, for RULER's needle tasks, state_*, english_* and tasks that can.",
+            help="Questions that share a document, for RULER's needle tasks, state_*, english_* and own tasks.",
         ),
     ] = 1
     data: Annotated[Path | None, typer.Option(help="File or folder with the data of tasks that need data files.")] = (

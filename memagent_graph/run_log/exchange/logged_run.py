@@ -62,10 +62,10 @@ Item = TypeVar("Item")
 def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
     """Return the run that consists of these parts, which are sorted by their starts.
 
-    If one process began a run and another continued it, both logs have a part of it. All conversations, events, edits
-    and rewards of the parts are kept, and superseded as during a read. If a chunk was read twice, the newest read
-    counts. What depends on a memory that a person replaced later does not count. A reward of the run from before a
-    resume or an edit is left out.
+    If one process began a run and another continued it, both logs have a part of it. The result has all conversations
+    and events of the parts, and conversations are superseded as during a read: if a chunk was read twice, the newest
+    read counts, and calls that depend on a memory that was edited later do not count. Rewards are kept, except those
+    of the run from before a resume or an edit.
 
     Merging the result with one of its parts returns the result.
     """
@@ -75,14 +75,14 @@ def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
     events = _unite_multisets(part.events for part in parts)
     conversations, rewards = _merge_conversations(parts, events)
     start_time = min(part.record.began for part in parts)
-    resumes = (part.record.began for part in parts if part.record.began > start_time)
-    attempt = max([*resumes, *(part.record.attempt for part in parts if part.record.attempt)], default=None)
-    rewards = [reward for reward in rewards if reward.conversation is not None or reward.time >= (attempt or 0)]
+    resume_times = (part.record.began for part in parts if part.record.began > start_time)
+    attempt_time = max([*resume_times, *(part.record.attempt for part in parts if part.record.attempt)], default=None)
+    rewards = [reward for reward in rewards if reward.conversation is not None or reward.time >= (attempt_time or 0)]
     newest_record = max(parts, key=_find_last_activity).record
     record = replace(
         first_part.record,
         began=start_time,
-        attempt=attempt,
+        attempt=attempt_time,
         ended=newest_record.ended,
         stop_reason=newest_record.stop_reason,
         answer=newest_record.answer,

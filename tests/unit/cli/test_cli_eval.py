@@ -94,24 +94,24 @@ def test_tasks_suites_and_systems_are_listed() -> None:
 
 
 def test_a_killed_and_resumed_evaluation_gives_the_same_table(evaluate, task, options, server, out, tmp_path) -> None:
-    """At random moments; at most the requests in flight are repeated, which is one chunk of each read."""
-    kill_count, concurrency, random_source = 2, 4, random.Random(3)
-    more = ["--lengths", "300,700", "-n", "3", "--systems", "memagent,refine", "--quiet", "--concurrency", concurrency]
-    evaluate(*more, "--out", tmp_path / "whole")
+    """Kills come at random moments; at most the requests in flight are repeated: one chunk of each read."""
+    kill_count, concurrency, rng = 2, 4, random.Random(3)
+    flags = ["--lengths", "300,700", "-n", "3", "--systems", "memagent,refine", "--quiet", "--concurrency", concurrency]
+    evaluate(*flags, "--out", tmp_path / "expected")
     expected_counts = Counter(map(get_section_key, server.requests))
     server.requests.clear()
     server.delay = 0.1
-    command = [sys.executable, "-m", "memagent_graph", "eval", task, *options, *more, "--out", out, "--resume"]
+    command = [sys.executable, "-m", "memagent_graph", "eval", task, *options, *flags, "--out", out, "--resume"]
     for kill in range(kill_count):
-        request_count = len(server.requests) + random_source.randrange(10, 25)
+        request_count = len(server.requests) + rng.randrange(10, 25)
         with Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             assert kill_after(process, server.requests, request_count), process.stderr.read()
         row_count = (out / JOURNAL).read_bytes().count(b'"sample_id"')
         assert row_count < 12, f"the evaluation ended before kill {kill}"
     server.delay = 0.0
-    evaluate(*more, "--resume")
+    evaluate(*flags, "--resume")
     counts = Counter(map(get_section_key, server.requests))
-    assert load_rows(out) == load_rows(tmp_path / "whole")
+    assert load_rows(out) == load_rows(tmp_path / "expected")
     repetitions = sum(max(0, counts[text] - count) for text, count in expected_counts.items() if text)
     assert repetitions <= kill_count * concurrency, "a read is resumed at its chunk"
     runs = RunLog(out / "runs.sqlite")
@@ -245,10 +245,10 @@ def test_a_resume_with_changed_data_files_is_refused(options, server, out, isola
     memagent("eval", "qa_files", "ruler_hqa_files", *options)
     request_count = len(server.requests)
     write_data_file("eval_50.jsonl", input="What is the key?", **passage)
-    refusal = memagent("eval", "ruler_hqa_files", *options, code=7).stderr
+    error_text = memagent("eval", "ruler_hqa_files", *options, code=7).stderr
     assert len(server.requests) == request_count
-    assert 'data.ruler_hqa_files is "eval_50.jsonl, ' in refusal
-    assert "--out" in refusal
+    assert 'data.ruler_hqa_files is "eval_50.jsonl, ' in error_text
+    assert "--out" in error_text
     memagent("eval", "qa_files", *options)
 
 
@@ -259,10 +259,10 @@ def test_repeated_samples_are_graded_by_another_model_and_priced(evaluate, serve
 
     server.authorization = "Bearer sk-policy"
     with FakeServer(grade, model="grader", key="sk-judge") as judge:
-        more = ("--api-key", "sk-policy", "-n", 3, "--repeats", 2, "--judge-base-url", judge.base_url, "--judge-model",
+        flags = ("--api-key", "sk-policy", "-n", 3, "--repeats", 2, "--judge-base-url", judge.base_url, "--judge-model",
                 "grader", "--judge-api-key", "sk-judge", "--price-in", 1, "--price-out", 2)  # fmt: skip
-        assert "at temperature 0 all samples of an answer are alike" in evaluate(*more, code=7).stderr
-        values = json.loads(evaluate(*more, "--temperature", 0.7, "--json").stdout)
+        assert "at temperature 0 all samples of an answer are alike" in evaluate(*flags, code=7).stderr
+        values = json.loads(evaluate(*flags, "--temperature", 0.7, "--json").stdout)
     assert len({body["seed"] for body in server.requests}) >= 2
     (cell,) = values["results"]
     assert (values["ended"], values["rows"], values["missing"], len(judge.requests)) == ("done", 6, 0, 6)

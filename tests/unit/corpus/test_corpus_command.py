@@ -1,4 +1,4 @@
-"""`memagent corpus` as a user types it."""
+"""The command `memagent corpus`: estimates, limits, interrupts, exit codes and options."""
 
 from __future__ import annotations
 

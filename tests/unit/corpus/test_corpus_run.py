@@ -473,7 +473,7 @@ def test_too_many_open_files_stop_the_run_without_failed_rows(corpus: CorpusFixt
         corpus.run()
 
 
-def test_clock_that_runs_backwards_does_no_harm(corpus: CorpusFixture, monkeypatch: Any) -> None:
+def test_clock_that_runs_backwards_does_not_affect_a_run(corpus: CorpusFixture, monkeypatch: Any) -> None:
     times = iter(range(10**9, 0, -(10**7)))
     monkeypatch.setattr("time.time", lambda: float(next(times)))
     corpus.write_many(3)

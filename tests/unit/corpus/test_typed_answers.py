@@ -193,7 +193,7 @@ def test_invalid_answer_has_null_columns_and_an_error_and_can_be_retried(
     assert not any(row["error"] for row in corpus.rows.values())
 
 
-def test_an_empty_answer_is_an_error_as_well(corpus: TypedCorpus) -> None:
+def test_empty_answer_is_an_error_of_its_row(corpus: TypedCorpus) -> None:
     corpus.write_keys(1)
     corpus.run_with_schema(SCHEMA, lambda prompt: "" if "<schema>" in prompt else answer_in_json(prompt))
     row = corpus.rows["d1.txt"]

@@ -109,7 +109,7 @@ async def test_a_fact_in_a_short_document_is_found_and_usage_sums_all_calls(ask,
     assert (attempt.outcome, attempt.answer, attempt.raw_answer) == (QuestionOutcome.ANSWERED, "4711", "\\boxed{4711}")
     assert len(policy.prompts) == (2 if has_profile else 1) if name in EXCERPTS else len(policy.prompts) > 2
     instructions = ("<text>", "<draft>", "one of many")
-    assert any(words in prompt for prompt in policy.prompts for words in instructions) is not has_profile
+    assert any(phrase in prompt for prompt in policy.prompts for phrase in instructions) is not has_profile
     assert attempt.usage.turns == len(policy.prompts)
     assert attempt.usage.prompt_tokens == sum(map(count_tokens, policy.prompts))
     assert attempt.usage.completion_tokens == sum(count_tokens(answer_any_prompt(prompt)) for prompt in policy.prompts)

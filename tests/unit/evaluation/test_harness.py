@@ -216,8 +216,8 @@ async def test_last_failures_are_retried_if_the_server_still_answers(run, store)
     """The last three fail, one of them only temporarily."""
 
     def get_error(number: int, run_id: str) -> Exception | None:
-        fails = run_id.endswith(("-13", "-15")) or (run_id.endswith("-14") and number < 19)
-        return PolicyOverloadedError("busy") if fails else None
+        should_fail = run_id.endswith(("-13", "-15")) or (run_id.endswith("-14") and number < 19)
+        return PolicyOverloadedError("busy") if should_fail else None
 
     end, rows = await run(OracleSystem(store, get_error=get_error), plan=make_plan(16), concurrency=1)
     assert end is EvaluationEnd.DONE
@@ -338,13 +338,13 @@ async def test_run_ids_name_the_question_and_rows_name_the_losses(run, tmp_path,
 async def test_progress_shows_rows_accuracy_failures_and_time_left(run, store) -> None:
     first, second = Mock(), Mock()
     await run(OracleSystem(store), progress=EvaluationProgress(first), max_questions=6)
-    assert first.update.call_args_list == [call(0, total=16), *(call(done, ANY, total=16) for done in range(1, 7))]
+    assert first.update.call_args_list == [call(0, total=16), *(call(n, ANY, total=16) for n in range(1, 7))]
     _, text = first.update.call_args_list[1].args
     assert text.startswith("400 100%, ") and "left" in text
     error = PolicyRequestError("no")
     system = OracleSystem(store, answer="?", get_error=lambda number, run_id: error if number > 8 else None)
     await run(system, progress=EvaluationProgress(second), concurrency=1)
-    assert second.update.call_args_list == [call(6, total=16), *(call(done, ANY, total=16) for done in range(7, 17))]
+    assert second.update.call_args_list == [call(6, total=16), *(call(n, ANY, total=16) for n in range(7, 17))]
     assert second.update.call_args.args[1].startswith("100 0% 400 75%, 1 failed, ")
 
 

@@ -69,7 +69,7 @@ def test_default_lengths_of_a_data_file_are_its_own() -> None:
     )
 )
 def test_plan_asks_each_system_every_question_once_longest_first(cells) -> None:
-    keys = list(EvaluationPlan(("x", "y"), tuple(cells)).keys())
+    keys = list(EvaluationPlan(("x", "y"), tuple(cells)).iter_keys())
     assert len(keys) == len(set(keys)) == 2 * sum(cell.count for cell in cells)
     for cell in cells:
         assert {key[3] for key in keys if key[1:3] == (cell.task, cell.length)} == set(range(cell.count))

@@ -179,9 +179,7 @@ def test_reads_without_an_answer_are_wrong_in_every_score() -> None:
 def test_outcome_follows_from_the_stop_reason() -> None:
     outcomes = Counter(QuestionOutcome.from_stop_reason(reason) for reason in StopReason)
     assert outcomes == {QuestionOutcome.ANSWERED: 3, QuestionOutcome.NO_ANSWER: 1, QuestionOutcome.UNFINISHED: 3}
-    assert QuestionOutcome.from_stop_reason(StopReason.INVALID_ANSWER) is QuestionOutcome.ANSWERED, (
-        "its text can be scored"
-    )
+    assert QuestionOutcome.from_stop_reason(StopReason.INVALID_ANSWER) is QuestionOutcome.ANSWERED, "it has a text"
 
 
 @given(st.text(max_size=60), st.lists(st.text(max_size=12), min_size=1, max_size=4), st.sampled_from(Metric))
@@ -194,20 +192,20 @@ def test_scores_of_any_text_lie_between_0_and_1(text, gold, metric) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("answer", "other_answer"),
     [
         ("-5", "5"), ("3.5", "35"), ("1/2", "12"), ("10:30", "1030"), ("2024-01-05", "20240105"), ("C++", "C"),
         ("C#", "C"), (".5", "5"), ("A+", "A"),
     ],
 )  # fmt: skip
-def test_answers_that_differ_in_a_sign_or_mark_are_not_equal(one, other) -> None:
-    for reply, gold in ((one, other), (other, one)):
+def test_answers_that_differ_in_a_sign_or_mark_are_not_equal(answer, other_answer) -> None:
+    for reply, gold in ((answer, other_answer), (other_answer, answer)):
         scores = score(make_sample(gold), reply, f"\\boxed{{{reply}}}")
         assert (scores.strict, scores.lenient) == (0, 0), (reply, gold)
         assert score(make_sample(gold), f"It is {reply}.", None).lenient == 0, (reply, gold)
     assert (
-        score(make_sample(one), one, f"\\boxed{{{one}.}}").strict
-        == score(make_sample(one), f"It is {one}.", None).lenient
+        score(make_sample(answer), answer, f"\\boxed{{{answer}.}}").strict
+        == score(make_sample(answer), f"It is {answer}.", None).lenient
         == 1
     )
 

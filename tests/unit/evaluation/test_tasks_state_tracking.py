@@ -114,4 +114,4 @@ def test_words_differ_from_babi_and_from_other_tasks():
         for word in sentence.split()
     }
     assert not {*vocabulary, *ROOMS, *THINGS} & (BABI_WORDS | {*ADJECTIVES, *NOUNS})
-    assert not any(one != other and one in other for one in ROOMS for other in ROOMS)
+    assert not any(room != other_room and room in other_room for room in ROOMS for other_room in ROOMS)

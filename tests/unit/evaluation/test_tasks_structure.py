@@ -90,9 +90,9 @@ def test_needles_are_at_their_stated_and_distinct_depths(name, book):
             assert text.count(needle.text) == 1
             assert text.index(needle.text) == round(needle.depth * len(text))
             if NEEDLE_TASKS.get(name, ("",))[0] == "prose":
-                before, after = text.split(needle.text)
-                assert re.search(r"(^|\.\s+)$", before)
-                assert re.match(r"$| (Line|One of)|\n\nLine", after)
+                text_before, text_after = text.split(needle.text)
+                assert re.search(r"(^|\.\s+)$", text_before)
+                assert re.match(r"$| (Line|One of)|\n\nLine", text_after)
         assert [needle.depth for needle in sample.needles] == sorted(needle.depth for needle in sample.needles)
         if NEEDLE_TASKS.get(name, ("",))[0] != "needles":
             text = text.rpartition("The text in question:\n")[2]  # after the worked example

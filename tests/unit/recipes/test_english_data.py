@@ -205,7 +205,7 @@ def test_answers_are_graded_by_whole_words(answer, question, is_right) -> None:
     assert is_right_answer(answer, question) == is_right
 
 
-def test_a_document_of_the_loop_is_the_prose_around_its_question_and_a_tenth_of_the_questions_have_no_answer() -> None:
+def test_loop_documents_surround_their_question_and_a_tenth_have_no_answer() -> None:
     sections = [ProseSection("tales", "story", start, start + 1, f"({start}) {PROSE}") for start in range(200)]
     questions = [replace(HARBOUR_ROW, source="tales", start=start) for start in range(200)] + [
         replace(BELL_ROW, source="b", start=0)

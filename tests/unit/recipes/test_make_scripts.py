@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 STUBS = {"python": 'echo "$@" >> "$COMMANDS"', "sha256sum": ":"}
-"""Programs that replace the interpreter, recording its arguments, and the check of the corpus."""
+"""Stub programs: an interpreter that records its arguments, and a checksum command that accepts every file."""
 
 
 def record_commands(tmp_path: Path, script: str, *, small: bool) -> list[list[str]]:

@@ -50,7 +50,7 @@ def make_chat(content: Any, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Server]]:
+def running_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Server]]:
     folder = tmp_path_factory.mktemp("served")
     bounds = {"max_body": 3 * MEGABYTE, "request_memory": 4 * MEGABYTE, "storage": MEGABYTE, "idle_seconds": 0.5}
     with FakeServer(window=1000) as upstream, serve(upstream.base_url, folder, keys=KEYS, **bounds) as server:
@@ -58,16 +58,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServ
 
 
 @pytest.fixture
-def upstream(running: tuple[FakeServer, Server]) -> FakeServer:
+def upstream(running_servers: tuple[FakeServer, Server]) -> FakeServer:
     """The policy server of all tests, with its default reply."""
-    upstream, _ = running
+    upstream, _ = running_servers
     upstream.respond = lambda body, number: "said"
     return upstream
 
 
 @pytest.fixture
-def server(running: tuple[FakeServer, Server], upstream: FakeServer) -> Server:
-    return running[1]
+def server(running_servers: tuple[FakeServer, Server], upstream: FakeServer) -> Server:
+    return running_servers[1]
 
 
 def post(server: Server, body: dict[str, Any], headers: dict[str, str] = ALICE_HEADERS) -> httpx2.Response:
@@ -75,8 +75,8 @@ def post(server: Server, body: dict[str, Any], headers: dict[str, str] = ALICE_H
 
 
 def upload(server: Server, name: str, data: bytes, headers: dict[str, str] = ALICE_HEADERS) -> httpx2.Response:
-    form = {"file": (name, data)}
-    return httpx2.post(f"{server.api}/files", files=form, data={"purpose": "user_data"}, headers=headers, timeout=30)
+    files = {"file": (name, data)}
+    return httpx2.post(f"{server.api}/files", files=files, data={"purpose": "user_data"}, headers=headers, timeout=30)
 
 
 # Keys
@@ -261,8 +261,8 @@ def test_too_large_and_empty_files_are_refused(server: Server) -> None:
 
 def test_form_with_too_many_parts_is_refused(server: Server) -> None:
     fields = {f"field{number}": "x" for number in range(100)}
-    form = {"file": ("a.txt", b"text")}
-    reply = httpx2.post(f"{server.api}/files", files=form, data=fields, headers=ALICE_HEADERS)
+    form_files = {"file": ("a.txt", b"text")}
+    reply = httpx2.post(f"{server.api}/files", files=form_files, data=fields, headers=ALICE_HEADERS)
     assert reply.status_code == 400
     files = [("file", (f"{number}.txt", b"text")) for number in range(100)]
     assert httpx2.post(f"{server.api}/files", files=files, headers=ALICE_HEADERS).status_code == 400

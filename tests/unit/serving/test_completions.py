@@ -30,15 +30,15 @@ def reply_to_request(body: dict[str, Any], number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Server]]:
+def running_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Server]]:
     with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path_factory.mktemp("served")) as server:
         yield upstream, server
 
 
 @pytest.fixture
-def upstream(running: tuple[FakeServer, Server]) -> FakeServer:
+def upstream(running_servers: tuple[FakeServer, Server]) -> FakeServer:
     """The policy server of all tests, with its default reply and no recorded requests."""
-    upstream, _ = running
+    upstream, _ = running_servers
     upstream.respond = reply_to_request
     for record in (upstream.requests, upstream.bodies, upstream.headers):
         record.clear()
@@ -46,8 +46,8 @@ def upstream(running: tuple[FakeServer, Server]) -> FakeServer:
 
 
 @pytest.fixture
-def server(running: tuple[FakeServer, Server], upstream: FakeServer) -> Server:
-    return running[1]
+def server(running_servers: tuple[FakeServer, Server], upstream: FakeServer) -> Server:
+    return running_servers[1]
 
 
 @pytest.fixture

@@ -90,8 +90,8 @@ class Browser:
 
 @pytest.fixture
 def server(upstream: FakeServer, tmp_path: Path) -> Iterator[Server]:
-    with serve(upstream.base_url, tmp_path, page=True) as running:
-        yield running
+    with serve(upstream.base_url, tmp_path, page=True) as running_server:
+        yield running_server
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ KEY, OTHER_KEY = "a-key-that-is-long-enough", "another-key-that-is-too"
 
 @pytest.fixture
 def serve_calls(monkeypatch: pytest.MonkeyPatch) -> list[Serve]:
-    """The calls of the command, which does not serve here."""
+    """The calls of the command, recorded instead of serving."""
     serve_calls: list[Serve] = []
     monkeypatch.setattr(Serve, "run", lambda request: serve_calls.append(request))  # noqa: PLW0108  a method
     return serve_calls

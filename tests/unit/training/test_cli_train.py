@@ -33,7 +33,7 @@ from memagent_training.forward import recomputed_logprobs
 from memagent_training.job.row_export import COLUMNS
 
 ROOT = Path(__file__).parents[3]
-ACCELERATE = ROOT / "training" / "configs" / "accelerate"
+ACCELERATE_CONFIGS = ROOT / "training" / "configs" / "accelerate"
 SETTINGS = {
     "use_cpu": "true", "groups_per_step": "1", "warmup_steps": "0", "learning_rate": "0.02", "save_strategy": "steps",
     "save_steps": "1", "report_to": "none", "max_logprob_gap": "9",
@@ -234,7 +234,7 @@ def test_resumed_killed_training_ends_with_the_same_weights(arguments, world, tm
 # Under accelerate
 
 
-@pytest.mark.parametrize("path", sorted(ACCELERATE.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(ACCELERATE_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_accelerate_knows_every_key_of_our_configurations(path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
@@ -259,7 +259,7 @@ def test_dry_run_under_the_accelerate_launcher_prints_the_plan(arguments, monkey
         return programs[-1]
 
     monkeypatch.setattr(launch.subprocess, "Popen", start_program)
-    options = ["--config_file", str(ACCELERATE / "single.yaml"), "-m", "memagent_graph"]
+    options = ["--config_file", str(ACCELERATE_CONFIGS / "single.yaml"), "-m", "memagent_graph"]
     launch.launch_command(launch.launch_command_parser().parse_args(options + arguments("--dry-run", "--json")))
     stdout, _ = programs[0].communicate()
     assert json.loads(stdout)["schedule"]["ranks"] == 1

@@ -24,7 +24,7 @@ from memagent_training.job.collect import Collection, CollectSettings, collect
 from memagent_training.training_errors import TrainingError
 
 Reply = Callable[[int, int], str | Exception]
-"""Returns the answer to the n-th read of a question: (question number, read number) -> answer or error."""
+"""Returns the answer to the n-th read of a question: (question number, nth number) -> answer or error."""
 
 
 def ask_for_number(length: int, index: int) -> tuple[str, str, str]:
@@ -32,12 +32,12 @@ def ask_for_number(length: int, index: int) -> tuple[str, str, str]:
     return f"What is the number of document {index}?", str(index), f"This is document {index}. Its number is {index}."
 
 
-NUMBERED = MadeTask("numbered", ask_for_number)
+NUMBER_TASK = MadeTask("numbered", ask_for_number)
 
 
 def make_questions(count: int | None = None) -> Iterator[Sample]:
     numbers = itertools.count() if count is None else range(count)
-    return (NUMBERED.sample(100, number) for number in numbers)
+    return (NUMBER_TASK.sample(100, number) for number in numbers)
 
 
 def make_reader(folder: Path, reply: Reply, answer_format: str = "boxed") -> MemAgent:
@@ -81,9 +81,9 @@ def list_read_questions(agent: MemAgent) -> list[int]:
     return sorted(int(number) for prompt in prompts for number in re.findall(r"number of document (\d+)", prompt))
 
 
-def answer_half(number: int, read: int) -> str:
+def answer_half(number: int, nth: int) -> str:
     """Answer every second read of a question rightly."""
-    return box_answer(number) if read % 2 else r"\boxed{wrong}"
+    return box_answer(number) if nth % 2 else r"\boxed{wrong}"
 
 
 async def test_every_question_is_read_n_times_and_its_rewards_are_logged(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_every_question_is_read_n_times_and_its_rewards_are_logged(tmp_pat
 
 
 async def test_questions_are_asked_until_enough_groups_have_variance(tmp_path: Path) -> None:
-    agent = make_reader(tmp_path, lambda number, read: box_answer(number) if number % 3 else answer_half(number, read))
+    agent = make_reader(tmp_path, lambda number, nth: box_answer(number) if number % 3 else answer_half(number, nth))
     collection = await run_collection(agent, groups=4, max_questions=50)
     assert sorted(int(group.name.split("-")[1]) % 3 for group in collection.groups) == [0, 0, 0, 0]
     assert collection.uniform_groups
@@ -107,14 +107,14 @@ async def test_questions_are_asked_until_enough_groups_have_variance(tmp_path: P
 
 
 async def test_collection_stops_at_the_maximum_number_of_questions(tmp_path: Path) -> None:
-    agent = make_reader(tmp_path, lambda number, read: box_answer(number))
+    agent = make_reader(tmp_path, lambda number, nth: box_answer(number))
     collection = await run_collection(agent, groups=2, max_questions=7)
     assert (collection.questions, len(collection.groups), len(collection.uniform_groups)) == (7, 0, 7)
     assert len(list(agent.run_log.runs())) == 14
 
 
 async def test_groups_without_variance_count_with_keep_uniform(tmp_path: Path) -> None:
-    agent = make_reader(tmp_path, lambda number, read: box_answer(number))
+    agent = make_reader(tmp_path, lambda number, nth: box_answer(number))
     collection = await run_collection(agent, groups=3, max_questions=9, keep_uniform=True)
     assert (len(collection.groups), len(collection.uniform_groups)) == (3, 0)
     assert len(collection.group_of) == 6
@@ -123,7 +123,7 @@ async def test_groups_without_variance_count_with_keep_uniform(tmp_path: Path) -
 async def test_failed_read_is_retried_and_its_group_is_complete_in_the_log(tmp_path: Path) -> None:
     """Once, the failed attempt stayed in the log as an unfinished run, and replay refused its group."""
     calls = itertools.count()
-    agent = make_reader(tmp_path, lambda *read: answer_half(*read) if next(calls) else PolicyError("gone"))
+    agent = make_reader(tmp_path, lambda *question: answer_half(*question) if next(calls) else PolicyError("gone"))
     script = agent.policy.script
 
     def reply_with_ids(prompt: str) -> Completion | Exception:
@@ -139,8 +139,8 @@ async def test_failed_read_is_retried_and_its_group_is_complete_in_the_log(tmp_p
 
 
 async def test_failed_read_drops_its_group_and_is_repeated_on_resume(tmp_path: Path) -> None:
-    def reply(number: int, read: int) -> str | Exception:
-        return PolicyError("broken") if number == 1 else answer_half(number, read)
+    def reply(number: int, nth: int) -> str | Exception:
+        return PolicyError("broken") if number == 1 else answer_half(number, nth)
 
     first_collection = await run_collection(make_reader(tmp_path, reply), 3)
     assert set(first_collection.failures) == {"x-1"}
@@ -154,7 +154,7 @@ async def test_failed_read_drops_its_group_and_is_repeated_on_resume(tmp_path: P
 
 async def test_first_error_is_raised_when_everything_fails(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="broken"):
-        await run_collection(make_reader(tmp_path, lambda number, read: PolicyError("broken")), 2)
+        await run_collection(make_reader(tmp_path, lambda number, nth: PolicyError("broken")), 2)
 
 
 def reward_or_none(run: TrainingRun) -> float | None:
@@ -200,8 +200,8 @@ async def test_reader_without_a_log_is_refused(tmp_path: Path) -> None:
 
 
 async def test_usage_counts_the_reads_of_this_collection_only(tmp_path: Path) -> None:
-    def reply(number: int, read: int) -> str | Exception:
-        return PolicyError("broken") if number == 2 else answer_half(number, read)
+    def reply(number: int, nth: int) -> str | Exception:
+        return PolicyError("broken") if number == 2 else answer_half(number, nth)
 
     agent = make_reader(tmp_path, reply)
     usage = (await run_collection(agent, 3)).usage
@@ -217,14 +217,14 @@ async def test_usage_counts_the_reads_of_this_collection_only(tmp_path: Path) ->
 
 
 async def test_complete_groups_are_taken_from_the_log(tmp_path: Path) -> None:
-    reply: Reply = lambda number, read: box_answer(number) if number == 1 else answer_half(number, read)  # noqa: E731
+    reply: Reply = lambda number, nth: box_answer(number) if number == 1 else answer_half(number, nth)  # noqa: E731
     sizes = {"rollouts": 4, "groups": 3, "max_questions": 4}
     first_collection = await run_collection(make_reader(tmp_path, reply), **sizes)
-    agent = make_reader(tmp_path, lambda number, read: AssertionError("read again"))  # type: ignore[arg-type,return-value]
+    agent = make_reader(tmp_path, lambda number, nth: AssertionError("read again"))  # type: ignore[arg-type,return-value]
     collections = (first_collection, await run_collection(agent, **sizes))
     assert list_read_questions(agent) == []
     for kind in ("groups", "uniform_groups"):
-        first, second = ({group.name: group for group in getattr(one, kind)} for one in collections)
+        first, second = ({group.name: group for group in getattr(collection, kind)} for collection in collections)
         assert first == second
     assert [group.name for group in collections[1].uniform_groups] == ["x-1"]
 
@@ -234,7 +234,7 @@ async def test_group_with_a_missing_reward_is_read_again(tmp_path: Path) -> None
     await run_collection(make_reader(tmp_path, answer_half), 3, rollouts=3)
     with closing(sqlite3.connect(tmp_path / "runs.sqlite")) as connection, connection:
         connection.execute("DELETE FROM rewards WHERE run_id = 'x-1-2'")
-    agent = make_reader(tmp_path, lambda number, read: box_answer(number) if read == 0 else r"\boxed{wrong}")
+    agent = make_reader(tmp_path, lambda number, nth: box_answer(number) if nth == 0 else r"\boxed{wrong}")
     collection = await run_collection(agent, 3, rollouts=3)
     assert list_read_questions(agent) == [1, 1, 1]
     repeated_group = next(group for group in collection.groups if group.name == "x-1")
@@ -260,13 +260,13 @@ async def test_unreachable_server_ends_the_collection_but_complete_groups_stay(
 ) -> None:
     """No further question is asked."""
 
-    def fail_from_question_2(number: int, read: int) -> str | Exception:
-        return error_class("gone") if number >= 2 else answer_half(number, read)
+    def fail_from_question_2(number: int, nth: int) -> str | Exception:
+        return error_class("gone") if number >= 2 else answer_half(number, nth)
 
     settings = CollectSettings(rollouts=2, groups=2, max_questions=1000)
     indices = itertools.count()
-    samples = (NUMBERED.sample(100, next(indices)) for _ in range(1000))
-    reply: Reply = lambda number, read: box_answer(number) if number < 2 else fail_from_question_2(number, read)  # noqa: E731
+    samples = (NUMBER_TASK.sample(100, next(indices)) for _ in range(1000))
+    reply: Reply = lambda number, nth: box_answer(number) if number < 2 else fail_from_question_2(number, nth)  # noqa: E731
     agent = make_reader(tmp_path, reply)  # the first two have no variance, so further questions are asked
     with pytest.raises(error_class, match="gone"):
         await collect(agent, samples, settings, name="x")

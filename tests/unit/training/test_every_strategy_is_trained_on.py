@@ -29,7 +29,7 @@ CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_
 
 def make_completion(random_source: random.Random, text: str, prompt: str) -> Completion:
     """Make a completion with token ids and random log-probs."""
-    prompt_ids, ids = ([ord(character) % 60 + 3 for character in part] for part in (prompt[-40:], text[-40:][:6]))
+    prompt_ids, ids = ([ord(character) % 60 + 3 for character in end] for end in (prompt[-40:], text[-40:][:6]))
     ids.append(random_source.randrange(3, 60))
     usage = TokenUsage(len(prompt_ids), len(ids))
     logprobs = [-random_source.uniform(3.0, 5.0) for _ in ids]

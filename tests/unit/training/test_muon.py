@@ -17,7 +17,7 @@ from support.small_models import make_model  # noqa: E402
 from memagent_training.algorithm.muon import MuonWithAdamW  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 
-IDS = torch.arange(12).reshape(2, 6)
+INPUT_IDS = torch.arange(12).reshape(2, 6)
 
 
 def make_small_llama(*, tied: bool = False) -> Any:
@@ -34,7 +34,7 @@ def make_optimizer(model: Any) -> MuonWithAdamW:
 def train(model: Any, steps: int, step: Callable[[], Any]) -> None:
     for _ in range(steps):
         model.zero_grad()
-        model(input_ids=IDS, labels=IDS).loss.backward()
+        model(input_ids=INPUT_IDS, labels=INPUT_IDS).loss.backward()
         step()
 
 

@@ -66,7 +66,7 @@ def train_by_hand(world: World, order: list[list[str]], steps: int) -> list[dict
     for iteration, groups in enumerate(iterations):
         weights.append(copy_weights(model))
         with torch.no_grad():
-            old = {
+            old_logprobs = {
                 (rollout.run_id, k): dapo.forward(model, row, 1.0)[0]
                 for group in groups
                 for rollout in group.rollouts_G
@@ -75,16 +75,16 @@ def train_by_hand(world: World, order: list[list[str]], steps: int) -> list[dict
         for names in order[iteration * steps : (iteration + 1) * steps]:
             optimizer.zero_grad()
             dapo.compute_step_loss(
-                model, [group for group in groups if group.group_id in names], settings, old=old
+                model, [group for group in groups if group.group_id in names], settings, old=old_logprobs
             ).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     return [*weights, copy_weights(model)]
 
 
-def find_max_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    assert one.keys() == other.keys()
-    return float(max((weight - other[name]).abs().max().item() for name, weight in one.items()))
+def find_max_difference(weights: dict[str, Any], other_weights: dict[str, Any]) -> float:
+    assert weights.keys() == other_weights.keys()
+    return float(max((tensor - other_weights[name]).abs().max().item() for name, tensor in weights.items()))
 
 
 @pytest.mark.parametrize("steps", STEPS_PER_ITERATION)
@@ -120,13 +120,13 @@ def test_source_is_called_once_per_iteration_after_the_policy_is_saved(steps: in
 
 def test_ratios_compare_with_the_initial_weights_of_the_iteration(world, trainings) -> None:
     training, _ = trainings[3]
-    for step, old in enumerate(training.steps.old_logprobs):
+    for step, old_logprobs in enumerate(training.steps.old_logprobs):
         groups = world[1][step // 3]
         rollouts = {rollout.run_id: rollout for group in groups for rollout in group.rollouts_G}
-        assert {run_id for run_id, _ in old} == set(rollouts)  # none of the previous iteration
+        assert {run_id for run_id, _ in old_logprobs} == set(rollouts)  # none of the previous iteration
         model = LlamaForCausalLM.from_pretrained(world[0] / "model", dtype=torch.float32).eval()
         model.load_state_dict(training.policies[step // 3], strict=True)
-        for (run_id, index), logprobs in list(old.items())[:4]:
+        for (run_id, index), logprobs in list(old_logprobs.items())[:4]:
             with torch.no_grad():
                 conversation = rollouts[run_id].conversations_K[index]
                 expected = dapo.forward(model, conversation, 1.0)[0]
@@ -207,7 +207,7 @@ def test_too_few_groups_and_groups_of_another_model_are_refused(world: World, tm
 
 
 def test_two_ranks_equal_one_and_end_together(world, trainings, tmp_path) -> None:
-    """Only the main process asks the source; the other gets its groups, its end and its errors."""
+    """Only the main process calls the source; the other process receives its groups, end and errors."""
     script = ROOT / "tests" / "support" / "online_world.py"
     for rank in run_ranks([sys.executable, script, world[0], tmp_path, *FAILURES], 2):
         assert rank.returncode == 0, rank.stderr[-4000:]

@@ -71,10 +71,10 @@ def compute_gradients(model: Any, loss: Any) -> dict[str, Any]:
     return gradients
 
 
-def assert_same_gradients(one: dict[str, Any], other: dict[str, Any], relative: float) -> None:
-    assert one.keys() == other.keys()
-    for name, gradient in one.items():
-        assert (gradient - other[name]).norm() <= relative * gradient.norm() + 1e-14, name
+def assert_same_gradients(gradients: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        assert (gradient - expected[name]).norm() <= tolerance * gradient.norm() + 1e-14, name
 
 
 SCALED_LOGITS = {"logits_scaling": 4.0}
@@ -234,7 +234,7 @@ short_token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 """Few different tokens, so that rows share prefixes by chance."""
 rows_with_shared_prefixes = st.lists(
     st.builds(
-        lambda prefix, own, completion: IdRow([*prefix, *own], completion),
+        lambda prefix, suffix, completion: IdRow([*prefix, *suffix], completion),
         st.sampled_from([[], SECTION, SECTION[:4], make_ids(30, 12)]),
         short_token_lists,
         st.lists(st.integers(0, 2), max_size=5),

@@ -61,7 +61,7 @@ def random_rows(draw):
     """Rows that sometimes share prefixes or have equal tokens."""
     pairs = draw(st.lists(st.tuples(TOKENS, TOKENS), max_size=14))
     return [
-        make_row(prompt, completion, f"run-{place}", weight=place) for place, (prompt, completion) in enumerate(pairs)
+        make_row(prompt, completion, f"run-{index}", weight=index) for index, (prompt, completion) in enumerate(pairs)
     ]
 
 

@@ -33,7 +33,7 @@ from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer,
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
 from memagent_training.training_errors import TrainingError
 
-RANK = 8
+MAX_LORA_RANK = 8
 
 
 def compute_logprob(weights: float, token: int) -> float:
@@ -68,7 +68,7 @@ def write_policy(folder: Path, weights: float, **config: Any) -> Path:
     return folder
 
 
-def write_adapter(folder: Path, base: Path, amount: float, *, rank: int = RANK, **config: Any) -> Path:
+def write_adapter(folder: Path, base: Path, amount: float, *, rank: int = MAX_LORA_RANK, **config: Any) -> Path:
     folder.mkdir(parents=True)
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "base_model_name_or_path": str(base), **config}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
@@ -153,8 +153,8 @@ class FakeVLLM(FakeServer):
         if "path" in self.broken or not path.is_dir():  # noqa: ASYNC240
             return self._error(404, f"Loading lora {name} failed: No adapter found for {path}")
         rank = json.loads((path / "adapter_config.json").read_text())["r"]
-        if rank > RANK:
-            return self._error(500, f"LoRA rank {rank} is greater than max_lora_rank {RANK}.")
+        if rank > MAX_LORA_RANK:
+            return self._error(500, f"LoRA rank {rank} is greater than max_lora_rank {MAX_LORA_RANK}.")
         self.adapters[name] = 0.0 if "adapter" in self.broken else read_amount(path)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
@@ -221,8 +221,8 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fake(base: Path) -> Iterator[FakeVLLM]:
-    with FakeVLLM(base) as running:
-        yield running
+    with FakeVLLM(base) as fake_server:
+        yield fake_server
 
 
 def sync_own_server(fake: FakeVLLM, base: Path, *methods: SyncMethod, **settings: Any) -> PolicySync:
@@ -300,7 +300,7 @@ async def test_restart_is_the_last_method_and_reports_earlier_failures(sync, fak
     served = await sync.sync(write_policy(tmp_path / "policy-1", 0.5), "1")
     assert served.method is SyncMethod.RESTART
     assert re.search(r"reload: .*: -\d\.\d+ against -\d\.\d+, with a tolerance of 0.001", served.reasons[0])
-    assert "version 1 did not come into the server by reload" in caplog.text
+    assert "version 1 could not be loaded into the server by reload" in caplog.text
     assert sync.server.restarts == 1
 
 
@@ -489,32 +489,32 @@ noise = st.floats(-9e-4, 9e-4)
 
 @given(values, st.data())
 def test_only_differences_above_the_tolerance_are_faults(logprobs, data) -> None:
-    half = len(logprobs) // 2
-    expected = ProbeLogProbs(tuple(logprobs[:half]), tuple(logprobs[half:]))
+    middle = len(logprobs) // 2
+    expected = ProbeLogProbs(tuple(logprobs[:middle]), tuple(logprobs[middle:]))
     answers = [logprob + data.draw(noise) for logprob in logprobs]
-    close_answers = ProbeLogProbs(tuple(answers[:half]), tuple(answers[half:]))
+    close_answers = ProbeLogProbs(tuple(answers[:middle]), tuple(answers[middle:]))
     assert find_mismatch(close_answers, expected, tolerance=1e-3) is None
     assert find_largest_gap(close_answers, expected) <= 1e-3
     answers[data.draw(st.integers(0, len(answers) - 1))] += data.draw(st.sampled_from([0.01, -3.0, float("nan")]))
-    distant_answers = ProbeLogProbs(tuple(answers[:half]), tuple(answers[half:]))
+    distant_answers = ProbeLogProbs(tuple(answers[:middle]), tuple(answers[middle:]))
     assert find_mismatch(distant_answers, expected, tolerance=1e-3) is not None
     assert not find_largest_gap(distant_answers, expected) <= 1e-3
 
 
 @given(values, st.floats(1e-4, 8e-4), st.floats(0, 1))
 def test_small_updates_are_a_fault_if_the_server_missed_too_much(logprobs, step, applied_share) -> None:
-    old = tuple(logprobs)
-    new = ProbeLogProbs(tuple(logprob + step for logprob in logprobs), (0.0,))
+    old_logprobs = tuple(logprobs)
+    new_logprobs = ProbeLogProbs(tuple(logprob + step for logprob in logprobs), (0.0,))
     answers = ProbeLogProbs(tuple(logprob + applied_share * step for logprob in logprobs), (0.0,))
-    fault = find_mismatch(answers, new, tolerance=1e-3, before=PreviousLogProbs(old, old))
+    fault = find_mismatch(answers, new_logprobs, tolerance=1e-3, before=PreviousLogProbs(old_logprobs, old_logprobs))
     if abs(applied_share - 0.6) > 0.01:
         assert (fault is not None) == (applied_share < 0.6)
 
 
 def test_updates_below_the_server_precision_are_no_fault() -> None:
-    old, new = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
-    rounded = PreviousLogProbs((-1.02, -1.97), old)
-    assert find_mismatch(ProbeLogProbs((-1.02, -1.97), (0.0,)), new, tolerance=0.1, before=rounded) is None
+    old_logprobs, new_logprobs = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
+    rounded = PreviousLogProbs((-1.02, -1.97), old_logprobs)
+    assert find_mismatch(ProbeLogProbs((-1.02, -1.97), (0.0,)), new_logprobs, tolerance=0.1, before=rounded) is None
 
 
 @given(st.integers(64, 200_000), st.none() | st.integers(16, 2048))

@@ -203,7 +203,7 @@ def test_greedy_calls_are_passed_to_rewards_but_not_trained_on(log) -> None:
 
     def compute_gain(run: TrainingRun) -> list[float]:
         knowledge = ["fact" in (memory or "") for memory in run.memories]
-        return [float(now) - float(before) for before, now in zip([False, *knowledge], knowledge, strict=False)]
+        return [float(new) - float(old) for old, new in zip([False, *knowledge], knowledge, strict=False)]
 
     (group,) = load_groups(log, term_rewards={"step": compute_gain}, min_group=1).groups
     (rollout,) = group.rollouts_G

@@ -50,8 +50,8 @@ def set_measurement(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A function that sets the result of all later measurements."""
 
     def set_result(mean: float, **changes: Any) -> None:
-        async def measure(prepared: Any, agent: Any, iteration: int, temperature: float, **more: Any) -> Measurement:
-            return make_measurement(iteration, mean, temperature=temperature, **more, **changes)
+        async def measure(prepared: Any, agent: Any, iteration: int, temperature: float, **options: Any) -> Measurement:
+            return make_measurement(iteration, mean, temperature=temperature, **options, **changes)
 
         monkeypatch.setattr(loop, "measure", measure)
 
@@ -83,7 +83,7 @@ async def test_best_policy_is_restored_after_a_kill_during_its_replacement(sourc
     set_measurement(0.5)
     await source._measure(1)
     (tmp_path / "best").rename(tmp_path / "best.before")
-    loop._IterationSource(source._prepared, source.serving, source.journal, StatusRecorder())
+    loop._IterationSource(source._prepared, source.backend, source.journal, StatusRecorder())
     assert (tmp_path / "best" / "weights").read_text() == "1"
     assert not (tmp_path / "best.before").exists()
 
@@ -122,18 +122,18 @@ def set_collection(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             names.append(name)
             collection = Collection(usage=Usage(prompt_tokens=10, completion_tokens=2, turns=1))
             for number, rewards in enumerate(rewards_of_groups):
-                run_ids = tuple(f"{name}-{number}-{place}" for place in range(len(rewards)))
+                run_ids = tuple(f"{name}-{number}-{read}" for read in range(len(rewards)))
                 group = CollectedGroup(f"{name}-{number}", "task", 500, run_ids, rewards)
                 (collection.groups if group.has_variance else collection.uniform_groups).append(group)
             return collection
 
-        def load(of: Any, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
+        def load(collector: Any, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
             """Return groups whose rollouts have the rewards 0, 1, and so on."""
             members: dict[str, list[str]] = {}
             for run_id, group in group_of.items():
                 members.setdefault(group, []).append(run_id)
             return [
-                RolloutGroup(group, tuple(Rollout(run, (CONVERSATION,), float(at)) for at, run in enumerate(runs)))
+                RolloutGroup(group, tuple(Rollout(run, (CONVERSATION,), float(n)) for n, run in enumerate(runs)))
                 for group, runs in members.items()
                 if group not in refusals
             ]
@@ -173,7 +173,7 @@ def test_close_waits_for_a_running_collection(source, monkeypatch) -> None:
     events: list[str] = []
     start = threading.Event()
 
-    async def collect_until_cancelled(of: collecting.Collector, iteration: int, version: int) -> None:
+    async def collect_until_cancelled(instance: collecting.Collector, iteration: int, version: int) -> None:
         try:
             start.set()
             await asyncio.sleep(60)
@@ -181,7 +181,7 @@ def test_close_waits_for_a_running_collection(source, monkeypatch) -> None:
             await asyncio.sleep(0.05)
             events.append("reads ended")
 
-    async def close(of: ServerBackend) -> None:
+    async def close(instance: ServerBackend) -> None:
         events.append("serving closed")
 
     monkeypatch.setattr(collecting.Collector, "collect", collect_until_cancelled)

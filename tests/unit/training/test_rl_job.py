@@ -262,7 +262,7 @@ def test_loop_killed_in_its_first_collection_is_refused_without_resume(tmp_path:
 def test_folder_of_another_training_is_refused(resume: bool, tmp_path: Path) -> None:
     job = make_job(tmp_path, resume=resume)
     record = prepare(job).record
-    (tmp_path / "training.json").write_text(json.dumps({part: record[part] for part in ("settings", "model")}))
+    (tmp_path / "training.json").write_text(json.dumps({key: record[key] for key in ("settings", "model")}))
     (tmp_path / "checkpoint-4").mkdir()
     with pytest.raises(TrainingError, match="already holds checkpoint-4"):
         prepare(job)

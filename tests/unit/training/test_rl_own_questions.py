@@ -92,20 +92,21 @@ def test_documents_are_either_for_training_or_held_out(tmp_path: Path) -> None:
 
 def test_stage_with_longer_documents_follows_right_answers(tmp_path: Path) -> None:
     curriculum = prepare_loop(tmp_path, [*make_rows(8), *make_rows(8, word_count=700)], held_out=0.2).curriculum
-    short, long = curriculum.lengths
-    assert {sample.length for sample in curriculum.draw_questions(0, 0)} == {short}
-    records = [make_record(0, by_length={short: MeanReward(0.9, 8)}, questions=2)]
+    short_length, long_length = curriculum.lengths
+    assert {sample.length for sample in curriculum.draw_questions(0, 0)} == {short_length}
+    records = [make_record(0, by_length={short_length: MeanReward(0.9, 8)}, questions=2)]
     assert curriculum.find_stage(records) == 1
-    assert Counter(sample.length for sample in curriculum.draw_questions(1, 1, records)) == {short: 6, long: 6}
+    lengths = Counter(sample.length for sample in curriculum.draw_questions(1, 1, records))
+    assert lengths == {short_length: 6, long_length: 6}
 
 
 def test_length_with_one_question_is_trained_on(tmp_path) -> None:
     curriculum = prepare_loop(tmp_path, [make_rows(1, word_count=8)[0], *make_rows(9, word_count=200)[1:]]).curriculum
-    short, long = curriculum.lengths
-    assert [len(curriculum.list_held_out_samples(length, 100)) for length in (short, long)] == [0, 1]
+    short_length, long_length = curriculum.lengths
+    assert [len(curriculum.list_held_out_samples(length, 100)) for length in (short_length, long_length)] == [0, 1]
     assert curriculum.min_first_questions > 1
     assert curriculum.find_stage([]) == 1
-    assert Counter(sample.length for sample in curriculum.draw_questions(0, 1)) == {short: 1, long: 7}
+    assert Counter(sample.length for sample in curriculum.draw_questions(0, 1)) == {short_length: 1, long_length: 7}
 
 
 def test_ruler_hqa_takes_hotpotqa_questions_with_distractors(tmp_path: Path) -> None:

@@ -71,13 +71,13 @@ def has_finite_weights(trainer: Any) -> bool:
 
 def test_resumed_training_ends_with_the_same_bits(two_passes, make_trainer, tmp_path) -> None:
     """Weights, optimizer, schedule and the log-probs of the first weights, in the middle of the second pass."""
-    uninterrupted, output = two_passes
-    resumed = make_trainer(tmp_path, **TWO_PASSES)
-    resumed.train(resume_from_checkpoint=str(output / "checkpoint-4"))
-    assert resumed.state.global_step == uninterrupted.state.global_step == 6
-    assert not find_changes(copy_weights(uninterrupted.model), copy_weights(resumed.model))
-    expected_log, resumed_log = (read_logs(run, without=MACHINE_METRICS)[-1] for run in (uninterrupted, resumed))
-    assert expected_log == resumed_log
+    first_trainer, output = two_passes
+    resumed_trainer = make_trainer(tmp_path, **TWO_PASSES)
+    resumed_trainer.train(resume_from_checkpoint=str(output / "checkpoint-4"))
+    assert resumed_trainer.state.global_step == first_trainer.state.global_step == 6
+    assert not find_changes(copy_weights(first_trainer.model), copy_weights(resumed_trainer.model))
+    last_log = read_logs(first_trainer, without=MACHINE_METRICS)[-1]
+    assert read_logs(resumed_trainer, without=MACHINE_METRICS)[-1] == last_log
 
 
 # Once, a training of one step saved no log-probs of the first weights, and resumed with a ratio of 1.
@@ -215,9 +215,9 @@ def test_sampling_metrics_equal_their_formulas(two_steps) -> None:
     """They use log-probs of the initial weights at every step; the drift of the policy is in `ratio`."""
     trainer, *_ = two_steps
     pairs = [
-        (logged, old)
+        (logged, initial)
         for row in trainer.schedule.make_step_of_all_groups().rows
-        for logged, old, is_learned in zip(
+        for logged, initial, is_learned in zip(
             torch.tensor(row.conversation.logprobs_T),
             trainer._recomputed_logprobs[row.run_id, row.conversation_index],
             row.conversation.loss_mask_T or [True] * len(row.conversation.logprobs_T),
@@ -225,16 +225,16 @@ def test_sampling_metrics_equal_their_formulas(two_steps) -> None:
         )
         if is_learned
     ]
-    logged, old = torch.tensor(pairs, dtype=torch.float64).T
-    ratios = (old - logged).exp()
+    logged, initial = torch.tensor(pairs, dtype=torch.float64).T
+    ratios = (initial - logged).exp()
     expected = {
-        "sampling_logp_difference/mean": (old - logged).abs().mean(),
-        "sampling_logp_difference/max": (old - logged).abs().max(),
+        "sampling_logp_difference/mean": (initial - logged).abs().mean(),
+        "sampling_logp_difference/max": (initial - logged).abs().max(),
         "importance_sampling_ratio/min": ratios.min(),
         "importance_sampling_ratio/mean": ratios.mean(),
         "importance_sampling_ratio/max": ratios.max(),
-        "kl_k1": (logged - old).mean(),
-        "kl_k3": (ratios - 1 - (old - logged)).mean(),
+        "kl_k1": (logged - initial).mean(),
+        "kl_k3": (ratios - 1 - (initial - logged)).mean(),
         "effective_sample_size": ratios.sum() ** 2 / (ratios**2).sum() / len(ratios),
     }
     logs = read_logs(trainer)

@@ -13,8 +13,8 @@ from benchmarks.training_step import PADDED, PREFIX_TREE, main, write_section
 from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
 from memagent_training.forward.layouts import lay_out_as_tree
 
-TINY = Workload(model_size="tiny", lengths=Lengths(3, 12, 4), rollouts=4, conversations=3)
-ONE_BATCH = Contender(PromptOrder.SECTION_FIRST, None, batch_size=TINY.rollouts)
+WORKLOAD = Workload(model_size="tiny", lengths=Lengths(3, 12, 4), rollouts=4, conversations=3)
+ONE_BATCH = Contender(PromptOrder.SECTION_FIRST, None, batch_size=WORKLOAD.rollouts)
 
 
 def list_rows(group: RolloutGroup) -> list[TrainingConversation]:
@@ -28,11 +28,11 @@ def count_tree_tokens(group: RolloutGroup) -> int:
 @pytest.fixture(scope="module")
 def steps_by_contender() -> dict[Contender, list[Step]]:
     """The steps of the most different contenders at a tiny size; `compare` refuses them unless losses are equal."""
-    return compare((PADDED, PREFIX_TREE, ONE_BATCH, replace(PREFIX_TREE, checkpointing=True)), TINY)
+    return compare((PADDED, PREFIX_TREE, ONE_BATCH, replace(PREFIX_TREE, checkpointing=True)), WORKLOAD)
 
 
 def test_prompt_orders_have_equal_tokens_and_different_prefixes() -> None:
-    workload = replace(Workload(), lengths=TINY.lengths)
+    workload = replace(Workload(), lengths=WORKLOAD.lengths)
     section_first, paper_order = (make_group("g", order, workload, 250) for order in PromptOrder)
     for row, paper_row in zip(list_rows(section_first), list_rows(paper_order), strict=True):
         assert sorted(row.prompt_ids_P) == sorted(paper_row.prompt_ids_P)
@@ -42,7 +42,7 @@ def test_prompt_orders_have_equal_tokens_and_different_prefixes() -> None:
 
 def test_forwarded_tokens_are_counted_in_the_model(steps_by_contender: dict[Contender, list[Step]]) -> None:
     tokens_by_contender = {contender: step.cost.forwarded_tokens for contender, (step,) in steps_by_contender.items()}
-    row_tokens = TINY.rollouts * (TINY.conversations * (3 + 12 + 4) + (TINY.conversations - 1) * 4)
+    row_tokens = WORKLOAD.rollouts * (WORKLOAD.conversations * (3 + 12 + 4) + (WORKLOAD.conversations - 1) * 4)
     assert tokens_by_contender[ONE_BATCH] == row_tokens
     assert tokens_by_contender[PADDED] >= row_tokens
     assert abs(steps_by_contender[PADDED][0].loss) > 1e-4, "losses of 0 would always be equal"
@@ -61,7 +61,7 @@ def test_contender_that_does_other_work_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(training_contenders, "run_contender", run_with_other_options)
     with pytest.raises(ValueError, match="do different work"):
-        compare((PADDED, PREFIX_TREE), TINY)
+        compare((PADDED, PREFIX_TREE), WORKLOAD)
 
 
 def test_results_name_device_and_command_and_keep_other_sections(

@@ -1,10 +1,10 @@
 """State tracking: stories about people who walk between rooms and carry things, with their sentences spread in prose.
 
-In the manner of bAbI's tasks 1 to 3 (Weston et al., arXiv 1502.05698) and of BABILong, which hides these in prose
-(arXiv 2406.10149), but with our own people, rooms, things and verbs. `state_1` asks where a person is at the end,
-`state_2` where a thing is (where its carrier last went with it or left it), and `state_3` where it was before a certain
-room. The evidence is one sentence, two, and three or four. A thing that nobody has touched may be anywhere; whoever
-picks it up shows where it was.
+The tasks follow bAbI's tasks 1 to 3 (Weston et al., arXiv 1502.05698) and BABILong, which hides those in prose (arXiv
+2406.10149), with other people, rooms, things and verbs. `state_1` asks where a person is at the end, `state_2` where a
+thing is (where its carrier last went with it or left it), and `state_3` where it was before a given room. The evidence
+is one sentence in `state_1`, two in `state_2`, and three or four in `state_3`. A thing can be anywhere until a person
+picks it up.
 
 Small variants have 8 sentences, 2 people and 2 things instead of 20, 4 and 4. If several questions share a document,
 there are at least as many people and things as questions, and 8 sentences for each question.
@@ -102,11 +102,11 @@ class Story:
 
     def add_random_event(self) -> None:
         """Add a random event."""
-        rng, reachable = self.rng, self._find_reachable_things()
+        rng, reachable_things = self.rng, self._find_reachable_things()
         if self._carriers and rng.random() < 1 / 5:
             self._put_down(rng.choice(list(self._carriers)))
-        elif reachable and rng.random() < 1 / 2:
-            self._pick_up(*rng.choice(reachable))
+        elif reachable_things and rng.random() < 1 / 2:
+            self._pick_up(*rng.choice(reachable_things))
         else:
             person = rng.choice(self.people)
             location = self._person_locations.get(person)

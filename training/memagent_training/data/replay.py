@@ -132,15 +132,15 @@ def load_groups(
     selection = _RunSelection()
     for logged_run in read_runs(source, run_filter):
         run = logged_run if find_gold is None else replace(logged_run, gold=find_gold(logged_run))
-        judged_run = run.without_discarded()
+        final_run = run.without_discarded()
         refusals = _find_refusals(
-            run, judged_run.sampled_conversations,
+            run, final_run.sampled_conversations,
             versions=allowed_versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
         group = _find_group(run, groups)
         if groups is None and allowed_versions is None:
             group = selection.choose_version_group(group, run)
-        selection.add(judged_run, group, next(refusals, None))
+        selection.add(final_run, group, next(refusals, None))
     missing_runs = {run_id: group for run_id, group in (groups or {}).items() if run_id not in selection.group_by_run}
     selection.incomplete_groups |= set(missing_runs.values())
     tokenizer = _find_only_fingerprint("tokenizer", selection.candidates.values())
@@ -160,8 +160,10 @@ def load_groups(
         for run_id in list(selection.candidates):
             if selection.group_by_run[run_id] in selection.incomplete_groups:
                 selection.refuse(run_id, Refusal.INCOMPLETE_GROUP)
-    sizes = Counter(selection.group_by_run[run_id] for run_id in selection.candidates)
-    small_group_runs = {run_id for run_id in selection.candidates if sizes[selection.group_by_run[run_id]] < min_group}
+    group_sizes = Counter(selection.group_by_run[run_id] for run_id in selection.candidates)
+    small_group_runs = {
+        run_id for run_id in selection.candidates if group_sizes[selection.group_by_run[run_id]] < min_group
+    }
     if groups is None and small_group_runs:
         selection.details += _explain_small_groups(small_group_runs, selection.candidates.values())
     for run_id in small_group_runs:

@@ -48,9 +48,9 @@ class Collector:
     A collection is recorded in the journal before the training on it, so that none is used twice.
     """
 
-    def __init__(self, prepared: PreparedLoop, serving: PolicyBackend, journal: LoopJournal) -> None:
+    def __init__(self, prepared: PreparedLoop, backend: PolicyBackend, journal: LoopJournal) -> None:
         self._prepared = prepared
-        self._serving = serving
+        self._backend = backend
         self._journal = journal
         self._terms = prepared.config.advantage_settings.terms
         self._term_rewards = choose_term_rewards(self._terms, has_gold=True, has_logged=False)
@@ -69,7 +69,7 @@ class Collector:
             number = len(self._journal.records)
             stage = self._prepared.curriculum.find_stage(self._journal.records)
             started_at = time.monotonic()
-            collection = await self._serving.run_with_weights(version, partial(self._read_questions, number, stage))
+            collection = await self._backend.run_with_weights(version, partial(self._read_questions, number, stage))
             groups: list[RolloutGroup] = []
             replay_error: ReplayError | None = None
             try:
@@ -113,7 +113,7 @@ class Collector:
     async def _read_questions(self, number: int, stage: int) -> Collection:
         has_step_rewards = any(term.reward != OUTCOME for term in self._terms)
         return await collect(
-            self._serving.rollout_reader,
+            self._backend.rollout_reader,
             self._draw_questions(number, stage),
             self._prepared.job.collect,
             name=_make_collection_name(number),
@@ -146,7 +146,7 @@ class Collector:
     def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
         """Return a collection's groups from the run log."""
         replay = load_groups(
-            self._serving.run_log,
+            self._backend.run_log,
             reward=LoggedReward(None, REWARD_SOURCE),
             term_rewards=self._term_rewards,
             find_gold=self._make_gold_answers(number, stage, group_of).find if self._term_rewards else None,

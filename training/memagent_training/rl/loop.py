@@ -97,16 +97,16 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except EndOfLoop as end:
             reason = str(end)
-        last_iteration = trainer.state.global_step // prepared.steps_per_iteration
-        source.export_policy(trainer, last_iteration)
+        iteration_count = trainer.state.global_step // prepared.steps_per_iteration
+        source.export_policy(trainer, iteration_count)
         if is_main:
-            source.measure_at_end(last_iteration)
+            source.measure_at_end(iteration_count)
         save_policy(trainer, prepared.base, job.out, lora_rank=job.lora_rank)
         if is_main:
             write_card(
                 job.out,
                 prepared.base,
-                _list_card_facts(prepared, source.journal, last_iteration),
+                _list_card_facts(prepared, source.journal, iteration_count),
                 trainer.state.log_history,
             )
     finally:
@@ -117,17 +117,17 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     )
 
 
-def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, last_iteration: int) -> dict[str, str]:
-    """Return the facts for the policy's card, after that many iterations."""
+def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, iteration_count: int) -> dict[str, str]:
+    """Return the facts for the card of the policy after `iteration_count` iterations."""
     job = prepared.job
     facts = {
         "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
-        "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {last_iteration} iterations",
+        "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {iteration_count} iterations",
         "reward": job.reward if isinstance(job.reward, str) else get_function_name(job.reward),
         "preset": str(job.preset),
     }
     for measurement in journal.measurements:
-        if measurement.iteration in {0, last_iteration}:
+        if measurement.iteration in {0, iteration_count}:
             conditions = (
                 f"at temperature {measurement.temperature:g}{', as deployed' if measurement.as_deployed else ''}"
             )
@@ -169,9 +169,9 @@ class _IterationSource:
     """Provides the trainer with groups, and does everything else in an iteration except the training."""
 
     def __init__(
-        self, prepared: PreparedLoop, serving: PolicyBackend, journal: LoopJournal, status: LoopStatus
+        self, prepared: PreparedLoop, backend: PolicyBackend, journal: LoopJournal, status: LoopStatus
     ) -> None:
-        self.serving = serving
+        self.backend = backend
         self.journal = journal
         self._prepared = prepared
         self._job = prepared.job
@@ -181,7 +181,7 @@ class _IterationSource:
         self._reported_record_count = 0
         self._logprobs: RowLogProbs | None = None
         """The trainer's log-probs, with the weights that were exported last."""
-        self._collector = Collector(prepared, serving, journal)
+        self._collector = Collector(prepared, backend, journal)
         self.best = _BestPolicy(prepared)
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class _IterationSource:
     def export_policy(self, trainer: OnlineTrainer, iteration: int) -> None:
         """Write an iteration's initial weights to the folder from which they are served."""
         self._status.on_phase(iteration, Phase.SYNC)
-        folder = self.serving.get_policy_folder(iteration)
+        folder = self.backend.get_policy_folder(iteration)
         self._logprobs = trainer.row_logprobs
         rank, with_merged = self._job.lora_rank, not self._job.serves_adapters
         save_policy(trainer, self._prepared.base, folder, lora_rank=rank, with_merged=with_merged)
@@ -207,7 +207,7 @@ class _IterationSource:
             and self.journal.find_collection(iteration + 1) is None
         )
         if record is None or is_next_missing or self._is_measurement_due(iteration):
-            self._run_phase(iteration, Phase.SYNC, self.serving.serve(iteration, self._logprobs))
+            self._run_phase(iteration, Phase.SYNC, self.backend.serve(iteration, self._logprobs))
         if self._is_measurement_due(iteration):
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
         if record is None:
@@ -227,7 +227,7 @@ class _IterationSource:
         return IterationGroups(
             groups=self._collector.get_groups(record),
             policy_versions=[
-                self.serving.format_version(index) for index in range(max(iteration - 1, 0), iteration + 1)
+                self.backend.format_version(index) for index in range(max(iteration - 1, 0), iteration + 1)
             ],
             metrics=metrics,
         )
@@ -235,7 +235,7 @@ class _IterationSource:
     def measure_at_end(self, iteration: int) -> None:
         """Measure the final weights, unless measuring is turned off."""
         if self._job.measure_every and not self.journal.find_measurements(iteration):
-            self._run_phase(iteration, Phase.SYNC, self.serving.serve(iteration, self._logprobs))
+            self._run_phase(iteration, Phase.SYNC, self.backend.serve(iteration, self._logprobs))
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
 
     # Phases
@@ -251,14 +251,14 @@ class _IterationSource:
         if self._prepared.has_guard:  # first, because the first measurement decides which policy is best
             conditions.insert(0, (temperatures[0], True))
         for temperature, as_deployed in conditions:
-            reader = self.serving.make_reader(temperature, as_deployed=as_deployed)
+            reader = self.backend.make_reader(temperature, as_deployed=as_deployed)
             measure_reader = partial(measure, self._prepared, reader, iteration, temperature, as_deployed=as_deployed)
-            measurements.append(await self.serving.run_with_weights(iteration, measure_reader))
+            measurements.append(await self.backend.run_with_weights(iteration, measure_reader))
         comparable_measurements = [
             previous for previous in self.journal.measurements if previous.conditions == measurements[0].conditions
         ]
         if all(measurements[0].mean > previous.mean for previous in comparable_measurements):
-            policy = self.serving.get_policy_folder(iteration)
+            policy = self.backend.get_policy_folder(iteration)
             await asyncio.to_thread(self.best.replace, policy)  # before the journal records the measurements
         self.journal.add_measurements(*measurements)  # in one write: after a kill all of them are recorded, or none
         for measurement in measurements:
@@ -279,7 +279,7 @@ class _IterationSource:
             self._next_collection.cancel()
             # Its reads must release the log and the server first.
             await asyncio.gather(self._next_collection, return_exceptions=True)
-        await self.serving.close()
+        await self.backend.close()
 
     # Time
 

@@ -236,7 +236,7 @@ class ServerBackend(PolicyBackend):
         try:
             await asyncio.to_thread(server.restart)
         except VLLMServerError as error:
-            log.warning("the server did not come up (%s); it is started once more", error.message.splitlines()[0])
+            log.warning("the server did not start (%s); it is started once more", error.message.splitlines()[0])
             await asyncio.to_thread(server.restart)
         return True
 

@@ -20,7 +20,9 @@ from recipes.english.prose_questions import ProseQuestion
 from recipes.english.sections import ProseSection
 
 NOT_STATED: Final = "not stated"
+"""The answer to a question that the notes do not answer."""
 EMPTY: Final = "none"
+"""The text of empty notes."""
 CONTROL_TOKENS: Final = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(]?[A-Z])")
 _NUMBER: Final = re.compile(r"(?<![\w.,-])[1-9]\d{0,5}(?![\w.,-]*\w)")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train the adapter of `english` from its base, on the questions of this folder. Continues where it was stopped.
+# Train the adapter of `english` from its base, on the questions of this folder. A stopped run continues.
 #
 #     training/recipes/english/make.sh FOLDER               (minutes on a GPU; days on a processor)
 #     SMALL=1 training/recipes/english/make.sh FOLDER       (two short steps)

@@ -168,7 +168,9 @@ class PolicySync:
                 except (SyncError, VLLMServerError) as error:
                     reasons.append(f"{method.value}: {error.message}")
                     hint = error.hint
-                    log.warning("version %s did not come into the server by %s: %s", version, method.value, error)
+                    log.warning(
+                        "version %s could not be loaded into the server by %s: %s", version, method.value, error
+                    )
                     continue
                 self._model = model
                 log.info("version %s is served as %s (%s)", version, model, method.value)
@@ -185,16 +187,16 @@ class PolicySync:
 
     @property
     def _base_folder(self) -> Path | None:
-        """The server's whole weights, if known."""
+        """The folder of the server's whole weights; None if unknown."""
         return self._own_server.model if self._own_server is not None else self._remote_base_folder
 
     def _list_methods(self, folder: PolicyFolder) -> list[SyncMethod]:
-        possible = {
+        is_possible = {
             SyncMethod.ADAPTER: folder.adapter is not None,
             SyncMethod.RELOAD: folder.has_weights,
             SyncMethod.RESTART: folder.has_weights and self._own_server is not None,
         }
-        return [method for method in self._methods if possible[method]]
+        return [method for method in self._methods if is_possible[method]]
 
     def _refuse_readers(self, method: SyncMethod) -> None:
         if method is not SyncMethod.ADAPTER and self._readers:
