@@ -44,7 +44,7 @@ THAI_WORDS = ("หอคอย", "นี้", "เก่า", "มาก", "อ�
 
 
 def shuffle_sentences(script: str) -> list[str]:
-    """Return sentences of a script in random order, repeated until they have `CHARACTERS` characters.
+    """Return sentences of a script in random order, repeated until they have `MIN_CHARACTERS` characters.
 
     The sentences of "ASCII" are those of Latin that have only ASCII characters.
     """

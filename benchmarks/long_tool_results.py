@@ -4,8 +4,8 @@
 which the embedded policy is the reader. The default is 0, because each of them takes some minutes.
 
 **The task.** There are ten tool results of 500,000 tokens of English prose. At a random depth, each has a planted fact
-that is asked for; a similar fact and three others are elsewhere. Every result comes in two forms: as text with one
-paragraph per line, and as one line of JSON, the form of many services. An answer is right if it is the fact's value.
+that is asked for; a similar fact and three others are elsewhere. Every result comes in two formats: as text with one
+paragraph per line, and as one line of JSON, as from many services. An answer is right if it is the fact's value.
 
 **The model** is scripted, the same for all contenders, and has a window of 8,192 tokens, 512 of them for its output.
 Messages, tool calls and the schemas of the tools count. A longer prompt is refused, as by a server, and the trial is
@@ -130,7 +130,7 @@ class PromptUsage:
 
 
 class WindowedModel(BaseChatModel):
-    """The scripted model that the docstring of the module describes."""
+    """The scripted model; see the docstring of the module."""
 
     usage: PromptUsage
 
@@ -221,7 +221,7 @@ def make_contender(name: str, middleware: Callable[[WindowedModel], list[Any]], 
 
 @dataclass
 class Score:
-    """The score of a contender with one form of results."""
+    """The score of a contender with one format of results."""
 
     right_count: int = 0
     trial_count: int = 0
@@ -264,7 +264,7 @@ def make_contenders(reader: MemAgent, embedded_reader: MemAgent | None, embedded
 
 
 async def run_trial(contender: Contender, trial: Trial, result_format: str) -> tuple[bool, PromptUsage]:
-    """Run an agent on one result; return whether it was right, and its cost."""
+    """Run an agent on one result; return whether its answer is right, and the tokens of its prompts."""
 
     @tool
     def fetch_archive(name: str) -> str:
@@ -284,7 +284,7 @@ async def run_trial(contender: Contender, trial: Trial, result_format: str) -> t
 
 
 async def compare(embedded_trials: int = 0, trial_count: int = TRIALS) -> dict[str, dict[str, Score]]:
-    """Run all trials, and return the scores by name of the contender and form of the result."""
+    """Run all trials, and return the scores by contender and format of the result."""
     trials = list(generate_trials(trial_count))
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"store": Path(folder), "run_log": False}
@@ -331,7 +331,7 @@ def print_table(scores: dict[str, dict[str, Score]]) -> None:
 
 
 def measure() -> list[Figure]:
-    """Return the right answers out of ten, for every contender and both forms."""
+    """Return the right answers out of ten, for every contender and both formats."""
     figures = []
     for name, score_by_format in asyncio.run(compare()).items():
         for result_format, score in score_by_format.items():

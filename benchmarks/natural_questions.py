@@ -54,7 +54,7 @@ def parse_settings(description: str | None) -> ReadSettings:
 
 
 def main() -> None:
-    """Print every answer, and how many are right."""
+    """Print every answer, and the number of right ones."""
     settings = parse_settings(__doc__)
     entries: list[dict[str, Any]] = tomllib.loads((FOLDER / "natural_questions.toml").read_text("utf-8"))["texts"]
     texts_by_name, question_count, right_count = load_texts(), 0, 0

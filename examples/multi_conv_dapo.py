@@ -132,7 +132,7 @@ def compute_advantages(group: Group, settings: Settings) -> list[list[float]]:
 
 
 def is_trained_on(group: Group, settings: Settings) -> bool:
-    """Return whether a group is part of the step; other groups count in no mean."""
+    """Return whether a group is part of the step; other groups are left out of all means."""
     rewards = [[*rewards_gk.values()] for term in settings.terms for rewards_gk in group_rewards(group, term)]
     has_variance = any(not math.isclose(min(R), max(R), abs_tol=1e-12) for R in rewards)
     return len(group.rollouts_G) > 1 and (has_variance or not settings.drop_zero_variance)

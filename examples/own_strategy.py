@@ -6,7 +6,7 @@ Its runs are logged, resumed, edited, shown, exported and trained on like those 
 """
 
 from memagent_graph import ANSWER, UPDATE, EventKind, ParsedReply, ParseFailure, Role, SequentialState, Strategy, Writes
-from memagent_graph.reading.steps import answer, chosen_chunk, overwrite_memory, read_chunk, route_after_read_chunk
+from memagent_graph.reading.steps import answer, get_chosen_chunk, overwrite_memory, read_chunk, route_after_read_chunk
 
 
 def parse_yes_or_no(text, prompts):
@@ -48,7 +48,7 @@ class OwnGate(Strategy):
 
 async def ask_gate(state, step):
     """Ask whether the chosen chunk has anything new; every reply except a clear no counts as yes."""
-    span = chosen_chunk(state)
+    span = get_chosen_chunk(state)
     reply = await step.ask(GATE, memory=state["memory"], chunk=step.read_text(span), reads=[span])
     if reply.value is False:
         step.mark_read(span)

@@ -362,12 +362,12 @@ def _format_further_answers(
     raise_first_error([outcome for outcome in outcomes if not isinstance(outcome, MemAgentError | OSError)])
     texts: list[str] = []
     readings: list[dict[str, Any]] = []
-    for number, (question, outcome) in enumerate(zip(questions, outcomes, strict=True), 1):
+    for question_number, (question, outcome) in enumerate(zip(questions, outcomes, strict=True), 1):
         if isinstance(outcome, ReadResult):
             text, values = outcome.findings(), outcome.to_dict()
         else:
             text, values = f"The result could not be read: {outcome}", {"question": question, "error": str(outcome)}
-        texts.append(f"Question {number}: {question}\n{text}" if len(questions) > 1 else text)
+        texts.append(f"Question {question_number}: {question}\n{text}" if len(questions) > 1 else text)
         readings.append(values)
     return "\n\n".join(texts), {"readings": readings}
 

@@ -143,8 +143,8 @@ class DocumentSources:
             return self._make_document(value, f"state key {key!r}", key)
         documents: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
         if documents and all(isinstance(getattr(item, "page_content", None), str) for item in documents):
-            size = sum(len(item.page_content.encode("utf-8", "replace")) for item in documents)
-            self.roots.require_size(size, f"state key {key!r}")
+            byte_count = sum(len(item.page_content.encode("utf-8", "replace")) for item in documents)
+            self.roots.require_size(byte_count, f"state key {key!r}")
             return Document.from_langchain(documents, key)
         raise RefusedSourceError(
             f"the state holds no text under {key!r}" if value else f"the state key {key!r} is empty",

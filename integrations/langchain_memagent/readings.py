@@ -92,8 +92,8 @@ def find_unfinished_runs(state: Any, tool_name: str) -> dict[tuple[str, str], st
 def format_for_model(outcomes: Sequence[tuple[str, Outcome]], *, can_continue: bool) -> str:
     """Return each question with its answer and evidence, or the reason why there is no answer."""
     sections = []
-    for number, (question, outcome) in enumerate(outcomes, 1):
-        heading = f"Question {number}: {question}" if len(outcomes) > 1 else ""
+    for question_number, (question, outcome) in enumerate(outcomes, 1):
+        heading = f"Question {question_number}: {question}" if len(outcomes) > 1 else ""
         sections.append("\n".join(filter(None, (heading, *_format_outcome(outcome, can_continue=can_continue)))))
     return "\n\n".join(sections)
 

@@ -35,10 +35,10 @@ def convert(source: SourceFile) -> Parts:
     title = next((node.text for node in iter_descendants(package_root, "title") if node.text), None)
     if title:
         yield Block(title.strip() + GAP)
-    for number, item_reference in enumerate(iter_descendants(package_root, "itemref"), 1):
+    for chapter_number, item_reference in enumerate(iter_descendants(package_root, "itemref"), 1):
         member = archive.resolve_path(package_path, hrefs_by_id.get(get_attribute(item_reference, "idref"), ""))
-        data = archive.read(member)
-        if not data:
+        chapter_content = archive.read(member)
+        if not chapter_content:
             yield Omission("chapters that are missing", member, "Get the complete book.")
             continue
-        yield from iter_markdown(decode_web_text(data, None), f"chapter {number}", end=GAP)
+        yield from iter_markdown(decode_web_text(chapter_content, None), f"chapter {chapter_number}", end=GAP)

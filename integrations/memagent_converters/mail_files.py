@@ -25,8 +25,8 @@ _PARSER: Final = BytesParser(policy=policy.default)
 
 def convert(source: SourceFile) -> Parts:
     """Convert a message."""
-    data = source.read()
-    message = _PARSER.parsebytes(data)
+    message_content = source.read()
+    message = _PARSER.parsebytes(message_content)
     if not message.keys():
         raise ConversionError(
             f"{source.name} is named as an e-mail but has no headers",
@@ -38,9 +38,9 @@ def convert(source: SourceFile) -> Parts:
 
 def convert_box(source: SourceFile) -> Parts:
     """Convert a mailbox; each message is a section."""
-    for number, data in enumerate(_iter_messages(source), 1):
-        yield Block("", f"message {number}")
-        yield from _convert_message(source, _PARSER.parsebytes(data))
+    for message_number, message_content in enumerate(_iter_messages(source), 1):
+        yield Block("", f"message {message_number}")
+        yield from _convert_message(source, _PARSER.parsebytes(message_content))
         yield Block(GAP)
 
 
@@ -107,8 +107,9 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
 
 def _decode_text(part: Message[Any, Any]) -> str:
     """Return a part's text. If its charset is unknown or wrong, it is decoded as a browser would."""
-    data = part.get_payload(decode=True)
-    return decode_web_text(data if isinstance(data, bytes) else b"", part.get_content_charset()).replace("\r\n", "\n")
+    payload = part.get_payload(decode=True)
+    encoded_text = payload if isinstance(payload, bytes) else b""
+    return decode_web_text(encoded_text, part.get_content_charset()).replace("\r\n", "\n")
 
 
 def _render_text(part: Message[Any, Any], content_type: str) -> str:
@@ -117,8 +118,8 @@ def _render_text(part: Message[Any, Any], content_type: str) -> str:
 
 def _convert_attachment(source: SourceFile, part: Message[Any, Any], content_type: str) -> Parts:
     name = part.get_filename() or f"{content_type} without a name"
-    data = part.get_payload(decode=True)
-    if not isinstance(data, bytes) or content_type.startswith(
+    payload = part.get_payload(decode=True)
+    if not isinstance(payload, bytes) or content_type.startswith(
         ("multipart/", "application/pgp-sig", "application/pkcs7-sig")
     ):
         return
@@ -130,4 +131,4 @@ def _convert_attachment(source: SourceFile, part: Message[Any, Any], content_typ
     elif content_type.startswith("text/"):
         yield Block(_render_text(part, content_type) + GAP, f"file {name}")
     else:
-        yield from source.embedded(name, data)
+        yield from source.embedded(name, payload)

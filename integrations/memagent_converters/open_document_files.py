@@ -56,11 +56,11 @@ def convert(source: SourceFile) -> Parts:
             )
             yield from iter_markdown(html)
             continue
-        for number, page in enumerate(pages, 1):
+        for page_number, page in enumerate(pages, 1):
             is_sheet = get_local_name(page) == "table"
             name = get_attribute(page, "name")
             heading = f"<h2>{escape(name)}</h2>" if is_sheet else ""
-            label = f"sheet {name}" if is_sheet else f"slide {number}"
+            label = f"sheet {name}" if is_sheet else f"slide {page_number}"
             yield from iter_markdown(heading + document.format_block(page), label, end=GAP)
     yield from list_omissions(document.omission_counts)
 

@@ -47,7 +47,7 @@ _GetBox = Callable[[int], tuple[float, float, float]]
 class _LinePart(NamedTuple):
     """Text of a line between two wide gaps: its characters in the page's text, and its edges on the page, in points."""
 
-    begin: int
+    start: int
     end: int
     left: float
     right: float
@@ -105,13 +105,14 @@ def _select_pages(source: SourceFile, page_count: int) -> list[int]:
     pages: set[int] = set()
     for page_range in source.pages.split(","):
         first_page, dash, last_page = page_range.partition("-")
-        begin, end = int(first_page), int(last_page) if last_page else page_count if dash else int(first_page)
-        if max(begin, end) > page_count:
+        first_number = int(first_page)
+        last_number = int(last_page) if last_page else page_count if dash else first_number
+        if max(first_number, last_number) > page_count:
             raise ConversionError(
                 f"the PDF file {source.name} has {page_count} pages, and {page_range} was asked for",
-                f"Choose pages from 1 to {page_count}; {min(begin, page_count)}- goes to the end.",
+                f"Choose pages from 1 to {page_count}; {min(first_number, page_count)}- goes to the end.",
             )
-        pages.update(range(begin - 1, end))
+        pages.update(range(first_number - 1, last_number))
     return sorted(pages)
 
 
@@ -136,19 +137,21 @@ def _convert_page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[st
     return "\n".join([*filter(None, [text]), *values]), omissions
 
 
-def _sort_columns(raw: Any, textpage: Any, text: str) -> str:
+def _sort_columns(pdfium_api: Any, textpage: Any, text: str) -> str:
     """Return a page's text column by column, with marks for superscripts and subscripts."""
     if max(text, default="") > "\uffff":  # pdfium counts UTF-16 units
         return text
-    rectangle = raw.FS_RECTF()
+    rectangle = pdfium_api.FS_RECTF()
 
     def get_box(index: int) -> tuple[float, float, float]:
-        raw.FPDFText_GetLooseCharBox(textpage, raw.FPDFText_GetCharIndexFromTextIndex(textpage, index), rectangle)
+        pdfium_api.FPDFText_GetLooseCharBox(
+            textpage, pdfium_api.FPDFText_GetCharIndexFromTextIndex(textpage, index), rectangle
+        )
         return rectangle.left, rectangle.right, rectangle.top - rectangle.bottom
 
-    has_no_gaps = raw.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + _MIN_COLUMN_LINES
+    has_no_gaps = pdfium_api.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + _MIN_COLUMN_LINES
     ranges = [(0, len(text))] if has_no_gaps else _split_columns(text, get_box)
-    return "\r\n".join(_mark_scripts(raw, textpage, text[begin:end], begin) for begin, end in ranges)
+    return "\r\n".join(_mark_scripts(pdfium_api, textpage, text[start:end], start) for start, end in ranges)
 
 
 def _split_columns(text: str, get_box: _GetBox) -> list[tuple[int, int]]:
@@ -160,9 +163,9 @@ def _split_columns(text: str, get_box: _GetBox) -> list[tuple[int, int]]:
     """
     lines = [[*_split_line(text, *match.span(), get_box)] for match in _LINE.finditer(text)]
     column_lefts: list[int] = []
-    for left, count in sorted(Counter(round(part.left) for line in lines for part in line[1:]).items()):
+    for left, line_count in sorted(Counter(round(part.left) for line in lines for part in line[1:]).items()):
         # Smaller distances are indents.
-        if count >= _MIN_COLUMN_LINES and (not column_lefts or left > column_lefts[-1] + 40):
+        if line_count >= _MIN_COLUMN_LINES and (not column_lefts or left > column_lefts[-1] + 40):
             column_lefts.append(left)
 
     def find_column(part: _LinePart) -> int:
@@ -173,54 +176,57 @@ def _split_columns(text: str, get_box: _GetBox) -> list[tuple[int, int]]:
         lines, lambda line: all(part.right < [*column_lefts, inf][find_column(part)] for part in line)
     ):
         parts = [*chain(*column_lines)]
-        columns = [[part for part in parts if find_column(part) == number] for number in range(len(column_lefts) + 1)]
+        columns = [
+            [part for part in parts if find_column(part) == column_index]
+            for column_index in range(len(column_lefts) + 1)
+        ]
         are_columns = is_in_columns and all(_is_prose(text, column) for column in columns)
         ordered_parts += chain(*columns) if are_columns else parts
     if ordered_parts == sorted(ordered_parts):
         return [(0, len(text))]
-    return [(part.begin, part.end) for part in ordered_parts]
+    return [(part.start, part.end) for part in ordered_parts]
 
 
-def _split_line(text: str, begin: int, end: int, get_box: _GetBox) -> Iterator[_LinePart]:
-    left = get_box(begin)[0]
-    for space in (index for index in range(begin + 1, end - 1) if text[index] == " "):
+def _split_line(text: str, start: int, end: int, get_box: _GetBox) -> Iterator[_LinePart]:
+    left = get_box(start)[0]
+    for space in (index for index in range(start + 1, end - 1) if text[index] == " "):
         (_, right, height), next_left = get_box(space - 1), get_box(space + 1)[0]
         if next_left - right > 1.2 * height:
-            yield _LinePart(begin, space, left, right)
-            begin, left = space + 1, next_left
-    yield _LinePart(begin, end, left, get_box(end - 1)[1])
+            yield _LinePart(start, space, left, right)
+            start, left = space + 1, next_left
+    yield _LinePart(start, end, left, get_box(end - 1)[1])
 
 
 def _is_prose(text: str, lines: Sequence[_LinePart]) -> bool:
-    if len(lines) < _MIN_COLUMN_LINES or median(line.end - line.begin for line in lines) < 15:
+    if len(lines) < _MIN_COLUMN_LINES or median(line.end - line.start for line in lines) < 15:
         return False
     widths = [line.right - line.left for line in lines]
-    sentence_starts = sum(text[line.begin].isupper() or not text[line.begin].isalpha() for line in lines)
+    sentence_starts = sum(text[line.start].isupper() or not text[line.start].isalpha() for line in lines)
     return median(widths) >= 0.6 * max(widths) and sentence_starts <= 0.7 * len(lines)
 
 
-def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
+def _mark_scripts(pdfium_api: Any, textpage: Any, text: str, offset: int) -> str:
     """Mark superscripts (`10^6`) and subscripts (`CO_2`): digits that are smaller, and raised or lowered.
 
     `text` begins at character `offset` of the page's text.
     """
-    box, x, y = raw.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
+    box, x, y = pdfium_api.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
 
     def measure_character(index: int) -> tuple[float, float]:
         """Return the baseline of a character on the page, and the character's height."""
-        index = raw.FPDFText_GetCharIndexFromTextIndex(textpage, offset + index)
-        raw.FPDFText_GetLooseCharBox(textpage, index, box)
-        raw.FPDFText_GetCharOrigin(textpage, index, x, y)
+        index = pdfium_api.FPDFText_GetCharIndexFromTextIndex(textpage, offset + index)
+        pdfium_api.FPDFText_GetLooseCharBox(textpage, index, box)
+        pdfium_api.FPDFText_GetCharOrigin(textpage, index, x, y)
         return y.value, box.top - box.bottom
 
     def mark_number(match: re.Match[str]) -> str:
-        begin, end = match.span("digits")
+        start, end = match.span("digits")
         baseline, height = measure_character(match.start() - 1)
-        for index in range(begin, end):
+        for index in range(start, end):
             digit_baseline, digit_height = measure_character(index)
             if digit_height < _MAX_SCRIPT_HEIGHT * height and abs(digit_baseline - baseline) > _MIN_SHIFT * height:
                 # The space before a script is left out.
-                digits_before = text[match.start() : index] if index > begin else ""
+                digits_before = text[match.start() : index] if index > start else ""
                 continues_line = (
                     match["end"] and abs(measure_character(match.end())[0] - baseline) < _MIN_SHIFT * height
                 )
@@ -244,89 +250,89 @@ def _join_words(text: str) -> str:
     return _LINE_END_HYPHEN.sub(join_match, text).replace("\ufffe", "-").replace("\xad", "")
 
 
-def _describe_content(raw: Any, page: Any, *, has_text: bool) -> str | None:
+def _describe_content(pdfium_api: Any, page: Any, *, has_text: bool) -> str | None:
     """Return what a page with hardly any text shows instead: an image or drawn letters; None if it is empty."""
     image_area = segment_count = 0.0
     for page_object in page.get_objects(max_depth=3):
-        if page_object.type == raw.FPDF_PAGEOBJ_IMAGE:
+        if page_object.type == pdfium_api.FPDF_PAGEOBJ_IMAGE:
             left, bottom, right, top = page_object.get_bounds()
             image_area += (right - left) * (top - bottom)
-        elif page_object.type == raw.FPDF_PAGEOBJ_PATH:
-            segment_count += raw.FPDFPath_CountSegments(page_object)
+        elif page_object.type == pdfium_api.FPDF_PAGEOBJ_PATH:
+            segment_count += pdfium_api.FPDFPath_CountSegments(page_object)
     if image_area > page.get_width() * page.get_height() / 2 or (image_area and not has_text):
         return "pages that are images"
     is_drawn = segment_count > 15 and not has_text  # fewer segments are a frame
     return "pages that are drawn, without characters" if is_drawn else None
 
 
-def _format_annotations(raw: Any, document: Any, page: Any) -> Iterator[str]:
+def _format_annotations(pdfium_api: Any, document: Any, page: Any) -> Iterator[str]:
     """Yield a page's annotations as lines: form fields with their values, notes, texts."""
     form_environment = document.formenv
-    for index in range(min(raw.FPDFPage_GetAnnotCount(page), _MAX_FIELDS)):
-        annotation = raw.FPDFPage_GetAnnot(page, index)
+    for index in range(min(pdfium_api.FPDFPage_GetAnnotCount(page), _MAX_FIELDS)):
+        annotation = pdfium_api.FPDFPage_GetAnnot(page, index)
         if not annotation:
             continue
-        subtype = raw.FPDFAnnot_GetSubtype(annotation)
-        if subtype == raw.FPDF_ANNOT_WIDGET and form_environment is not None:
-            line = _format_field(raw, form_environment, annotation)
-        elif subtype in {raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP, raw.FPDF_ANNOT_WIDGET}:
+        subtype = pdfium_api.FPDFAnnot_GetSubtype(annotation)
+        if subtype == pdfium_api.FPDF_ANNOT_WIDGET and form_environment is not None:
+            line = _format_field(pdfium_api, form_environment, annotation)
+        elif subtype in {pdfium_api.FPDF_ANNOT_LINK, pdfium_api.FPDF_ANNOT_POPUP, pdfium_api.FPDF_ANNOT_WIDGET}:
             line = ""
         else:
-            contents = _read_string(raw.FPDFAnnot_GetStringValue, annotation, b"Contents").strip()
+            contents = _read_string(pdfium_api.FPDFAnnot_GetStringValue, annotation, b"Contents").strip()
             line = f"[Note: {contents}]" if contents else ""
-        raw.FPDFPage_CloseAnnot(annotation)
+        pdfium_api.FPDFPage_CloseAnnot(annotation)
         if line:
             yield line
 
 
-def _format_field(raw: Any, form_environment: Any, annotation: Any) -> str:
+def _format_field(pdfium_api: Any, form_environment: Any, annotation: Any) -> str:
     """Return a form field's name and value; empty if it has none."""
-    field_type = raw.FPDFAnnot_GetFormFieldType(form_environment, annotation)
-    name = _read_string(raw.FPDFAnnot_GetFormFieldAlternateName, form_environment, annotation) or _read_string(
-        raw.FPDFAnnot_GetFormFieldName, form_environment, annotation
+    field_type = pdfium_api.FPDFAnnot_GetFormFieldType(form_environment, annotation)
+    name = _read_string(pdfium_api.FPDFAnnot_GetFormFieldAlternateName, form_environment, annotation) or _read_string(
+        pdfium_api.FPDFAnnot_GetFormFieldName, form_environment, annotation
     )
-    value = _read_string(raw.FPDFAnnot_GetFormFieldValue, form_environment, annotation).strip()
-    if field_type in {raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON}:
-        is_checked = raw.FPDFAnnot_IsChecked(form_environment, annotation)
-        choice = _read_string(raw.FPDFAnnot_GetFormFieldExportValue, form_environment, annotation)
+    value = _read_string(pdfium_api.FPDFAnnot_GetFormFieldValue, form_environment, annotation).strip()
+    if field_type in {pdfium_api.FPDF_FORMFIELD_CHECKBOX, pdfium_api.FPDF_FORMFIELD_RADIOBUTTON}:
+        is_checked = pdfium_api.FPDFAnnot_IsChecked(form_environment, annotation)
+        choice = _read_string(pdfium_api.FPDFAnnot_GetFormFieldExportValue, form_environment, annotation)
         suffix = f" ({choice})" if choice and choice.lower() not in {"yes", "on", "1", "true"} else ""
         return f"{'☒' if is_checked else '☐'} {name}{suffix}"
-    if field_type in {raw.FPDF_FORMFIELD_LISTBOX, raw.FPDF_FORMFIELD_COMBOBOX}:
+    if field_type in {pdfium_api.FPDF_FORMFIELD_LISTBOX, pdfium_api.FPDF_FORMFIELD_COMBOBOX}:
         options = [
-            _read_string(raw.FPDFAnnot_GetOptionLabel, form_environment, annotation, index)
-            for index in range(min(raw.FPDFAnnot_GetOptionCount(form_environment, annotation), _MAX_FIELDS))
-            if raw.FPDFAnnot_IsOptionSelected(form_environment, annotation, index)
+            _read_string(pdfium_api.FPDFAnnot_GetOptionLabel, form_environment, annotation, index)
+            for index in range(min(pdfium_api.FPDFAnnot_GetOptionCount(form_environment, annotation), _MAX_FIELDS))
+            if pdfium_api.FPDFAnnot_IsOptionSelected(form_environment, annotation, index)
         ]
         value = ", ".join(options) or value
-    if field_type == raw.FPDF_FORMFIELD_PUSHBUTTON or not value:
+    if field_type == pdfium_api.FPDF_FORMFIELD_PUSHBUTTON or not value:
         return ""
     return f"{name}: {value}"
 
 
 def _read_string(function: Any, *arguments: Any) -> str:
     """Return a string from a pdfium function that writes UTF-16 into a buffer."""
-    size = function(*arguments, None, 0)
-    if size <= 2:
+    byte_count = function(*arguments, None, 0)
+    if byte_count <= 2:
         return ""
-    buffer = ctypes.create_string_buffer(size)
+    buffer = ctypes.create_string_buffer(byte_count)
     pointer = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_ushort))
-    function(*arguments, pointer, size)
-    return buffer.raw[: size - 2].decode("utf-16-le", "replace").replace("\r", "\n")
+    function(*arguments, pointer, byte_count)
+    return buffer.raw[: byte_count - 2].decode("utf-16-le", "replace").replace("\r", "\n")
 
 
-def _read_xfa_values(raw: Any, document: Any) -> Parts:
+def _read_xfa_values(pdfium_api: Any, document: Any) -> Parts:
     """Yield the values of an XFA form, which are not on any page."""
-    if document.get_formtype() != raw.FORMTYPE_XFA_FULL:
+    if document.get_formtype() != pdfium_api.FORMTYPE_XFA_FULL:
         return
-    for index in range(raw.FPDF_GetXFAPacketCount(document)):
-        size = ctypes.c_ulong()
-        raw.FPDF_GetXFAPacketContent(document, index, None, 0, size)
-        buffer = ctypes.create_string_buffer(max(size.value, 1))
-        raw.FPDF_GetXFAPacketContent(document, index, buffer, size.value, size)
+    for index in range(pdfium_api.FPDF_GetXFAPacketCount(document)):
+        byte_count = ctypes.c_ulong()
+        pdfium_api.FPDF_GetXFAPacketContent(document, index, None, 0, byte_count)
+        buffer = ctypes.create_string_buffer(max(byte_count.value, 1))
+        pdfium_api.FPDF_GetXFAPacketContent(document, index, buffer, byte_count.value, byte_count)
         if b"datasets" not in buffer.raw[:300]:
             continue
         try:
-            root = ElementTree.fromstring(buffer.raw[: size.value].rstrip(b"\0"))  # noqa: S314  bounded process
+            root = ElementTree.fromstring(buffer.raw[: byte_count.value].rstrip(b"\0"))  # noqa: S314  bounded process
         except ElementTree.ParseError:
             continue
         values = [

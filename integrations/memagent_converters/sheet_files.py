@@ -42,8 +42,8 @@ def convert(source: SourceFile) -> Parts:
             continue
         rows = dict(_iter_rows(sheet))
         missing_values = 0
-        for number, cells in _iter_rows(formula_book[name]) if b"<f" in sheet_xml else ():
-            row = rows.setdefault(number, {})
+        for row_number, cells in _iter_rows(formula_book[name]) if b"<f" in sheet_xml else ():
+            row = rows.setdefault(row_number, {})
             for column in cells.keys() - row.keys():
                 row[column] = cells[column]
                 missing_values += 1
@@ -100,9 +100,9 @@ def _fill_merged_cells(rows: dict[int, dict[int, str]], columns: range, row_numb
     """Copy the text of a merged range into each of its cells, in rows that have a value."""
     text = rows.get(row_numbers.start, {}).get(columns.start, "")
     if 0 < len(text) <= MAX_REPEATED_LENGTH:
-        for number in rows if len(rows) < len(row_numbers) else row_numbers:
-            if number in row_numbers and number in rows:
-                rows[number].update(dict.fromkeys(columns, text))
+        for row_number in rows if len(rows) < len(row_numbers) else row_numbers:
+            if row_number in row_numbers and row_number in rows:
+                rows[row_number].update(dict.fromkeys(columns, text))
 
 
 def _format_cell(value: Any, number_format: str) -> str:

@@ -35,10 +35,10 @@ def convert(source: SourceFile) -> Parts:
     """Convert a presentation."""
     archive = XmlArchive(source.name, source.file)
     relations = archive.read_relations(_PRESENTATION)
-    for number, entry in enumerate(iter_descendants(archive.read_required_xml(_PRESENTATION), "sldId"), 1):
-        reference = next((value for key, value in entry.items() if key.endswith("}id")), "")
+    for slide_number, slide_entry in enumerate(iter_descendants(archive.read_required_xml(_PRESENTATION), "sldId"), 1):
+        reference = next((value for key, value in slide_entry.items() if key.endswith("}id")), "")
         member = relations.get(reference, ("", ""))[1]
-        label, slide = f"slide {number}", archive.read_xml(member)
+        label, slide = f"slide {slide_number}", archive.read_xml(member)
         if slide is None:
             yield from list_omissions(Counter({"slides that cannot be read": 1}), label)
             continue

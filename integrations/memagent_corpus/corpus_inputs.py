@@ -231,11 +231,11 @@ class TableInputs(CorpusInputs):
         """Yield one document for each row. An invalid row gives a document with an error."""
         for table, name in zip(self.tables, self._names, strict=True):
             columns = self.columns.resolve(table.list_columns(), name)
-            for number, row in enumerate(table.iter_rows(columns.needed_columns)):
+            for row_number, row in enumerate(table.iter_rows(columns.needed_columns)):
                 if isinstance(row, str):
-                    yield CorpusDocument(name=f"{name}#{number}", error=row)
+                    yield CorpusDocument(name=f"{name}#{row_number}", error=row)
                 else:
-                    yield make_document(row, f"{name}#{number}", columns, self.access)
+                    yield make_document(row, f"{name}#{row_number}", columns, self.access)
 
     def ids(self) -> Iterator[str]:
         """Yield the names of all documents; none if there is no id column, because row numbers are unique."""
@@ -243,8 +243,8 @@ class TableInputs(CorpusInputs):
             return
         for table, name in zip(self.tables, self._names, strict=True):
             InputColumns.require([column], table.list_columns(), name)
-            for number, row in enumerate(table.iter_rows([column])):
-                yield choose_name("" if isinstance(row, str) else row.get(column), f"{name}#{number}")
+            for row_number, row in enumerate(table.iter_rows([column])):
+                yield choose_name("" if isinstance(row, str) else row.get(column), f"{name}#{row_number}")
 
     def total(self) -> CorpusSize:
         """Count the rows, if all tables know their number."""
@@ -348,14 +348,14 @@ def require_unique_ids(inputs: CorpusInputs) -> None:
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, row INTEGER) WITHOUT ROWID")
-            for number, document_id in enumerate(inputs.ids()):
+            for row_number, document_id in enumerate(inputs.ids()):
                 name = document_id.encode("utf-8", "replace").decode()
                 try:
-                    connection.execute("INSERT INTO ids VALUES (?, ?)", (name, number))
+                    connection.execute("INSERT INTO ids VALUES (?, ?)", (name, row_number))
                 except sqlite3.IntegrityError:
                     (first_row,) = connection.execute("SELECT row FROM ids WHERE id = ?", (name,)).fetchone()
                     raise DocumentError(
-                        f"rows {first_row} and {number} of {inputs.description} have the same id {name[:100]!r}",
+                        f"rows {first_row} and {row_number} of {inputs.description} have the same id {name[:100]!r}",
                         hint="Ids must be unique. Choose another column with --id-column, or omit the option.",
                     ) from None
         finally:

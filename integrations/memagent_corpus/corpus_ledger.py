@@ -142,10 +142,10 @@ class CorpusLedger:
     def count_waiting_rows(self) -> tuple[int, int]:
         """Return the number of rows that are not in a part, and their size in bytes."""
         with self._locked_connection() as connection:
-            count, size = connection.execute(
+            row_count, byte_count = connection.execute(
                 "SELECT count(*), coalesce(sum(length(payload)), 0) FROM rows WHERE payload IS NOT NULL"
             ).fetchone()
-            return int(count), int(size)
+            return int(row_count), int(byte_count)
 
     def iter_waiting_rows(self, max_rows: int) -> Iterator[tuple[int, CorpusRow]]:
         """Yield the oldest rows that are not in a part, with their numbers, reading a few at a time."""

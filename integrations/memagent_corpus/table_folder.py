@@ -246,11 +246,11 @@ class TableFolder:
             ResponseFormat("answer", json.dumps(response_format["schema"])), CorpusRow.__struct_fields__
         )
 
-    def write_part(self, number: int, rows: Iterable[Mapping[str, Any]]) -> TablePart | None:
+    def write_part(self, part_number: int, rows: Iterable[Mapping[str, Any]]) -> TablePart | None:
         """Write a part, one row group at a time. It belongs to the table once it is published.
 
         Args:
-            number: the number of the part.
+            part_number: the number of the part.
             rows: values by column (`corpus_rows.list_column_values`).
 
         Returns:
@@ -266,18 +266,18 @@ class TableFolder:
         batch = list(itertools.islice(row_iterator, _BATCH_ROWS))
         if not batch:
             return None
-        with self._convert_errors(), self._create_file(TablePart(number, 0, 0, 0, "").name) as file:
+        with self._convert_errors(), self._create_file(TablePart(part_number, 0, 0, 0, "").name) as file:
             with arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
                 while batch:
                     writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
                     row_count += len(batch)
                     failed_count += sum(row["error"] is not None for row in batch)
                     batch = list(itertools.islice(row_iterator, _BATCH_ROWS))
-            size = file.seek(0, os.SEEK_END)
+            byte_count = file.seek(0, os.SEEK_END)
             file.seek(0)
             digest = hashlib.file_digest(cast("io.BufferedRandom", file), "sha256").hexdigest()
         arrow.default_memory_pool().release_unused()  # otherwise the pool keeps the memory of the largest part
-        return TablePart(number, row_count, failed_count, size, digest)
+        return TablePart(part_number, row_count, failed_count, byte_count, digest)
 
     def publish(self, parts: Sequence[TablePart]) -> None:
         """Write the manifest with exactly these parts.

@@ -264,18 +264,18 @@ def is_table(location: str) -> bool:
 
 def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:
     reader = io.BufferedReader(file, 2**20) if isinstance(file, io.RawIOBase) else file
-    for number in itertools.count(1):
+    for line_number in itertools.count(1):
         line = reader.readline(_MAX_LINE_BYTES)
         if not line:
             return
         if line.isspace():
             continue
         try:
-            row = json.loads(line.decode(encoding or ("utf-8-sig" if number == 1 else "utf-8")))
+            row = json.loads(line.decode(encoding or ("utf-8-sig" if line_number == 1 else "utf-8")))
         except (ValueError, RecursionError) as error:
-            yield f"line {number} is not JSON: {error}"
+            yield f"line {line_number} is not JSON: {error}"
             continue
-        yield row if isinstance(row, dict) else f"line {number} is not a JSON object"
+        yield row if isinstance(row, dict) else f"line {line_number} is not a JSON object"
 
 
 def _parse_questions(value: Any) -> tuple[str, ...]:

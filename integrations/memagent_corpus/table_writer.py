@@ -106,9 +106,9 @@ class TableWriter:
 
     def add_rows(self, document: str, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add a finished document's rows to the ledger. They are safe when this returns."""
-        size = self.ledger.store_rows(document, version, rows)
+        added_bytes = self.ledger.store_rows(document, version, rows)
         with self._count_lock:
-            self._waiting_rows, self._waiting_bytes = self._waiting_rows + len(rows), self._waiting_bytes + size
+            self._waiting_rows, self._waiting_bytes = self._waiting_rows + len(rows), self._waiting_bytes + added_bytes
 
     @property
     def is_part_due(self) -> bool:
@@ -142,8 +142,8 @@ class TableWriter:
 
         def iter_rows() -> Iterator[dict[str, Any]]:
             nonlocal last_number
-            for number, row in self.ledger.iter_waiting_rows(self._rows_per_part):
-                last_number = number
+            for row_number, row in self.ledger.iter_waiting_rows(self._rows_per_part):
+                last_number = row_number
                 if row.chunks:
                     ids.append(row.id)
                 yield list_column_values(row, columns)

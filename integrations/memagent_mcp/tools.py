@@ -358,9 +358,11 @@ async def shield_work(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
-async def _make_reading_result(document: str, size: int | None, reads: list[ActiveRead]) -> CallToolResult:
+async def _make_reading_result(document: str, document_bytes: int | None, reads: list[ActiveRead]) -> CallToolResult:
     def build_result() -> CallToolResult:
-        reading = Reading(document=document, document_bytes=size, answers=[make_answer_data(read) for read in reads])
+        reading = Reading(
+            document=document, document_bytes=document_bytes, answers=[make_answer_data(read) for read in reads]
+        )
         return _make_result(reading, "\n\n".join(format_answer(read) for read in reads))
 
     return await asyncio.to_thread(build_result)

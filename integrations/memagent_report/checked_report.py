@@ -111,9 +111,9 @@ def _check_sentence(
     if not problems or sentence.document is not None:
         return replace(sentence, problems=problems)
     ranked_quotes = _rank_quotes(sentence.text, section_quotes, matrix)
-    for count in range(1, len(ranked_quotes) + 1):
-        if not _find_problems(sentence.text, ranked_quotes[:count], matrix, quote_problems, is_common):
-            return replace(sentence, quotes=tuple(ranked_quotes[:count]), chosen_by_code=True)
+    for quote_count in range(1, len(ranked_quotes) + 1):
+        if not _find_problems(sentence.text, ranked_quotes[:quote_count], matrix, quote_problems, is_common):
+            return replace(sentence, quotes=tuple(ranked_quotes[:quote_count]), chosen_by_code=True)
     return replace(sentence, problems=problems)
 
 

@@ -196,7 +196,8 @@ def make_extractive_section(matrix: EvidenceMatrix, heading: str, questions: tup
 def make_extractive_draft(matrix: EvidenceMatrix) -> Draft:
     """Return a draft with a section for each question."""
     sections = [
-        make_extractive_section(matrix, question, (number,)) for number, question in enumerate(matrix.questions)
+        make_extractive_section(matrix, question, (question_index,))
+        for question_index, question in enumerate(matrix.questions)
     ]
     return Draft(ReportMode.EXTRACTIVE, tuple(sections))
 
@@ -208,8 +209,8 @@ def find_differing_answers(matrix: EvidenceMatrix) -> Iterator[Contradiction]:
         documents_by_answer = group_values(
             (" ".join((cell.answer or "").casefold().split()), cell.document) for cell in answered_cells
         )
-        for first, second in combinations(documents_by_answer.values(), 2):
-            yield Contradiction(question, (tuple(first), tuple(second)))
+        for first_documents, second_documents in combinations(documents_by_answer.values(), 2):
+            yield Contradiction(question, (tuple(first_documents), tuple(second_documents)))
 
 
 def to_json(value: Any) -> Any:

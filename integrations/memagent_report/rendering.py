@@ -113,12 +113,12 @@ def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
     yield f"## {escape_markdown(section.heading)}"
     yield ""
     for passage in section.passages:
-        number = "" if passage.number is None else f"[{passage.number}] "
+        number_mark = "" if passage.number is None else f"[{passage.number}] "
         source = f"{escape_markdown(passage.source)}: " if passage.source else ""
         quote = f": “{escape_markdown(passage.quote)}”" if passage.quote else ""
         citations = "".join(f"[{citation}]" for citation in passage.citations)
         warning = f"**[{escape_markdown(passage.warning)}]**" if passage.warning else ""
-        line = f"{number}{source}{escape_markdown(passage.text)}{quote}"
+        line = f"{number_mark}{source}{escape_markdown(passage.text)}{quote}"
         yield "- " + " ".join(filter(None, (line, citations, warning)))
         yield from (f"  - {escape_markdown(detail)}" for detail in passage.details)
     for index, row in enumerate(section.table):
@@ -179,7 +179,7 @@ def _render_section(section: ContentSection) -> str:
 def _render_passage(passage: Passage) -> str:
     class_attribute = ' class="unquoted"' if passage.warning else ""
     anchor = "" if passage.number is None else f' id="quote-{passage.number}"'
-    number = "" if passage.number is None else f"[{passage.number}] "
+    number_mark = "" if passage.number is None else f"[{passage.number}] "
     source = f'<span class="source">{_escape(passage.source)}:</span> ' if passage.source else ""
     quote = f"<br><q>{_escape(passage.quote)}</q>" if passage.quote else ""
     citations = "".join(
@@ -188,5 +188,5 @@ def _render_passage(passage: Passage) -> str:
     warning = f'<span class="mark">{_escape(passage.warning)}</span>' if passage.warning else ""
     details = "".join(f"<li>{_escape(detail)}</li>" for detail in passage.details)
     details_list = f"<ul>{details}</ul>" if details else ""
-    content = f"{number}{source}{_escape(passage.text)}{quote}{citations}{warning}{details_list}"
+    content = f"{number_mark}{source}{_escape(passage.text)}{quote}{citations}{warning}{details_list}"
     return f"<li{class_attribute}{anchor}>{content}</li>"

@@ -194,8 +194,8 @@ class Report:
 
     def _iter_table(self) -> Iterator[tuple[str, ...]]:
         yield "Document", *self.matrix.questions
-        for number, document in enumerate(self.matrix.documents):
-            cells = (self.matrix.cell(number, question) for question in range(len(self.matrix.questions)))
+        for document_number, document in enumerate(self.matrix.documents):
+            cells = (self.matrix.cell(document_number, question) for question in range(len(self.matrix.questions)))
             yield document.name, *map(_format_cell, cells)
 
     def _make_quote_passage(self, reference: Reference) -> Passage:

@@ -149,8 +149,8 @@ class ReportJob:
 
     def _send_documents(self, state: ReportState) -> list[Send]:
         return [
-            Send("read_document", _ReadTask(number=number, questions=state["questions"]))
-            for number in range(len(self.documents))
+            Send("read_document", _ReadTask(number=document_number, questions=state["questions"]))
+            for document_number in range(len(self.documents))
         ]
 
     async def _read_document(self, task: _ReadTask) -> ReportState:
@@ -231,7 +231,10 @@ class ReportJob:
         matrix = self._load_matrix(state)
         quoted_documents = dict.fromkeys(position.document for position, _ in matrix.quotes())
         # One text at a time, because all of them may not fit in memory.
-        sources = ((number, self._load_source(matrix.documents[number])) for number in quoted_documents)
+        sources = (
+            (document_number, self._load_source(matrix.documents[document_number]))
+            for document_number in quoted_documents
+        )
         events = [from_json(event, ReportEvent) for event in state.get("events", ())]
         draft = from_json(state["draft"], Draft)
         report = await asyncio.to_thread(
@@ -241,7 +244,9 @@ class ReportJob:
 
     def _load_matrix(self, state: ReportState) -> EvidenceMatrix:
         cells = [
-            from_json(cell, MatrixCell) for number in range(len(self.documents)) for cell in state["cells"][str(number)]
+            from_json(cell, MatrixCell)
+            for document_number in range(len(self.documents))
+            for cell in state["cells"][str(document_number)]
         ]
         return EvidenceMatrix(self.question, tuple(state["questions"]), self.documents, tuple(cells))
 

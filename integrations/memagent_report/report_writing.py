@@ -73,11 +73,10 @@ def parse_outline(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     for line in text.splitlines():
         match = _HEADING.match(_LIST_MARK.sub("", line).strip())
         if match is not None:
-            numbers = [int(number) - 1 for number in re.findall(r"\d+", match["questions"])]
+            question_numbers = [int(number) - 1 for number in re.findall(r"\d+", match["questions"])]
             heading = " ".join(_INVENTED_REFERENCES.sub("", match["heading"]).strip("*#: ").split())
-            outline.append(
-                (heading[:_MAX_HEADING_LENGTH], list(dict.fromkeys(number for number in numbers if number >= 0)))
-            )
+            unique_numbers = dict.fromkeys(number for number in question_numbers if number >= 0)
+            outline.append((heading[:_MAX_HEADING_LENGTH], list(unique_numbers)))
     if not outline:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
     return ParsedReply(text, outline[:_MAX_HEADINGS])
@@ -172,9 +171,9 @@ def _is_valid_question(question: str, context: ReaderContext) -> bool:
     return True
 
 
-def _make_final_change(step: StepContext, answer: str, raw: str) -> Change:
+def _make_final_change(step: StepContext, answer: str, raw_answer: str) -> Change:
     reason = StopReason.ANSWERED if answer else StopReason.NO_ANSWER
-    return {"answer": answer or None, "raw_answer": raw, "stop_reason": reason.value}
+    return {"answer": answer or None, "raw_answer": raw_answer, "stop_reason": reason.value}
 
 
 class WritingState(ReaderState):

@@ -47,8 +47,8 @@ class SourceText:
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        size = document["size"]
-        return cls(store.read_bytes(document, 0, size or 0).decode(errors="replace"), store.sections(document))
+        byte_count = document["size"]
+        return cls(store.read_bytes(document, 0, byte_count or 0).decode(errors="replace"), store.sections(document))
 
     def find_page(self, start: int) -> str | None:
         """Return the page or source of a character; None if the document has neither."""

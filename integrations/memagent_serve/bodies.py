@@ -46,11 +46,11 @@ class BodyQuota:
         """
         reserved_bytes = 0
 
-        def reserve(size: int) -> None:
+        def reserve(body_bytes: int) -> None:
             nonlocal reserved_bytes
-            if size <= max(reserved_bytes, _SMALL_BYTES):
+            if body_bytes <= max(reserved_bytes, _SMALL_BYTES):
                 return
-            new_bytes = size - reserved_bytes
+            new_bytes = body_bytes - reserved_bytes
             if (
                 self.used_bytes + new_bytes > self._limit
                 or self._bytes_by_owner[owner.name] + new_bytes > self._limit_per_key
@@ -59,7 +59,7 @@ class BodyQuota:
                     "other requests use all the space for large ones; send it again later", _RETRY_SECONDS
                 )
             self._bytes_by_owner[owner.name] += new_bytes
-            reserved_bytes = size
+            reserved_bytes = body_bytes
 
         try:
             yield reserve
@@ -74,7 +74,7 @@ def limit_body(
     idle_seconds: float,
     total_seconds: float,
     *,
-    reserve: Callable[[int], None] = lambda size: None,
+    reserve: Callable[[int], None] = lambda received_bytes: None,
 ) -> Receive:
     """Refuse bodies that are too large or do not arrive.
 
@@ -88,19 +88,19 @@ def limit_body(
     Returns:
         a function that raises an `ApiError` 413 or 408, or the error of `reserve`.
     """
-    size = 0
+    received_bytes = 0
     deadline = asyncio.get_running_loop().time() + total_seconds
 
     async def receive_part() -> Message:
-        nonlocal size
+        nonlocal received_bytes
         timeout = min(idle_seconds, deadline - asyncio.get_running_loop().time())
         try:
             message = await asyncio.wait_for(receive(), timeout)
         except TimeoutError as error:
             raise ApiError(408, "the request's body did not arrive in time", code="request_timeout") from error
-        size += len(message.get("body", b""))
-        require_size(size, max_bytes)
-        reserve(size)
+        received_bytes += len(message.get("body", b""))
+        require_size(received_bytes, max_bytes)
+        reserve(received_bytes)
         return message
 
     return receive_part
@@ -130,13 +130,13 @@ async def read_body(
     return await Request(request.scope, receive).body()
 
 
-def require_size(size: int, max_bytes: int) -> None:
+def require_size(body_bytes: int, max_bytes: int) -> None:
     """Refuse a body that is too large.
 
     Raises:
         ApiError: 413.
     """
-    if size > max_bytes:
+    if body_bytes > max_bytes:
         raise ApiError(
             413,
             f"the body may have at most {max_bytes:,} bytes; upload a long document with POST /v1/files and refer to "

@@ -227,10 +227,10 @@ def _require_few_values(body: bytes) -> None:
     if len(body) <= _SMALL_BODY_BYTES:
         return
     other_bytes = position = 0
-    for number, string in enumerate(_JSON_STRING.finditer(body)):
+    for string_index, string in enumerate(_JSON_STRING.finditer(body)):
         other_bytes += string.start() - position
         position = string.end()
-        if number > _MAX_STRINGS or other_bytes > _SMALL_BODY_BYTES:
+        if string_index > _MAX_STRINGS or other_bytes > _SMALL_BODY_BYTES:
             break
     else:
         other_bytes += len(body) - position

@@ -63,9 +63,9 @@ def join_sources(sources: Sequence[Source]) -> Document:
 
 
 def _iter_sources(sources: Sequence[Source]) -> Pieces:
-    for number, source in enumerate(sources, 1):
-        separator = "" if number == 1 else _PARAGRAPH_BREAK
-        yield Block(f"{separator}[{number} of {len(sources)}: {source.name}]{_PARAGRAPH_BREAK}", source.name)
+    for source_number, source in enumerate(sources, 1):
+        separator = "" if source_number == 1 else _PARAGRAPH_BREAK
+        yield Block(f"{separator}[{source_number} of {len(sources)}: {source.name}]{_PARAGRAPH_BREAK}", source.name)
         for piece in source.load_pieces():
             if isinstance(piece, Block):
                 yield replace(piece, label=piece.label and f"{source.name}, {piece.label}")

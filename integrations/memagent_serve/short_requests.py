@@ -190,7 +190,7 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
         stop=options.stop_texts,
     )
     completion = await policy.complete(_make_text_messages(request), sampling)
-    head = ReplyHead(secrets.token_hex(12), completion.model)
+    reply_head = ReplyHead(secrets.token_hex(12), completion.model)
     text, finish_reason = extract_reply(completion.text).strip(), _FINISH_REASONS.get(completion.finish_reason, "stop")
     counts = completion.usage
     prompt_tokens, completion_tokens = (counts.prompt_tokens, counts.completion_tokens) if counts else (0, 0)
@@ -200,13 +200,13 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
         "total_tokens": prompt_tokens + completion_tokens,
     }
     if not options.stream:
-        return JSONResponse(head.make_completion({"content": text}, finish_reason, usage))
+        return JSONResponse(reply_head.make_completion({"content": text}, finish_reason, usage))
 
     async def iter_reply_events() -> AsyncIterator[str]:
-        yield head.make_chunk({"role": "assistant", "content": text})
-        yield head.make_chunk({}, finish_reason)
+        yield reply_head.make_chunk({"role": "assistant", "content": text})
+        yield reply_head.make_chunk({}, finish_reason)
         if options.wants_usage:
-            yield head.make_usage_chunk(usage)
+            yield reply_head.make_usage_chunk(usage)
         yield DONE
 
     return EventSourceResponse(iter_reply_events(), sep="\n")

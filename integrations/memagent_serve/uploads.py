@@ -84,14 +84,14 @@ class Uploads:
         try:
             with path.open("wb") as target:
                 shutil.copyfileobj(content, target)
-                size = target.tell()
-            if not size:
+                file_bytes = target.tell()
+            if not file_bytes:
                 raise make_bad_request("the file is empty", "file")
             purpose = make_one_line(purpose, _MAX_NAME_LENGTH)
-            file = UploadedFile(file_id, size, int(time.time()), clean_file_name(name), purpose)
+            file = UploadedFile(file_id, file_bytes, int(time.time()), clean_file_name(name), purpose)
             with self.ledger.lock:
                 for quota_owner in (owner, None):
-                    if self._exceeds_quota(quota_owner, size):
+                    if self._exceeds_quota(quota_owner, file_bytes):
                         raise _make_quota_error(quota_owner)
                 self.ledger.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
         except BaseException:
@@ -171,8 +171,8 @@ class Uploads:
             quota, max_files = owner.max_bytes or self.quota, _MAX_FILES
         entries = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
         query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {entries} {_OWNER_CONDITION}"  # noqa: S608  no text of a client
-        ((size, entry_count),) = self.ledger.execute(query, (owner and owner.name,))
-        return bool(size + additional_bytes > quota or entry_count + bool(additional_bytes) > max_files)
+        ((used_bytes, entry_count),) = self.ledger.execute(query, (owner and owner.name,))
+        return bool(used_bytes + additional_bytes > quota or entry_count + bool(additional_bytes) > max_files)
 
     def list_files(self, owner: Owner) -> list[UploadedFile]:
         """Return the files of a key, the newest first."""

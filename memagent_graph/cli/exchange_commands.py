@@ -37,7 +37,7 @@ class Export(RunChoice):
         from memagent_graph.cli.console import Console
         from memagent_graph.run_log.exchange import export_runs
 
-        selection = self.filter()
+        selection = self.make_filter()
         with report_failures(as_json=self.as_json), Console().show_status("writing the runs"):
             report = export_runs(
                 open_log(self.log),

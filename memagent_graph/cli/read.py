@@ -92,7 +92,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             async with reader:
                 await self.prepare(reader, console)
                 if not self.no_log:
-                    console.resume_command = self.resume_command(run_id)
+                    console.resume_command = self.format_resume_command(run_id)
                 if len(questions) > 1:
                     return await console.follow_questions(
                         lambda show: reader.aread(

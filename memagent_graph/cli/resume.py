@@ -70,9 +70,8 @@ class Resume(RunOptions):
             run_id, read_id = run_ids[0], find_read_id(run_ids[0])
             if open_questions := {*list_open_questions(log, read_id)} - {*run_ids}:
                 question_count = format_count(len(open_questions), "more question")
-                console.print_policy(
-                    f"{question_count} of the same read without an answer; for all: {self.resume_command(read_id)}"
-                )
+                command = self.format_resume_command(read_id)
+                console.print_policy(f"{question_count} of the same read without an answer; for all: {command}")
             logged_settings = ReadSettings.from_log(log.get(run_id).settings, run_id)
             settings = logged_settings.with_other(
                 policy=self.policy,
@@ -95,7 +94,7 @@ class Resume(RunOptions):
             with console.show_status("loading the policy"):
                 reader = open_reader(self, settings)
             async with reader:
-                console.resume_command = self.resume_command(read_id if len(run_ids) > 1 else run_id)
+                console.resume_command = self.format_resume_command(read_id if len(run_ids) > 1 else run_id)
                 response_format = None if self.schema is None else ResponseFormat.load(self.schema)
                 options: Any = {"document": document, "response_format": response_format, "limits": self.limits}
 

@@ -73,7 +73,7 @@ class RunChoice:
         ),
     ] = None
 
-    def filter(self, run_ids: Sequence[str] = (), *, newest: int | None = None) -> RunFilter:
+    def make_filter(self, run_ids: Sequence[str] = (), *, newest: int | None = None) -> RunFilter:
         """Return the filter for the log.
 
         Args:

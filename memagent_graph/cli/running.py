@@ -95,7 +95,7 @@ class RunOptions:
         strategy = f"strategy {reader.strategy.name}{excerpt_note}"
         console.print_policy(f"{strategy}; {tokens:,} tokens in a chunk{budget_note}")
 
-    def resume_command(self, run_id: str) -> str:
+    def format_resume_command(self, run_id: str) -> str:
         """Return the command that continues a run (or the runs with a common prefix) with the same files."""
         from memagent_graph.policies.server_url import remove_password
         from memagent_graph.storage.checkpoints import display_checkpoints

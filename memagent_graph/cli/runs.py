@@ -49,7 +49,7 @@ class Runs(RunChoice):
             log = open_log(self.log)
             run_ids = [find_run(log, name) for name in self.run_ids or ()]
             newest = None if self.as_json or self.delete or run_ids else LISTED_RUNS
-            records = list(log.runs(self.filter(run_ids, newest=newest)))
+            records = list(log.runs(self.make_filter(run_ids, newest=newest)))
             if self.delete:
                 _delete_runs(log, records, self)
                 return

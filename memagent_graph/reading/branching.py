@@ -86,7 +86,7 @@ class BranchingStrategy(Strategy):
             cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
             if stop := step.stop_if_limit_reached():
                 return {"spans": [], **stop}
-            count = step.chunks_left(width)
+            count = step.count_chunks_left(width)
             while len(spans) < count and (choice := await step.next_chunk(cursor)):
                 span, cursor = choice
                 spans.append(span.stored)

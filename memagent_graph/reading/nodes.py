@@ -83,8 +83,8 @@ class StepNode(Runnable[Any, Change]):
             if recording.failure is not None and step.calls and not recording.is_reported:
                 recording.is_reported = True
                 call = step.calls[-1]
-                chunk = call.reads[0].index if call.reads else None
-                event = ReadEvent(EventKind.LOGGING_STOPPED, chunk, recording.failure)
+                chunk_index = call.reads[0].index if call.reads else None
+                event = ReadEvent(EventKind.LOGGING_STOPPED, chunk_index, recording.failure)
                 step.calls[-1] = replace(call, events=(*call.events, event))
         if step.chunk_count and "span" in self.channels:
             change = {"span": None, **change}

@@ -223,7 +223,7 @@ class StepContext(StepExecution):
         reason = self.execution.find_reached_limit(self.context.limits)
         return None if reason is None else {"stop_reason": reason.value}
 
-    def chunks_left(self, limit: int) -> int:
+    def count_chunks_left(self, limit: int) -> int:
         """Return the number of chunks that may be read before `max_chunks` is reached, at most `limit`."""
         max_chunks = self.context.limits.max_chunks
         return limit if max_chunks is None else max(0, min(limit, max_chunks - self.execution.chunk_count))
@@ -275,7 +275,7 @@ async def read_chunk(state: SequentialState, step: StepContext) -> Change:
     if stop := step.stop_if_limit_reached():
         return stop
     if state.get("span") is not None:
-        pending = chosen_chunk(state).index
+        pending = get_chosen_chunk(state).index
         if step.execution.pending_chunk == pending:  # the loop would not end
             hint = "Call step.mark_read(span) in the step that reads it."
             raise StrategyError(f"chunk {pending} was chosen twice but not read", hint=hint)
@@ -293,7 +293,7 @@ async def overwrite_memory(state: SequentialState, step: StepContext) -> Change:
 
 async def read_with_memory(role: Role, state: Mapping[str, Any], step: StepContext) -> Reply:
     """Show the policy the memory and the chosen chunk in a role. The reply's text becomes the memory."""
-    memory, chunk = state.get("memory") or "", chosen_chunk(state)
+    memory, chunk = state.get("memory") or "", get_chosen_chunk(state)
     slot = (state.get("earlier_chunks") or 0) + chunk.index
     return await step.read(role, chunk, memory=memory, previous=memory, slot=slot)
 
@@ -326,7 +326,7 @@ def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.completion_text, "stop_reason": reason.value}
 
 
-def chosen_chunk(state: Mapping[str, Any]) -> Span:
+def get_chosen_chunk(state: Mapping[str, Any]) -> Span:
     """Return the chunk that `read_chunk` chose, or that a branch was sent to read.
 
     Raises:

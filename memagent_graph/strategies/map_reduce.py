@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from memagent_graph.prompts import read_template
 from memagent_graph.reading import branching
-from memagent_graph.reading.steps import Change, StepContext, chosen_chunk
+from memagent_graph.reading.steps import Change, StepContext, get_chosen_chunk
 from memagent_graph.reading.strategy import StrategyGraph
 from memagent_graph.roles import ANSWER, Role
 
@@ -35,4 +35,4 @@ class MapReduce(branching.BranchingStrategy):
 
 
 async def _map_chunk(state: branching.BranchState, step: StepContext) -> Change:
-    return branching.add_finding(await step.read(MAP, chosen_chunk(state)), step)
+    return branching.add_finding(await step.read(MAP, get_chosen_chunk(state)), step)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NotRequired
 from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.prompts import read_template
 from memagent_graph.reading import branching
-from memagent_graph.reading.steps import Change, StepContext, chosen_chunk
+from memagent_graph.reading.steps import Change, StepContext, get_chosen_chunk
 from memagent_graph.reading.strategy import StrategyGraph
 from memagent_graph.roles import ANSWER, Role
 
@@ -78,7 +78,7 @@ class Parallel(branching.BranchingStrategy):
 
 async def _extract(state: ParallelBranch, step: StepContext) -> Change:
     memory = state["previous_memory"]
-    reply = await step.read(EXTRACT, chosen_chunk(state), memory=memory, parents=state["previous_steps"])
+    reply = await step.read(EXTRACT, get_chosen_chunk(state), memory=memory, parents=state["previous_steps"])
     return branching.add_finding(reply, step, memory=memory)
 
 

@@ -13,7 +13,14 @@ from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.state import SequentialState
-from memagent_graph.reading.steps import Change, StepContext, answer, chosen_chunk, read_chunk, route_after_read_chunk
+from memagent_graph.reading.steps import (
+    Change,
+    StepContext,
+    answer,
+    get_chosen_chunk,
+    read_chunk,
+    route_after_read_chunk,
+)
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import BM25Retriever, Retriever, cut_passages, rank_texts
 from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role
@@ -112,25 +119,25 @@ class Recall(Strategy):
     async def _update(self, state: RecallState, step: StepContext) -> Change:
         recalled_spans = _load_spans(state.get("recalled"))
         reply = await step.read(
-            RECALL_UPDATE, chosen_chunk(state), others=recalled_spans, **_make_ask_arguments(state, step)
+            RECALL_UPDATE, get_chosen_chunk(state), others=recalled_spans, **_make_ask_arguments(state, step)
         )
         return {"memory": reply.text, "query": reply.value, "recalled": None}
 
     async def _look_up(self, state: RecallState, step: StepContext) -> Change:
         """Rank earlier memories and passages of the chunks read so far, and keep the best ones that fit in a prompt."""
-        lookups = (state.get("lookups") or 0) + 1
-        if lookups > self.lookups:
+        lookup_count = (state.get("lookups") or 0) + 1
+        if lookup_count > self.lookups:
             return {"recalled": RecallResult(spans=[], memories=[], call_ids=[]), "query": None}
         calls = [call for call in await step.load_previous_calls() if not call.branch]
-        memories = {call.text: call.id for call in calls if call.writes is Writes.MEMORY and call.text}
-        memories.pop(state.get("memory") or "", None)
-        chunks = {call.reads[0].index: call.reads[0] for call in calls if call.reads}
-        earlier_memories, passage_spans = list(memories), list[Span]()
+        call_ids_by_memory = {call.text: call.id for call in calls if call.writes is Writes.MEMORY and call.text}
+        call_ids_by_memory.pop(state.get("memory") or "", None)
+        chunk_spans = {call.reads[0].index: call.reads[0] for call in calls if call.reads}
+        earlier_memories, passage_spans = list(call_ids_by_memory), list[Span]()
         result, remaining_tokens = RecallResult(spans=[], memories=[], call_ids=[]), step.context.budget.memory_tokens
 
         def iterate_texts() -> Iterator[str]:
             yield from earlier_memories
-            for span in chunks.values():
+            for span in chunk_spans.values():
                 text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
                 for start, end in cut_passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * remaining_tokens)):
                     passage_spans.append(_make_passage_span(span, text, start, end))
@@ -149,9 +156,9 @@ class Recall(Strategy):
                 result["spans"].append({**passage.stored, "tokens": tokens})
             else:
                 result["memories"].append(text)
-                result["call_ids"].append(memories[text])
+                result["call_ids"].append(call_ids_by_memory[text])
         result["spans"].sort(key=lambda span: span["start_byte"])
-        return {"recalled": result, "query": None, "lookups": lookups}
+        return {"recalled": result, "query": None, "lookups": lookup_count}
 
 
 async def _update_last(state: RecallState, step: StepContext) -> Change:

@@ -13,7 +13,14 @@ from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.state import ReaderContext, SequentialState
-from memagent_graph.reading.steps import Change, StepContext, answer, chosen_chunk, read_chunk, route_after_read_chunk
+from memagent_graph.reading.steps import (
+    Change,
+    StepContext,
+    answer,
+    get_chosen_chunk,
+    read_chunk,
+    route_after_read_chunk,
+)
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role
 
@@ -146,7 +153,7 @@ async def _update_memory(state: RereadState, step: StepContext) -> Change:
             [*([tip] if tip else ()), state.get("question_call_id") or ""],
         )
     reply = await step.read(
-        UPDATE, chosen_chunk(state), question=question, memory=memory, previous=memory, parents=parents
+        UPDATE, get_chosen_chunk(state), question=question, memory=memory, previous=memory, parents=parents
     )
     return {"memory": reply.text}
 

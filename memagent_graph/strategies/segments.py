@@ -68,7 +68,7 @@ async def _choose_segments(state: SegmentsState, step: StepContext) -> Change:
     if stop := step.stop_if_limit_reached():
         return stop
     unread = list(_find_unread_cursors(state))
-    return {"next_segments": unread[: step.chunks_left(len(unread))]}
+    return {"next_segments": unread[: step.count_chunks_left(len(unread))]}
 
 
 def _route_to_segments(state: SegmentsState) -> str | Sequence[Send]:

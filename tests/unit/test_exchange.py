@@ -62,8 +62,8 @@ def test_a_run_with_retries_an_edit_and_rewards_is_imported_unchanged(tmp_path, 
     )
     discarded_attempt = make_attempt(1, call_id="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
     log.record(discarded_attempt)
-    kept_memory = {"outcome": Outcome.KEPT_PREVIOUS, "memory": "before", "events": events}
-    log.record(make_attempt(1, call_id="again", attempt=1, **kept_memory))
+    kept_previous = {"outcome": Outcome.KEPT_PREVIOUS, "memory": "before", "events": events}
+    log.record(make_attempt(1, call_id="again", attempt=1, **kept_previous))
     log.wait(log.edit("r", 1, "a better memory", call_id="again", remaining=["s0", "again"]))
     answer_row = log.wait(log.record(make_attempt(2, answers=True, finish_reason="length", trace={"x": "1"})))
     log.wait(log.end("r", "answered", None))
@@ -184,14 +184,14 @@ def test_datasets_reads_a_parquet_export_with_the_same_values(tmp_path, log) -> 
     )
 
     conversations = [conversation for run in ("a", "b") for conversation in log.conversations(run)]
-    for row, turn in zip(exported_rows, conversations, strict=True):
-        assert row["conversation"] == turn.id
+    for row, conversation in zip(exported_rows, conversations, strict=True):
+        assert row["conversation"] == conversation.id
         for name in ("run_id", "role", "position", "text"):
-            assert row[name] == getattr(turn, name)
+            assert row[name] == getattr(conversation, name)
         for name in ("prompt_token_ids", "token_ids", "logprobs"):
-            assert row[name] == (getattr(turn, name) and list(getattr(turn, name)))
-        assert json.loads(row["sampling"]) == turn.sampling
-        assert (row["question"], row["answer"]) == (f"Who is {turn.run_id}?", "42")
+            assert row[name] == (getattr(conversation, name) and list(getattr(conversation, name)))
+        assert json.loads(row["sampling"]) == conversation.sampling
+        assert (row["question"], row["answer"]) == (f"Who is {conversation.run_id}?", "42")
         assert json.loads(row["document"]) == DOCUMENT
     assert [reward["value"] for reward in exported_rows[4]["rewards"]] == [0.75]
     assert [(reward["name"], reward["value"]) for reward in exported_rows[3]["run_rewards"]] == [("exact", 0.5)]

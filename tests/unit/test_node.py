@@ -134,7 +134,7 @@ async def test_progress_and_callbacks_go_through_the_parent(make_reader) -> None
     parent = build_parent(memagent_node(make_reader(), run_id="run")).compile()
     counter = NodeCounter()
     stream_modes: Any = ["custom", "values"]
-    events = [payload async for payload in parent.astream(INPUT, {"callbacks": [counter]}, stream_mode=stream_modes)]
+    events = [event async for event in parent.astream(INPUT, {"callbacks": [counter]}, stream_mode=stream_modes)]
     updates = [payload for mode, payload in events if mode == "custom"]
     assert {update["type"] for update in updates} == {"memagent.memory_update"}
     assert {update["run_id"] for update in updates} == {events[-1][1]["run"]}

@@ -20,12 +20,12 @@ from memagent_mcp.tool_results import format_run
 from memagent_serve.chat_replies import describe_read
 from memagent_serve.request_texts import iter_stored_pieces
 
-MIXED_PDF = next(case for case in make_documents() if case.name == "mixed.pdf")
+MIXED_CASE = next(case for case in make_documents() if case.name == "mixed.pdf")
 IMAGE_PAGES = "pages that are images (1: page 2)"
 
 
 def make_mixed_pdf():
-    return Document.from_bytes(MIXED_PDF.data, name=MIXED_PDF.name)
+    return Document.from_bytes(MIXED_CASE.data, name=MIXED_CASE.name)
 
 
 def make_agent(**settings):
@@ -68,16 +68,16 @@ def ocr(source):
     for part in source.standard():
         yield Block(f"[read from {part.place}]") if isinstance(part, Omission) else part
 
-def declining(source):
+def decline(source):
     return None
 
-def whole(source):
+def describe(source):
     return "# All of " + source.kind
 
-def failing(source):
+def fail(source):
     raise OSError("no scanner")
 
-def wrong(source):
+def yield_number(source):
     yield 7
 """
 
@@ -94,8 +94,8 @@ def converter_store(store, tmp_path, monkeypatch):
     [
         ("own_converter.py:ocr", "Before.\n\n\n\n[read from page 2]After."),
         ("own_converter:ocr", "Before.\n\n\n\n[read from page 2]After."),
-        ("own_converter.py:declining", "Before.\n\n\n\nAfter."),
-        ("own_converter.py:whole", "# All of pdf"),
+        ("own_converter.py:decline", "Before.\n\n\n\nAfter."),
+        ("own_converter.py:describe", "# All of pdf"),
         ("pdf", "Before.\n\n\n\nAfter."),
     ],
 )
@@ -110,8 +110,8 @@ def test_a_named_converter_converts_the_file(name, text, converter_store):
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("own_converter.py:failing", "failed at mixed.pdf: OSError: no scanner"),
-        ("own_converter.py:wrong", "yields blocks, omissions and texts, not a int"),
+        ("own_converter.py:fail", "failed at mixed.pdf: OSError: no scanner"),
+        ("own_converter.py:yield_number", "yields blocks, omissions and texts, not a int"),
         ("own_converter.py:missing", "has no 'missing'"),
         ("nowhere.py:convert", "there is no file"),
     ],
@@ -124,14 +124,14 @@ def test_a_failing_converter_is_an_error_with_its_reason(name, error, converter_
 @pytest.mark.usefixtures("in_process_conversion")
 def test_a_named_converter_converts_unknown_types_but_no_text(converter_store):
     drawing = Document.from_bytes(b"PK\x03\x04\x00\x00\xff\xfe", "plan.xyz")
-    ref = converter_store.with_options(converter="own_converter.py:whole").add(drawing)
+    ref = converter_store.with_options(converter="own_converter.py:describe").add(drawing)
     assert (converter_store.read(ref, 0, ref["size"]), ref["media_type"]) == ("# All of xyz", "application/x-xyz")
     with pytest.raises(DocumentError, match="has no 'missing'"):
         converter_store.with_options(converter="own_converter.py:missing").add(drawing)
     with pytest.raises(UnsupportedDocumentError, match="xyz"):
-        converter_store.with_options(converter="own_converter.py:declining").add(drawing)
+        converter_store.with_options(converter="own_converter.py:decline").add(drawing)
     notes = Document.from_bytes(b"As it is.", "notes.xyz")
-    text_ref = converter_store.with_options(converter="own_converter.py:whole").add(notes)
+    text_ref = converter_store.with_options(converter="own_converter.py:describe").add(notes)
     assert converter_store.read(text_ref, 0, text_ref["size"]) == "As it is."
 
 

@@ -47,7 +47,7 @@ BUDGET_VARIABLES = {
 }
 
 
-ALLOWED = ("os.stat", "os.listdir", "io.BufferedReader.read", "io.TextIOWrapper.read", "threading.Lock.acquire")
+ALLOWED_CALLS = ("os.stat", "os.listdir", "io.BufferedReader.read", "io.TextIOWrapper.read", "threading.Lock.acquire")
 """Blocking calls that `langgraph dev` allows in its event loop."""
 
 
@@ -190,8 +190,8 @@ async def test_the_api_gives_nodes_schemas_and_progress(server_url) -> None:
     assert "memory" in schemas["state_schema"]["properties"]
     request = {"question": QUESTION, "document": make_text(10)}
     events = [event async for event in client.runs.stream(None, "memagent", input=request, stream_mode="custom")]
-    kinds = [event.data["type"] for event in events if event.event == "custom"]
-    assert kinds == ["memagent.memory_update"] * 10 + ["memagent.answer"]
+    event_types = [event.data["type"] for event in events if event.event == "custom"]
+    assert event_types == ["memagent.memory_update"] * 10 + ["memagent.answer"]
 
 
 @pytest.mark.timeout(60)
@@ -230,7 +230,7 @@ async def test_a_run_without_a_policy_is_an_error_and_an_added_policy_is_used(
     text = make_document({0.5: "The special magic number for coral trumpet is 4711."}, words=200)
     request = {"question": "What is the special magic number for coral trumpet?", "document": text}
     with blockbuster_ctx(["langchain_memagent", "memagent_graph"]) as detector:
-        for function in ALLOWED:
+        for function in ALLOWED_CALLS:
             detector.functions[function].deactivate()
         with pytest.raises(InputError, match=r"no policy is named.*BASE_URL.*MEMAGENT_MODEL.*policy add english"):
             await (await make_graph()).ainvoke(request)

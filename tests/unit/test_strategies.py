@@ -25,7 +25,7 @@ from memagent_graph import (
     build_graph,
 )  # fmt: skip
 from memagent_graph.errors import BudgetError, PromptError, StrategyError
-from memagent_graph.reading.steps import answer, chosen_chunk, overwrite_memory, read_chunk, route_after_read_chunk
+from memagent_graph.reading.steps import answer, get_chosen_chunk, overwrite_memory, read_chunk, route_after_read_chunk
 from memagent_graph.strategies import list_strategy_names, load_strategy
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.terminal import render_timeline
@@ -206,7 +206,7 @@ def test_a_document_cannot_close_a_field_of_a_strategys_template(make_reader) ->
 
 def test_a_step_that_does_not_call_mark_read_is_refused(make_reader) -> None:
     async def update(state, step):
-        span = chosen_chunk(state)
+        span = get_chosen_chunk(state)
         reply = await step.ask(UPDATE, memory="", chunk=step.read_text(span), reads=[span], slot=next(slots))
         return {"memory": reply.text}
 
@@ -214,7 +214,7 @@ def test_a_step_that_does_not_call_mark_read_is_refused(make_reader) -> None:
     with pytest.raises(StrategyError, match=r"chunk 0 was chosen twice.*step\.mark_read"):
         make_reader(strategy=make_strategy(update=staticmethod(update))).read(TEXT, QUESTION)
     with pytest.raises(StrategyError, match="ran without a chunk"):
-        chosen_chunk({"span": None})
+        get_chosen_chunk({"span": None})
 
 
 @pytest.mark.parametrize(("node", "chunk"), [("open_document", None), ("update_memory", 0), ("update_memory", 3)])

@@ -305,7 +305,7 @@ class _EvaluationRun:
         return await add_losses(row, sample, evaluation.run_log, evaluation.store), error
 
     async def _record_or_defer(self, row: ResultRow, error: Exception | None) -> None:
-        """Record a row, unless its failure may be because the server is down.
+        """Record a row, or defer it if the server may be down.
 
         Raises:
             PolicyError: the server is down. Questions that failed because of that have no row, and are asked again.

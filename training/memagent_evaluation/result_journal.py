@@ -50,7 +50,7 @@ _SYNC_INTERVAL_S: Final = 1.0
 
 
 class _Header(TypedDict):
-    """The first line."""
+    """The first line of a journal."""
 
     format: str
     evaluation: str

@@ -31,13 +31,13 @@ def test_retrieval_reports_how_much_of_the_document_it_showed(read_book, server)
 
     server.respond, server.window = respond, 900
     result = read_book("--strategy", "retrieval:chunks=2:chunk_tokens=60", "--run-id", "r")
-    too_long = read_book("--strategy", "full_context", code=7)
+    failed_result = read_book("--strategy", "full_context", code=7)
     assert parse_answers(result.stdout) == ["4711"]
     assert re.search(r"\b\d{2,3} of \d,\d{3} tokens shown by fake \(retrieval\), ", result.stderr), result.stderr
     run = json.loads(memagent("show", "r", "--json").stdout)
     assert (run["strategy"], run["answer"]) == ("retrieval", "4711")
-    assert "Read it in chunks" in too_long.stderr
-    assert "continue with" not in too_long.stderr
+    assert "Read it in chunks" in failed_result.stderr
+    assert "continue with" not in failed_result.stderr
 
 
 def test_a_run_is_resumed_on_another_machine_from_a_shared_folder(book, read_book, tmp_path, monkeypatch) -> None:
@@ -107,7 +107,7 @@ def test_an_interrupted_read_prints_the_resume_command(book, options, server, si
 
 
 def test_an_interrupted_resume_of_several_questions_can_be_repeated(read_book, monkeypatch) -> None:
-    async def cancel(console, read_book):
+    async def cancel(console, read):
         raise asyncio.CancelledError
 
     questions = ("-q", "Which harbor has a key?", "-q", "What is the key of tower?")

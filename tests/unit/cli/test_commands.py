@@ -117,7 +117,7 @@ def __getattr__(name):
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def command_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     attributes = {"greet": "Greet", "broken": "Broken", "empty": "Undecorated", "absent": "absent", "read": "Broken"}
     entry_points = {name: f"commands_of_mine:{attribute}" for name, attribute in attributes.items()}
     folder = add_package(
@@ -130,7 +130,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_package_adds_a_command(package) -> None:
+def test_a_package_adds_a_command(command_package) -> None:
     assert "Greet people by their names." in memagent("--help").stdout
     assert "commands_of_mine" not in sys.modules, "the list of commands does not import it"
     assert "Greet somebody." in memagent("greet", "--help").stdout
@@ -146,7 +146,7 @@ def test_a_package_adds_a_command(package) -> None:
         ("gone", "No module named 'no_such_module'"),
     ],
 )
-def test_a_command_that_cannot_be_loaded_is_an_error_and_other_commands_work(package, name, message) -> None:
+def test_a_command_that_cannot_be_loaded_is_an_error_and_other_commands_work(command_package, name, message) -> None:
     for arguments in ([], ["some", "--option", "1"], ["--help"]):
         error_text = memagent(name, *arguments, code=ExitCode.SETTINGS).stderr
         assert f"the command '{name}' of the package commands_of_mine 1.2 fails" in error_text and message in error_text
@@ -163,7 +163,7 @@ def test_the_error_of_a_command_without_its_extra_says_how_to_install_it(command
     assert make_install_command(command) in memagent(command, code=ExitCode.SETTINGS).stderr
 
 
-def test_the_error_names_the_extra_of_another_package(package) -> None:
+def test_the_error_names_the_extra_of_another_package(command_package) -> None:
     assert 'pip install "commands_of_mine[colours]"' in memagent("lacking", code=ExitCode.SETTINGS).stderr
 
 
@@ -307,7 +307,7 @@ def make(request):
 
 
 def test_a_run_with_a_policy_of_another_package_is_resumed_from_its_log(
-    package, book, options, tmp_path, monkeypatch
+    command_package, book, options, tmp_path, monkeypatch
 ) -> None:
     module_text = POLICY_MODULE.format(tests=str(ROOT / "tests"))
     entry_points = {POLICIES: {"perfect": "perfect_policy:make"}}

@@ -62,7 +62,7 @@ def list_data_tasks() -> tuple[str, ...]:
 
 
 def detect_data_task(path: Path) -> str:
-    """Return the one of `list_data_tasks()` that reads a file or dataset folder, by the fields of its first row.
+    """Return the name of the data task that reads a file or dataset folder, from the fields of its first row.
 
     Raises:
         EvaluationError: the file cannot be read, or no task knows its fields.

@@ -47,7 +47,7 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class QARecord:
-    """A question, and the paragraphs that answer it among some that do not."""
+    """A question, the paragraphs that answer it, and the distractors."""
 
     id: str
     """The question's id, unique in the data set."""

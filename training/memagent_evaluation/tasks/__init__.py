@@ -58,8 +58,7 @@ def list_task_options(name: str) -> tuple[str, ...]:
 
 
 def load_task(name: str, settings: TaskSettings) -> Task:
-    """Return the task of a name, with options if it has some, or a user's own as `path/to/file.py:Name` or
-    `module:Name`.
+    """Return a task by its name, perhaps with options, or a user's own task by `path/to/file.py:Name` or `module:Name`.
 
     A user's `Name` is a class whose constructor takes `settings` or nothing, or a task itself. It sets
     `shares_documents = True` if it uses `TaskSettings.questions_per_document`.

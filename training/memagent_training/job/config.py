@@ -31,30 +31,30 @@ class OldLogProbs(StrEnum):
     """The denominator of the clipped loss's probability ratio."""
 
     RECOMPUTED = "recomputed"
-    """The initial weights, forwarded once before the first step (verl, MemAgent). The sampler's own log-probs are then
-    used only by `importance_cap`."""
+    """Log-probs under the initial weights, computed once before the first step (verl, MemAgent). The sampler's own are
+    then used only by `importance_cap`."""
 
     LOGGED = "logged"
     """The sampler's logged log-probs: no additional forward pass, and numerical differences between sampler and trainer
-    are clipped like the rest."""
+    are clipped like other differences."""
 
 
 FIXED_OPTIONS: dict[str, tuple[object, str]] = {
     "eval_strategy": ("no", "measure checkpoints with memagent eval"),
-    "gradient_accumulation_steps": (1, "an optimizer step is planned whole; lower token_budget to save memory"),
+    "gradient_accumulation_steps": (1, "an optimizer step is planned as a whole; lower token_budget to save memory"),
     "loss_type": ("dapo", "loss_weights chooses the mean"),
     "steps_per_generation": (None, "nothing is generated"),
     "generation_batch_size": (None, "nothing is generated"),
     "save_only_model": (False, "training could not continue from such a checkpoint"),
-    "sync_ref_model": (False, "the reference stays as it was, so that a resumed training has the same one"),
+    "sync_ref_model": (False, "the reference model is constant, so that a resumed training run has the same one"),
     "use_vllm": (False, "runs are replayed; roll them out with the reader"),
     "use_transformers_continuous_batching": (False, "runs are replayed; roll them out with the reader"),
-    "num_iterations": (1, "num_train_epochs passes over the runs several times"),
-    "top_entropy_quantile": (1.0, "a quantile per micro-batch would make the loss depend on their split"),
+    "num_iterations": (1, "num_train_epochs makes several passes over the runs"),
+    "top_entropy_quantile": (1.0, "with a quantile per micro-batch, the loss would depend on their split"),
     "use_adaptive_entropy": (False, "entropy_coef is constant"),
-    "off_policy_mask_threshold": (None, "importance_cap bounds what stale runs can do"),
+    "off_policy_mask_threshold": (None, "importance_cap limits the effect of stale runs"),
     "scale_rewards": ("group", "use divide_by_std instead"),
-    "use_bias_correction_kl": (False, "KL is as the released recipe has it"),
+    "use_bias_correction_kl": (False, "the KL is that of the released recipe"),
     "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
     "remove_unused_columns": (False, "runs have no columns"),
     "push_to_hub": (False, "upload the finished folder, which has profile and templates too: hf upload NAME FOLDER"),
@@ -124,7 +124,7 @@ class MultiConvDAPOConfig(GRPOConfig):
 
     save_dtype: str | None = None
     """The number format of the weights in a policy's folder: float32, bfloat16 or float16; None keeps the trainer's.
-    Checkpoints keep theirs in any case."""
+    Checkpoints always keep the trainer's."""
     groups_per_step: int = 8
     """Groups per optimizer step; the last step of a pass may have fewer."""
     layout: str = Layout.PREFIX_TREE.value
@@ -140,7 +140,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     overlong_max_length: int | None = None
     """Completion tokens at which DAPO's soft penalty reaches -1; None for no penalty."""
     overlong_cache_length: int | None = None
-    """The number of tokens before that over which it grows."""
+    """The number of tokens before `overlong_max_length` over which the penalty grows."""
     drop_zero_variance: bool = False
     loss_weights: str = LossWeights.TOKEN_MEAN.value
     old_logprobs: str = OldLogProbs.RECOMPUTED.value
@@ -152,18 +152,18 @@ class MultiConvDAPOConfig(GRPOConfig):
     the weight is always 1: the ratio is then relative to the sampler itself, and is clipped."""
     logged_after_temperature: bool = False
     """Whether the logged log-probs are those of the sampled distribution, after temperature (vLLM: --logprobs-mode
-    processed_logprobs). Otherwise they are before temperature, and can be used only if it is 1."""
+    processed_logprobs). Otherwise they are before temperature, and can be used only at a temperature of 1."""
     skip_certain: float = 0.0
     """Skip the forward pass of completions to which the sampler gave a probability above 1 - skip_certain; they still
     count in the means. The gradient of such a completion is at most about this fraction of an uncertain one's: with
-    0.001, a copied memory costs nothing. 0 forwards every row that has a gradient."""
+    0.001, copied memories are not forwarded. 0 forwards every row that has a gradient."""
     max_skipped_steps: int = 3
-    """Optimizer steps in a row that may be skipped because loss or gradient are not finite; with one more, training
-    stops."""
+    """The number of consecutive optimizer steps that may be skipped because loss or gradient are not finite; after one
+    more, training stops."""
     max_logprob_gap: float = 0.2
     """The maximum mean absolute difference per token, in nats, between logged and recomputed log-probs. If it is
-    larger, training does not begin: the runs are another model's. From 0.02 on there is a warning: vLLM in float32
-    differs by 2e-6."""
+    larger, training does not start, because another model wrote the runs. There is a warning from 0.02 on; vLLM in
+    float32 differs by 2e-6."""
 
     @classmethod
     def list_names(cls) -> list[str]:

@@ -49,11 +49,11 @@ class TrainingOptions:
 
 
 class Engine(StrEnum):
-    """The engine with which the policy of a loop reads."""
+    """The engine with which a loop's policy reads."""
 
     VLLM = "vllm"
     LOCAL = "local"
-    """The policy reads in the process that trains: for small policies, and for a rehearsal without a server."""
+    """The policy reads in the training process: for small policies, and for a rehearsal without a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class LoopOptions:
     base_url: Annotated[
         str | None,
         typer.Option(
-            help="A vLLM server that runs already with the model's weights in float32, on this file system, started "
+            help="A running vLLM server with the model's weights in float32, on this file system, started "
             "with VLLM_SERVER_DEV_MODE=1 (for --lora: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora) and "
             "--generation-config vllm.",
             show_default="starts its own",
@@ -129,7 +129,7 @@ class LoopOptions:
         bool,
         typer.Option(
             "--serve-merged",
-            help="With --lora: load the weights with merged adapters into the server. On CPUs it reads faster then.",
+            help="With --lora: load weights with merged adapters into the server, which then reads faster on CPUs.",
         ),
     ] = False
     resume: Annotated[bool, typer.Option("--resume", help="Continue the loop in --out, or begin a new one.")] = False

@@ -31,6 +31,7 @@ PROFILE = {
     "on_invented": "keep_previous",
     "empty_memory": "none",
 }
+"""The settings of the profile with which the policy reads."""
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

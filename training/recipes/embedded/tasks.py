@@ -34,9 +34,11 @@ from recipes.embedded.training_examples import EMPTY
 _TOKENS_PER_FACT = 256
 """The average number of tokens per foreign fact: one fact per chunk, in addition to the target fact."""
 _NEAR_MISS_FRACTION = 0.5
+"""The fraction of foreign facts that are near misses of the target fact."""
 _ABSENT_FRACTION = 0.2
 """The fraction of questions among foreign facts without an answer in the document."""
 _SENTENCE_FRACTION = 0.5
+"""The fraction of documents in which facts are planted between sentences."""
 _HARD_VALUES = ((0.25, re.compile(r"\d{3}0\d\d")), (0.1, re.compile(r"(\d{3})\1")))
 """Patterns of numbers that the policy often copies wrongly, with their sampling rates. Each group of three digits is a
 token: a group that begins with 0 is rare, as it is never the first one, and after a group that occurs twice, a copy may

@@ -25,10 +25,12 @@ SPLIT_PATTERN = (
 )
 SPECIAL_TOKENS = ("<|pad|>", "<|user|>", "<|assistant|>", "<|end|>")
 VOCABULARY_SIZE = 5120
+"""The number of tokens, including special tokens."""
 TAG_TEXT = (
     "\n<section> x </section>\n<memory> none </memory>\n<problem> x? </problem>\nAnswer in \\boxed{}. \\boxed{ none}"
     "\nWhat is the number of What's Which Find Tell me Give mentioned in the provided text?"
 )
+"""The tags and frequent words of prompts, which are repeated in the training text so that they become single tokens."""
 
 CHAT_TEMPLATE = (
     "{%- set carried = namespace(text='') -%}"

@@ -25,6 +25,7 @@ from recipes.english.sections import CHARACTERS_PER_TOKEN, MAX_SECTION_TOKENS, P
 CHUNK_COUNTS: Final = (4, 16)
 """The minimum and the maximum length of a document, in chunks."""
 _UNANSWERED_FRACTION: Final = 0.1
+"""The fraction of questions without an answer in the document."""
 _SECTION_SEPARATOR: Final = "\n\n"
 
 

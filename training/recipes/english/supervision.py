@@ -35,6 +35,7 @@ WARM_UP_STEPS: Final = 20
 FINAL_RATE_SHARE: Final = 0.05
 """The fraction of the rate at the last step."""
 SAVE_SECONDS: Final = 600.0
+"""The time between two checkpoints."""
 
 
 @dataclass(slots=True)

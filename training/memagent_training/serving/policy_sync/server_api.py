@@ -27,7 +27,9 @@ _DEV_REMEDY: Final = (
 REQUEST_SECONDS: Final = 300.0
 """The maximum time of one request; a request to pause ends when the requests in flight have ended."""
 _CACHE_RETRY_SECONDS: Final = 0.1
+"""The pause between two attempts to drop a prefix cache that requests use."""
 _CACHE_TIMEOUT_SECONDS: Final = 10.0
+"""The time after which such attempts end with an error."""
 
 
 class UnreachableError(SyncError):
