@@ -433,12 +433,8 @@ def plan_stages(workload: Workload, rng: random.Random) -> Iterator[Sequence[tup
             requests = repeat_for_questions(update_prompt, memory_tokens, section_tokens)
             if workload.strategy == "gated":
                 requests = [
-                    (
-                        prompt,
-                        cached_tokens,
-                        reply_tokens if rng.random() < workload.rewrite_share else workload.gate_tokens,
-                    )
-                    for prompt, cached_tokens, reply_tokens in requests
+                    (prompt, cached, reply_tokens if rng.random() < workload.rewrite_share else workload.gate_tokens)
+                    for prompt, cached, reply_tokens in requests
                 ]
             yield requests
     yield repeat_for_questions(memory_tokens + frame_tokens, workload.answer_tokens)

@@ -172,12 +172,7 @@ def compare(contenders: Sequence[Contender], workload: Workload) -> dict[Contend
             cost_text = f"{cost.wall_seconds:.3g} s, {cost.processor_seconds:.3g} of processor time"
             print(f"    {cost.forwarded_tokens:,} tokens, {cost_text}", file=sys.stderr, flush=True)
         reference_steps = next(
-            (
-                steps_by_contender[other_contender]
-                for other_contender in steps_by_contender
-                if other_contender.order is contender.order
-            ),
-            steps,
+            (steps_by_contender[other] for other in steps_by_contender if other.order is contender.order), steps
         )
         _check_same_work(contender, steps, reference_steps[: workload.repeats], TOLERANCES[workload.dtype])
         steps_by_contender[contender] = steps_by_contender.get(contender, []) + steps

@@ -134,17 +134,8 @@ def measure_costs(strategies: Sequence[str], chunks: int, ms: float) -> list[Cos
                     f"{strategy} answered {result.answer!r}: the scripted policy does not support this strategy"
                 )
             turns_in_a_row, idle_tokens = count_turns_in_a_row(result.trace), compute_idle_tokens(result)
-            costs.append(
-                Cost(
-                    strategy,
-                    seconds,
-                    turns_in_a_row,
-                    usage.turns,
-                    usage.completion_tokens,
-                    usage.prompt_tokens,
-                    idle_tokens,
-                )
-            )
+            tokens = usage.completion_tokens, usage.prompt_tokens
+            costs.append(Cost(strategy, seconds, turns_in_a_row, usage.turns, *tokens, idle_tokens))
     return costs
 
 

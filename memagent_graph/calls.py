@@ -102,12 +102,13 @@ class Call:
     @property
     def extent(self) -> dict[str, int]:
         """The part of the document that the call read, from its first chunk to its last; zeros if it read none."""
-        first, last = (self.reads[0], max(self.reads, key=lambda span: span.end_byte)) if self.reads else (None, None)
+        first_span = self.reads[0] if self.reads else None
+        last_span = max(self.reads, key=lambda span: span.end_byte) if self.reads else None
         return {
-            "start_char": first.start_char if first else 0,
-            "end_char": last.end_char if last else 0,
-            "start_byte": first.start_byte if first else 0,
-            "end_byte": last.end_byte if last else 0,
+            "start_char": first_span.start_char if first_span else 0,
+            "end_char": last_span.end_char if last_span else 0,
+            "start_byte": first_span.start_byte if first_span else 0,
+            "end_byte": last_span.end_byte if last_span else 0,
             "chunk_tokens": sum(span.tokens for span in self.reads),
         }
 

@@ -232,17 +232,18 @@ class ResponseFormat:
     def _name_type(self, schema: Mapping[str, Any], depth: int = 2) -> str:
         """Return the type of a schema in a few words."""
         if isinstance(options := schema.get("enum"), list):
-            texts = [json.dumps(option, ensure_ascii=False) for option in options[:_MAX_ENUM_OPTIONS]]
-            return f"one of {', '.join(texts)}{', ...' if len(options) > len(texts) else ''}"
+            listed_options = [json.dumps(option, ensure_ascii=False) for option in options[:_MAX_ENUM_OPTIONS]]
+            return f"one of {', '.join(listed_options)}{', ...' if len(options) > len(listed_options) else ''}"
         for keyword in ("anyOf", "oneOf"):
-            if isinstance(parts := schema.get(keyword), list) and depth:
-                return " or ".join(dict.fromkeys(self._name_type(self.resolve(part), depth - 1) for part in parts))
-        kind = schema.get("type", "any")
-        if kind == "array" and depth:
+            if isinstance(alternatives := schema.get(keyword), list) and depth:
+                names = (self._name_type(self.resolve(alternative), depth - 1) for alternative in alternatives)
+                return " or ".join(dict.fromkeys(names))
+        type_name = schema.get("type", "any")
+        if type_name == "array" and depth:
             return f"list of {self._name_type(self.resolve(schema.get('items')), depth - 1)}"
-        if kind == "object" and (properties := _get_properties(schema)):
+        if type_name == "object" and (properties := _get_properties(schema)):
             return f"object with {', '.join(properties)}"
-        return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
+        return " or ".join(map(str, type_name)) if isinstance(type_name, list) else str(type_name)
 
     def resolve(self, schema: Any) -> Mapping[str, Any]:
         """Return a schema with its references resolved. Keywords next to a reference take precedence."""

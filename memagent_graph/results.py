@@ -187,12 +187,12 @@ class ReadResult:
         if self._is_completely_read:
             return f"All of {document} was read."
         if self.trace.newest_excerpt_call is not None:
-            tokens, length = self.trace.tokens_shown, self.usage.document_tokens
-            return f"The policy was shown {tokens:,} of {length:,} tokens of {document}, chosen by {self.strategy}."
-        part = f"after {self.chunks_read} chunks of {document}"
+            token_counts = f"{self.trace.tokens_shown:,} of {self.usage.document_tokens:,} tokens"
+            return f"The policy was shown {token_counts} of {document}, chosen by {self.strategy}."
+        position = f"after {self.chunks_read} chunks of {document}"
         if self.stop_reason.resumable:
-            return f"Reading stopped at its limit ({self.stop_reason.value}) {part}."
-        return f"Reading ended {part}, because the answer was known."
+            return f"Reading stopped at its limit ({self.stop_reason.value}) {position}."
+        return f"Reading ended {position}, because the answer was known."
 
     def findings(self) -> str:
         """Return the answer (or why there is none) and the memory, as text for a language model."""

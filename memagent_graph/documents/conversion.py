@@ -126,7 +126,7 @@ def convert_parts(
 
 
 def _locate_converter(converter: str | None) -> str | None:
-    """Return the location of a user's converter, with an absolute path; None for none."""
+    """Return the location of a user's converter, with an absolute path, or None if there is no such converter."""
     if converter is None or converter in list_converters():
         return converter and list_converters()[converter][0]
     module, colon, function = converter.rpartition(":")
@@ -161,7 +161,7 @@ def _run_conversion(task: Mapping[str, Any], source: IO[bytes], result: IO[bytes
 
 def _read_output(task: Mapping[str, Any], result: IO[bytes], exit_code: int) -> Parts:
     """Parse the output of the process. It is not trusted, because the file may be hostile."""
-    remaining = int(task["bounds"]["text"] * conversion_program.MEGABYTE)
+    remaining_bytes = int(task["bounds"]["text"] * conversion_program.MEGABYTE)
     while header := result.readline(_MAX_HEADER_BYTES):
         try:
             message = json.loads(header)
@@ -180,8 +180,8 @@ def _read_output(task: Mapping[str, Any], result: IO[bytes], exit_code: int) -> 
                 pass
             case _:
                 break
-        data = result.read(min(size, remaining))
-        remaining -= size
+        data = result.read(min(size, remaining_bytes))
+        remaining_bytes -= size
         if len(data) < size:
             break
         text = data.decode("utf-8", "surrogatepass")

@@ -313,10 +313,10 @@ def _translate_library_errors(name: str) -> Iterator[None]:
 
 def _require_bounds(specification: dict[str, Any]) -> None:
     """Raise `ValueError` for rules that could take minutes or gigabytes for a text."""
-    parts = [specification.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
-    for part in parts:  # the loop also visits the nested parts that it appends
-        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-    rules = [part for part in parts if isinstance(part, dict)]
+    nodes = [specification.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
+    for node in nodes:  # the loop also visits the nested nodes that it appends
+        nodes += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    rules = [node for node in nodes if isinstance(node, dict)]
     contents = [rule.get("content") or rule.get("prepend") or "" for rule in rules]
     model = specification["model"]
     contents += [model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix")]

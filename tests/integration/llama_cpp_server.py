@@ -1,8 +1,6 @@
-"""Run under the interpreter that has xllamacpp: a llama.cpp server of one model, for as long as its input is open.
+"""Serve one model with llama.cpp, in the interpreter that has xllamacpp: `python llama_cpp_server.py MODEL.gguf`.
 
-Its input is its owner's: it ends with the process that started it.
-
-python llama_cpp_server.py MODEL.gguf
+The server runs until its standard input is closed, so it ends with the process that started it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A Llama policy with random weights and a tiny tokenizer: real files that a server loads in no time.
+"""A Llama policy with random weights and a tiny tokenizer, in files that a server loads quickly.
 
-Not Qwen2: for that model type transformers 5 puts Qwen2's own pre-tokenizer and normalizer in place of those
-in tokenizer.json, whatever tokenizer_config.json says.
+It is no Qwen2 model, because transformers 5 replaces the pre-tokenizer and normalizer of a Qwen2 tokenizer.json by its
+own, regardless of tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def write_random_policy(folder: Path) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    special_tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=1024,
-        special_tokens=specials,
+        special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

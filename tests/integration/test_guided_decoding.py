@@ -1,4 +1,4 @@
-"""Structured answers on a real vLLM server: a policy with random weights writes valid JSON only if it is guided."""
+"""Structured answers on a real vLLM server: random weights write valid JSON only with guided decoding."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from memagent_training.serving.vllm_server import VLLMServer
 
 WINDOW = 2048
 TEXT = "The lighthouse was built by Ann in May. It is open on Sundays. " * 40
-ROOMY = Budget(context_window=WINDOW, question_tokens=100, memory_tokens=60, chunk_tokens=200, answer_tokens=300)
+BUDGET = Budget(context_window=WINDOW, question_tokens=100, memory_tokens=60, chunk_tokens=200, answer_tokens=300)
 
 
 class Lighthouse(BaseModel):
-    """No numbers and no free text: without an end in sight, random weights go on with those."""
+    """Without numbers and free text, which random weights would never end."""
 
     model_config = ConfigDict(extra="forbid")
     built_by: Literal["Ann", "Bob", "nobody"]
@@ -32,18 +32,18 @@ class Lighthouse(BaseModel):
 @pytest.fixture(scope="module")
 def server(vllm_python: Path, random_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     log_file = tmp_path_factory.mktemp("vllm") / "server.log"
-    with VLLMServer(random_policy, log_file=log_file, options=("--max-model-len", str(WINDOW))) as running:
-        yield running
+    with VLLMServer(random_policy, log_file=log_file, options=("--max-model-len", str(WINDOW))) as server:
+        yield server
 
 
-def test_the_answer_is_guided_by_the_schema_and_memories_are_not(server, random_policy, tmp_path) -> None:
+def test_only_the_answer_is_guided_by_the_schema(server, random_policy, tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     reader = MemAgent(
         OpenAICompatiblePolicy(base_url=server.base_url),
         tokenizer=random_policy,
-        budget=ROOMY,
+        budget=BUDGET,
         prompts=load_prompts(),
-        sampling=SamplingParams(temperature=1.0, seed=1),  # greedily, random weights might write white space for ever
+        sampling=SamplingParams(temperature=1.0, seed=1),  # greedy random weights may write endless white space
         store=tmp_path / "documents",
         run_log=log,
     )
@@ -65,9 +65,9 @@ def test_the_answer_is_guided_by_the_schema_and_memories_are_not(server, random_
     log.close()
 
 
-def test_the_same_policy_writes_no_json_by_itself(server) -> None:
-    form = ResponseFormat.of(Lighthouse)
-    prompt = [Message(role="user", content=f"Who built the lighthouse? Reply with JSON: {form.text}")]
+def test_the_same_policy_writes_no_json_without_guided_decoding(server) -> None:
+    response_format = ResponseFormat.of(Lighthouse)
+    prompt = [Message(role="user", content=f"Who built the lighthouse? Reply with JSON: {response_format.text}")]
 
     async def ask(schema: str | None) -> str:
         policy = OpenAICompatiblePolicy(base_url=server.base_url)
@@ -77,5 +77,6 @@ def test_the_same_policy_writes_no_json_by_itself(server) -> None:
         assert not completion.notes
         return completion.text
 
-    assert isinstance(form.parse(asyncio.run(ask(None))), str)
-    assert isinstance(form.value(asyncio.run(ask(form.server_schema))), Lighthouse)
+    assert isinstance(response_format.parse(asyncio.run(ask(None))), str)
+    guided_reply = asyncio.run(ask(response_format.server_schema))
+    assert isinstance(response_format.value(guided_reply), Lighthouse)

@@ -1,4 +1,4 @@
-"""A document is read through a real LiteLLM proxy in front of a stand-in for a policy server (`make test-litellm`)."""
+"""A document is read through a real LiteLLM proxy with a fake policy server (`make test-litellm`)."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def upstream() -> Iterator[FakeServer]:
 @pytest.fixture(scope="module")
 def proxy(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("litellm")
-    behind = f"{{model: openai/fake, api_base: '{upstream.base_url}', api_key: any}}"
-    (folder / "settings.yaml").write_text(f"model_list: [{{model_name: behind, litellm_params: {behind}}}]\n")
+    parameters = f"{{model: openai/fake, api_base: '{upstream.base_url}', api_key: any}}"
+    (folder / "settings.yaml").write_text(f"model_list: [{{model_name: behind, litellm_params: {parameters}}}]\n")
     command = [str(Path(PROXY or "").resolve()), "--config", "settings.yaml", "--host", "127.0.0.1", "--port", "0"]
     variables = {"PATH": os.environ["PATH"], "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": KEY}
     with subprocess.Popen(command, env=variables, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
-        log = []
-        while not (address := re.search(r"running on (http://\S+:[1-9]\d*)", "".join(log[-1:]))):
-            log.append(process.stderr.readline())
-            assert log[-1], "".join(log)
+        log_lines = []
+        while not (address := re.search(r"running on (http://\S+:[1-9]\d*)", "".join(log_lines[-1:]))):
+            log_lines.append(process.stderr.readline())
+            assert log_lines[-1], "".join(log_lines)
         yield f"{address[1]}/v1"
         process.kill()
 
@@ -53,14 +53,14 @@ def reader(proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield reader
 
 
-def test_a_document_is_read_through_it(reader: MemAgent, upstream: FakeServer) -> None:
+def test_a_document_is_read_through_the_proxy(reader: MemAgent, upstream: FakeServer) -> None:
     text = make_document({0.3: "The key of harbor is 4711."})
     result = reader.read(text, "What is the key of harbor?")
     assert result.answer == "4711"
     assert result.chunks_read > 3
-    assert {request["model"] for request in upstream.requests} == {"fake"}, "the proxy's name for it is another"
+    assert {request["model"] for request in upstream.requests} == {"fake"}, "the proxy translates the name of the model"
 
 
-async def test_the_doctor_finds_nothing_wrong(reader: MemAgent) -> None:
+async def test_the_doctor_reports_no_failure(reader: MemAgent) -> None:
     checks = [check async for check in check_policy(reader)]
     assert CheckStatus.FAILED not in {check.status for check in checks}, checks

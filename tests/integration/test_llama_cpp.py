@@ -1,4 +1,4 @@
-"""A real llama.cpp server reads with the added policy as this process does (`make test-llama`)."""
+"""A real llama.cpp server gives the same replies as the policy in this process (`make test-llama`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memagent_graph.settings import ReadSettings
 PYTHON = os.environ.get("MEMAGENT_LLAMA_PYTHON")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="MEMAGENT_LLAMA_PYTHON names no interpreter with xllamacpp")
 NAME = "english"
-ADDED = get_policies_folder()
+POLICIES_FOLDER = get_policies_folder()
 COUNTRIES = ("France", "Italy", "Spain", "Japan", "Egypt", "Peru", "Kenya", "India", "Norway", "Greece")
 PROMPTS = [
     [{"role": "user", "content": words.format(country)}]
@@ -32,10 +32,10 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Iterator[Path]:
-    base = ADDED / "bases" / ENGLISH.file
+    base_file = POLICIES_FOLDER / "bases" / ENGLISH.file
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMAGENT_HOME", str(tmp_path_factory.mktemp("home")))
-        yield add_policy(NAME, gguf=True, file=base if base.is_file() else None)
+        yield add_policy(NAME, gguf=True, file=base_file if base_file.is_file() else None)
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +51,15 @@ def server(home) -> Iterator[str]:
 async def test_greedy_answers_of_llama_cpp_and_of_this_process_are_equal(server, home) -> None:
     sampling = SamplingParams(max_tokens=16, logprobs=True)
     remote, local = OpenAICompatiblePolicy(base_url=server), LocalPolicy(home, dtype="float32")
-    there = [await remote.complete(prompt, sampling) for prompt in PROMPTS]
-    here = await asyncio.gather(*(local.complete(prompt, sampling) for prompt in PROMPTS))
+    remote_replies = [await remote.complete(prompt, sampling) for prompt in PROMPTS]
+    local_replies = await asyncio.gather(*(local.complete(prompt, sampling) for prompt in PROMPTS))
     await remote.aclose()
-    assert [item.usage.prompt_tokens for item in there] == [item.usage.prompt_tokens for item in here]
-    assert [item.text.strip() for item in there] == [item.text.strip() for item in here]
+    for remote_reply, local_reply in zip(remote_replies, local_replies, strict=True):
+        assert remote_reply.usage.prompt_tokens == local_reply.usage.prompt_tokens
+        assert remote_reply.text.strip() == local_reply.text.strip()
 
 
-async def test_the_doctor_finds_nothing_wrong(server, home, tmp_path) -> None:
+async def test_the_doctor_reports_no_failure(server, home, tmp_path) -> None:
     settings = ReadSettings(base_url=server, tokenizer=str(home), context_window=2048, chunk_tokens=512,
                               memory_tokens=128, question_tokens=128, answer_tokens=128)  # fmt: skip
     with MemAgent(settings=settings, store=tmp_path, run_log=False) as reader:
@@ -67,10 +68,10 @@ async def test_the_doctor_finds_nothing_wrong(server, home, tmp_path) -> None:
     assert [check.subject for check in checks][-2:] == ["tokenizer", "longest prompt"]
 
 
-async def test_a_document_is_read_through_it(server, home, tmp_path, monkeypatch) -> None:
+async def test_a_document_is_read_through_the_server(server, home, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(home.parents[1]))
-    before, after = "Boats come in at noon, and men carry the boxes. ", "Nobody counts the loaves, and the cat sleeps. "
-    text = f"{before * 30}The key of the harbor is 4711. {after * 30}"
+    filler = "Boats come in at noon, and men carry the boxes. "
+    text = f"{filler * 30}The key of the harbor is 4711. {filler * 30}"
     with MemAgent(base_url=server, profile=NAME, strategy="overwrite", store=tmp_path, run_log=False) as reader:
         result = await reader.aread(text, "What is the key of the harbor?")
     assert result.answer == "4711"

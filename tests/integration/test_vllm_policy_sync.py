@@ -1,6 +1,6 @@
-"""New weights come into a real vLLM server by each way, and the traps of a reload are real and noticed.
+"""Each method loads new weights into a real vLLM server, and failures of a reload are detected.
 
-Three server starts in all. The tests of the first server each begin with the embedded policy's own weights.
+Needs three server starts. The tests on the shared server each begin with the weights of the embedded policy.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TOLERANCE = 1e-3
 @pytest.fixture(scope="module")
 def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     log_file = tmp_path_factory.mktemp("vllm") / "server.log"
-    with VLLMServer(EMBEDDED_FOLDER, log_file=log_file, dev_mode=True, max_lora_rank=8) as running:
-        yield running
+    with VLLMServer(EMBEDDED_FOLDER, log_file=log_file, dev_mode=True, max_lora_rank=8) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def api(server: VLLMServer) -> ServerAPI:
     return ServerAPI(server.root_url, None, trust_env=False)
 
 
-def perturb_policy(folder: Path, share: float, seed: int) -> Path:
-    """Save the embedded policy with noise on all weights, `share` of each tensor's spread."""
+def write_perturbed_policy(folder: Path, scale: float, seed: int) -> Path:
+    """Save the embedded policy with noise on all weights, `scale` times the standard deviation of each tensor."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -46,14 +46,14 @@ def perturb_policy(folder: Path, share: float, seed: int) -> Path:
     torch.manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * share * weight.std())
+            weight.add_(torch.randn_like(weight) * scale * weight.std())
     model.save_pretrained(folder)
     copy_policy_files(folder, EMBEDDED_FOLDER)
     return folder
 
 
-def make_adapters(folder: Path, seed: int, rank: int = 8) -> Path:
-    """Save random adapters of the embedded policy, and the merged weights, as a training leaves them."""
+def write_adapter(folder: Path, seed: int, rank: int = 8) -> Path:
+    """Save a random adapter of the embedded policy and the merged weights, as after a training run."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -71,21 +71,21 @@ def make_adapters(folder: Path, seed: int, rank: int = 8) -> Path:
     return folder
 
 
-def syncing(server: VLLMServer | RemoteServer, *methods: SyncMethod, **settings) -> PolicySync:
+def make_sync(server: VLLMServer | RemoteServer, *methods: SyncMethod, **settings) -> PolicySync:
     return PolicySync(server, methods=methods or tuple(SyncMethod), **{"tolerance": TOLERANCE, **settings})
 
 
-async def at_first(server: VLLMServer) -> None:
-    await syncing(server, SyncMethod.RELOAD).sync(EMBEDDED_FOLDER, "0")
+async def load_embedded_policy(server: VLLMServer) -> None:
+    await make_sync(server, SyncMethod.RELOAD).sync(EMBEDDED_FOLDER, "0")
 
 
-async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monkeypatch) -> None:
-    """It is small: the log-probs of two versions lie within the tolerance, here a wider one, of each other."""
+async def test_a_small_training_step_is_distinguished_from_no_step(server, api, tmp_path, monkeypatch) -> None:
+    """The log-probs of the two versions differ by less than the tolerance, which is wider here."""
     tolerance = 1e-2
-    await at_first(server)
-    folder = perturb_policy(tmp_path / "1", 1e-5, seed=1)
-    assert (await syncing(server, SyncMethod.RELOAD, tolerance=tolerance).sync(folder, "1")).gap < TOLERANCE
-    await at_first(server)
+    await load_embedded_policy(server)
+    folder = write_perturbed_policy(tmp_path / "1", 1e-5, seed=1)
+    assert (await make_sync(server, SyncMethod.RELOAD, tolerance=tolerance).sync(folder, "1")).gap < TOLERANCE
+    await load_embedded_policy(server)
     old = await Probe.make(5120, 1024).read(api, server.model_name)
     expected = old.split(score_with_folder(folder, old.rows))
     assert find_mismatch(old.logprobs, expected, tolerance=tolerance) is None
@@ -94,17 +94,17 @@ async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monke
         """A reload that reloads nothing."""
 
     monkeypatch.setattr(ServerAPI, "reload_weights", nothing)
-    remote = syncing(
+    remote = make_sync(
         RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER), SyncMethod.RELOAD, tolerance=tolerance
     )
     with pytest.raises(TrainingError, match="did not move with the trainer's"):
         await remote.sync(folder, "1")
 
 
-async def test_without_the_reset_old_keys_and_values_are_served(server, api, tmp_path) -> None:
-    await at_first(server)
+async def test_without_a_reset_of_the_prefix_cache_old_keys_and_values_are_used(server, api, tmp_path) -> None:
+    await load_embedded_policy(server)
     probe = Probe.make(5120, 1024)
-    folder = perturb_policy(tmp_path / "1", 0.05, seed=1)
+    folder = write_perturbed_policy(tmp_path / "1", 0.05, seed=1)
     await probe.read(api, server.model_name)
     await api.reload_weights(str(folder))
     stale = await probe.read(api, server.model_name)
@@ -119,41 +119,41 @@ async def test_without_the_reset_old_keys_and_values_are_served(server, api, tmp
     assert find_mismatch(fresh.logprobs, expected, tolerance=TOLERANCE) is None
 
 
-async def test_adapters_of_other_weights_that_the_server_accepts_are_noticed(server, tmp_path) -> None:
-    await at_first(server)
-    other = write_random_policy(tmp_path / "other")
-    mistaken = make_adapters(tmp_path / "mistaken", seed=1) / "adapter"
-    text = (mistaken / "adapter_config.json").read_text()
-    text = re.sub(r'"base_model_name_or_path": "[^"]*"', f'"base_model_name_or_path": "{other}"', text)
-    (mistaken / "adapter_config.json").write_text(text)
+async def test_an_adapter_of_other_weights_is_refused_though_the_server_accepts_it(server, tmp_path) -> None:
+    await load_embedded_policy(server)
+    other_policy = write_random_policy(tmp_path / "other")
+    adapter = write_adapter(tmp_path / "wrong-base", seed=1) / "adapter"
+    config = (adapter / "adapter_config.json").read_text()
+    config = re.sub(r'"base_model_name_or_path": "[^"]*"', f'"base_model_name_or_path": "{other_policy}"', config)
+    (adapter / "adapter_config.json").write_text(config)
     with pytest.raises(TrainingError, match="cannot be loaded to verify it"):
-        await syncing(server).sync(mistaken, "1")
+        await make_sync(server).sync(adapter, "1")
     assert server.is_healthy()
 
 
-async def test_a_rank_that_is_too_large_is_refused_by_the_server_in_words_that_help(server, tmp_path) -> None:
-    await at_first(server)
-    adapter = make_adapters(tmp_path / "64", seed=1, rank=64) / "adapter"
+async def test_a_rank_that_is_too_large_is_refused_with_the_servers_option(server, tmp_path) -> None:
+    await load_embedded_policy(server)
+    adapter = write_adapter(tmp_path / "64", seed=1, rank=64) / "adapter"
     remote = PolicySync(RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER))
     with pytest.raises(TrainingError, match=r"rank 64 is greater than max_lora_rank.*`--max-lora-rank`"):
         await remote.sync(adapter, "1")
 
 
-async def test_a_server_that_broke_is_restarted_with_the_new_weights(server, tmp_path) -> None:
-    """The engine is broken on purpose, by the path that `policy_sync` would have refused."""
-    await at_first(server)
+async def test_a_broken_server_is_restarted_with_the_new_weights(server, tmp_path) -> None:
+    """A path that `policy_sync` would refuse breaks the engine."""
+    await load_embedded_policy(server)
     async with httpx2.AsyncClient(timeout=60) as client:
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "nowhere")}}
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "missing")}}
         assert (await client.post(f"{server.root_url}/collective_rpc", json=body)).status_code == 500
-    folder = perturb_policy(tmp_path / "1", 0.05, seed=2)
-    served = await syncing(server).sync(folder, "1")
-    assert (served.method, server.model) == (SyncMethod.RESTART, folder)
-    assert served.gap < TOLERANCE
-    assert len(served.reasons) == 1
-    assert served.reasons[0].startswith("reload: ")
+    folder = write_perturbed_policy(tmp_path / "1", 0.05, seed=2)
+    policy = await make_sync(server).sync(folder, "1")
+    assert (policy.method, server.model) == (SyncMethod.RESTART, folder)
+    assert policy.gap < TOLERANCE
+    assert len(policy.reasons) == 1
+    assert policy.reasons[0].startswith("reload: ")
 
 
-async def test_a_reload_leaves_the_old_output_head_where_embeddings_are_tied(vllm_python, tmp_path) -> None:
+async def test_a_reload_with_tied_embeddings_keeps_the_old_output_head_and_is_refused(vllm_python, tmp_path) -> None:
     import torch
     from transformers import AutoConfig, LlamaForCausalLM
 
@@ -163,8 +163,8 @@ async def test_a_reload_leaves_the_old_output_head_where_embeddings_are_tied(vll
         shutil.copytree(untied, tmp_path / f"tied-{number}")
         torch.manual_seed(number)
         LlamaForCausalLM(config).save_pretrained(tmp_path / f"tied-{number}")
-    with VLLMServer(tmp_path / "tied-0", log_file=tmp_path / "server.log", dev_mode=True) as tied:
-        remote = RemoteServer(tied.base_url, tied.model_name, model=tmp_path / "tied-0")
+    with VLLMServer(tmp_path / "tied-0", log_file=tmp_path / "server.log", dev_mode=True) as server:
+        remote = RemoteServer(server.base_url, server.model_name, model=tmp_path / "tied-0")
         with pytest.raises(TrainingError, match=r"reload: its embeddings are tied.*Untie them"):
             await PolicySync(remote).sync(tmp_path / "tied-1", "1")
         with pytest.raises(TrainingError, match=r"reload: the server does not answer with the new weights"):

@@ -1,11 +1,11 @@
-"""What is logged of a read through a real vLLM server is what the server saw and said."""
+"""The log of a read through a real vLLM server has the exact tokens and log-probs of the server."""
 
 from __future__ import annotations
 
 import asyncio
 
 import httpx2
-from test_reading import FACT, document
+from test_reading import FACT, make_text
 
 from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams, load_tokenizer
 from memagent_graph.run_log import Conversation
@@ -26,15 +26,15 @@ async def rescore(client: httpx2.AsyncClient, server: VLLMServer, row: Conversat
     }
     reply = await client.post(f"{server.base_url}/completions", json=body)
     reply.raise_for_status()
-    of_prompt = reply.json()["choices"][0]["prompt_logprobs"][len(row.prompt_token_ids) :]
-    return [scores[str(token)]["logprob"] for scores, token in zip(of_prompt, row.token_ids, strict=True)]
+    scores_by_token = reply.json()["choices"][0]["prompt_logprobs"][len(row.prompt_token_ids) :]
+    return [scores[str(token)]["logprob"] for scores, token in zip(scores_by_token, row.token_ids, strict=True)]
 
 
 async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServer, tmp_path) -> None:
     log, store = RunLog(tmp_path / "runs.sqlite"), DocumentStore(tmp_path / "documents")
     policy = OpenAICompatiblePolicy(base_url=embedded_server.base_url, policy_version="first edition")
     agent = MemAgent(policy, store=store, run_log=log)
-    result = await agent.aread(document(256 * CHUNKS), FACT.question, run_id="r")
+    result = await agent.aread(make_text(256 * CHUNKS), FACT.question, run_id="r")
     context, tokenizer = await agent.aprepare(), load_tokenizer("embedded")
     rows = list(log.conversations("r"))
     view = load_run_view(log, "r", store)
@@ -50,7 +50,7 @@ async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServe
         assert row.policy_version == "first edition"
         assert len(row.prompt_token_ids) == row.prompt_tokens
         assert len(row.token_ids) == len(row.logprobs) == row.completion_tokens
-        # The last id is the end of the turn, which is no text.
+        # The last id ends the turn and has no text.
         ids = list(row.token_ids[:-1] if row.finish_reason == "stop" else row.token_ids)
         assert tokenizer.decode(ids) == row.text
         if row.role == "update":
@@ -59,10 +59,10 @@ async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServe
         else:
             messages = context.prompts.messages("answer", FACT.question, memory=memory_before)
         async with slots:
-            asked_again = await policy.complete(messages, SamplingParams(max_tokens=1, logprobs=True))
-            assert asked_again.prompt_token_ids == row.prompt_token_ids
-            again = await rescore(client, embedded_server, row)
-        gaps.extend(abs(one - other) for one, other in zip(again, row.logprobs, strict=True))
+            completion = await policy.complete(messages, SamplingParams(max_tokens=1, logprobs=True))
+            assert completion.prompt_token_ids == row.prompt_token_ids
+            scores = await rescore(client, embedded_server, row)
+        gaps.extend(abs(score - logprob) for score, logprob in zip(scores, row.logprobs, strict=True))
 
     memories = ["", *(update.memory for update in result.updates)]
     async with httpx2.AsyncClient(timeout=120) as client:

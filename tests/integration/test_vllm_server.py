@@ -1,4 +1,4 @@
-"""What the OpenAI-compatible policy relies on in a vLLM server, and that the server dies when it should."""
+"""The behaviour of a vLLM server on which the OpenAI-compatible policy relies, and the server's shutdown."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ WINDOW = 512
 @pytest.fixture(scope="module")
 def server(vllm_python: Path, random_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     log_file = tmp_path_factory.mktemp("vllm") / "server.log"
-    with VLLMServer(
-        random_policy, log_file=log_file, options=("--max-model-len", str(WINDOW)), api_key="right"
-    ) as running:
-        yield running
+    options = ("--max-model-len", str(WINDOW))
+    with VLLMServer(random_policy, log_file=log_file, options=options, api_key="right") as server:
+        yield server
 
 
-def client(server: VLLMServer, api_key: str = "right") -> openai.OpenAI:
+def make_client(server: VLLMServer, api_key: str = "right") -> openai.OpenAI:
     return openai.OpenAI(base_url=server.base_url, api_key=api_key, timeout=60, max_retries=0)
 
 
 def complete(server: VLLMServer, max_tokens: int = 8, **options: Any) -> Any:
-    return client(server).chat.completions.create(
+    return make_client(server).chat.completions.create(
         model=server.model_name,
         messages=MESSAGES,
         max_tokens=max_tokens,
@@ -48,12 +47,12 @@ def complete(server: VLLMServer, max_tokens: int = 8, **options: Any) -> Any:
 
 
 def test_the_server_names_its_model_and_window(server: VLLMServer) -> None:
-    (model,) = client(server).models.list().data
+    (model,) = make_client(server).models.list().data
     assert model.id == server.model_name
     assert model.model_dump()["max_model_len"] == WINDOW
 
 
-def test_returns_the_exact_token_ids_and_one_logprob_for_each(server: VLLMServer, random_policy: Path) -> None:
+def test_a_reply_has_the_exact_token_ids_and_one_logprob_for_each(server: VLLMServer, random_policy: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(random_policy)
@@ -66,21 +65,23 @@ def test_returns_the_exact_token_ids_and_one_logprob_for_each(server: VLLMServer
     assert choice.finish_reason == "length"
 
 
-def test_streams_the_same_tokens(server: VLLMServer) -> None:
+def test_a_stream_has_the_same_tokens(server: VLLMServer) -> None:
     chunks = list(complete(server, stream=True))
-    token_ids = [token for chunk in chunks for c in chunk.choices for token in getattr(c, "token_ids", None) or []]
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    token_ids = [token for choice in choices for token in getattr(choice, "token_ids", None) or []]
     assert token_ids == complete(server).choices[0].token_ids
     assert chunks[0].prompt_token_ids
 
 
 def test_a_wrong_key_is_refused(server: VLLMServer) -> None:
     with pytest.raises(openai.AuthenticationError):
-        client(server, api_key="wrong").models.list()
+        make_client(server, api_key="wrong").models.list()
 
 
-def test_reports_cached_prompt_tokens(server: VLLMServer) -> None:
+def test_the_usage_has_cached_prompt_tokens(server: VLLMServer) -> None:
     def count_cached_tokens() -> int:
-        reply = client(server).completions.create(model=server.model_name, prompt=list(range(3, 203)), max_tokens=1)
+        prompt = list(range(3, 203))
+        reply = make_client(server).completions.create(model=server.model_name, prompt=prompt, max_tokens=1)
         assert reply.usage and reply.usage.prompt_tokens_details
         return reply.usage.prompt_tokens_details.cached_tokens or 0
 
@@ -95,24 +96,24 @@ def test_the_server_counts_prompt_tokens(server: VLLMServer) -> None:
 
 def test_a_server_killed_during_a_request_restarts_under_the_same_url(server: VLLMServer) -> None:
     expected = complete(server).choices[0].token_ids
-    outcome: list[openai.OpenAIError] = []
+    errors: list[openai.OpenAIError] = []
 
-    def one_long_request_after_the_other() -> None:
+    def send_long_requests() -> None:
         try:
             while True:
                 complete(server, max_tokens=400)
         except openai.OpenAIError as error:
-            outcome.append(error)
+            errors.append(error)
 
-    request = threading.Thread(target=one_long_request_after_the_other)
-    running_before = server.read_metrics()["vllm:num_requests_running"]
-    request.start()
-    while server.read_metrics()["vllm:num_requests_running"] == running_before:
-        assert request.is_alive(), "the requests failed before the server could be killed"
+    thread = threading.Thread(target=send_long_requests)
+    idle_requests = server.read_metrics()["vllm:num_requests_running"]
+    thread.start()
+    while server.read_metrics()["vllm:num_requests_running"] == idle_requests:
+        assert thread.is_alive(), "the requests failed before the server could be killed"
     url = server.base_url
     server.kill()
-    request.join(timeout=10)
-    assert isinstance(outcome[0], openai.APIConnectionError)
+    thread.join(timeout=10)
+    assert isinstance(errors[0], openai.APIConnectionError)
     assert not server.is_running
     assert not server.is_healthy()
 
@@ -121,15 +122,17 @@ def test_a_server_killed_during_a_request_restarts_under_the_same_url(server: VL
     assert complete(server).choices[0].token_ids == expected
 
 
-def test_a_server_that_cannot_start_says_why(vllm_python: Path, random_policy: Path, tmp_path: Path) -> None:
-    broken = VLLMServer(random_policy, log_file=tmp_path / "server.log", options=["--no-such-option"])
+def test_a_server_that_cannot_start_is_an_error_with_the_reason(
+    vllm_python: Path, random_policy: Path, tmp_path: Path
+) -> None:
+    server = VLLMServer(random_policy, log_file=tmp_path / "server.log", options=["--no-such-option"])
     with pytest.raises(VLLMServerError, match="no-such-option"):
-        broken.start()
-    assert not broken.is_running
+        server.start()
+    assert not server.is_running
 
 
-def test_nothing_survives_the_process_that_started_it(tmp_path: Path) -> None:
-    """No server is needed for this: the watchdog is run over a command with a child of its own."""
+def test_the_watchdog_ends_all_descendants_after_the_death_of_its_starter(tmp_path: Path) -> None:
+    """The watchdog runs a command with a child process; no server is needed."""
     pids = tmp_path / "pids"
     write_pids = f"open({str(pids)!r}, 'w').write(f'{{os.getppid()}} {{os.getpid()}}')"
     grandchild = f"import os, time; {write_pids}; time.sleep(60)"
@@ -146,14 +149,14 @@ def test_nothing_survives_the_process_that_started_it(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    family = [int(pid) for pid in pids.read_text().split()]
-    _wait_for(lambda: not any(_is_alive(pid) for pid in family))
+    descendants = [int(pid) for pid in pids.read_text().split()]
+    _wait_for(lambda: not any(_is_alive(pid) for pid in descendants))
 
 
 def _wait_for(condition: Any, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""verl gets what the reader logged: each conversation as an output, with its ids and log-probs, the answer last."""
+"""verl gets each logged conversation as an output with its ids and log-probs, the answer last."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ QUESTION = "What is the access code of the quiet falcon?"
 TEXT = make_document({0.3: "The access code of the quiet falcon is 48213."}, words=600)
 
 
-class Servers:
-    """verl's servers, with the embedded policy behind them."""
+class FakeServerManager:
+    """Replaces verl's server manager by the embedded policy."""
 
     def __init__(self) -> None:
         self.policy = LocalPolicy.embedded()
@@ -33,15 +33,15 @@ class Servers:
         return TokenOutput(token_ids=list(reply.token_ids), log_probs=list(reply.logprobs), stop_reason="completed")
 
 
-async def outputs(prompt_length: int = 1024, **read: object) -> list[AgentLoopOutput]:
-    """As verl's worker makes and runs a loop."""
+async def run_agent_loop(prompt_length: int = 1024, **read: object) -> list[AgentLoopOutput]:
+    """Make and run an agent loop like verl's worker."""
     rollout = {"prompt_length": prompt_length, "response_length": 48}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
     target = "memagent_training.engines.verl_agent_loop.ReaderAgentLoop"
     loop = hydra.utils.instantiate(
         {"_target_": target, "read": {"profile": "embedded", "tokenizer": "embedded"} | read},
         trainer_config=DictConfigWrap(config),
-        server_manager=Servers(),
+        server_manager=FakeServerManager(),
         tokenizer=AutoTokenizer.from_pretrained(EMBEDDED_FOLDER),
         processor=None,
         dataset_cls=None,
@@ -54,18 +54,18 @@ async def outputs(prompt_length: int = 1024, **read: object) -> list[AgentLoopOu
 
 
 @pytest.mark.parametrize("strategy", ["overwrite", "map_reduce"])
-def test_each_conversation_is_an_output(tmp_path: Path, strategy: str) -> None:
-    conversations = asyncio.run(outputs(strategy=strategy))
+def test_each_logged_conversation_is_an_output(tmp_path: Path, strategy: str) -> None:
+    outputs = asyncio.run(run_agent_loop(strategy=strategy))
     log = RunLog(tmp_path / "runs.sqlite")
     options = {"run_log": log, "store": tmp_path, "on_invented": "accept", "strategy": strategy}
     with MemAgent(LocalPolicy.embedded(), **options) as agent:
         result = agent.read(Document.from_text(TEXT), QUESTION)
     assert result.answer == "48213"
-    logged = {tuple(conversation.prompt_token_ids): conversation for conversation in log.conversations(result.run_id)}
-    assert len(conversations) == len(logged) > 3
-    assert logged[tuple(conversations[-1].prompt_ids)].role == "answer"
-    for output in conversations:
-        conversation = logged.pop(tuple(output.prompt_ids))
+    conversations = {tuple(row.prompt_token_ids): row for row in log.conversations(result.run_id)}
+    assert len(outputs) == len(conversations) > 3
+    assert conversations[tuple(outputs[-1].prompt_ids)].role == "answer"
+    for output in outputs:
+        conversation = conversations.pop(tuple(output.prompt_ids))
         assert output.response_ids == list(conversation.token_ids)
         assert output.response_mask == [1] * len(output.response_ids)
         assert output.response_logprobs == pytest.approx(list(conversation.logprobs), abs=1e-4)
@@ -74,4 +74,4 @@ def test_each_conversation_is_an_output(tmp_path: Path, strategy: str) -> None:
 
 def test_a_prompt_that_verl_would_cut_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"verl takes 100.*prompt_length"):
-        asyncio.run(outputs(prompt_length=100))
+        asyncio.run(run_agent_loop(prompt_length=100))

@@ -25,12 +25,12 @@ from memagent_graph.errors import CheckpointError, RunNotFoundError
 from memagent_graph.storage.checkpoints import display_checkpoints, open_checkpointer
 
 TEXT = make_document({0.5: "The key of harbor is 4711."}, words=900)
-IN_FLIGHT = 4
+DOCUMENTS_IN_FLIGHT = 4
 TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 
 
-def reader(url: str, home: Path, policy: Any = None) -> MemAgent:
-    """A reader on a machine of its own: it shares nothing with others but the server."""
+def make_reader(url: str, home: Path, policy: Any = None) -> MemAgent:
+    """Return a reader that shares only the server with other readers, like one on another machine."""
     return MemAgent(
         policy or ScriptedPolicy(read_perfectly), tokenizer="embedded", budget=SMALL_BUDGET, checkpoints=url,
         store=home / "documents", run_log=False,
@@ -38,37 +38,37 @@ def reader(url: str, home: Path, policy: Any = None) -> MemAgent:
 
 
 async def test_a_run_continues_on_another_machine(postgres: PostgresServer, tmp_path: Path) -> None:
-    async with reader(postgres.url, tmp_path / "a") as first:
-        stopped = await first.aread(TEXT, QUESTIONS[0], run_id="r", limits=Limits(max_chunks=4))
-        assert stopped.stop_reason.resumable
-    async with reader(postgres.url, tmp_path / "b") as second:
-        assert len(await second.ahistory("r")) == 4
-        await second.aedit_memory("r", 1, "Nothing yet.")
-        result = await second.aresume("r", document=TEXT)
+    async with make_reader(postgres.url, tmp_path / "a") as agent:
+        result = await agent.aread(TEXT, QUESTIONS[0], run_id="r", limits=Limits(max_chunks=4))
+        assert result.stop_reason.resumable
+    async with make_reader(postgres.url, tmp_path / "b") as agent:
+        assert len(await agent.ahistory("r")) == 4
+        await agent.aedit_memory("r", 1, "Nothing yet.")
+        result = await agent.aresume("r", document=TEXT)
         assert result.answer == "4711"
         assert [update.chunk_index for update in result.updates] == list(range(len(result.updates)))
-        await (await second.acheckpointer()).adelete_thread("r")
+        await (await agent.acheckpointer()).adelete_thread("r")
         with pytest.raises(RunNotFoundError):
-            await second.aresume("r")
+            await agent.aresume("r")
     assert [postgres.execute(f"SELECT count(*) FROM {table}") for table in TABLES] == [[(0,)]] * 3
 
 
-async def test_texts_that_json_on_the_server_cannot_have_are_kept(postgres: PostgresServer, tmp_path: Path) -> None:
+async def test_texts_that_are_no_valid_postgresql_json_are_kept(postgres: PostgresServer, tmp_path: Path) -> None:
     memory = "a\x00b \ud800 " + "long " * 50
 
     def respond(prompt: str) -> str:
         return "\\boxed{done}" if "<section>" not in prompt else memory
 
-    async with reader(postgres.url, tmp_path, ScriptedPolicy(respond)) as agent:
-        read = await agent.aread(TEXT, "Which\x00one?", run_id="r", limits=Limits(max_chunks=3))
-        again = await agent.ahistory("r")
-    assert [update.memory for update in again] == [update.memory for update in read.updates]
+    async with make_reader(postgres.url, tmp_path, ScriptedPolicy(respond)) as agent:
+        result = await agent.aread(TEXT, "Which\x00one?", run_id="r", limits=Limits(max_chunks=3))
+        history = await agent.ahistory("r")
+    assert [update.memory for update in history] == [update.memory for update in result.updates]
 
 
-async def test_a_server_that_is_restarted_costs_nothing(postgres: PostgresServer, tmp_path: Path) -> None:
+async def test_a_restart_of_the_server_during_a_read_repeats_no_call(postgres: PostgresServer, tmp_path: Path) -> None:
     calls = 0
 
-    class Policy(ScriptedPolicy):
+    class RestartingPolicy(ScriptedPolicy):
         async def complete(self, prompt: Any, sampling: Any) -> Any:
             nonlocal calls
             calls += 1
@@ -76,13 +76,13 @@ async def test_a_server_that_is_restarted_costs_nothing(postgres: PostgresServer
                 await asyncio.to_thread(postgres.restart)
             return await super().complete(prompt, sampling)
 
-    async with reader(postgres.url, tmp_path, Policy(read_perfectly)) as agent:
+    async with make_reader(postgres.url, tmp_path, RestartingPolicy(read_perfectly)) as agent:
         result = await agent.aread(TEXT, QUESTIONS[0], run_id="r")
         assert result.answer == "4711" and calls == len(result.updates) + 1
         assert len(await agent.ahistory("r")) == len(result.updates)
 
 
-async def test_many_processes_may_make_the_tables_at_once(postgres: PostgresServer) -> None:
+async def test_concurrent_connections_can_create_the_tables(postgres: PostgresServer) -> None:
     savers = await asyncio.gather(*(open_checkpointer(postgres.url) for _ in range(6)))
     for saver in savers:
         await saver.aclose()
@@ -93,7 +93,7 @@ async def test_many_processes_may_make_the_tables_at_once(postgres: PostgresServ
     ("change", "reason"),
     [
         (lambda url: url.replace("secret", "wrong"), "password authentication failed"),
-        (lambda url: url.rpartition("/")[0] + "/nowhere", "does not exist"),
+        (lambda url: url.rpartition("/")[0] + "/missing", "does not exist"),
         (lambda url: url.rsplit(":", 1)[0] + ":1/memagent", "refused"),
     ],
 )
@@ -101,7 +101,7 @@ async def test_a_server_that_cannot_be_used_is_named_without_its_password(
     postgres: PostgresServer, tmp_path: Path, change: Any, reason: str
 ) -> None:
     with pytest.raises(CheckpointError, match=reason) as raised:
-        await reader(change(postgres.url), tmp_path).aread(TEXT, QUESTIONS[0])
+        await make_reader(change(postgres.url), tmp_path).aread(TEXT, QUESTIONS[0])
     message = str(raised.value)
     assert "postgresql://memagent@127.0.0.1:" in message and "PGPASSWORD" in message
     assert not {"secret", "wrong", PASSWORD} & set(
@@ -109,29 +109,35 @@ async def test_a_server_that_cannot_be_used_is_named_without_its_password(
     )
 
 
-def test_the_command_that_resumes_has_no_password(
+def test_the_printed_resume_command_has_no_password(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "book.txt").write_text(TEXT)
     with CountingServer() as server:
         options = ("--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", *SMALL_OPTIONS,
                    "--max-chunks", 2, "--run-id", "r", "--checkpoints", postgres.url)  # fmt: skip
-        stopped = memagent("read", tmp_path / "book.txt", "-q", QUESTIONS[0], *options, code=ExitCode.STOPPED)
-        assert f"memagent resume r --checkpoints {postgres.url_without_password}" in stopped.stderr
-        assert "secret" not in stopped.output
+        result = memagent("read", tmp_path / "book.txt", "-q", QUESTIONS[0], *options, code=ExitCode.STOPPED)
+        assert f"memagent resume r --checkpoints {postgres.url_without_password}" in result.stderr
+        assert "secret" not in result.output
         monkeypatch.setenv("PGPASSWORD", PASSWORD)
         assert "4711" in memagent("resume", "r", "--checkpoints", postgres.url_without_password).stdout
     assert display_checkpoints(postgres.url) == postgres.url_without_password
 
 
-def test_a_corpus_that_is_killed_continues_on_other_machines(
-    postgres: PostgresServer, bucket: Any, tmp_path: Path
-) -> None:
-    """Input and table are in a bucket, checkpoints on the server; everything else of a machine is lost with it."""
-    documents, kills, moments = 30, 4, random.Random(5)
+def test_a_killed_corpus_run_continues_on_other_machines(postgres: PostgresServer, bucket: Any, tmp_path: Path) -> None:
+    """Input and table are in a bucket, checkpoints in PostgreSQL; all other files are lost with a machine."""
+    documents, kills, rng = 30, 4, random.Random(5)
     for number in range(documents):
-        bucket.pipe(f"bucket/in/d{number}.txt", make_text(number, int(40 * 12 ** moments.random())).encode())
-    options = ("--documents", str(IN_FLIGHT), "--rows-per-part", "12", "--quiet", "--checkpoints", postgres.url)
+        bucket.pipe(f"bucket/in/d{number}.txt", make_text(number, int(40 * 12 ** rng.random())).encode())
+    options = (
+        "--documents",
+        str(DOCUMENTS_IN_FLIGHT),
+        "--rows-per-part",
+        "12",
+        "--quiet",
+        "--checkpoints",
+        postgres.url,
+    )
     with CountingServer(faults=0.05, delay=0.02) as server:
 
         def start(machine: int) -> subprocess.Popen[str]:
@@ -142,7 +148,7 @@ def test_a_corpus_that_is_killed_continues_on_other_machines(
         for machine in range(kills):
             with start(machine) as process:
                 wait_for_chunks(process, server, 30)
-                time.sleep(moments.uniform(0.0, 0.5))
+                time.sleep(rng.uniform(0.0, 0.5))
                 assert process.poll() is None, "the corpus was read before it could be killed"
                 os.kill(process.pid, signal.SIGKILL)
         with start(kills) as process:
@@ -150,8 +156,8 @@ def test_a_corpus_that_is_killed_continues_on_other_machines(
         calls = sum(server.answer_counts.values())
         with start(kills + 1) as process:
             assert process.wait(120) == 0, process.communicate()[1]
-        assert sum(server.answer_counts.values()) == calls, "a machine that knows only the table reads nothing again"
-    made: dict[str, int | None] = {f"d{number}.txt": number for number in range(documents)}
-    require_each_row_once(list(TableFolder("s3://bucket/out").rows()), made)
-    assert count_chunks(server)[1] <= kills * IN_FLIGHT
+        assert sum(server.answer_counts.values()) == calls, "a machine with only the table reads nothing again"
+    numbers: dict[str, int | None] = {f"d{number}.txt": number for number in range(documents)}
+    require_each_row_once(list(TableFolder("s3://bucket/out").rows()), numbers)
+    assert count_chunks(server)[1] <= kills * DOCUMENTS_IN_FLIGHT
     assert [postgres.execute(f"SELECT count(*) FROM {table}") for table in TABLES] == [[(0,)]] * 3

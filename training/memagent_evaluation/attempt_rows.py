@@ -63,6 +63,7 @@ def make_row(
     """
     stored_sample, usage = question.stored_sample, attempt.usage
     sample, is_answered = stored_sample.sample, attempt.outcome is QuestionOutcome.ANSWERED
+    answer = attempt.answer or ""
     error_text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
     scores = score(sample, attempt.answer, attempt.raw_answer, outcome=attempt.outcome, answer_format=answer_format)
     return ResultRow(
@@ -93,9 +94,7 @@ def make_row(
         chunks=attempt.chunks,
         document_bytes=stored_sample.document["size"] or 0,
         needle_depths=tuple(needle.depth for needle in sample.needles),
-        needles_found=tuple(
-            is_answered and _is_found(needle, sample, attempt.answer or "") for needle in sample.needles
-        ),
+        needles_found=tuple(is_answered and _is_found(needle, sample, answer) for needle in sample.needles),
         where_lost=(),
         lost_at=(),
         attempts=attempts,

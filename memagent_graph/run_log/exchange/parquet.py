@@ -68,7 +68,7 @@ _ROW_GROUP_SIZE: Final = 1 << 23
 """The approximate number of ids, log-probs and characters of texts in a row group."""
 _COMPRESSION_LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
-"""The size of a page of a column. Ids are written without a dictionary in large pages, so that zstd finds common prefixes."""
+"""The size of a page. Ids are written without a dictionary in large pages, so that zstd finds common prefixes."""
 _MAX_RUN_BYTES: Final = 4 * MAX_RUN_SIZE
 _OBJECT_BYTES: Final = 256
 """The approximate memory of a list's item that is not a number."""

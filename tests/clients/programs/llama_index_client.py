@@ -1,4 +1,4 @@
-"""LlamaIndex's client: `llama_index_client.py API KEY MODEL plain|stream`, with messages as JSON on its input."""
+"""LlamaIndex's client: `llama_index_client.py API KEY MODEL plain|stream`, with messages as JSON on standard input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 
-api, key, model, way = sys.argv[1:]
+api, key, model, mode = sys.argv[1:]
 llm = OpenAILike(
     api_base=api,
     api_key=key,
@@ -22,7 +22,7 @@ llm = OpenAILike(
 messages = [ChatMessage(role=item["role"], content=item["content"]) for item in json.load(sys.stdin)]
 pieces = (
     [llm.chat(messages).message.content]
-    if way == "plain"
+    if mode == "plain"
     else [response.delta for response in llm.stream_chat(messages)]
 )
 print(json.dumps([piece for piece in pieces if piece]))

@@ -1,4 +1,4 @@
-"""The official client: `openai_client.py API KEY MODEL plain|stream`, with a list of messages as JSON on its input."""
+"""The official client: `openai_client.py API KEY MODEL plain|stream`, with messages as JSON on standard input."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 from openai import OpenAI
 
-api, key, model, way = sys.argv[1:]
+api, key, model, mode = sys.argv[1:]
 client = OpenAI(base_url=api, api_key=key, timeout=3600, max_retries=0)
 messages = json.load(sys.stdin)
-if way == "plain":
+if mode == "plain":
     reply = client.chat.completions.create(model=model, messages=messages, temperature=0)
     pieces = [reply.choices[0].message.content]
 else:

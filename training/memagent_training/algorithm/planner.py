@@ -221,15 +221,15 @@ def _plan_padded_positions(row_lengths: _RowLengths, ranks: int, budget: int) ->
     while start < len(row_lengths.totals):
         remaining = range(start, len(row_lengths.totals))
         # One row per rank always fits. More rows cost more, except at the bounds of the shares.
-        count, too_many = 1, -(-len(remaining) // ranks) + 1
-        while count + 1 < too_many:
-            candidate = (count + too_many) // 2
-            if row_lengths.count_critical_tokens(_split_evenly(remaining[: candidate * ranks], ranks)) <= budget:
-                count = candidate
+        rows_per_rank, too_many = 1, -(-len(remaining) // ranks) + 1
+        while rows_per_rank + 1 < too_many:
+            candidate_count = (rows_per_rank + too_many) // 2
+            if row_lengths.count_critical_tokens(_split_evenly(remaining[: candidate_count * ranks], ranks)) <= budget:
+                rows_per_rank = candidate_count
             else:
-                too_many = candidate
-        positions.append(_split_evenly(remaining[: count * ranks], ranks))
-        start += count * ranks
+                too_many = candidate_count
+        positions.append(_split_evenly(remaining[: rows_per_rank * ranks], ranks))
+        start += rows_per_rank * ranks
     return positions
 
 
@@ -268,19 +268,22 @@ def _plan_tree_batches(row_lengths: _RowLengths, capacity: int) -> list[_Batch]:
     costs: list[tuple[int, int]] = [(0, 0)]
     """For the first p rows: the tokens that are forwarded again, and the number of batches."""
     cut_before = [0]
-    starts: deque[tuple[int, int, int]] = deque()
+    possible_starts: deque[tuple[int, int, int]] = deque()
     for end in range(1, len(trie_sizes)):
         row = end - 1
         repeated, batches = costs[row]
         candidate = (repeated + row_lengths.shared_tokens[row], batches + 1, row)
-        while starts and starts[-1] >= candidate:
-            starts.pop()
-        starts.append(candidate)
-        while row_lengths.shared_tokens[starts[0][2]] + trie_sizes[end] - trie_sizes[starts[0][2]] > capacity:
-            starts.popleft()
-        best = starts[0]
-        costs.append(best[:2])
-        cut_before.append(best[2])
+        while possible_starts and possible_starts[-1] >= candidate:
+            possible_starts.pop()
+        possible_starts.append(candidate)
+        while (
+            row_lengths.shared_tokens[possible_starts[0][2]] + trie_sizes[end] - trie_sizes[possible_starts[0][2]]
+            > capacity
+        ):
+            possible_starts.popleft()
+        best_start = possible_starts[0]
+        costs.append(best_start[:2])
+        cut_before.append(best_start[2])
     batches_from_last: list[_Batch] = []
     end = len(row_lengths.totals)
     while end:
@@ -351,7 +354,7 @@ def _assign_to_ranks(
     loads = [0] * ranks
     for position in sorted(positions, key=lambda position: (-row_lengths.count_critical_tokens(position), position)):
         row_count = max(map(len, position))
-        planned = [
+        position_batches = [
             PlannedMicroBatch(
                 rows=tuple(order[row] for row in batch),
                 padding_rows=row_count - len(batch),
@@ -360,7 +363,7 @@ def _assign_to_ranks(
             for batch in position
         ]
         lightest_first = sorted(range(ranks), key=lambda rank: (loads[rank], rank))
-        for rank, batch in zip(lightest_first, sorted(planned, key=lambda batch: -batch.tokens), strict=True):
+        for rank, batch in zip(lightest_first, sorted(position_batches, key=lambda batch: -batch.tokens), strict=True):
             batches_by_rank[rank].append(batch)
             loads[rank] += batch.tokens
     return tuple(map(tuple, batches_by_rank))

@@ -185,8 +185,10 @@ def _run_loop(job: RLJob, *, quiet: bool) -> LoopResult:
             return run(job, status)
     except CollapsedError:
         if is_main_process() and (job.out / BEST).is_dir():
-            best = job.out / BEST
-            typer.echo(f"the policy that was measured best is in {best}; start from it: --model {best}", err=True)
+            best_folder = job.out / BEST
+            typer.echo(
+                f"the policy that was measured best is in {best_folder}; start from it: --model {best_folder}", err=True
+            )
         raise
     except (PolicyError, VLLMServerError):
         if is_main_process() and (job.out / JOURNAL).exists():

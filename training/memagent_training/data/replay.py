@@ -460,10 +460,13 @@ def _make_report(
         longest=max(map(sum, token_counts), default=0),
         zero_variance_groups=tuple(
             ZeroVarianceGroup(
-                group.group_id, selection.candidates[first.run_id].question, len(group.rollouts_G), first.reward
+                group.group_id,
+                selection.candidates[first_rollout.run_id].question,
+                len(group.rollouts_G),
+                first_rollout.reward,
             )
             for group in groups
-            for first in group.rollouts_G[:1]
+            for first_rollout in group.rollouts_G[:1]
             if len({(rollout.reward, *sorted(rollout.term_rewards.items())) for rollout in group.rollouts_G}) == 1
         ),
         tokenizer=tokenizer if rollouts else None,

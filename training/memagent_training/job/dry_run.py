@@ -105,8 +105,8 @@ class MemoryEstimate:
 
     def compute_total(self, shards: int) -> int:
         """Return the sum of all parts if `shards` ranks shared everything except the activations."""
-        shared = self.weights + self.gradients + self.optimizer + self.reference
-        return shared * self.shards // shards + self.activations
+        sharded_bytes = self.weights + self.gradients + self.optimizer + self.reference
+        return sharded_bytes * self.shards // shards + self.activations
 
 
 def estimate_memory(

@@ -266,8 +266,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         reference_BT = self._compute_reference_logprobs(model, micro_batch)
         entropy_coef = self.args.entropy_coef
         with self.compute_loss_context_manager():
-            scored = self._score(model, micro_batch, with_entropy=True, entropy_gradient=entropy_coef != 0)
-            logprobs_BT, entropies_BT = scored.logprobs_BT, scored.entropies_BT
+            scores = self._score(model, micro_batch, with_entropy=True, entropy_gradient=entropy_coef != 0)
+            logprobs_BT, entropies_BT = scores.logprobs_BT, scores.entropies_BT
             assert entropies_BT is not None  # noqa: S101  they were asked for
             loss_BT = metrics.loss(logprobs_BT, old_BT, logged_BT, reference_BT, advantages_BT, learned_BT)
             if entropy_coef != 0:

@@ -104,7 +104,7 @@ def require_same_inputs(out: Path, record: Mapping[str, Any]) -> None:
     try:
         recorded_inputs = read_json_file(out / RECORD)
         if not isinstance(recorded_inputs, dict) or not all(
-            isinstance(part, dict) for part in recorded_inputs.values()
+            isinstance(section, dict) for section in recorded_inputs.values()
         ):
             raise ValueError("it is not a record of a training run")
     except FileNotFoundError:
@@ -115,8 +115,8 @@ def require_same_inputs(out: Path, record: Mapping[str, Any]) -> None:
         ) from error
     current_inputs = json.loads(json.dumps(record))
     differences = []
-    for part in sorted(recorded_inputs.keys() | current_inputs.keys()):
-        old_inputs, new_inputs = recorded_inputs.get(part, {}), current_inputs.get(part, {})
+    for section in sorted(recorded_inputs.keys() | current_inputs.keys()):
+        old_inputs, new_inputs = recorded_inputs.get(section, {}), current_inputs.get(section, {})
         for name in sorted(old_inputs.keys() | new_inputs.keys()):
             old, new = old_inputs.get(name), new_inputs.get(name)
             is_hash_unknown = name == "weights" and "" in {old, new}  # a model on the hub, before its download

@@ -66,24 +66,26 @@ class Collector:
             CollapsedError: reads no longer differ because the policy became much worse.
         """
         while True:
-            number = len(self._journal.records)
+            collection_number = len(self._journal.records)
             stage = self._prepared.curriculum.find_stage(self._journal.records)
             started_at = time.monotonic()
-            collection = await self._backend.run_with_weights(version, partial(self._read_questions, number, stage))
+            collection = await self._backend.run_with_weights(
+                version, partial(self._read_questions, collection_number, stage)
+            )
             groups: list[RolloutGroup] = []
             replay_error: ReplayError | None = None
             try:
                 if collection.group_of:
-                    groups = await asyncio.to_thread(self._load, number, stage, collection.group_of)
+                    groups = await asyncio.to_thread(self._load, collection_number, stage, collection.group_of)
             except ReplayError as error:
                 replay_error = error
-            self._newest_groups = (number, groups)
+            self._newest_groups = (collection_number, groups)
             # Reads of a group may also differ in step rewards; a difference in penalties alone gives no signal.
             settings = self._prepared.config.advantage_settings
             useful_groups = sum(find_drop_reason(group, settings) is None for group in groups)
             same_rewards = [group.rewards[0] for group in collection.all_groups if not group.has_variance]
             record = CollectionRecord(
-                number=number,
+                number=collection_number,
                 iteration=iteration,
                 is_enough=useful_groups >= self._prepared.steps_per_iteration,
                 version=_find_oldest_version(groups, version),
@@ -110,19 +112,19 @@ class Collector:
                 return record
             self._end_if_stuck(record)
 
-    async def _read_questions(self, number: int, stage: int) -> Collection:
+    async def _read_questions(self, collection_number: int, stage: int) -> Collection:
         has_step_rewards = any(term.reward != OUTCOME for term in self._terms)
         return await collect(
             self._backend.rollout_reader,
-            self._draw_questions(number, stage),
+            self._draw_questions(collection_number, stage),
             self._prepared.job.collect,
-            name=_make_collection_name(number),
+            name=_make_collection_name(collection_number),
             reward=self._prepared.job.reward,
             keep_uniform=has_step_rewards or not self._prepared.config.drop_zero_variance,
         )
 
-    def _draw_questions(self, number: int, stage: int) -> Iterator[Sample]:
-        return self._prepared.curriculum.draw_questions(number, stage, self._journal.records)
+    def _draw_questions(self, collection_number: int, stage: int) -> Iterator[Sample]:
+        return self._prepared.curriculum.draw_questions(collection_number, stage, self._journal.records)
 
     def _end_if_stuck(self, record: CollectionRecord) -> None:
         """End the loop after several consecutive collections with too few groups."""
@@ -143,13 +145,13 @@ class Collector:
             return newest_groups[1]
         return self._load(record.number, record.stage, record.group_of)
 
-    def _load(self, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
+    def _load(self, collection_number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
         """Return a collection's groups from the run log."""
         replay = load_groups(
             self._backend.run_log,
             reward=LoggedReward(None, REWARD_SOURCE),
             term_rewards=self._term_rewards,
-            find_gold=self._make_gold_answers(number, stage, group_of).find if self._term_rewards else None,
+            find_gold=self._make_gold_answers(collection_number, stage, group_of).find if self._term_rewards else None,
             run_filter=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,
             max_tokens=self._prepared.base.window,
@@ -158,11 +160,12 @@ class Collector:
             log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.format_lines()))
         return replay.require_groups()
 
-    def _make_gold_answers(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
+    def _make_gold_answers(self, collection_number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
         """Return the gold answers of a collection's runs, with their evidence."""
-        questions = islice(self._draw_questions(number, stage), self._prepared.job.collect.max_questions)
+        questions = islice(self._draw_questions(collection_number, stage), self._prepared.job.collect.max_questions)
         gold_by_group = {
-            f"{_make_collection_name(number)}-{index}": make_gold(sample) for index, sample in enumerate(questions)
+            f"{_make_collection_name(collection_number)}-{index}": make_gold(sample)
+            for index, sample in enumerate(questions)
         }
         return GoldAnswers({run: gold_by_group[group] for run, group in group_of.items()})
 
@@ -190,8 +193,8 @@ def refuse_collapse(records: Sequence[CollectionRecord], window: int = 8) -> Non
         )
 
 
-def _make_collection_name(number: int) -> str:
-    return f"collection-{number}"
+def _make_collection_name(collection_number: int) -> str:
+    return f"collection-{collection_number}"
 
 
 def _find_oldest_version(groups: Sequence[RolloutGroup], default: int) -> int:

@@ -59,10 +59,10 @@ class PhaseClock:
         return self._seconds[iteration]
 
     def _add_elapsed(self) -> None:
-        now = self._clock()
+        current_time = self._clock()
         if self.phase is not None:
-            self._seconds[self.iteration][self.phase] += now - self._last_counted_at
-        self._last_counted_at = now
+            self._seconds[self.iteration][self.phase] += current_time - self._last_counted_at
+        self._last_counted_at = current_time
 
 
 class LoopStatus:

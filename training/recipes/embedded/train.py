@@ -162,15 +162,15 @@ def train(arguments: argparse.Namespace) -> None:
         tokens += batch.tokens.numel()
         accuracies.append(accuracy.item())
         if (step + 1) % arguments.log_every == 0 or step + 1 == arguments.steps:
-            now = time.perf_counter()
-            spent = {"seconds": spent["seconds"] + now - started_at, "tokens": spent["tokens"] + tokens}
+            current_time = time.perf_counter()
+            spent = {"seconds": spent["seconds"] + current_time - started_at, "tokens": spent["tokens"] + tokens}
             print(
                 f"step {step + 1} loss {loss.item():.4f} accuracy {fmean(accuracies):.4f}"
-                f" rate {rate_factor:.3f} {tokens / (now - started_at):.0f} tokens/s"
+                f" rate {rate_factor:.3f} {tokens / (current_time - started_at):.0f} tokens/s"
                 f" {spent['tokens'] / 1e6:.2f}M tokens {spent['seconds'] / 60:.1f} min",
                 flush=True,
             )
-            started_at, tokens, accuracies = now, 0, []
+            started_at, tokens, accuracies = current_time, 0, []
         if (step + 1) % arguments.check_every == 0 or step + 1 == arguments.steps:
             save(checkpoint, policy, optimizer, step + 1, spent)
             print(f"  {count_right_replies(policy, held_out_builder, device, arguments.check_rows)}", flush=True)

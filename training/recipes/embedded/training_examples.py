@@ -154,9 +154,9 @@ def plant_statements(rng: random.Random, prose: str, statements: Sequence[str]) 
         candidates = sentence_ends if sentence_ends and rng.random() < 0.7 else gaps
         positions.append((rng.choice(candidates) if candidates else 0, statement))
     for position, statement in sorted(positions, key=lambda pair: -pair[0]):
-        before = "\n\n" if rng.random() < 0.25 else ""
-        after = rng.choices((" ", "\n", "\n\n"), (60, 15, 25))[0]
-        prose = prose[:position] + before + statement + after + prose[position:]
+        space_before = "\n\n" if rng.random() < 0.25 else ""
+        space_after = rng.choices((" ", "\n", "\n\n"), (60, 15, 25))[0]
+        prose = prose[:position] + space_before + statement + space_after + prose[position:]
     return prose
 
 

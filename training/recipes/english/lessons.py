@@ -376,8 +376,8 @@ def _count_mistakes(rng: random.Random) -> int:
 
 def _make_mistakes(rng: random.Random, others: Sequence[ProseQuestion]) -> tuple[str, ...]:
     """Return sentences that a reader noted by mistake."""
-    count = min(_count_mistakes(rng), len(others))
-    return _shorten_notes(tuple(question.sentence for question in rng.sample(list(others), count)))
+    mistake_count = min(_count_mistakes(rng), len(others))
+    return _shorten_notes(tuple(question.sentence for question in rng.sample(list(others), mistake_count)))
 
 
 def _change_number(rng: random.Random, question: ProseQuestion) -> str:
@@ -385,10 +385,14 @@ def _change_number(rng: random.Random, question: ProseQuestion) -> str:
     numbers = _NUMBER.findall(question.answer)
     if len(numbers) != 1 or len(re.findall(rf"(?<!\w){re.escape(numbers[0])}(?!\w)", question.sentence)) != 1:
         return ""
-    number = int(numbers[0])
-    other_numbers = range(max(1, number // 2), 2 * number + 3) if number < 1000 else range(number - 40, number + 41)
-    other_number = rng.choice([value for value in other_numbers if value != number])
-    return re.sub(rf"(?<!\w){number}(?!\w)", str(other_number), question.sentence)
+    answer_number = int(numbers[0])
+    other_numbers = (
+        range(max(1, answer_number // 2), 2 * answer_number + 3)
+        if answer_number < 1000
+        else range(answer_number - 40, answer_number + 41)
+    )
+    other_number = rng.choice([value for value in other_numbers if value != answer_number])
+    return re.sub(rf"(?<!\w){answer_number}(?!\w)", str(other_number), question.sentence)
 
 
 def _shuffle_notes(rng: random.Random, notes: tuple[str, ...]) -> tuple[str, ...]:

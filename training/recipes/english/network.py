@@ -225,15 +225,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         return output
     outputs_by_row: list[list[Tensor]] = [[] for _ in range(len(query))]
     for node in mask:
-        trunk, own = node.trunk, node.own
-        own_length, trunk_length = own.stop - own.start, trunk.stop - trunk.start
+        trunk_tokens, own_tokens = node.trunk, node.own
+        own_length, trunk_length = own_tokens.stop - own_tokens.start, trunk_tokens.stop - trunk_tokens.start
         mask_matrix = torch.ones(own_length, trunk_length + own_length, dtype=torch.bool).tril(trunk_length)
         keys, values = (
-            torch.cat([heads[node.row, :, trunk], heads[node.row, :, own]], dim=1) for heads in (key, value)
+            torch.cat([heads[node.row, :, trunk_tokens], heads[node.row, :, own_tokens]], dim=1)
+            for heads in (key, value)
         )
         outputs_by_row[node.row].append(
             functional.scaled_dot_product_attention(
-                query[node.row, :, own][None], keys[None], values[None], attn_mask=mask_matrix, enable_gqa=True
+                query[node.row, :, own_tokens][None], keys[None], values[None], attn_mask=mask_matrix, enable_gqa=True
             )[0]
         )
     return torch.stack([torch.cat(row, dim=1) for row in outputs_by_row])
@@ -245,9 +246,9 @@ def list_nodes(trees_BS: Tensor, branches_BS: Tensor) -> list[TreeNode]:
     for row, (trees, branches) in enumerate(zip(trees_BS.tolist(), branches_BS.tolist(), strict=True)):
         start, trunk = 0, slice(0, 0)
         for (_, branch), tokens in groupby(zip(trees, branches, strict=True)):
-            own = slice(start, start + sum(1 for _ in tokens))
-            nodes.append(TreeNode(row, trunk if branch else slice(0, 0), own))
-            trunk, start = (trunk if branch else own), own.stop
+            own_tokens = slice(start, start + sum(1 for _ in tokens))
+            nodes.append(TreeNode(row, trunk if branch else slice(0, 0), own_tokens))
+            trunk, start = (trunk if branch else own_tokens), own_tokens.stop
     return nodes
 
 

@@ -50,11 +50,11 @@ class ProseSection:
         sign_count = len(_TABLE_CHARACTER.findall(self.text))
         visible_count = max(1, len(self.text) - blank_count)
         words = self.text.split()
-        capital_count = sum(word.isupper() and len(word) > 1 for word in words)
+        uppercase_words = sum(word.isupper() and len(word) > 1 for word in words)
         return (
             letter_count / visible_count > 0.85
             and sign_count / visible_count < 0.012
-            and capital_count < 0.12 * len(words)
+            and uppercase_words < 0.12 * len(words)
         )
 
 
