@@ -69,14 +69,14 @@ async def test_a_background_read_returns_its_run_id_and_wait_returns_its_answer(
     async with connect(tmp_path, policy) as session:
         arguments = {**ARGUMENTS, "questions": [QUESTION, "What is the key of castle?"], "background": True}
         result = await session.call_tool("read_document", arguments)
-        harbor_run, castle_read = get_answers(result)
-        assert (harbor_run["is_reading"], castle_read["is_reading"]) == (True, True)
-        assert harbor_run["answer"] is None
+        harbor_read, castle_read = get_answers(result)
+        assert (harbor_read["is_reading"], castle_read["is_reading"]) == (True, True)
+        assert harbor_read["answer"] is None
         assert "still being read" in get_text(result)
         assert "wait" in get_text(result)
         assert len(policy.prompts) < 5
         reports = ProgressReports()
-        wait_arguments = {"run_id": harbor_run["run_id"]}
+        wait_arguments = {"run_id": harbor_read["run_id"]}
         harbor = get_answer(await session.call_tool("wait", wait_arguments, progress_callback=reports))
         assert (harbor["answer"], harbor["is_reading"]) == ("4711", False)
         assert harbor["evidence"]
@@ -93,9 +93,9 @@ async def test_a_wait_ends_after_its_seconds_with_the_progress(tmp_path) -> None
     async with connect(tmp_path, policy) as session:
         reading = get_answer(await session.call_tool("read_document", {**ARGUMENTS, "background": True}))
         await wait_for_prompts(policy.prompts, 4)
-        progress_result = get_answer(await session.call_tool("wait", {"run_id": reading["run_id"], "seconds": 0.01}))
-        assert progress_result["is_reading"]
-        assert 0 < progress_result["progress"] < 1
+        unfinished_read = get_answer(await session.call_tool("wait", {"run_id": reading["run_id"], "seconds": 0.01}))
+        assert unfinished_read["is_reading"]
+        assert 0 < unfinished_read["progress"] < 1
         assert get_answer(await session.call_tool("wait", {"run_id": reading["run_id"]}))["answer"] == "4711"
 
 
@@ -138,8 +138,8 @@ async def test_a_cancelled_read_is_resumed_at_its_chunk(tmp_path, cancellation) 
         assert (resumed_read["answer"], resumed_read["run_id"]) == ("4711", run_id)
         finished_read = get_answer(await session.call_tool("resume_read", {"run_id": run_id}))
         assert finished_read["answer"] == "4711"
-    read_sections = get_sections(policy.prompts)
-    assert len(read_sections) - len(set(read_sections)) <= 1, "at most the chunk at which it was cancelled"
+    sections = get_sections(policy.prompts)
+    assert len(sections) - len(set(sections)) <= 1, "at most the chunk at which it was cancelled"
 
 
 async def test_of_several_questions_one_can_be_cancelled(tmp_path) -> None:
@@ -156,17 +156,19 @@ async def test_a_stopped_or_failed_read_can_be_resumed_in_the_background(tmp_pat
     is_down = [False]
     policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if is_down[0] else read_perfectly(prompt))
     async with connect(tmp_path, policy) as session:
-        stopped = get_answer(await session.call_tool("read_document", {**ARGUMENTS, "max_chunks": 3}))
-        assert stopped["stop_reason"] == "max_chunks"
+        stopped_read = get_answer(await session.call_tool("read_document", {**ARGUMENTS, "max_chunks": 3}))
+        assert stopped_read["stop_reason"] == "max_chunks"
         is_down[0] = True
-        assert "gone" in get_error_text(await session.call_tool("resume_read", {"run_id": stopped["run_id"]}))
+        assert "gone" in get_error_text(await session.call_tool("resume_read", {"run_id": stopped_read["run_id"]}))
         is_down[0] = False
-        reading = get_answer(await session.call_tool("resume_read", {"run_id": stopped["run_id"], "background": True}))
+        reading = get_answer(
+            await session.call_tool("resume_read", {"run_id": stopped_read["run_id"], "background": True})
+        )
         assert reading["is_reading"]
-        finished_read = get_answer(await session.call_tool("wait", {"run_id": stopped["run_id"]}))
+        finished_read = get_answer(await session.call_tool("wait", {"run_id": stopped_read["run_id"]}))
         assert finished_read["answer"] == "4711"
-    read_sections = get_sections(policy.prompts)
-    assert len(read_sections) - len(set(read_sections)) <= 1
+    sections = get_sections(policy.prompts)
+    assert len(sections) - len(set(sections)) <= 1
 
 
 async def test_the_read_of_a_killed_server_is_resumed_by_the_next_server(tmp_path) -> None:
@@ -183,8 +185,8 @@ async def test_the_read_of_a_killed_server_is_resumed_by_the_next_server(tmp_pat
         async with connect_over_stdio(*options) as session:
             assert "resume_read" in get_error_text(await session.call_tool("wait", {"run_id": run_id}))
             assert get_answer(await session.call_tool("resume_read", {"run_id": run_id}))["answer"] == "4711"
-        read_sections = get_sections([body["messages"][0]["content"] for body in policy.requests])
-    assert len(read_sections) - len(set(read_sections)) <= 1
+        sections = get_sections([body["messages"][0]["content"] for body in policy.requests])
+    assert len(sections) - len(set(sections)) <= 1
 
 
 async def test_reads_that_end_with_the_server_can_be_resumed(tmp_path) -> None:

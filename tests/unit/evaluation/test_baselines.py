@@ -188,13 +188,13 @@ async def test_document_that_does_not_fit_is_an_outcome_and_costs_no_request(ask
 async def test_full_context_uses_the_window_up_to_its_last_token(ask) -> None:
     policy = WindowedPolicy()
     await ask("full_context", SHORT_TEXT, policy)
-    needed = count_tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60
-    policy.window = needed
-    options = {"budget": Budget(needed - 1, 20, 20, 20, 60)}
+    call_tokens = count_tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60
+    policy.window = call_tokens
+    options = {"budget": Budget(call_tokens - 1, 20, 20, 20, 60)}
     assert (await ask("full_context", SHORT_TEXT, policy, **options)).outcome is QuestionOutcome.ANSWERED
-    policy.window = needed - 1
+    policy.window = call_tokens - 1
     attempt = await ask("full_context", SHORT_TEXT, policy, **options)
-    assert attempt.detail == f"does not fit: {needed} of {needed - 1} tokens"
+    assert attempt.detail == f"does not fit: {call_tokens} of {call_tokens - 1} tokens"
     assert len(policy.prompts) == 2
 
 

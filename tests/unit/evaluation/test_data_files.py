@@ -354,8 +354,8 @@ def test_missing_data_error_names_the_file_and_the_option(tmp_path, name, monkey
 )
 def test_damaged_row_error_names_file_and_line(tmp_path, name, make_row, changes, message) -> None:
     path = tmp_path / "eval_1.jsonl"
-    damaged = {field: value for field, value in make_row(**changes).items() if value is not ...}
-    for rows, line_number in (([make_row(), damaged], 2), ([damaged], 1)):
+    damaged_row = {field: value for field, value in make_row(**changes).items() if value is not ...}
+    for rows, line_number in (([make_row(), damaged_row], 2), ([damaged_row], 1)):
         write_lines(path, rows)
         with pytest.raises(EvaluationError) as failure:
             load_data_task(name, path, SETTINGS)

@@ -47,12 +47,12 @@ def test_system_is_non_inferior_if_its_interval_ends_above_minus_3_points() -> N
 def test_questions_on_one_document_are_clustered() -> None:
     separate_rows = [make_row(index=index, right=index < 80) for index in range(120)]
     shared_rows = [replace(row, document=f"d{row.index // 4}") for row in separate_rows]
-    clustered, independent = compute_only_standing(*shared_rows), compute_only_standing(*separate_rows)
-    assert (clustered.documents, independent.documents) == (30, 120)
-    wide, narrow = clustered.accuracy, independent.accuracy
-    assert wide.mean == narrow.mean
-    assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)
-    assert "| 120 (30) |" in format_standings([clustered])
+    clustered_standing, row_standing = compute_only_standing(*shared_rows), compute_only_standing(*separate_rows)
+    assert (clustered_standing.documents, row_standing.documents) == (30, 120)
+    clustered_accuracy, row_accuracy = clustered_standing.accuracy, row_standing.accuracy
+    assert clustered_accuracy.mean == row_accuracy.mean
+    assert clustered_accuracy.high - clustered_accuracy.low > 1.5 * (row_accuracy.high - row_accuracy.low)
+    assert "| 120 (30) |" in format_standings([clustered_standing])
     other_rows = [replace(row, system="other", lenient=1.0) for row in shared_rows]
     standing = compare_systems(make_table(*shared_rows, *other_rows))[1].against_first
     assert standing.low < 1 / 3 < standing.high

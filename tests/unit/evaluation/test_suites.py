@@ -47,6 +47,6 @@ def test_suite_with_a_missing_task_or_question_or_a_script_has_no_score() -> Non
     suite_scores = compute_suite_scores([row for row in rows if row.task != "qa_2"])
     assert [score.aggregate for score in suite_scores] == [MEAN_OF_10]
     assert compute_suite_scores([row for row in rows if row.task != "vt"]) == []
-    unfinished = [score.score for score in compute_suite_scores(rows[:-1])]
-    assert unfinished == [None, pytest.approx(unfinished[1])]
+    means = [score.score for score in compute_suite_scores(rows[:-1])]
+    assert means == [None, pytest.approx(means[1])]
     assert compute_suite_scores([make_row(task=task, scripted=True) for task in SUITES["ruler"]]) == []

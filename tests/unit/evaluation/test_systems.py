@@ -72,9 +72,9 @@ async def test_full_context_uses_the_profile_of_the_policy_if_the_reader_does(ma
     policy.info = replace(DescribedPolicy.info, profile=profile)
     policy_reader = MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False)
     plain_reader = make_reader(policy, prompts=load_prompts(), run_log=False)
-    other_reader = make_reader(DescribedPolicy(read_perfectly), prompts=profile.prompts, run_log=False)
+    prompts_reader = make_reader(DescribedPolicy(read_perfectly), prompts=profile.prompts, run_log=False)
     profile_reader = make_reader(DescribedPolicy(read_perfectly), prompts=None, profile=profile, run_log=False)
-    for reader, call_count in ((policy_reader, 2), (plain_reader, 1), (other_reader, 1), (profile_reader, 2)):
+    for reader, call_count in ((policy_reader, 2), (plain_reader, 1), (prompts_reader, 1), (profile_reader, 2)):
         attempt = await load_system("full_context", reader).attempt(
             reader.store.add(Document.of("The key of harbor is 4711.")), QUESTION, answer_tokens=60, run_id="one"
         )

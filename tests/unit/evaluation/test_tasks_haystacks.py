@@ -49,7 +49,7 @@ def test_short_file_is_repeated(tmp_path):
     haystack = make_prose_haystack(book, random.Random(0))
     units = list(itertools.islice(haystack.iter_units(), 7))
     assert set(units) == {"A first sentence. ", "A second one.\n\n"}
-    assert all(earlier != later for earlier, later in itertools.pairwise(units))
+    assert all(unit != next_unit for unit, next_unit in itertools.pairwise(units))
     assert load_task("niah_multikey_1", TaskSettings(TOKENIZER, haystack=book)).sample(2000, 0).needles
 
 

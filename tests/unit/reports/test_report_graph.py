@@ -84,10 +84,10 @@ def test_report_on_ten_real_documents_quotes_them_exactly(make_agent, tmp_path) 
     assert (result.quotes_checked, result.quotes_found) == (len(quotes), len(quotes))
     assert [section.heading for section in result.sections] == ["On conditions", "On exceptions"]
     for section in result.sections:
-        *copied, invented = section.sentences
-        assert copied
-        assert all(sentence.is_quoted for sentence in copied)
-        assert {ProblemKind.NUMBER, ProblemKind.NAME} <= {problem.kind for problem in invented.problems}
+        *copied_sentences, invented_sentence = section.sentences
+        assert copied_sentences
+        assert all(sentence.is_quoted for sentence in copied_sentences)
+        assert {ProblemKind.NUMBER, ProblemKind.NAME} <= {problem.kind for problem in invented_sentence.problems}
     assert [reference.number for reference in result.references] == list(range(1, len(result.references) + 1))
     reads_by_section = Counter(list_sections(policy.prompts))
     assert set(reads_by_section.values()) == {1}

@@ -111,9 +111,9 @@ def test_client_fields_cannot_redirect_calls_of_the_policy(server: Server, upstr
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil", "", "a/b"]
 )
 def test_unknown_host_name_is_refused(server: Server, host: str) -> None:
-    forwarded = {"X-Forwarded-Host": "localhost", "Forwarded": "host=localhost"}
+    forwarded_headers = {"X-Forwarded-Host": "localhost", "Forwarded": "host=localhost"}
     for path in ("/", "/v1/models", "/health"):
-        reply = httpx2.get(f"{server.url}{path}", headers={**ALICE_HEADERS, **forwarded, "Host": host})
+        reply = httpx2.get(f"{server.url}{path}", headers={**ALICE_HEADERS, **forwarded_headers, "Host": host})
         assert reply.status_code in {400, 421}
 
 
@@ -344,7 +344,7 @@ def test_stopping_server_and_full_disk_are_retryable_errors(tmp_path: Path, monk
                 pool.submit(post, server, make_chat(LONG_TEXT, stream=stream)) for stream in (False, True)
             )
             reads = server.resources.manager._reads
-            wait_until(lambda: [read.followers for read in list(reads.values())] == [2])  # of one read
+            wait_until(lambda: [read.followers for read in list(reads.values())] == [2])  # both follow one read
             monkeypatch.setattr(DocumentStore, "_make_folders", raise_disk_full)
             refusal = post(server, make_chat(f"{LONG_TEXT} more"))
         stopped_reply, events = plain_request.result(), stream_request.result().text.split("\n\n")
@@ -371,8 +371,8 @@ def test_endless_headers_are_refused_early(server: Server) -> None:
 
 def test_too_large_body_is_refused_before_it_is_received(server: Server) -> None:
     assert send_raw(server, *POST_CHAT, "Content-Length: 999999999999").startswith(b"HTTP/1.1 413")
-    chunked = b"".join(b"10000\r\n" + b"x" * 65536 + b"\r\n" for _ in range(49))
-    refusal = send_raw(server, *POST_CHAT, "Transfer-Encoding: chunked", body=chunked)
+    chunked_body = b"".join(b"10000\r\n" + b"x" * 65536 + b"\r\n" for _ in range(49))
+    refusal = send_raw(server, *POST_CHAT, "Transfer-Encoding: chunked", body=chunked_body)
     assert b"413" in refusal[:20]
     assert b"POST /v1/files" in refusal, "the error names the upload endpoint for longer documents"
     assert server.resources.request_quota.used_bytes == 0
@@ -401,9 +401,9 @@ def test_invalid_utf8_is_refused_in_any_field() -> None:
 
 def test_long_text_of_escapes_and_quotes_is_accepted() -> None:
     text = '{"a": [1, "\\"]}, ' * 500_000
-    parsed = parse_chat(parse_fields(json.dumps(make_chat(text)).encode()))
-    assert parsed.messages[0].parts[0].text is not None
-    assert parsed.messages[0].parts[0].text.decode() == text
+    chat_request = parse_chat(parse_fields(json.dumps(make_chat(text)).encode()))
+    assert chat_request.messages[0].parts[0].text is not None
+    assert chat_request.messages[0].parts[0].text.decode() == text
 
 
 def test_slow_bodies_time_out(server: Server) -> None:

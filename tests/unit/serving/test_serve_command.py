@@ -129,9 +129,9 @@ def test_invalid_keys_file_is_refused_without_showing_keys(tmp_path: Path, text:
 
 def test_sockets_have_tcp_nodelay() -> None:
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_allowed_host_names_and_origins() -> None:

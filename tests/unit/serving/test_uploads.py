@@ -94,15 +94,15 @@ async def test_texts_count_for_their_key_and_the_oldest_unused_are_removed(tmp_p
 
 async def test_conversions_are_limited_to_two_and_need_room_in_the_quota(tmp_path: Path, monkeypatch) -> None:
     files, running_count, highest_count = make_uploads(tmp_path, quota=50), 0, 0
-    add, both_running = files.store.add_async, asyncio.Event()
+    add, two_are_running = files.store.add_async, asyncio.Event()
 
     async def add_and_count(document: Document) -> DocumentRef:
         nonlocal running_count, highest_count
         running_count += 1
         highest_count = max(highest_count, running_count)
         if running_count == 2:
-            both_running.set()
-        await asyncio.wait_for(both_running.wait(), 60)
+            two_are_running.set()
+        await asyncio.wait_for(two_are_running.wait(), 60)
         reference = await add(document)
         running_count -= 1
         return reference

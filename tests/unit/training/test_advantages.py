@@ -198,10 +198,10 @@ class TestLossWeights:
     def test_loss_weights_make_the_chosen_mean(self, mean, weights):
         """One rollout of 2 + 4 learned tokens and one of 6 + 0 + 6: T = 18, N = 2, C = 4."""
         answer = make_conversation(6, slot_key=ANSWER_SLOT, mask=[True] * 4 + [False] * 2)
-        first_rollout = Rollout("a", (make_conversation(2), answer), 1.0)
-        masked = make_conversation(3, mask=[False] * 3)
-        second_rollout = Rollout("b", (make_conversation(6), masked, make_conversation(6, slot_key=ANSWER_SLOT)), 0.0)
-        batch = prepare_batch([make_group(first_rollout, second_rollout)], AdvantageSettings(loss_weights=mean))
+        rollout_a = Rollout("a", (make_conversation(2), answer), 1.0)
+        masked_row = make_conversation(3, mask=[False] * 3)
+        rollout_b = Rollout("b", (make_conversation(6), masked_row, make_conversation(6, slot_key=ANSWER_SLOT)), 0.0)
+        batch = prepare_batch([make_group(rollout_a, rollout_b)], AdvantageSettings(loss_weights=mean))
         assert [row.weight for row in batch.rows] == weights
         assert [(row.run_id, row.conversation_index) for row in batch.rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 2)]
 

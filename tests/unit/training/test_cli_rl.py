@@ -108,9 +108,9 @@ def test_every_option_sets_its_job_field(loop, tmp_path) -> None:
 def test_every_job_field_has_a_command_line_option(loop) -> None:
     fields = [field for kind in (RLJob, CollectSettings, WordingSettings) for field in dataclasses.fields(kind)]
     options = {field.name for field in dataclasses.fields(rl_command.RL)}
-    renamed = {"tasks": "task", "server_options": "server_option"}
-    nested = {"collect", "reading"}
-    assert {renamed.get(name, name) for name in {field.name for field in fields} - nested} <= options
+    option_names = {"tasks": "task", "server_options": "server_option"}
+    nested_fields = {"collect", "reading"}
+    assert {option_names.get(name, name) for name in {field.name for field in fields} - nested_fields} <= options
 
 
 def test_environment_key_is_used_only_with_a_base_url(loop, monkeypatch) -> None:

@@ -178,9 +178,9 @@ def test_old_runs_are_scored_from_a_gold_file_with_evidence(read_run, tmp_path: 
     run = read_run(gold=None)
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [FACT]}))
     gold = GoldAnswers.load(tmp_path / "gold.jsonl")
-    rescored = replace(run, gold=gold.find(run))
-    assert EvidenceF2()(rescored) == 1.0
-    assert GateRight()(rescored) is not None
+    run_with_gold = replace(run, gold=gold.find(run))
+    assert EvidenceF2()(run_with_gold) == 1.0
+    assert GateRight()(run_with_gold) is not None
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [""]}))
     with pytest.raises(MemAgentError, match="line 1: evidence without text"):
         GoldAnswers.load(tmp_path / "gold.jsonl")

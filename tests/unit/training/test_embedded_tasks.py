@@ -48,18 +48,18 @@ def test_only_among_foreign_has_other_facts(settings) -> None:
     def find_numbers(sample: Sample) -> list[str]:
         return re.findall(r"\b\d{4,7}\b", join_text(sample))
 
-    alone, among_foreign = Alone(settings), AmongForeign(settings)
-    assert [len(find_numbers(alone.sample(1024, index))) for index in range(8)] == [1] * 8
-    samples = [among_foreign.sample(1024, index) for index in range(8)]
+    alone_task, foreign_task = Alone(settings), AmongForeign(settings)
+    assert [len(find_numbers(alone_task.sample(1024, index))) for index in range(8)] == [1] * 8
+    samples = [foreign_task.sample(1024, index) for index in range(8)]
     assert [len(find_numbers(sample)) for sample in samples] == [4 + (sample.gold != ("none",)) for sample in samples]
 
 
 def test_among_foreign_sometimes_omits_the_requested_fact(settings) -> None:
     task = AmongForeign(settings)
     samples = [task.sample(600, index) for index in range(60)]
-    absent = [sample for sample in samples if sample.gold == ("none",)]
-    assert 4 <= len(absent) <= 22
-    for sample in absent:
+    unanswerable_samples = [sample for sample in samples if sample.gold == ("none",)]
+    assert 4 <= len(unanswerable_samples) <= 22
+    for sample in unanswerable_samples:
         assert not sample.needles
         subject = sample.question.removeprefix("What is the ").partition("?")[0]
         assert subject not in join_text(sample)
@@ -97,7 +97,7 @@ def test_text_keeps_its_layout_and_facts_may_split_lines(tmp_path: Path) -> None
     task = Alone(settings)
     for sample in (task.sample(700, index) for index in range(20)):
         text_before, text_after = join_text(sample).split(sample.needles[0].text)
-        assert text_before.lstrip() in text * 2, "up to the fact it is the text itself"
+        assert text_before.lstrip() in text * 2, "the text before the fact is unchanged"
         assert "   of  a  table" in text_before + text_after
         split_line_count += re.search(r"[^.?\n] +$", text_before) is not None
     assert 3 <= split_line_count <= 17, "half of the documents have their facts between words"

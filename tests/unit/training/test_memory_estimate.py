@@ -48,11 +48,11 @@ def measure_peak_bytes(run_step: Callable[[], None]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run_step()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    allocated = peak = 0
+    allocated_bytes = peak_bytes = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        allocated += event.nbytes()
-        peak = max(peak, allocated)
-    return peak
+        allocated_bytes += event.nbytes()
+        peak_bytes = max(peak_bytes, allocated_bytes)
+    return peak_bytes
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_step_estimate_is_close_to_the_measured_peak(is_mixed) -> None:
 def test_unloaded_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
     model = make_model("qwen2, grouped queries")
     model.config.save_pretrained(tmp_path)
-    unloaded = build_unloaded_model(str(tmp_path))
-    assert {parameter.device.type for parameter in unloaded.parameters()} == {"meta"}
-    assert ModelSizes.from_model(unloaded) == ModelSizes.from_model(model)
+    unloaded_model = build_unloaded_model(str(tmp_path))
+    assert {parameter.device.type for parameter in unloaded_model.parameters()} == {"meta"}
+    assert ModelSizes.from_model(unloaded_model) == ModelSizes.from_model(model)
 
 
 def test_adapter_sizes_equal_those_of_the_trained_model(tmp_path) -> None:
@@ -125,11 +125,11 @@ def test_shards_divide_state_and_a_reference_is_a_second_model() -> None:
     model = make_model("llama")
     micro_batch = make_batch("packed")
     sizes = ModelSizes.from_model(model)
-    unsharded = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True)
-    sharded = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True, shards=4)
-    assert unsharded.reference == unsharded.weights == 4 * sizes.parameters
+    full_estimate = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True)
+    sharded_estimate = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True, shards=4)
+    assert full_estimate.reference == full_estimate.weights == 4 * sizes.parameters
     for name in ("weights", "gradients", "optimizer", "reference"):
-        assert getattr(sharded, name) == getattr(unsharded, name) // 4
-    assert sharded.activations == unsharded.activations
-    eight_bit = estimate_memory(sizes, micro_batch, checkpointing=True, optimizer="adamw_bnb_8bit")
-    assert eight_bit.optimizer == unsharded.optimizer / 4
+        assert getattr(sharded_estimate, name) == getattr(full_estimate, name) // 4
+    assert sharded_estimate.activations == full_estimate.activations
+    eight_bit_estimate = estimate_memory(sizes, micro_batch, checkpointing=True, optimizer="adamw_bnb_8bit")
+    assert eight_bit_estimate.optimizer == full_estimate.optimizer / 4

@@ -96,8 +96,8 @@ SHORT_AND_LONG = make_group((1.0, [make_conversation(1)]), (0.0, [make_conversat
 
 @pytest.mark.parametrize(("importance_cap", "weight"), [(None, 1.0), (1.0, 0.25 / 0.5), (0.1, 0.1)])
 def test_missing_old_log_probs_are_those_of_the_model(importance_cap: float | None, weight: float) -> None:
-    logged = make_conversation(1, logprobs=[math.log(0.5)])
-    group = make_group((0.0, [logged]), (1.0, [make_conversation(1, prompt=[2])]))
+    conversation = make_conversation(1, logprobs=[math.log(0.5)])
+    group = make_group((0.0, [conversation]), (1.0, [make_conversation(1, prompt=[2])]))
     model = make_bigram()
     dapo.compute_step_loss(model, [group], dapo.Settings(importance_cap=importance_cap)).backward()
     assert float(model.table.grad[0, 1]) == pytest.approx(0.5 * weight * (1 - 0.25) / 2)
@@ -257,10 +257,11 @@ def test_program_trains_a_model_from_a_log(training_folder) -> None:
     result = run_program([*command, *options], capture_output=True, check=True, cwd=folder)
     first_loss, last_loss = read_losses(result.stdout)
     assert last_loss < first_loss
-    model, trained = (transformers.AutoModelForCausalLM.from_pretrained(folder / name) for name in ("model", "trained"))
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model, trained_model = (load(folder / name) for name in ("model", "trained"))
     changes = [
         float((trained_weight - weight).detach().abs().max())
-        for weight, trained_weight in zip(model.parameters(), trained.parameters(), strict=True)
+        for weight, trained_weight in zip(model.parameters(), trained_model.parameters(), strict=True)
     ]
     assert max(changes) == pytest.approx(2e-2, rel=0.2)  # two first steps of AdamW
     assert (folder / "trained" / "tokenizer.json").exists()
@@ -280,9 +281,9 @@ def test_default_is_the_paper_preset_on_logged_rewards(run_main, training_folder
     calls = []
     monkeypatch.setattr(dapo, "train", lambda model, groups, settings, **_: calls.append((groups, settings)))
     run_main()
-    (((logged,), settings),) = calls
+    (((logged_group,), settings),) = calls
     expected_rewards = sorted(rollout.reward for rollout in training_folder[1].rollouts_G)
-    assert sorted(rollout.reward for rollout in logged.rollouts_G) == pytest.approx(expected_rewards)
+    assert sorted(rollout.reward for rollout in logged_group.rollouts_G) == pytest.approx(expected_rewards)
     assert settings == dapo.MEMAGENT_PAPER
 
 

@@ -66,8 +66,8 @@ def test_schedule_scales_both_rates_and_frozen_weights_stay() -> None:
     train(model, 1, lambda: (optimizer.step(), schedule.step()))
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.0, 0.0]
     weights_after_step = copy_weights(model)
-    trained = {name for name in initial_weights if "layers.0." not in name}
-    assert find_changes(initial_weights, weights_after_step) == trained
+    trained_names = {name for name in initial_weights if "layers.0." not in name}
+    assert find_changes(initial_weights, weights_after_step) == trained_names
     train(model, 1, optimizer.step)
     assert not find_changes(weights_after_step, copy_weights(model))
 
@@ -80,8 +80,8 @@ def test_model_with_only_matrices_is_trained_by_muon() -> None:
     assert len(optimizer.param_groups) == 1
     initial_weights = copy_weights(model)
     train(model, 1, optimizer.step)
-    trained = {name for name in initial_weights if name.endswith("q_proj.weight")}
-    assert find_changes(initial_weights, copy_weights(model)) == trained
+    trained_names = {name for name in initial_weights if name.endswith("q_proj.weight")}
+    assert find_changes(initial_weights, copy_weights(model)) == trained_names
 
 
 # In a training
@@ -89,14 +89,14 @@ def test_model_with_only_matrices_is_trained_by_muon() -> None:
 
 def test_a_training_with_muon_resumes_with_the_same_bits(make_trainer, tmp_path: Path) -> None:
     settings = {"muon_learning_rate": 1e-3, "max_steps": 3, "warmup_steps": 1}
-    saving = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
-    uninterrupted = make_trainer(tmp_path, "dapo", **settings, **saving)
-    uninterrupted.train()
+    save_settings = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
+    first_trainer = make_trainer(tmp_path, "dapo", **settings, **save_settings)
+    first_trainer.train()
     resumed_trainer = make_trainer(tmp_path, "dapo", **settings)
-    assert find_changes(copy_weights(resumed_trainer.model), copy_weights(uninterrupted.model))
+    assert find_changes(copy_weights(resumed_trainer.model), copy_weights(first_trainer.model))
     resumed_trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert resumed_trainer.state.global_step == uninterrupted.state.global_step == 3
-    assert not find_changes(copy_weights(resumed_trainer.model), copy_weights(uninterrupted.model))
+    assert resumed_trainer.state.global_step == first_trainer.state.global_step == 3
+    assert not find_changes(copy_weights(resumed_trainer.model), copy_weights(first_trainer.model))
 
 
 def test_muon_refuses_sharded_matrices(make_trainer, tmp_path: Path) -> None:

@@ -114,8 +114,8 @@ def test_source_is_called_once_per_iteration_after_the_policy_is_saved(steps: in
     training, _ = trainings[steps]
     assert training.source.iterations == list(range(ITERATIONS))
     assert training.source.saved_before == [list(range(number + 1)) for number in range(ITERATIONS)]
-    initial = training.policies[0]
-    assert all(find_max_difference(initial, training.policies[number]) > 0 for number in range(1, ITERATIONS))
+    initial_weights = training.policies[0]
+    assert all(find_max_difference(initial_weights, training.policies[number]) > 0 for number in range(1, ITERATIONS))
 
 
 def test_ratios_compare_with_the_initial_weights_of_the_iteration(world, trainings) -> None:
@@ -153,15 +153,15 @@ def test_collection_metrics_are_logged_at_the_first_step_of_an_iteration(trainin
 def test_resuming_from_any_checkpoint_gives_the_same_bits(
     iteration: int, steps: int, world, trainings, tmp_path
 ) -> None:
-    uninterrupted, output = trainings[steps]
-    resumed = online_world.make_training(world[0], tmp_path, steps)
-    resumed.trainer.train(resume_from_checkpoint=str(output / f"checkpoint-{iteration * steps}"))
-    assert resumed.source.iterations == list(range(iteration, ITERATIONS))
-    for number, policy in resumed.policies.items():
-        assert not find_changes(uninterrupted.policies[number], policy)
-    assert not find_changes(uninterrupted.weights(), resumed.weights())
-    assert resumed.steps.groups == uninterrupted.steps.groups[iteration * steps :]
-    histories = [read_logs(run.trainer, without=MACHINE_METRICS) for run in (uninterrupted, resumed)]
+    full_training, output = trainings[steps]
+    resumed_training = online_world.make_training(world[0], tmp_path, steps)
+    resumed_training.trainer.train(resume_from_checkpoint=str(output / f"checkpoint-{iteration * steps}"))
+    assert resumed_training.source.iterations == list(range(iteration, ITERATIONS))
+    for number, policy in resumed_training.policies.items():
+        assert not find_changes(full_training.policies[number], policy)
+    assert not find_changes(full_training.weights(), resumed_training.weights())
+    assert resumed_training.steps.groups == full_training.steps.groups[iteration * steps :]
+    histories = [read_logs(run.trainer, without=MACHINE_METRICS) for run in (full_training, resumed_training)]
     assert histories[0] == histories[1]
 
 

@@ -275,10 +275,10 @@ def test_nodes_are_split_only_at_branches(rows: list[IdRow], is_tree: bool) -> N
     positions = [position for node in trie.nodes for position in range(node.start, node.end)]
     assert positions == list(range(len(trie.ids)))
     assert [node.subtree_end for node in trie.nodes for _ in range(node.start, node.end)] == trie.ends
-    successors = {previous: set() for previous in positions}
+    successors = {previous_position: set() for previous_position in positions}
     for path in trie.paths.values():
-        for previous, position in itertools.pairwise(path):
-            successors[previous].add(position)
+        for previous_position, position in itertools.pairwise(path):
+            successors[previous_position].add(position)
     inner_ends = {node.end - 1 for node in trie.nodes if node.subtree_end > node.end}
     assert inner_ends == {position for position, next_positions in successors.items() if len(next_positions) > 1}
 

@@ -258,16 +258,16 @@ async def test_log_probs_of_the_trainer_replace_those_of_the_folder(fake, base, 
 async def test_adapters_have_a_name_for_each_version_and_content(fake, base, tmp_path) -> None:
     """The prefix cache is keyed by name, and would confuse different adapters of the same version."""
     sync = sync_own_server(fake, base, SyncMethod.ADAPTER)
-    first = await sync.sync(write_adapter(tmp_path / "1", base, 0.3), "1")
-    second = await sync.sync(write_adapter(tmp_path / "2", base, 0.6), "2")
-    assert (first.method, first.version, first.reasons) == (SyncMethod.ADAPTER, "1", ())
-    assert fake.adapters == pytest.approx({first.model: 0.3, second.model: 0.6})
-    assert second.gap < 1e-6
+    first_policy = await sync.sync(write_adapter(tmp_path / "1", base, 0.3), "1")
+    second_policy = await sync.sync(write_adapter(tmp_path / "2", base, 0.6), "2")
+    assert (first_policy.method, first_policy.version, first_policy.reasons) == (SyncMethod.ADAPTER, "1", ())
+    assert fake.adapters == pytest.approx({first_policy.model: 0.3, second_policy.model: 0.6})
+    assert second_policy.gap < 1e-6
     assert fake.weights == 0.0
-    other_content = await sync.sync(write_adapter(tmp_path / "other", base, 0.9), "2")
-    assert len({first.model, second.model, other_content.model}) == 3
-    reloaded = await sync_own_server(fake, base, SyncMethod.ADAPTER).sync(tmp_path / "2", "2")
-    assert reloaded.model == second.model, "loading equal adapters again is no error"
+    other_policy = await sync.sync(write_adapter(tmp_path / "other", base, 0.9), "2")
+    assert len({first_policy.model, second_policy.model, other_policy.model}) == 3
+    reloaded_policy = await sync_own_server(fake, base, SyncMethod.ADAPTER).sync(tmp_path / "2", "2")
+    assert reloaded_policy.model == second_policy.model, "loading equal adapters again is no error"
 
 
 async def test_full_weights_are_reloaded_in_a_pause_and_the_cache_is_reset(sync, fake, tmp_path) -> None:
@@ -513,8 +513,9 @@ def test_small_updates_are_a_fault_if_the_server_missed_too_much(logprobs, step,
 
 def test_updates_below_the_server_precision_are_no_fault() -> None:
     old_logprobs, new_logprobs = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
-    rounded = PreviousLogProbs((-1.02, -1.97), old_logprobs)
-    assert find_mismatch(ProbeLogProbs((-1.02, -1.97), (0.0,)), new_logprobs, tolerance=0.1, before=rounded) is None
+    rounded_logprobs = PreviousLogProbs((-1.02, -1.97), old_logprobs)
+    answers = ProbeLogProbs((-1.02, -1.97), (0.0,))
+    assert find_mismatch(answers, new_logprobs, tolerance=0.1, before=rounded_logprobs) is None
 
 
 @given(st.integers(64, 200_000), st.none() | st.integers(16, 2048))

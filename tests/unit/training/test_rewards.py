@@ -138,9 +138,6 @@ def test_contradicting_gold_answers_are_named_with_their_lines(tmp_path, documen
         GoldAnswers.load(write_gold(tmp_path, *lines))
 
 
-# Names of rewards and scores
-
-
 REPLIES = [
     "\\boxed{red, blue}", "\\boxed{blue and red}", "red", "\\boxed{red}", "red and blue", "", "\\boxed{}", "\\boxed{",
     "<think>\\boxed{red}</think> blue", "\\boxed{red, blue}" + " so it is" * 60, "so red it is, and \\boxed{blue}",
@@ -193,9 +190,6 @@ def test_logged_reward_is_the_newest_of_its_name_and_source() -> None:
     assert LoggedReward("thumbs", source="person")(make_run("", rewards=rewards)) == 0.0
     assert LoggedReward("other")(make_run("", rewards=rewards)) is None
     assert LoggedReward(None, source="scorer")(make_run("", rewards=rewards)) == 0.5
-
-
-# Single conversations
 
 
 def test_format_reward_is_1_for_complete_memories_and_answers() -> None:

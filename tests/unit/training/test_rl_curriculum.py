@@ -74,12 +74,12 @@ def test_last_collection_ends_where_held_out_questions_begin() -> None:
 def test_at_least_half_of_the_questions_have_the_longest_length(stage: int) -> None:
     """One half has the longest length; the lengths of the other half are drawn evenly."""
     lengths = [question.length for question in islice(make_curriculum().draw_questions(7, stage), 4000)]
-    unlocked = LENGTHS[: stage + 1]
-    assert set(lengths) == set(unlocked)
-    expected = 0.5 + 0.5 / len(unlocked)
-    assert lengths.count(unlocked[-1]) / len(lengths) == pytest.approx(expected, abs=0.03)
-    for shorter in unlocked[:-1]:
-        assert lengths.count(shorter) / len(lengths) == pytest.approx(0.5 / len(unlocked), abs=0.03)
+    stage_lengths = LENGTHS[: stage + 1]
+    assert set(lengths) == set(stage_lengths)
+    expected_share = 0.5 + 0.5 / len(stage_lengths)
+    assert lengths.count(stage_lengths[-1]) / len(lengths) == pytest.approx(expected_share, abs=0.03)
+    for shorter in stage_lengths[:-1]:
+        assert lengths.count(shorter) / len(lengths) == pytest.approx(0.5 / len(stage_lengths), abs=0.03)
 
 
 def test_tasks_are_asked_equally_often() -> None:

@@ -57,20 +57,20 @@ def get_questions(samples: Sequence[Sample]) -> list[str]:
 def test_each_epoch_asks_every_training_question_once(tmp_path: Path) -> None:
     curriculum = prepare_loop(tmp_path, make_rows(40)).curriculum
     (length,) = curriculum.lengths
-    held_out = get_questions(curriculum.list_held_out_samples(length, 100))
-    assert len(held_out) == 4
+    held_out_questions = get_questions(curriculum.list_held_out_samples(length, 100))
+    assert len(held_out_questions) == 4
     drawn_questions: list[str] = []
     records: list[Any] = []
-    for number in range(18):
-        batch = get_questions(list(islice(curriculum.draw_questions(number, 0, records), 10)))
-        records.append(make_record(number, questions=len(batch)))
+    for collection in range(18):
+        batch = get_questions(list(islice(curriculum.draw_questions(collection, 0, records), 10)))
+        records.append(make_record(collection, questions=len(batch)))
         drawn_questions += batch
     assert curriculum.compute_epochs(records, 0) == 5
     epochs = [drawn_questions[start : start + 36] for start in range(0, 180, 36)]
     assert all(set(epoch) == set(epochs[0]) and len(set(epoch)) == 36 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 5
-    assert set(held_out).isdisjoint(drawn_questions)
-    assert set(held_out) | set(drawn_questions) == {row["question"] for row in make_rows(40)}
+    assert set(held_out_questions).isdisjoint(drawn_questions)
+    assert set(held_out_questions) | set(drawn_questions) == {row["question"] for row in make_rows(40)}
 
 
 def test_collection_repeats_its_questions_on_resume(tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ def test_collection_repeats_its_questions_on_resume(tmp_path: Path) -> None:
 
 def test_documents_are_either_for_training_or_held_out(tmp_path: Path) -> None:
     curriculum = prepare_loop(tmp_path, make_rows(40), held_out=0.25).curriculum
-    held_out = {"".join(sample.text()) for sample in curriculum.list_held_out_samples(curriculum.lengths[0], 100)}
-    training = {"".join(sample.text()) for sample in curriculum.draw_questions(0, 0)}
-    assert len(held_out) == 5
-    assert held_out.isdisjoint(training)
+    held_out_texts = {"".join(sample.text()) for sample in curriculum.list_held_out_samples(curriculum.lengths[0], 100)}
+    training_texts = {"".join(sample.text()) for sample in curriculum.draw_questions(0, 0)}
+    assert len(held_out_texts) == 5
+    assert held_out_texts.isdisjoint(training_texts)
 
 
 def test_stage_with_longer_documents_follows_right_answers(tmp_path: Path) -> None:
@@ -121,13 +121,13 @@ def test_ruler_hqa_takes_hotpotqa_questions_with_distractors(tmp_path: Path) -> 
         for number in range(10)
     ]
     loop = prepare_loop(tmp_path, rows, tasks=("ruler_hqa",), lengths=(4, 8), small=False, held_out=0.2)
-    held_out = [set(get_questions(loop.curriculum.list_held_out_samples(length, 100))) for length in (4, 8)]
-    assert held_out[0] == held_out[1]
-    assert len(held_out[0]) == 2
-    training = list(loop.curriculum.draw_questions(0, 1))
-    assert len(training) == 16
-    assert held_out[0].isdisjoint(get_questions(training))
-    text = "".join(next(sample for sample in training if sample.length == 8).text())
+    held_out_questions = [set(get_questions(loop.curriculum.list_held_out_samples(length, 100))) for length in (4, 8)]
+    assert held_out_questions[0] == held_out_questions[1]
+    assert len(held_out_questions[0]) == 2
+    training_samples = list(loop.curriculum.draw_questions(0, 1))
+    assert len(training_samples) == 16
+    assert held_out_questions[0].isdisjoint(get_questions(training_samples))
+    text = "".join(next(sample for sample in training_samples if sample.length == 8).text())
     assert text.count("Document ") == 8
 
 

@@ -130,5 +130,5 @@ def test_saved_weights_can_have_a_narrower_number_format(tmp_path: Path) -> None
         weights = load_file(tmp_path / "policy" / "model.safetensors")
         assert {str(value.dtype) for value in weights.values()} == {f"torch.{dtype}"}
         assert json.loads((tmp_path / "policy" / "config.json").read_text())["dtype"] == dtype
-    shipped = load_file(EMBEDDED_FOLDER / "model.safetensors")
-    assert all(torch.equal(value, shipped[name]) for name, value in weights.items())
+    shipped_weights = load_file(EMBEDDED_FOLDER / "model.safetensors")
+    assert all(torch.equal(value, shipped_weights[name]) for name, value in weights.items())

@@ -124,9 +124,6 @@ def test_old_checkpoints_are_deleted_only_after_the_new_one_is_complete(make_tra
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
 
-# Adapters
-
-
 def test_adapter_is_trained_with_its_base_as_the_reference(world, small_settings, tmp_path) -> None:
     from peft import LoraConfig
 
@@ -293,9 +290,9 @@ def test_wrong_base_model_is_refused_before_the_first_step(make_trainer, tmp_pat
     limit = MultiConvDAPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False).max_logprob_gap
     trainer = make_trainer(tmp_path, model=tmp_path / "model", max_logprob_gap=limit)
     initial_weights = copy_weights(trainer.model)
-    with pytest.raises(TrainingError, match=r"not sampled by this model.*Name the model that wrote them") as raised:
+    with pytest.raises(TrainingError, match=r"not sampled by this model.*Name the model that wrote them") as caught:
         trainer.train()
-    assert raised.value.run_id is not None
+    assert caught.value.run_id is not None
     assert not find_changes(initial_weights, copy_weights(trainer.model))
 
 

@@ -234,8 +234,8 @@ def test_training_resumes_only_with_the_same_inputs(tmp_path) -> None:
         require_same_inputs(tmp_path, {**record, "loop": {"strategy": "gated"}})
     with pytest.raises(TrainingError, match="seed was 1 and is None"):
         require_same_inputs(tmp_path, {**record, "settings": {"beta": 0.0}})
-    for damaged in ("{", "[]"):
-        (tmp_path / "training.json").write_text(damaged)
+    for damaged_text in ("{", "[]"):
+        (tmp_path / "training.json").write_text(damaged_text)
         with pytest.raises(TrainingError, match="cannot be read"):
             require_same_inputs(tmp_path, record)
 

@@ -57,9 +57,9 @@ def make_dense_mask(trie: Trie) -> Any:
     return (position[:, None] >= position) & (position[:, None] < torch.tensor(trie.ends))
 
 
-def add_gradients(attended: Any, qkv: Sequence[Any]) -> list[Any]:
-    weights = torch.rand(attended.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return [attended, *torch.autograd.grad(attended, qkv, weights.to(attended.dtype))]
+def add_gradients(attention_output: Any, qkv: Sequence[Any]) -> list[Any]:
+    weights = torch.rand(attention_output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [attention_output, *torch.autograd.grad(attention_output, qkv, weights.to(attention_output.dtype))]
 
 
 def assert_same(results: Sequence[Any], expected: Sequence[Any]) -> None:

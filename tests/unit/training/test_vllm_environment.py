@@ -18,8 +18,8 @@ def test_server_targets_the_cpu_only_without_an_accelerator(tmp_path: Path, devi
     if device is not None:
         (tmp_path / device).parent.mkdir(exist_ok=True)
         (tmp_path / device).touch()
-    inherited = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "ACCELERATE_USE_FSDP": "true", "VLLM_NO_USAGE_STATS": "0"}
-    environment = make_server_environment(inherited, tmp_path)
+    variables = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "ACCELERATE_USE_FSDP": "true", "VLLM_NO_USAGE_STATS": "0"}
+    environment = make_server_environment(variables, tmp_path)
     cpu_variables = {"VLLM_TARGET_DEVICE", "OMP_NUM_THREADS", "TORCH_COMPILE_DISABLE"}
     assert cpu_variables & environment.keys() == (cpu_variables if device is None else set())
     assert environment["HF_HUB_OFFLINE"] == "1"
