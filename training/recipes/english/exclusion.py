@@ -119,7 +119,7 @@ def _call_by_name(function: str) -> Iterable[str]:
     return tuple(result)
 
 
-def held_out_names() -> Iterator[str]:
+def yield_held_out_names() -> Iterator[str]:
     """Yield the people and the towns that `memagent_evaluation` keeps for measuring."""
     from memagent_evaluation.english_facts import list_words  # noqa: PLC0415  only to write and to load the names
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The closed loop from the adapter that ships, and supervision of equal time from the same adapter. Continues where it was stopped.
+# The closed loop from the adapter that ships, and supervision of equal time from the same adapter. A stopped run continues.
 #
 #     training/recipes/english/loop.sh FOLDER SEED               (hours on a GPU)
 #     SMALL=1 training/recipes/english/loop.sh FOLDER SEED       (one iteration and two steps: minutes on two cores)
 #
-# The outcome reward is token F1 of the answer, on questions on prose in documents of 4 to 16 chunks. What to compare, and at
-# which length, is fixed before it starts: exact_match on held_out.jsonl, at 4 to 16 chunks.
+# The outcome reward is token F1 of the answer, on questions on prose in documents of 4 to 16 chunks. The comparison is
+# fixed before the start: exact_match on held_out.jsonl, at 4 to 16 chunks.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 python=$(realpath --no-symlinks "${PYTHON:-$root/.venv/bin/python}")
