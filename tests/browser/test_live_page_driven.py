@@ -294,12 +294,14 @@ def test_script_payloads_in_texts_and_names_are_not_executed(page: Any, upstream
     drop_file(page, f"{PAYLOADS[2]}.txt", "\n".join(PAYLOADS * 3))
     page.execute_script("document.getElementById('questions').value = arguments[0]", "\n".join(PAYLOADS))
     page.find_element(By.ID, "begin").click()
-    count = len(PAYLOADS)
+    payload_count = len(PAYLOADS)
     wait_until(page, "document.querySelectorAll('#reads .state-running').length > 10")
-    wait_until(page, "document.querySelectorAll('#reads .state-finished').length === arguments[0]", count, seconds=90)
+    wait_until(
+        page, "document.querySelectorAll('#reads .state-finished').length === arguments[0]", payload_count, seconds=90
+    )
     read_list = page.find_element(By.ID, "reads").text
     assert [payload for payload in PAYLOADS if payload not in read_list] == []
-    for index in range(count):
+    for index in range(payload_count):
         # A single script call, because the page replaces the list items while it updates.
         page.execute_script("document.querySelectorAll('#reads li a')[arguments[0]].click()", index)
         wait_until(page, "!document.getElementById('answer-box').hidden")
@@ -316,7 +318,7 @@ def test_script_payloads_in_texts_and_names_are_not_executed(page: Any, upstream
             page.back()
             wait_until(page, "!document.getElementById('answer-box').hidden")
         page.find_element(By.CSS_SELECTOR, ".home").click()
-        wait_until(page, "document.querySelectorAll('#reads li').length === arguments[0]", count)
+        wait_until(page, "document.querySelectorAll('#reads li').length === arguments[0]", payload_count)
     assert page.execute_script("return document.querySelectorAll('img, svg, iframe, object').length") == 0
     assert page.execute_script("return document.scripts.length") == 1
     assert get_console_messages(page) == []

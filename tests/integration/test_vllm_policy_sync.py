@@ -86,9 +86,9 @@ async def test_a_small_training_step_is_distinguished_from_no_step(server, api, 
     folder = write_perturbed_policy(tmp_path / "1", 1e-5, seed=1)
     assert (await make_sync(server, SyncMethod.RELOAD, tolerance=tolerance).sync(folder, "1")).gap < TOLERANCE
     await load_embedded_policy(server)
-    old = await Probe.make(5120, 1024).read(api, server.model_name)
-    expected = old.split(score_with_folder(folder, old.rows))
-    assert find_mismatch(old.logprobs, expected, tolerance=tolerance) is None
+    old_scores = await Probe.make(5120, 1024).read(api, server.model_name)
+    expected = old_scores.split(score_with_folder(folder, old_scores.rows))
+    assert find_mismatch(old_scores.logprobs, expected, tolerance=tolerance) is None
 
     async def nothing(self: ServerAPI, path: str) -> None:
         """A reload that reloads nothing."""
@@ -107,16 +107,18 @@ async def test_without_a_reset_of_the_prefix_cache_old_keys_and_values_are_used(
     folder = write_perturbed_policy(tmp_path / "1", 0.05, seed=1)
     await probe.read(api, server.model_name)
     await api.reload_weights(str(folder))
-    stale = await probe.read(api, server.model_name)
-    assert stale.cached_tokens > 0
-    fault = find_mismatch(stale.logprobs, stale.split(score_with_folder(folder, stale.rows)), tolerance=TOLERANCE)
+    stale_scores = await probe.read(api, server.model_name)
+    assert stale_scores.cached_tokens > 0
+    fault = find_mismatch(
+        stale_scores.logprobs, stale_scores.split(score_with_folder(folder, stale_scores.rows)), tolerance=TOLERANCE
+    )
     assert fault is not None
     assert "through its prefix cache, but not without it" in fault
     await api.reset_prefix_cache()
-    fresh = await probe.read(api, server.model_name)
-    assert fresh.cached_tokens == 0
-    expected = fresh.split(score_with_folder(folder, fresh.rows))
-    assert find_mismatch(fresh.logprobs, expected, tolerance=TOLERANCE) is None
+    fresh_scores = await probe.read(api, server.model_name)
+    assert fresh_scores.cached_tokens == 0
+    expected = fresh_scores.split(score_with_folder(folder, fresh_scores.rows))
+    assert find_mismatch(fresh_scores.logprobs, expected, tolerance=TOLERANCE) is None
 
 
 async def test_an_adapter_of_other_weights_is_refused_though_the_server_accepts_it(server, tmp_path) -> None:

@@ -89,9 +89,9 @@ def test_the_usage_has_cached_prompt_tokens(server: VLLMServer) -> None:
 
 
 def test_the_server_counts_prompt_tokens(server: VLLMServer) -> None:
-    before = server.read_metrics()["vllm:prompt_tokens_total"]
-    read = complete(server).usage.prompt_tokens
-    assert server.read_metrics()["vllm:prompt_tokens_total"] == before + read
+    earlier_tokens = server.read_metrics()["vllm:prompt_tokens_total"]
+    prompt_tokens = complete(server).usage.prompt_tokens
+    assert server.read_metrics()["vllm:prompt_tokens_total"] == earlier_tokens + prompt_tokens
 
 
 def test_a_server_killed_during_a_request_restarts_under_the_same_url(server: VLLMServer) -> None:

@@ -360,12 +360,12 @@ def run_in_graph(workspace: Workspace) -> Any:
         builder.add_edge(START, "reader")
         builder.add_edge("reader", END)
         inputs = {"question": QUESTION, "document": TEXT}
-        alone = graph.invoke({**inputs, "run_id": "alone"})
-        inside = builder.compile().invoke({**inputs, "run_id": "inside"}, {"recursion_limit": 25})
+        states = {"alone": graph.invoke({**inputs, "run_id": "alone"})}
+        states["inside"] = builder.compile().invoke({**inputs, "run_id": "inside"}, {"recursion_limit": 25})
         updates = list(graph.stream({**inputs, "run_id": "parts"}, stream_mode="updates"))
         edges = sorted((edge.source, edge.target) for edge in graph.get_graph().edges)
     nodes = [[name, sorted(change or {})] for update in updates for name, change in update.items()]
-    return {"alone": alone, "inside": inside, "nodes": nodes, "edges": edges, "log": workspace.read_log()}
+    return {**states, "nodes": nodes, "edges": edges, "log": workspace.read_log()}
 
 
 def run_in_agents(workspace: Workspace) -> Any:
@@ -388,7 +388,7 @@ def run_in_agents(workspace: Workspace) -> Any:
         args = {"text": TEXT, "questions": [QUESTION, "What is the key of castle?"]}
         call = {"name": "read_long_document", "args": args, "id": "call-0", "type": "tool_call"}
         message = ReadLongDocument(agent=reader).invoke(call)
-        wrong = ReadLongDocument(agent=reader).invoke({**call, "args": {**args, "questions": [" "]}})
+        refusal = ReadLongDocument(agent=reader).invoke({**call, "args": {**args, "questions": [" "]}})
         documents = [Document(TEXT[:500], metadata={"source": "a"}), Document(TEXT[500:], metadata={"source": "b"})]
         retrieved = reader.read(documents, QUESTION)
 
@@ -412,7 +412,7 @@ def run_in_agents(workspace: Workspace) -> Any:
 
         return {
             "node": node, "message": [message.status, message.text, message.artifact],
-            "wrong": [wrong.status, wrong.text], "retrieved": [retrieved.answer, retrieved.memory],
+            "wrong": [refusal.status, refusal.text], "retrieved": [retrieved.answer, retrieved.memory],
             "mcp": asyncio.run(call_mcp_tools()), "prompts": sorted(policy.prompts),
         }  # fmt: skip
 

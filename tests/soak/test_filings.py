@@ -99,10 +99,10 @@ def read_filings(source: Path, out: Path, script: Callable[[str], str]) -> Corpu
 def test_filings_become_a_typed_table_with_the_expected_accuracy_of_each_field(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    count, out = size(60, 1000), tmp_path / "out"
-    truths = write_filings(tmp_path / "in", count, words=size(600, 1500))
+    filing_count, out = size(60, 1000), tmp_path / "out"
+    truths = write_filings(tmp_path / "in", filing_count, words=size(600, 1500))
     summary = read_filings(tmp_path / "in", out, make_faulty_script(truths.values()))
-    assert (summary.read, summary.rows) == (count, count)
+    assert (summary.read, summary.rows) == (filing_count, filing_count)
     rows = {row["document"]: row for row in TableFolder(str(out)).rows()}
 
     for name, filing in truths.items():

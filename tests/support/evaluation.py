@@ -46,17 +46,17 @@ class MadeTask:
 
 def make_row(system: str = "memagent", length: int = 1024, index: int = 0, **changes: Any) -> ResultRow:
     """Return a row with a correct answer, or a wrong one with `right=False`."""
-    right = changes.pop("right", True)
+    is_right = changes.pop("right", True)
     task = changes.get("task", "keys")
     values: dict[str, Any] = {
         "system": system, "task": task, "length": length, "unit": "tokens", "index": index,
         "sample_id": f"{task}/{length}/{index}", "question": f"What is it in {length}?", "gold": ("4711",),
-        "answer": "4711" if right else "12", "raw_answer": None, "outcome": QuestionOutcome.ANSWERED, "error": None,
-        "detail": "",
-        "strict": float(right), "lenient": float(right), "string_match": float(right), "token_f1": float(right),
+        "answer": "4711" if is_right else "12", "raw_answer": None, "outcome": QuestionOutcome.ANSWERED, "error": None,
+        "detail": "", "strict": float(is_right), "lenient": float(is_right), "string_match": float(is_right),
+        "token_f1": float(is_right),
         "run_id": None, "prompt_tokens": length, "completion_tokens": 10, "cached_tokens": 0, "calls": 2,
         "seconds": 0.5, "flops": 1e9 * length, "full_context_flops": 1e6 * length**2, "chunks": 1,
-        "document_bytes": 4 * length, "needle_depths": (0.25,), "needles_found": (right,), "where_lost": (),
+        "document_bytes": 4 * length, "needle_depths": (0.25,), "needles_found": (is_right,), "where_lost": (),
         "lost_at": (), "attempts": 1, "seed": 0, **changes,
     }  # fmt: skip
     return ResultRow(**values)

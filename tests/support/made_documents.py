@@ -139,12 +139,12 @@ def _word_files() -> Iterator[Case]:
     yield Case("scripts.docx", make_word(scripts), ("10^6 units, x^-3, a_12",))
     row = "<w:tr>{}</w:tr>".format
     table = "<w:tbl>{}</w:tbl>".format
-    head = row(tc("Region") + tc("Product") + tc("Units"))
-    first = row(tc("EU", '<w:vMerge w:val="restart"/>') + tc("Hat") + tc("12"))
-    second = row(tc("", "<w:vMerge/>") + tc("Hub") + tc("7"))
-    wide = row(tc("Both", '<w:gridSpan w:val="2"/>') + tc("1|9"))
+    header_row = row(tc("Region") + tc("Product") + tc("Units"))
+    first_row = row(tc("EU", '<w:vMerge w:val="restart"/>') + tc("Hat") + tc("12"))
+    second_row = row(tc("", "<w:vMerge/>") + tc("Hub") + tc("7"))
+    wide_row = row(tc("Both", '<w:gridSpan w:val="2"/>') + tc("1|9"))
     spans = ("| EU | Hub | 7 |", "| Both | Both | 1\\|9 |")
-    yield Case("spans.docx", make_word(table(head + first + second + wide)), spans)
+    yield Case("spans.docx", make_word(table(header_row + first_row + second_row + wide_row)), spans)
     script = f"<m:sSup><m:e>{_mr('mc')}</m:e><m:sup>{_mr('2')}</m:sup></m:sSup>"
     root = f"<m:rad><m:deg/><m:e>{_mr('x')}</m:e></m:rad>"
     total = f'<m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr><m:sub>{_mr("i=1")}</m:sub><m:sup>{_mr("n")}</m:sup><m:e>{_mr("i")}</m:e></m:nary>'
@@ -431,8 +431,8 @@ def _mail_files() -> Iterator[Case]:
     outer.set_content("Look:")
     outer.add_attachment(both)
     yield Case("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
-    old = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
-    yield Case("japanese.eml", old.encode("iso2022_jp"), ("東京タワー",))
+    japanese_mail = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
+    yield Case("japanese.eml", japanese_mail.encode("iso2022_jp"), ("東京タワー",))
     box = b"From a@b Mon Jan  1 00:00:00 2024\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
     yield Case("two.mbox", box, ("first", "Subject: two", "\nFrom here"), headings=("one", "two"))
     pictured = _make_mail()
@@ -519,8 +519,8 @@ def _office_files() -> Iterator[Case]:
         headings=("Plan", "End"),
     )
     row = f'<row r="1">{_make_cell("A1", "Region")}{_make_cell("B1", "Units")}</row>'
-    last = f'<row r="1048576">{_make_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'
-    yield Case("sparse.xlsx", make_workbook(row + last), ("| Last |  | 7 |",))
+    last_row = f'<row r="1048576">{_make_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'
+    yield Case("sparse.xlsx", make_workbook(row + last_row), ("| Last |  | 7 |",))
     comments = '<comments xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><commentList><comment ref="A1"><text><t>Checked by Ada</t></text></comment></commentList></comments>'
     row += f'<row r="2">{_make_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
     yield Case(
@@ -632,8 +632,8 @@ def _open_files() -> Iterator[Case]:
     yield Case("noted.epub", make_zip(book | noted), ("In 1987[^2].",))
     scan = {"o/c.xhtml": "<svg><image href='x'/></svg>"}
     yield Case("scan.epub", make_zip(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
-    rest = make_zip({name: text for name, text in book.items() if name != "o/c.xhtml"})
-    yield Case("gap.epub", rest, ("Second",), omissions=("1 chapters that are missing (o/c.xhtml)",))
+    incomplete_book = make_zip({name: text for name, text in book.items() if name != "o/c.xhtml"})
+    yield Case("gap.epub", incomplete_book, ("Second",), omissions=("1 chapters that are missing (o/c.xhtml)",))
     locked = {
         "META-INF/encryption.xml": '<encryption><EncryptedData><EncryptionMethod Algorithm="aes"/></EncryptedData></encryption>'
     }

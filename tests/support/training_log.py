@@ -51,7 +51,7 @@ def _make_reward(rollout: Rollout, value: float) -> Reward:
 
 
 def _make_conversations(rollout: Rollout, changes: Mapping[str, Any]) -> list[Conversation]:
-    last = len(rollout.conversations_K) - 1
+    answer_position = len(rollout.conversations_K) - 1
     rows = []
     for position, row in enumerate(rollout.conversations_K):
         values: dict[str, Any] = {
@@ -65,5 +65,5 @@ def _make_conversations(rollout: Rollout, changes: Mapping[str, Any]) -> list[Co
             "token_ids": list(row.completion_ids_T),
             "logprobs": list(row.logprobs_T),
         }
-        rows.append(make_conversation(position, answers=position == last, **(values | dict(changes))))
+        rows.append(make_conversation(position, answers=position == answer_position, **(values | dict(changes))))
     return rows

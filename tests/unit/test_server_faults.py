@@ -62,10 +62,10 @@ async def test_permanent_faults_are_not_retried(name) -> None:
 
 
 async def test_a_redirect_to_another_server_or_scheme_is_not_followed() -> None:
-    with FakeServer() as other:
+    with FakeServer() as other_server:
         targets = [
-            other.base_url + "/chat/completions?key=secret",
-            "https" + other.base_url[4:],
+            other_server.base_url + "/chat/completions?key=secret",
+            "https" + other_server.base_url[4:],
             "//elsewhere.example/v1",
         ]
         for target in targets:
@@ -81,10 +81,10 @@ async def test_a_redirect_to_another_server_or_scheme_is_not_followed() -> None:
                 await server.ask(max_retries=RETRIES)
             assert "secret" not in str(caught.value)
         with FakeServer() as server:
-            server.models = lambda: web.Response(status=307, headers={"Location": f"{other.base_url}/models"})
+            server.models = lambda: web.Response(status=307, headers={"Location": f"{other_server.base_url}/models"})
             with pytest.raises(PolicyResponseError, match="another server"):
                 await OpenAICompatiblePolicy(base_url=server.base_url, max_retries=0).describe()
-    assert other.requests == []
+    assert other_server.requests == []
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])

@@ -75,8 +75,8 @@ async def test_a_retry_after_of_one_request_pauses_all_others() -> None:
         await has_refused.wait()
         while not policy._connections.get().pause._end:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        others = [asyncio.create_task(policy.complete(HELLO, SamplingParams())) for _ in range(20)]
-        completions = await asyncio.gather(refused_request, *others)
+        other_requests = [asyncio.create_task(policy.complete(HELLO, SamplingParams())) for _ in range(20)]
+        completions = await asyncio.gather(refused_request, *other_requests)
         await policy.aclose()
     assert [completion.retries for completion in completions] == [1, *[0] * 20], "the others were not refused"
     assert len(request_numbers) == 22

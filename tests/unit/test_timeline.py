@@ -286,12 +286,12 @@ def test_the_view_of_a_chunk_shows_every_reading_of_it() -> None:
 
 
 def test_branches_are_compared_with_the_memory_that_they_forked_from() -> None:
-    first, second = make_spans(["a", "b"])
+    first_span, second_span = make_spans(["a", "b"])
     trace = Trace(
         (
-            make_call("t", "Ilse", reads=first),
-            make_call("l", "Ilse built it", "t", reads=second, branch="left"),
-            make_call("r", "Per", "t", reads=second, branch="right"),
+            make_call("t", "Ilse", reads=first_span),
+            make_call("l", "Ilse built it", "t", reads=second_span, branch="left"),
+            make_call("r", "Per", "t", reads=second_span, branch="right"),
             make_call("m", "Ilse built it", "l", "r", role="merge"),
         )
     )

@@ -130,13 +130,13 @@ def merge_without_shortening(prompt: str) -> str:
 
 @pytest.mark.parametrize("strategy", ["parallel", "segments:count=9", "map_reduce"])
 def test_a_merge_that_does_not_shorten_the_findings_ends_and_fits_the_window(make_reader, strategy) -> None:
-    policy, count = ScriptedPolicy(merge_without_shortening), load_tokenizer("embedded").count
+    policy, count_tokens = ScriptedPolicy(merge_without_shortening), load_tokenizer("embedded").count
     result = make_reader(policy, strategy=strategy).read(TEXT, QUESTION)
     assert result.stop_reason is StopReason.ANSWERED
     merges = [prompt for prompt in policy.prompts if "<findings>" in prompt]
     assert merges
-    assert max(map(count, policy.prompts)) + 60 + 24 <= 1000
-    assert max(count(extract(prompt, "findings")) for prompt in merges) <= 100
+    assert max(map(count_tokens, policy.prompts)) + 60 + 24 <= 1000
+    assert max(count_tokens(extract(prompt, "findings")) for prompt in merges) <= 100
 
 
 def test_a_later_pass_sees_earlier_findings_and_passes_end_when_nothing_new_is_found(make_reader) -> None:
@@ -295,15 +295,15 @@ def test_a_resumed_run_can_recall_chunks_from_before_the_resume(make_reader, tmp
 
 
 def test_recalled_passages_are_limited_to_the_memory_budget(make_reader) -> None:
-    count = load_tokenizer("embedded").count
+    count_tokens = load_tokenizer("embedded").count
     policy = ScriptedPolicy(
         lambda prompt: (
             f"{extract(prompt, 'section')[:40]}\nRECALL: word7 and then" if "<section>" in prompt else "\\boxed{x}"
         )
     )
     make_reader(policy, strategy="recall").read(TEXT, QUESTION)
-    assert 0 < max(count(extract(prompt, "recalled")) for prompt in policy.prompts) <= 60
-    assert max(map(count, policy.prompts)) + 60 + 24 <= 1000
+    assert 0 < max(count_tokens(extract(prompt, "recalled")) for prompt in policy.prompts) <= 60
+    assert max(map(count_tokens, policy.prompts)) + 60 + 24 <= 1000
 
 
 @pytest.mark.parametrize("strategy", ["segments:count=9", "map_reduce", "parallel"])
