@@ -73,7 +73,7 @@ class _OpenDocument:
         self.root = archive.read_required_xml("content.xml")
         self._styles_root = archive.read_xml("styles.xml")
         self.omission_counts: Counter[str] = Counter()
-        self._script_tags: dict[str, str] = {}
+        self._sub_sup_tags: dict[str, str] = {}
         """The HTML tag, sup or sub, of each text style that raises or lowers its text."""
         self._list_levels: dict[str, dict[int, Element]] = {}
         """The elements of the levels of each list style."""
@@ -82,7 +82,7 @@ class _OpenDocument:
                 name = get_attribute(style, "name")
                 position = get_attribute(find_child(style, "text-properties"), "text-position").partition(" ")[0]
                 if position and position not in {"0%", "0"}:
-                    self._script_tags[name] = "sub" if position == "sub" or position.startswith("-") else "sup"
+                    self._sub_sup_tags[name] = "sub" if position == "sub" or position.startswith("-") else "sup"
                 if get_local_name(style) == "list-style":
                     self._list_levels[name] = {int(get_attribute(node, "level", "1")): node for node in style}
         self._item_numbers: dict[str, dict[int, int]] = {}
@@ -193,7 +193,7 @@ class _OpenDocument:
             case "line-break":
                 return "<br>"
             case "span":
-                tag = self._script_tags.get(get_attribute(element, "style-name"))
+                tag = self._sub_sup_tags.get(get_attribute(element, "style-name"))
                 content = self._format_inline(element)
                 return f"<{tag}>{content}</{tag}>" if tag else content
             case "a":

@@ -124,8 +124,8 @@ def _to_formula(element: Element) -> Formula:
     return name, text.strip(), [_to_formula(node) for node in element]
 
 
-def get_int(element: Element | None, default: int) -> int:
-    """Return the value of an Office element as a number; the default if it has none."""
+def get_val_int(element: Element | None, default: int) -> int:
+    """Return the attribute `val` of an Office element as a number; the default if it is not a number."""
     text = get_attribute(element, "val")
     return int(text) if text.lstrip("-").isdigit() else default
 
@@ -133,6 +133,6 @@ def get_int(element: Element | None, default: int) -> int:
 def make_html_table(rows: Sequence[Sequence[Sequence[Any]]]) -> str:
     """Return a table as HTML. A cell is its HTML, and how many columns and rows it spans."""
     return "<table>" + "".join(
-        "<tr>" + "".join(f'<td colspan="{wide}" rowspan="{high}">{html}</td>' for html, wide, high in row) + "</tr>"
+        "<tr>" + "".join(f'<td colspan="{width}" rowspan="{height}">{html}</td>' for html, width, height in row) + "</tr>"
         for row in rows
     ) + "</table>"  # fmt: skip

@@ -296,7 +296,7 @@ def _html_files() -> Iterator[Case]:
     yield page(
         "shown", f"{shown}<object data=f>no</object><embed src=g><video src=h></video><svg><title>Logo</title></svg>",
         "![A map]", "Logo",
-        omissions=("1 pictures without a description", "1 frames", "2 embedded objects", "1 sounds and films"),
+        omissions=("1 pictures without a description", "1 frames", "2 embedded objects", "1 audio and video"),
     )  # fmt: skip
     yield page("wordless", "<p>One.</p><img src=a>", "One.", omissions=("1 pictures without a description",))
     yield page("layout", "<table><tr><td><table><tr><td>a<td>b<tr><td>1<td>2</table></table>", "| 1 | 2 |")
