@@ -142,7 +142,7 @@ def _word_files() -> Iterator[Case]:
     header_row = row(tc("Region") + tc("Product") + tc("Units"))
     first_row = row(tc("EU", '<w:vMerge w:val="restart"/>') + tc("Hat") + tc("12"))
     second_row = row(tc("", "<w:vMerge/>") + tc("Hub") + tc("7"))
-    wide_row = row(tc("Both", '<w:gridSpan w:val="2"/>') + tc("1|9"))
+    wide_row = row(tc("Both", '<w:gridSpan w:val="2"/>') + tc("1|9", '<w:gridSpan w:val="²"/>'))
     spans = ("| EU | Hub | 7 |", "| Both | Both | 1\\|9 |")
     yield Case("spans.docx", make_word(table(header_row + first_row + second_row + wide_row)), spans)
     script = f"<m:sSup><m:e>{_mr('mc')}</m:e><m:sup>{_mr('2')}</m:sup></m:sSup>"
