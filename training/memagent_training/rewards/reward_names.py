@@ -152,9 +152,10 @@ def _load_user_function(text: str) -> Any:
         raise RewardError(f"{text} is not a function", hint=hint)
     try:
         signature = inspect.signature(user_function)
+    except (TypeError, ValueError):  # functions written in C have no signature, and others a wrong one
+        return user_function
+    try:
         signature.bind(object())
     except TypeError as error:
         raise RewardError(f"{text}{signature} cannot be called with a run alone: {error}", hint=hint) from error
-    except ValueError:  # functions written in C have no signature
-        pass
     return user_function
