@@ -57,7 +57,7 @@ COPIED_PATHS: Final = (
 MUTANT_COUNT: Final = 300
 SEED: Final = 1
 MAX_TESTS: Final = 40
-_TIMEOUT_S: Final = 120
+_TIMEOUT_SECONDS: Final = 120
 """The time after which a mutant's tests count as failed."""
 _COMPARISONS: Final[dict[type[ast.cmpop], str]] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -210,7 +210,7 @@ def run_tests(tree: Path, tests: list[str]) -> bool | None:
                 exit_code = int(importlib.import_module("pytest").main(["-x", "-p", "no:cacheprovider", *tests]))
         finally:
             os._exit(exit_code)
-    deadline = time.monotonic() + _TIMEOUT_S
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     exit_code = 1
     while time.monotonic() < deadline:
         ended_pid, status = os.waitpid(pid, os.WNOHANG)

@@ -22,8 +22,8 @@ _SKIPPED_TAGS: Final = frozenset(
 UNDESCRIBED_PICTURES: Final = "pictures without a description"
 _OMITTED_CONTENT: Final = {
     "img": UNDESCRIBED_PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects",
-    "embed": "embedded objects", "audio": "sounds and films", "video": "sounds and films",
-    "canvas": "drawings of scripts"
+    "embed": "embedded objects", "audio": "audio and video", "video": "audio and video",
+    "canvas": "canvases drawn by scripts"
 }  # fmt: skip
 """Names in omission reports for elements that show something other than text."""
 _TRACKING_WIDTHS: Final = frozenset(("0", "1", "0px", "1px"))
@@ -37,7 +37,7 @@ _INLINE_MARKS: Final = {
     "b": "**", "strong": "**", "i": "*", "em": "*", "s": "~~", "del": "~~", "strike": "~~", "code": "`", "kbd": "`",
     "samp": "`", "tt": "`",
 }  # fmt: skip
-_FRAMED_TAGS: Final = frozenset(
+_FORMATTED_TAGS: Final = frozenset(
     (*_HEADING_PREFIXES, *_INLINE_MARKS, "sup", "sub", "a", "li", "ul", "ol", "blockquote", "pre", "table", "caption",
      "tr", "td", "th", "select", "textarea", "rt", "q", "dd")
 )  # fmt: skip
@@ -60,12 +60,12 @@ _INLINE_MARKDOWN: Final = re.compile(r"[*`~]+|\[\^\w+\]|\]\([^)]*\)|!?\[")
 """Markdown syntax in a heading's text."""
 
 _CLASS_SELECTOR: Final = re.compile(r"\.([\w-]+)\s*(?:,|$)")
-_SCRIPT_STYLE: Final = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
+_SUB_SUP_STYLE: Final = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
 
 _NOTE_ROLES: Final = frozenset(("noteref", "doc-noteref"))
 
-Token = str | int
-"""A piece of text, or the number of newlines before the next piece."""
+Piece = str | int
+"""A text, or the number of newlines before the next text."""
 
 
 class _Verbatim(str):
@@ -75,12 +75,12 @@ class _Verbatim(str):
 
 
 @dataclass
-class _Frame:
+class _OpenElement:
     """An open element, and its content so far."""
 
     tag: str
     attributes: Mapping[str, str | None]
-    tokens: list[Token] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     rows: list[list[_Cell]] = field(default_factory=list)
     """The rows of a table."""
     cells: list[_Cell] = field(default_factory=list)
@@ -144,36 +144,36 @@ def _render(html: str, omission_counts: Counter[str]) -> str:
     if "<math" in html:  # some pages repeat each formula for browsers without MathML
         for node in tree.css(".katex-html, .mwe-math-element > img"):
             node.decompose()
-    script_classes = _find_script_classes(tree) if "vertical-align" in html else None
-    frames = [_Frame("", {})]
+    sub_sup_classes = _find_sub_sup_classes(tree) if "vertical-align" in html else None
+    open_elements = [_OpenElement("", {})]
     pre_depth = excess_depth = 0
     for node, is_end in _iter_nodes(tree.root):
-        frame = frames[-1]
+        element = open_elements[-1]
         tag = node.tag
-        if tag == "span" and script_classes is not None:
-            tag = _find_script_tag(node.attributes, script_classes)
+        if tag == "span" and sub_sup_classes is not None:
+            tag = _find_sub_sup_tag(node.attributes, sub_sup_classes)
         if tag == "-text":
             text = (node.text_content or "").replace("\xad", "")
-            frame.tokens.append(_Verbatim(text) if pre_depth else _WHITE_SPACE.sub(" ", text))
-        elif tag in _FRAMED_TAGS and (
-            excess_depth or (len(frames) > _MAX_DEPTH and not is_end and frame.tag not in _TABLE_PARTS)
+            element.pieces.append(_Verbatim(text) if pre_depth else _WHITE_SPACE.sub(" ", text))
+        elif tag in _FORMATTED_TAGS and (
+            excess_depth or (len(open_elements) > _MAX_DEPTH and not is_end and element.tag not in _TABLE_PARTS)
         ):
             excess_depth += -1 if is_end else 1
-            frame.tokens.append(2)
-        elif tag in _FRAMED_TAGS:
+            element.pieces.append(2)
+        elif tag in _FORMATTED_TAGS:
             pre_depth += (-1 if is_end else 1) * (tag == "pre")
             if not is_end:
-                frames.append(
-                    _Frame(tag, node.attributes, item_number=_get_number_before_list(node) if tag == "ol" else 0)
+                open_elements.append(
+                    _OpenElement(tag, node.attributes, item_number=_get_number_before_list(node) if tag == "ol" else 0)
                 )
             else:
-                frames.pop()
-                _close_element(frame, frames, node)
+                open_elements.pop()
+                _close_element(element, open_elements, node)
         elif not is_end or tag in _PARAGRAPH_TAGS:
-            _add_element(frame, tag, node)
+            _add_element(element, tag, node)
             if not is_end and tag in _OMITTED_CONTENT and _is_omitted(node.attributes):
                 omission_counts[_OMITTED_CONTENT[tag]] += 1
-    return _join_tokens(frames[0].tokens)
+    return _join_pieces(open_elements[0].pieces)
 
 
 def _parse_html(html: str) -> Any:
@@ -188,20 +188,20 @@ def _parse_html(html: str) -> Any:
         raise MemoryError from error  # any text is valid HTML, so only memory can run out
 
 
-def _find_script_classes(tree: Any) -> dict[str, str]:
+def _find_sub_sup_classes(tree: Any) -> dict[str, str]:
     """Return the classes for superscripts and subscripts in the page's style sheets, with the tag: sup or sub."""
     rules = (rule.partition("{") for style in tree.css("style") for rule in style.text().split("}"))
     return {
         name: match[1][:3]
         for names, _, rule in rules
-        if (match := _SCRIPT_STYLE.search(rule))
+        if (match := _SUB_SUP_STYLE.search(rule))
         for name in _CLASS_SELECTOR.findall(names)
     }
 
 
-def _find_script_tag(attributes: Mapping[str, str | None], tags: Mapping[str, str]) -> str:
+def _find_sub_sup_tag(attributes: Mapping[str, str | None], tags: Mapping[str, str]) -> str:
     """Return the tag for the style of a span: sup, sub or span."""
-    if match := _SCRIPT_STYLE.search(attributes.get("style") or ""):
+    if match := _SUB_SUP_STYLE.search(attributes.get("style") or ""):
         return match[1][:3]
     return next((tags[name] for name in (attributes.get("class") or "").split() if name in tags), "span")
 
@@ -224,25 +224,25 @@ def _iter_nodes(root: Any) -> Iterator[tuple[Any, bool]]:
         node, is_visited = (next_node, False) if next_node is not None else (node.parent, True)
 
 
-def _add_element(frame: _Frame, tag: str, node: Any) -> None:
-    """Add the text of an element that has no frame."""
-    tokens = frame.tokens
+def _add_element(parent: _OpenElement, tag: str, node: Any) -> None:
+    """Add the text of an element that is not in `_FORMATTED_TAGS` to its open parent."""
+    pieces = parent.pieces
     match tag:
         case "br":
-            tokens.append(1)
+            pieces.append(1)
         case "hr":
-            tokens += [2, "---", 2]
+            pieces += [2, "---", 2]
         case "img" | "area":
             if alt := (node.attributes.get("alt") or "").strip():
-                tokens.append(f"![{_WHITE_SPACE.sub(' ', alt)}]")
+                pieces.append(f"![{_WHITE_SPACE.sub(' ', alt)}]")
         case "input":
-            tokens.append(_format_input(node.attributes))
+            pieces.append(_format_input(node.attributes))
         case "option":
-            tokens.append(1)
+            pieces.append(1)
         case "math":
-            tokens.append(linearize(_parse_formula(node)))
+            pieces.append(linearize(_parse_formula(node)))
         case _ if tag in _PARAGRAPH_TAGS:
-            tokens.append(2)
+            pieces.append(2)
 
 
 def _is_omitted(attributes: Mapping[str, str | None]) -> bool:
@@ -278,56 +278,58 @@ def _parse_int(text: str | None, default: int) -> int:
     return int(text) if text and re.fullmatch(r"\s*-?\d{1,9}\s*", text) else default
 
 
-def _close_element(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR0912  one case for each element
+def _close_element(  # noqa: PLR0912  one case for each element
+    element: _OpenElement, open_elements: list[_OpenElement], node: Any
+) -> None:
     """Add the text of a finished element to its parent."""
-    parent, tag = frames[-1], frame.tag
-    tokens = parent.tokens
+    parent, tag = open_elements[-1], element.tag
+    pieces = parent.pieces
     match tag:
         case "tr":
-            table = next((outer_frame for outer_frame in reversed(frames) if outer_frame.tag == "table"), parent)
-            table.rows.append(frame.cells)
+            table = next((outer for outer in reversed(open_elements) if outer.tag == "table"), parent)
+            table.rows.append(element.cells)
         case "td" | "th":
-            row = next((outer_frame for outer_frame in reversed(frames) if outer_frame.tag in {"tr", "table"}), parent)
-            spans = [max(1, _parse_int(frame.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
-            if frame.attributes.get("rowspan") == "0":
+            row = next((outer for outer in reversed(open_elements) if outer.tag in {"tr", "table"}), parent)
+            spans = [max(1, _parse_int(element.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
+            if element.attributes.get("rowspan") == "0":
                 spans[1] = 1 << 16
-            row.cells.append(_Cell(_join_tokens(frame.tokens), min(spans[0], _MAX_COLUMNS), spans[1]))
+            row.cells.append(_Cell(_join_pieces(element.pieces), min(spans[0], _MAX_COLUMNS), spans[1]))
         case "table":
-            caption = [2, frame.tokens[0], 2] if frame.tokens else []
-            tokens += [*caption, 2, _Verbatim(format_table(frame.rows)), 2]
+            caption = [2, element.pieces[0], 2] if element.pieces else []
+            pieces += [*caption, 2, _Verbatim(format_table(element.rows)), 2]
         case "caption":
-            tokens.insert(0, _join_tokens(frame.tokens))
+            pieces.insert(0, _join_pieces(element.pieces))
         case "pre":
-            lines = "".join("\n" if isinstance(token, int) else token for token in frame.tokens).strip("\n")
-            tokens += [2, _Verbatim(f"```\n{lines}\n```"), 2]
+            lines = "".join("\n" if isinstance(piece, int) else piece for piece in element.pieces).strip("\n")
+            pieces += [2, _Verbatim(f"```\n{lines}\n```"), 2]
         case "ul" | "ol":
-            is_nested = any(outer_frame.tag == "li" for outer_frame in frames)
-            tokens += [1 if is_nested else 2, _Verbatim(_join_tokens(frame.tokens)), 1 if is_nested else 2]
+            is_nested = any(outer.tag == "li" for outer in open_elements)
+            pieces += [1 if is_nested else 2, _Verbatim(_join_pieces(element.pieces)), 1 if is_nested else 2]
         case "li":
-            tokens += [1, _Verbatim(_format_item(frame, parent)), 1]
+            pieces += [1, _Verbatim(_format_item(element, parent)), 1]
         case "blockquote" | "dd":
-            content = _join_tokens(frame.tokens)
+            content = _join_pieces(element.pieces)
             mark = "> " if tag == "blockquote" else "  "
-            tokens += (
+            pieces += (
                 [2, _Verbatim("\n".join((mark + line).rstrip() for line in content.split("\n"))), 2] if content else [2]
             )
         case "select":
-            tokens.append(f" {_format_selection(node)} ")
+            pieces.append(f" {_format_selection(node)} ")
         case "textarea":
-            tokens += [1, _Verbatim((node.text() or "").strip()), 1]
+            pieces += [1, _Verbatim((node.text() or "").strip()), 1]
         case _ if tag in _HEADING_PREFIXES:
-            if content := " ".join(_join_tokens(frame.tokens).split()):
-                tokens += [2, _HEADING_START + _HEADING_PREFIXES[tag] + content.replace(_HEADING_START, ""), 2]
+            if content := " ".join(_join_pieces(element.pieces).split()):
+                pieces += [2, _HEADING_START + _HEADING_PREFIXES[tag] + content.replace(_HEADING_START, ""), 2]
         case _:
-            _close_inline_element(frame, parent)
+            _close_inline_element(element, parent)
 
 
-def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
-    tokens, tag = parent.tokens, frame.tag
-    if any(isinstance(token, int) or (isinstance(token, _Verbatim) and "\n" in token) for token in frame.tokens):
-        tokens += frame.tokens  # it contains blocks
+def _close_inline_element(element: _OpenElement, parent: _OpenElement) -> None:
+    pieces, tag = parent.pieces, element.tag
+    if any(isinstance(piece, int) or (isinstance(piece, _Verbatim) and "\n" in piece) for piece in element.pieces):
+        pieces += element.pieces  # it contains blocks
         return
-    raw_text = "".join(map(str, frame.tokens))
+    raw_text = "".join(map(str, element.pieces))
     content = raw_text.strip()
     leading_space = raw_text[: len(raw_text) - len(raw_text.lstrip())]
     trailing_space = raw_text[len(raw_text.rstrip()) :] if content else ""
@@ -339,9 +341,9 @@ def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
                 text = f"[^{note_match[1]}]"
         case "sub" if content:
             text = format_script("_", content)
-        case "a" if content and _NOTE_ROLES & {frame.attributes.get("epub:type"), frame.attributes.get("role")}:
+        case "a" if content and _NOTE_ROLES & {element.attributes.get("epub:type"), element.attributes.get("role")}:
             text = f"[^{content.strip('[]^')}]"
-        case "a" if content and (target := (frame.attributes.get("href") or "").strip()):
+        case "a" if content and (target := (element.attributes.get("href") or "").strip()):
             text = content if target == content else f"[{content}]({target})"
         case "rt" if content:
             text = f"({content})"
@@ -351,7 +353,7 @@ def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
             text = f"{_INLINE_MARKS[tag]}{content}{_INLINE_MARKS[tag]}"
         case _:
             text = content
-    tokens += [leading_space, _Verbatim(text), trailing_space] if text else [raw_text]
+    pieces += [leading_space, _Verbatim(text), trailing_space] if text else [raw_text]
 
 
 def _format_selection(node: Any) -> str:
@@ -362,16 +364,16 @@ def _format_selection(node: Any) -> str:
     return ", ".join((option.text() or "").strip() for option in selection)
 
 
-def _format_item(frame: _Frame, parent: _Frame) -> str:
+def _format_item(element: _OpenElement, parent: _OpenElement) -> str:
     """Return a list item with its number, or with the marker that another converter has set."""
-    indent = "  " * min(_parse_int(frame.attributes.get("level"), 0), 20)
-    marker = frame.attributes.get("marker") or "-"
+    indent = "  " * min(_parse_int(element.attributes.get("level"), 0), 20)
+    marker = element.attributes.get("marker") or "-"
     if parent.tag == "ol":
         increment = -1 if "reversed" in parent.attributes else 1
-        parent.item_number = _parse_int(frame.attributes.get("value"), parent.item_number + increment)
+        parent.item_number = _parse_int(element.attributes.get("value"), parent.item_number + increment)
         style = parent.attributes.get("type") or "1"
         marker = f"{format_number(parent.item_number, NUMBER_STYLES.get(style, 'decimal'))}."
-    lines = _join_tokens(frame.tokens).split("\n")
+    lines = _join_pieces(element.pieces).split("\n")
     continuation_lines = [f"{indent}{' ' * (len(marker) + 1)}{line}".rstrip() for line in lines[1:]]
     return "\n".join([f"{indent}{marker} {lines[0]}".rstrip(), *continuation_lines])
 
@@ -449,21 +451,21 @@ def format_rows(rows: list[list[str]]) -> str:
     return format_table([[_Cell(text) for text in row] for row in rows])
 
 
-def _join_tokens(tokens: list[Token]) -> str:
-    """Join tokens, without the white space at the beginning and end of lines."""
-    pieces: list[str] = []
+def _join_pieces(pieces: list[Piece]) -> str:
+    """Join pieces, without the white space at the beginning and end of lines."""
+    texts: list[str] = []
     newlines, ends_with_space = 0, True
-    for token in tokens:
-        if isinstance(token, int):
-            newlines = max(newlines, token)
+    for piece in pieces:
+        if isinstance(piece, int):
+            newlines = max(newlines, piece)
             continue
-        text = token if not (newlines or ends_with_space) or isinstance(token, _Verbatim) else token.lstrip(" ")
+        text = piece if not (newlines or ends_with_space) or isinstance(piece, _Verbatim) else piece.lstrip(" ")
         if not text:
             continue
-        if newlines and pieces:
-            pieces[-1] = pieces[-1].rstrip(" ")
-            pieces.append("\n" * newlines)
+        if newlines and texts:
+            texts[-1] = texts[-1].rstrip(" ")
+            texts.append("\n" * newlines)
         newlines = 0
-        pieces.append(text)
+        texts.append(text)
         ends_with_space = text.endswith((" ", "\n"))
-    return "".join(pieces).strip(" \n")
+    return "".join(texts).strip(" \n")

@@ -20,6 +20,7 @@ from memagent_converters.xml_archives import (
     find_child,
     format_formula,
     get_attribute,
+    get_int,
     get_local_name,
     iter_descendants,
     make_html_table,
@@ -73,7 +74,7 @@ class _OpenDocument:
         self.root = archive.read_required_xml("content.xml")
         self._styles_root = archive.read_xml("styles.xml")
         self.omission_counts: Counter[str] = Counter()
-        self._script_tags: dict[str, str] = {}
+        self._sub_sup_tags: dict[str, str] = {}
         """The HTML tag, sup or sub, of each text style that raises or lowers its text."""
         self._list_levels: dict[str, dict[int, Element]] = {}
         """The elements of the levels of each list style."""
@@ -82,9 +83,9 @@ class _OpenDocument:
                 name = get_attribute(style, "name")
                 position = get_attribute(find_child(style, "text-properties"), "text-position").partition(" ")[0]
                 if position and position not in {"0%", "0"}:
-                    self._script_tags[name] = "sub" if position == "sub" or position.startswith("-") else "sup"
+                    self._sub_sup_tags[name] = "sub" if position == "sub" or position.startswith("-") else "sup"
                 if get_local_name(style) == "list-style":
-                    self._list_levels[name] = {int(get_attribute(node, "level", "1")): node for node in style}
+                    self._list_levels[name] = {get_int(node, "level", 1): node for node in style}
         self._item_numbers: dict[str, dict[int, int]] = {}
         """The last number at each level, by list style."""
 
@@ -101,7 +102,7 @@ class _OpenDocument:
             case "p":
                 return f"<p>{self._format_inline(element)}</p>"
             case "h":
-                level = min(int(get_attribute(element, "outline-level", "1")), 6)
+                level = min(get_int(element, "outline-level", 1), 6)
                 return f"<h{level}>{self._format_inline(element)}</h{level}>"
             case "list":
                 return self._format_list(element, get_attribute(element, "style-name"), 1)
@@ -131,7 +132,7 @@ class _OpenDocument:
             start = get_attribute(item, "start-value")
             if not start and level not in item_numbers:
                 start = get_attribute(level_style, "start-value")
-            item_numbers[level] = int(start) if start else item_numbers.get(level, 0) + 1
+            item_numbers[level] = int(start) if start.isdecimal() else item_numbers.get(level, 0) + 1
             for deeper_level in [other_level for other_level in item_numbers if other_level > level]:
                 del item_numbers[deeper_level]
             text = "<br>".join(self._format_inline(node) for node in item if get_local_name(node) != "list")
@@ -146,7 +147,7 @@ class _OpenDocument:
     def _format_marker(self, style: str, level_style: Element | None, level: int) -> str:
         if level_style is None or not get_attribute(level_style, "num-format"):
             return "-"
-        first_level = max(1, level - int(get_attribute(level_style, "display-levels", "1")) + 1)
+        first_level = max(1, level - get_int(level_style, "display-levels", 1) + 1)
         numbers = [
             format_number(
                 self._item_numbers[style].get(shown_level, 1),
@@ -165,19 +166,19 @@ class _OpenDocument:
                 for node in row
                 if get_local_name(node) == "table-cell"
                 for cell in [self._format_cell(node)]
-                * min(int(get_attribute(node, "number-columns-repeated", "1")), _MAX_REPETITIONS)
+                * min(get_int(node, "number-columns-repeated", 1), _MAX_REPETITIONS)
             ]
             while cells and not cells[-1][0]:
                 cells.pop()
             if cells:
-                rows += [cells] * min(int(get_attribute(row, "number-rows-repeated", "1")), _MAX_REPETITIONS)
+                rows += [cells] * min(get_int(row, "number-rows-repeated", 1), _MAX_REPETITIONS)
         return make_html_table(rows) + "".join(
             self.format_block(node) for node in table if get_local_name(node) == "shapes"
         )
 
     def _format_cell(self, cell: Element) -> tuple[str, int, int]:
         html = "".join(map(self.format_block, cell)) or escape(get_attribute(cell, "value"))
-        spans = [int(get_attribute(cell, f"number-{axis}-spanned", "1")) for axis in ("columns", "rows")]
+        spans = [get_int(cell, f"number-{axis}-spanned", 1) for axis in ("columns", "rows")]
         return html, spans[0], spans[1]
 
     def _format_inline(self, element: Element) -> str:
@@ -193,7 +194,7 @@ class _OpenDocument:
             case "line-break":
                 return "<br>"
             case "span":
-                tag = self._script_tags.get(get_attribute(element, "style-name"))
+                tag = self._sub_sup_tags.get(get_attribute(element, "style-name"))
                 content = self._format_inline(element)
                 return f"<{tag}>{content}</{tag}>" if tag else content
             case "a":

@@ -14,6 +14,7 @@ from memagent_converters.xml_archives import (
     find_child,
     format_formula,
     get_attribute,
+    get_int,
     get_local_name,
     iter_descendants,
     make_html_table,
@@ -72,8 +73,8 @@ def iter_shapes(parent: Element, omission_counts: Counter[str]) -> Iterator[str]
                     [
                         (
                             "".join(_iter_texts(cell)),
-                            int(get_attribute(cell, "gridSpan", "1")),
-                            int(get_attribute(cell, "rowSpan", "1")),
+                            get_int(cell, "gridSpan", 1),
+                            get_int(cell, "rowSpan", 1),
                         )
                         for cell in row
                         if get_local_name(cell) == "tc"
@@ -98,7 +99,7 @@ def _iter_texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
     """The number of the last paragraph, by level."""
     for paragraph in iter_descendants(shape, "p"):
         text, properties = _format_paragraph(paragraph), find_child(paragraph, "pPr")
-        level, numbering = int(get_attribute(properties, "lvl", "0")), find_child(properties, "buAutoNum")
+        level, numbering = get_int(properties, "lvl", 0), find_child(properties, "buAutoNum")
         item_numbers = {
             outer_level: item_number
             for outer_level, item_number in item_numbers.items()
@@ -107,7 +108,7 @@ def _iter_texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
         if is_title:
             text = f"<h2>{text[3:-4]}</h2>"
         elif numbering is not None:
-            item_numbers[level] = item_numbers.get(level, int(get_attribute(numbering, "startAt", "1")) - 1) + 1
+            item_numbers[level] = item_numbers.get(level, get_int(numbering, "startAt", 1) - 1) + 1
             marker = format_number(
                 item_numbers[level], _NUMBER_STYLES.get(get_attribute(numbering, "type")[:7], "decimal")
             )

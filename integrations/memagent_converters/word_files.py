@@ -46,6 +46,8 @@ _SYMBOLS: Final = dict(
 )
 """The characters that the font Symbol shows instead of letters."""
 _SYMBOL_LETTERS: Final = re.compile("[\uf020-\uf0ff]")
+_BODY_TEXT_LEVEL: Final = 9
+"""The outline level of paragraphs that are no headings."""
 _LEVEL_PLACEHOLDER: Final = re.compile(r"%([1-9])")
 
 
@@ -217,7 +219,7 @@ class _WordDocument:
             return "☒" if state is not None and get_attribute(state, "val", "1") not in _FALSE_VALUES else "☐"
         if drop_down is not None:
             entries = [get_attribute(node, "val") for node in drop_down if get_local_name(node) == "listEntry"]
-            return escape("".join(entries[get_int(find_child(drop_down, "result"), 0) :][:1]))
+            return escape("".join(entries[get_int(find_child(drop_down, "result"), "val", 0) :][:1]))
         return ""
 
     def _format_drawing(self, element: Element) -> str:
@@ -248,14 +250,14 @@ class _WordDocument:
         rows: list[list[list[Any]]] = []
         cells_above: dict[int, list[Any]] = {}
         """The last cell that began in each column."""
-        for row in _iter_members(table, "tr"):
+        for row in _iter_table_parts(table, "tr"):
             properties = find_child(row, "trPr")
             if find_child(properties, "del") is not None:
                 continue
-            column = get_int(find_child(properties, "gridBefore"), 0)
+            column = get_int(find_child(properties, "gridBefore"), "val", 0)
             cells: list[list[Any]] = [["", column, 1]] if column else []
-            for cell in _iter_members(row, "tc"):
-                span = max(1, get_int(find_child(cell, "tcPr", "gridSpan"), 1))
+            for cell in _iter_table_parts(row, "tc"):
+                span = max(1, get_int(find_child(cell, "tcPr", "gridSpan"), "val", 1))
                 merge = find_child(cell, "tcPr", "vMerge")
                 if merge is not None and get_attribute(merge, "val") != "restart" and column in cells_above:
                     cells_above[column][2] += 1
@@ -276,13 +278,13 @@ def _iter_drawing(parent: Element) -> Iterator[Element]:
                 yield from _iter_drawing(element)
 
 
-def _iter_members(parent: Element, name: str) -> Iterator[Element]:
+def _iter_table_parts(parent: Element, name: str) -> Iterator[Element]:
     """Yield the rows of a table or the cells of a row, including inserted ones and those in content controls."""
     for element in parent:
         if get_local_name(element) == name:
             yield element
         elif get_local_name(element) in {"sdt", "sdtContent", "ins", "customXml"}:
-            yield from _iter_members(element, name)
+            yield from _iter_table_parts(element, name)
 
 
 def _get_child_value(element: Element | None, name: str, default: str = "") -> str:
@@ -314,10 +316,14 @@ class _Styles:
             if name == "title":
                 return 1
             levels.append(find_child(node, "pPr", "outlineLvl"))
-        level = next((get_int(node, 9) for node in levels if node is not None), 9)
-        if level == 9 and style not in self._styles and (match := re.fullmatch(r"Heading([1-9])", style)):
+        level = next((get_int(node, "val", _BODY_TEXT_LEVEL) for node in levels if node is not None), _BODY_TEXT_LEVEL)
+        if (
+            level == _BODY_TEXT_LEVEL
+            and style not in self._styles
+            and (match := re.fullmatch(r"Heading([1-9])", style))
+        ):
             return min(int(match[1]), 6)
-        return min(level + 1, 6) if level < 9 else 0
+        return min(level + 1, 6) if level < _BODY_TEXT_LEVEL else 0
 
 
 class _ListNumbers:
@@ -334,16 +340,16 @@ class _ListNumbers:
         for node in root if root is not None else ():
             if get_local_name(node) == "abstractNum":
                 levels_by_definition[get_attribute(node, "abstractNumId")] = {
-                    int(get_attribute(level, "ilvl", "0")): level for level in node if get_local_name(level) == "lvl"
+                    get_int(level, "ilvl", 0): level for level in node if get_local_name(level) == "lvl"
                 }
         for node in root if root is not None else ():
             if get_local_name(node) == "num":
                 definition_id = _get_child_value(node, "abstractNumId")
                 levels_of_list, start_numbers = dict(levels_by_definition.get(definition_id, {})), dict[int, int]()
                 for override in (part for part in node if get_local_name(part) == "lvlOverride"):
-                    level = int(get_attribute(override, "ilvl", "0"))
+                    level = get_int(override, "ilvl", 0)
                     if (start := find_child(override, "startOverride")) is not None:
-                        start_numbers[level] = get_int(start, 1)
+                        start_numbers[level] = get_int(start, "val", 1)
                     if (level_definition := find_child(override, "lvl")) is not None:
                         levels_of_list[level] = level_definition
                 self._lists[get_attribute(node, "numId")] = definition_id, levels_of_list, start_numbers
@@ -356,8 +362,9 @@ class _ListNumbers:
         if list_id not in self._lists:
             return "", 0
         definition_id, levels, start_numbers = self._lists[list_id]
-        if value := next(filter(None, (_get_child_value(node, "ilvl") for node in numberings)), ""):
-            level = int(value)
+        level_text = next(filter(None, (_get_child_value(node, "ilvl") for node in numberings)), "")
+        if level_text.isdecimal():
+            level = int(level_text)
         else:  # a level may name the style that uses it
             level = next(
                 (list_level for list_level, node in levels.items() if _get_child_value(node, "pStyle") == style), 0
@@ -372,7 +379,8 @@ class _ListNumbers:
         for deeper_level in [other_level for other_level in last_numbers if other_level > level]:
             del last_numbers[deeper_level]
         for other_level in range(level + 1):
-            first_number = start_numbers.get(other_level, get_int(find_child(levels.get(other_level), "start"), 1))
+            start = find_child(levels.get(other_level), "start")
+            first_number = start_numbers.get(other_level, get_int(start, "val", 1))
             last_numbers[other_level] = (
                 last_numbers.get(other_level, first_number - 1) + 1
                 if other_level == level
@@ -385,7 +393,7 @@ class _ListNumbers:
 
         def format_level(match: re.Match[str]) -> str:
             other_level = int(match[1]) - 1
-            style = "decimal" if is_decimal else _get_child_value(levels.get(other_level), "numFmt", "decimal")
-            return format_number(last_numbers.get(other_level, 1), style)
+            number_style = "decimal" if is_decimal else _get_child_value(levels.get(other_level), "numFmt", "decimal")
+            return format_number(last_numbers.get(other_level, 1), number_style)
 
         return _LEVEL_PLACEHOLDER.sub(format_level, _get_child_value(level_element, "lvlText")).strip(), level

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -124,15 +125,17 @@ def _to_formula(element: Element) -> Formula:
     return name, text.strip(), [_to_formula(node) for node in element]
 
 
-def get_int(element: Element | None, default: int) -> int:
-    """Return the value of an Office element as a number; the default if it has none."""
-    text = get_attribute(element, "val")
-    return int(text) if text.lstrip("-").isdigit() else default
+def get_int(element: Element | None, name: str, default: int) -> int:
+    """Return an attribute as a number, by its name without its namespace; the default if it is not a number."""
+    text = get_attribute(element, name)
+    return int(text) if re.fullmatch(r"\s*-?\d{1,18}\s*", text) else default
 
 
 def make_html_table(rows: Sequence[Sequence[Sequence[Any]]]) -> str:
     """Return a table as HTML. A cell is its HTML, and how many columns and rows it spans."""
     return "<table>" + "".join(
-        "<tr>" + "".join(f'<td colspan="{wide}" rowspan="{high}">{html}</td>' for html, wide, high in row) + "</tr>"
+        "<tr>"
+        + "".join(f'<td colspan="{width}" rowspan="{height}">{html}</td>' for html, width, height in row)
+        + "</tr>"
         for row in rows
     ) + "</table>"  # fmt: skip

@@ -44,7 +44,7 @@ _CPUS_PER_ACTOR: Final = 0.5
 _MARKER_NAME: Final = "seen-by-every-machine"
 _MAX_RETRIES: Final = 10
 """The number of times that Ray gives a document to another actor after the actor that read it died."""
-_CONNECT_TIMEOUT_S: Final = 5.0
+_CONNECT_TIMEOUT_SECONDS: Final = 5.0
 
 
 def import_ray(name: str = "ray") -> Any:
@@ -289,7 +289,7 @@ def require_reachable(address: str) -> None:
             f"{address!r} is not the address of a Ray cluster", hint="Use auto, local, or HOST:PORT of the head node."
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise make_unreachable_error(address, str(error)) from error
 

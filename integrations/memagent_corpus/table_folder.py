@@ -36,7 +36,7 @@ from memagent_corpus.typed_columns import TypedColumn, make_typed_columns
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import iter_differences
-from memagent_graph.storage.parquet_rows import iterate_rows, load_pyarrow, open_parquet
+from memagent_graph.storage.parquet_rows import iter_rows, load_pyarrow, open_parquet
 from memagent_graph.storage.private_files import create_private_folder, get_data_folder, open_atomically
 
 MANIFEST: Final = "_manifest.json"
@@ -177,7 +177,7 @@ class TableFolder:
             file = open_parquet(io.BytesIO(content), "corpus", "reading tables")
             if missing_columns := {*CorpusRow.__struct_fields__} - {*file.schema_arrow.names}:
                 raise arrow.ArrowInvalid(f"it has no column {min(missing_columns)}")
-            for batch in iterate_rows(file, list(columns) if columns else None):
+            for batch in iter_rows(file, list(columns) if columns else None):
                 yield from batch.to_pylist()
         except (arrow.ArrowException, OSError) as error:
             raise CorpusError(

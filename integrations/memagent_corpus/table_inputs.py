@@ -23,7 +23,7 @@ from memagent_corpus.source_access import CorpusDocument, SourceAccess, convert_
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError
 from memagent_graph.storage.bounded_files import read_json_file
-from memagent_graph.storage.parquet_rows import iterate_rows, open_parquet
+from memagent_graph.storage.parquet_rows import iter_rows, open_parquet
 
 TABLE_SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 _DEFAULT_TEXT_COLUMN, _DEFAULT_PATH_COLUMN = "text", "path"
@@ -104,7 +104,7 @@ class FileTable:
         """Yield the rows with these columns, where a row has them. An invalid row is an error message instead."""
         with self._open_file() as file:
             if self._kind == "parquet":
-                for batch in iterate_rows(self._open_parquet(file), columns):
+                for batch in iter_rows(self._open_parquet(file), columns):
                     yield from batch.to_pylist()
             elif self._kind == "jsonl":
                 yield from _iter_json_rows(file, self.access.encoding)

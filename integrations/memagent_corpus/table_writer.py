@@ -24,7 +24,7 @@ from memagent_graph.errors import CorpusError
 
 LEDGER_FILE: Final = "ledger.sqlite"
 _MAX_PART_BYTES: Final = 64 * 2**20
-_MAX_WAIT_S: Final = 600.0
+_MAX_WAIT_SECONDS: Final = 600.0
 
 
 class TableWriter:
@@ -113,7 +113,7 @@ class TableWriter:
     @property
     def is_part_due(self) -> bool:
         """Whether there are enough rows or bytes for a part, or rows that have waited for ten minutes."""
-        is_old = self._waiting_rows and time.monotonic() - self._last_write_time >= _MAX_WAIT_S
+        is_old = self._waiting_rows and time.monotonic() - self._last_write_time >= _MAX_WAIT_SECONDS
         return self._waiting_rows >= self._rows_per_part or self._waiting_bytes >= _MAX_PART_BYTES or bool(is_old)
 
     def write_parts(self, *, all_rows: bool = False) -> None:

@@ -34,7 +34,7 @@ from memagent_mcp.tool_results import format_error
 from memagent_mcp.tools import Tools
 
 MAX_BYTES: Final = 256 * 2**20
-_SHUTDOWN_TIMEOUT_S: Final = 3
+_SHUTDOWN_TIMEOUT_SECONDS: Final = 3
 _MAX_SESSIONS: Final = 1000
 """The maximum number of sessions, about 50 KB each. The SDK ends one after half an hour without a request or stream."""
 _READING_TOOLS: Final = ("read_document", "ask_again")
@@ -172,7 +172,7 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, host_names: 
         log_level="warning",
         access_log=False,
         # Without this, a request that never ends would keep the server from stopping.
-        timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
+        timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_SECONDS,
         **BOUNDED_HTTP,
     )
     await uvicorn.Server(config).serve(sockets=[listener])

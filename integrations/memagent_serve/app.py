@@ -39,7 +39,7 @@ from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import bad_gateway_on_error, pass_on
 from memagent_serve.uploads import UploadedFile, Uploads
 
-_HEALTH_TIMEOUT_S: Final = 5.0
+_HEALTH_TIMEOUT_SECONDS: Final = 5.0
 _MAX_LISTED_READS: Final = 100
 _MIN_FREE_BYTES: Final = 16 << 20
 _FORM_BYTES: Final = 1 << 16
@@ -275,14 +275,14 @@ async def _list_models(reader: MemAgent) -> list[dict[str, Any]]:
 async def _check_policy(reader: MemAgent) -> str:
     """Return the policy's state. Its error messages are left out, because anyone may request the health."""
     try:
-        async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+        async with asyncio.timeout(_HEALTH_TIMEOUT_SECONDS):
             if isinstance(reader.policy, OpenAICompatiblePolicy):
                 reply = await pass_on(reader.policy, "GET", "models")
                 return "ok" if reply.status_code == 200 else f"its server answers {reply.status_code}"
             if isinstance(reader.policy, SelfDescribing):
                 await reader.policy.describe()
     except TimeoutError:
-        return f"its server does not answer within {_HEALTH_TIMEOUT_S:g} s"
+        return f"its server does not answer within {_HEALTH_TIMEOUT_SECONDS:g} s"
     except (ApiError, MemAgentError):
         return "its server cannot be reached or gives no list of models; is it running, and is --base-url right?"
     return "ok"

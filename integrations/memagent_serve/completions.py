@@ -83,7 +83,7 @@ from memagent_serve.uploads import Uploads, clean_file_name
 NEW_READ_HEADER: Final = "X-Memagent-New-Read"
 READ_HEADER: Final = "X-Memagent-Read"
 _SECONDS_BETWEEN_NOTES: Final = 0.2
-_SEND_TIMEOUT_S: Final = 60.0
+_SEND_TIMEOUT_SECONDS: Final = 60.0
 _FRAME_TOKENS: Final = 128
 """Tokens reserved for the sentences that introduce the findings."""
 
@@ -143,7 +143,7 @@ class ChatCompletions:
                     self._stream_events(long_request, read),
                     headers={RUN_ID_HEADER: read.run_id, READ_HEADER: start_kind},
                     ping=HEARTBEAT_SECONDS,
-                    send_timeout=_SEND_TIMEOUT_S,
+                    send_timeout=_SEND_TIMEOUT_SECONDS,
                     sep="\n",
                 )
             async with long_request.reservation:

@@ -38,7 +38,7 @@ _METRIC_PATHS: Final = (
 )
 
 
-_LAST_EVENT_TIMEOUT_S: Final = 1.0
+_LAST_EVENT_TIMEOUT_SECONDS: Final = 1.0
 _MIN_SECRET_LENGTH: Final = 8
 """A shorter secret may be a word of an answer, so it is removed only from errors."""
 
@@ -189,5 +189,5 @@ class _GuardedResponse:
             return
         event = f"data: {json.dumps(failure.to_body())}\n\n".encode()
         with suppress(TimeoutError):  # the client may not read
-            async with asyncio.timeout(_LAST_EVENT_TIMEOUT_S):
+            async with asyncio.timeout(_LAST_EVENT_TIMEOUT_SECONDS):
                 await self.send({"type": "http.response.body", "body": event})

@@ -32,8 +32,8 @@ _SETTING_NAMES: Final = (
 """Options whose values are settings of the server."""
 _SIZE_NAMES: Final = ("max_body", "request_memory", "storage", "total_storage")
 """Options in MiB; the settings with these names are in bytes."""
-_SHUTDOWN_TIMEOUT_S: Final = 5
-_DESCRIPTION_TIMEOUT_S: Final = 5
+_SHUTDOWN_TIMEOUT_SECONDS: Final = 5
+_DESCRIPTION_TIMEOUT_SECONDS: Final = 5
 """How long to wait for the policy server's description of its model before requests are accepted without it."""
 
 
@@ -165,7 +165,7 @@ async def _serve(command: Serve) -> None:
     with listen(command.host, command.port) as listener:
         async with command.make_reader() as reader:
             try:
-                await asyncio.wait_for(asyncio.shield(reader.aprepare()), _DESCRIPTION_TIMEOUT_S)
+                await asyncio.wait_for(asyncio.shield(reader.aprepare()), _DESCRIPTION_TIMEOUT_SECONDS)
             except (PolicyError, TimeoutError) as error:  # its server may start later; other errors stop this command
                 typer.echo(f"the policy does not answer yet. {make_one_line(str(error))}", err=True)
             resources = ServerResources(reader, settings)
@@ -187,7 +187,7 @@ async def _serve(command: Serve) -> None:
                 server_header=False,
                 limit_concurrency=settings.max_connections,
                 # Without this, a stream that never ends would keep the server from stopping.
-                timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
+                timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_SECONDS,
                 **BOUNDED_HTTP,
             )
             await uvicorn.Server(config).serve(sockets=[listener])

@@ -49,11 +49,11 @@ def compare_words(old: str, new: str) -> list[Change]:
     if len(old) + len(new) > _MAX_COMPARED_CHARS:
         return _join_neighbours([(DiffOp.DELETE, old), (DiffOp.INSERT, new)])
     pieces: list[tuple[DiffOp, str]] = []
-    for op, left, right in _iterate_changes(old.splitlines(keepends=True), new.splitlines(keepends=True)):
+    for op, left, right in _iter_changes(old.splitlines(keepends=True), new.splitlines(keepends=True)):
         if op == "equal":
             pieces.append((DiffOp.EQUAL, left))
             continue
-        for word_op, deletion, insertion in _iterate_changes(_TOKEN.findall(left), _TOKEN.findall(right)):
+        for word_op, deletion, insertion in _iter_changes(_TOKEN.findall(left), _TOKEN.findall(right)):
             if word_op == "equal":
                 pieces.append((DiffOp.EQUAL, deletion))
             else:
@@ -66,7 +66,7 @@ def count_words(text: str) -> int:
     return len(find_words(text))
 
 
-def _iterate_changes(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def _iter_changes(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Yield alternating parts: the tag ("equal" or another), the old text, and the new text."""
     matcher = SequenceMatcher(None, old, new, autojunk=len(old) * len(new) > _MAX_COMPARISONS)
     for tag, old_start, old_end, new_start, new_end in matcher.get_opcodes():

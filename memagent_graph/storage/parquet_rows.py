@@ -47,7 +47,7 @@ def require_readable_row_groups(file: Any) -> None:
             raise ValueError("it has a row group that is too large to read")
 
 
-def iterate_rows(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
+def iter_rows(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Yield the rows of a file in slices that are small after unpacking, or have one row."""
     for group in range(file.num_row_groups):  # one at a time, because Arrow does not join dictionaries in lists
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):

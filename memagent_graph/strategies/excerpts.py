@@ -38,25 +38,32 @@ BOUNDARY_TOKENS: Final = 16
 """Margin for token boundaries: inside a prompt, a text may have a few tokens more or fewer than on its own."""
 
 
-def _format_question(answer_format: AnswerFormat) -> str:
+def _make_question_template(answer_format: AnswerFormat) -> str:
     """Return the template for a question about a text, with the instructions on the form of the answer."""
     return f"{read_template('question')}\n\n{read_answer_instructions(answer_format)}"
 
 
 QUESTION: Final = Role(
-    "question", Writes.ANSWER, frozenset({"chunk"}), _format_question, "answer_tokens", fills_window=True, optional=True
+    "question",
+    Writes.ANSWER,
+    frozenset({"chunk"}),
+    _make_question_template,
+    "answer_tokens",
+    fills_window=True,
+    optional=True,
 )
 
 
 class DoesNotFitError(BudgetError):
     """The whole document does not fit in the context window. All numbers are tokens."""
 
-    def __init__(self, needed_tokens: int, window: int, document_tokens: int) -> None:
+    def __init__(self, needed_tokens: int, window_tokens: int, document_tokens: int) -> None:
         super().__init__(
-            f"one call with the whole document needs {needed_tokens:,} tokens and the context window has {window:,}",
+            f"one call with the whole document needs {needed_tokens:,} tokens "
+            f"and the context window has {window_tokens:,}",
             hint="Read it in chunks, or serve the model with a larger window.",
         )
-        self.needed_tokens, self.window_tokens, self.document_tokens = needed_tokens, window, document_tokens
+        self.needed_tokens, self.window_tokens, self.document_tokens = needed_tokens, window_tokens, document_tokens
 
 
 class ExcerptState(ReaderState):
@@ -77,7 +84,7 @@ class ExcerptWindow:
         self.reply_tokens = self.role.count_reply_tokens(self.context.budget)
         """The maximum length of the reply."""
         self.separator = "\n\n[...]\n\n" if self.asks_once else "\n\n"
-        self.room_tokens = self.window_tokens - self.count_call_tokens("")
+        self.available_tokens = self.window_tokens - self.count_call_tokens("")
         """The number of tokens of text that fit."""
 
     def count_call_tokens(self, text: str) -> int:
@@ -99,8 +106,8 @@ class ExcerptWindow:
 
     def choose_role(self, text: str) -> Role:
         """Return the role, with a shorter maximum reply if the text leaves less room in the window."""
-        room_tokens = self.window_tokens - self.count_call_tokens(text) + self.reply_tokens
-        return replace(self.role, max_tokens=room_tokens) if room_tokens < self.reply_tokens else self.role
+        available_tokens = self.window_tokens - self.count_call_tokens(text) + self.reply_tokens
+        return replace(self.role, max_tokens=available_tokens) if available_tokens < self.reply_tokens else self.role
 
     def fit_to_window(self, choose: Callable[[int], list[Span]]) -> list[Span]:
         """Return the longest excerpt with which the call fits in the window.
@@ -113,14 +120,16 @@ class ExcerptWindow:
         Raises:
             BudgetError: not even one token of text fits.
         """
-        tokens, empty_call_tokens = self.room_tokens, self.window_tokens - self.room_tokens
+        tokens, empty_call_tokens = self.available_tokens, self.window_tokens - self.available_tokens
         while tokens > 0:
             spans = choose(tokens)
-            if (text_tokens := self.count_call_tokens(self.read_text(spans)) - empty_call_tokens) <= self.room_tokens:
+            if (
+                text_tokens := self.count_call_tokens(self.read_text(spans)) - empty_call_tokens
+            ) <= self.available_tokens:
                 return spans
-            tokens = min(tokens - 1, tokens * self.room_tokens // text_tokens)
+            tokens = min(tokens - 1, tokens * self.available_tokens // text_tokens)
         raise BudgetError(
-            f"not one token of the document fits: there is room for {max(0, self.room_tokens):,}",
+            f"not one token of the document fits: there is room for {max(0, self.available_tokens):,}",
             hint="Lower the answer's tokens, shorten the question, or serve the model with a larger window.",
         )
 
@@ -193,8 +202,8 @@ class FullContext(Excerpt):
         """Return the whole document, or raise `DoesNotFitError`."""
         ends = DocumentEnds(window.make_chunker)
         spare_tokens = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
-        needed_tokens = window.window_tokens - window.room_tokens + ends.tokens
-        if ends.tokens <= window.room_tokens + spare_tokens + BOUNDARY_TOKENS:
+        needed_tokens = window.window_tokens - window.available_tokens + ends.tokens
+        if ends.tokens <= window.available_tokens + spare_tokens + BOUNDARY_TOKENS:
             needed_tokens = window.count_call_tokens(window.read_text([ends.make_whole_span()]))
         if needed_tokens - spare_tokens > window.window_tokens:
             raise DoesNotFitError(needed_tokens - spare_tokens, window.window_tokens, ends.tokens)
@@ -233,21 +242,21 @@ def count_prompt_overhead(context: ReaderContext) -> int:
 
 
 class DocumentEnds:
-    """Counts a document's tokens and returns its beginning and its end. Reads the document once.
+    """Counts a document's tokens and returns its beginning and its end. Counting reads the whole document once.
 
     Args:
-        chunker: makes a chunker of the document for a number of tokens.
+        make_chunker: makes a chunker of the document for a number of tokens.
     """
 
-    def __init__(self, chunker: Callable[[int], Chunker]) -> None:
-        self._chunker = chunker
+    def __init__(self, make_chunker: Callable[[int], Chunker]) -> None:
+        self._make_chunker = make_chunker
         self.tokens = 0
-        self._end = start_cursor()
+        self._end_cursor = start_cursor()
         self._starts: list[tuple[int, Cursor]] = []
         """For each chunk: the number of tokens before it, and its start."""
-        for chunk in chunker(_COUNTING_CHUNK_TOKENS).chunks():
-            self._starts.append((self.tokens, self._end))
-            self._end = chunk.next
+        for chunk in make_chunker(_COUNTING_CHUNK_TOKENS).chunks():
+            self._starts.append((self.tokens, self._end_cursor))
+            self._end_cursor = chunk.next
             self.tokens += chunk.tokens
 
     def make_whole_span(self) -> Span:
@@ -256,7 +265,7 @@ class DocumentEnds:
 
     def find_head(self, tokens: int) -> Span | None:
         """Return the document's first tokens, up to 3 fewer if the last one would end inside a character."""
-        chunk = next(iter(self._chunker(tokens).chunks()), None) if tokens else None
+        chunk = next(iter(self._make_chunker(tokens).chunks()), None) if tokens else None
         return None if chunk is None else Span.of(chunk)
 
     def find_tail(self, tokens: int) -> Span | None:
@@ -266,11 +275,11 @@ class DocumentEnds:
         start = max(0, self.tokens - tokens)
         tokens_before, cursor = next(entry for entry in reversed(self._starts) if entry[0] <= start)
         if skipped_tokens := start - tokens_before:
-            chunk = next(iter(self._chunker(skipped_tokens).chunks(cursor)))
+            chunk = next(iter(self._make_chunker(skipped_tokens).chunks(cursor)))
             if chunk.tokens <= skipped_tokens:  # a chunk has at least one character, of any number of tokens
                 tokens_before, cursor = tokens_before + chunk.tokens, chunk.next
         return replace(self._make_span_to_end(cursor, self.tokens - tokens_before), index=1)
 
     def _make_span_to_end(self, cursor: Cursor, tokens: int) -> Span:
-        end = self._end
+        end = self._end_cursor
         return Span(0, cursor["char"], end["char"], cursor["byte"], end["byte"], tokens)

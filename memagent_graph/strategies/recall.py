@@ -135,7 +135,7 @@ class Recall(Strategy):
         earlier_memories, passage_spans = list(call_ids_by_memory), list[Span]()
         result, remaining_tokens = RecallResult(spans=[], memories=[], call_ids=[]), step.context.budget.memory_tokens
 
-        def iterate_texts() -> Iterator[str]:
+        def iter_texts() -> Iterator[str]:
             yield from earlier_memories
             for span in chunk_spans.values():
                 text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
@@ -143,7 +143,7 @@ class Recall(Strategy):
                     passage_spans.append(_make_passage_span(span, text, start, end))
                     yield text[start:end]
 
-        ranking = await rank_texts(self.retriever, iterate_texts(), state.get("query") or "")
+        ranking = await rank_texts(self.retriever, iter_texts(), state.get("query") or "")
         for candidate_index in ranking[:_MAX_CANDIDATES]:
             passage_index = candidate_index - len(earlier_memories)
             passage = passage_spans[passage_index] if passage_index >= 0 else None

@@ -49,17 +49,17 @@ class Retrieval(Excerpt):
     async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the best chunks that fit (or the beginning of the best chunk), and the document's tokens."""
         context, spans = window.context, list[Span]()
-        chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.room_tokens // _MIN_CHUNKS))
+        chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.available_tokens // _MIN_CHUNKS))
         chunker = Chunker(
             context.store, window.document, context.tokenizer, chunk_tokens, "sentence", tail_percent=_TAIL_PERCENT
         )
 
-        def iterate_texts() -> Iterator[str]:
+        def iter_texts() -> Iterator[str]:
             for chunk in chunker.chunks():
                 spans.append(Span.of(chunk))
                 yield chunk.text
 
-        ranking = await rank_texts(self.retriever, iterate_texts(), window.question)
+        ranking = await rank_texts(self.retriever, iter_texts(), window.question)
         matches = set(ranking)
         ranking += [index for index in range(len(spans)) if index not in matches]
         best_spans = [spans[index] for index in ranking[: self.chunks or None]]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "clients" / "programs"
-TIMEOUT_S = 3600
+TIMEOUT_SECONDS = 3600
 
 Messages = Sequence[dict[str, str]]
 
@@ -31,9 +31,9 @@ def _find_environment(name: str) -> Path:
 
 def _run_client(command: Sequence[str | Path], text: str, folder: Path, **variables: str) -> str:
     """Return the output of a client that sees neither this machine's settings nor this package."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
     process = subprocess.run(
-        command, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=TIMEOUT_S, check=False
+        command, input=text, capture_output=True, text=True, env=env, cwd=folder, timeout=TIMEOUT_SECONDS, check=False
     )
     assert process.returncode == 0, process.stderr
     return process.stdout

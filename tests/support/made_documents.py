@@ -142,7 +142,7 @@ def _word_files() -> Iterator[Case]:
     header_row = row(tc("Region") + tc("Product") + tc("Units"))
     first_row = row(tc("EU", '<w:vMerge w:val="restart"/>') + tc("Hat") + tc("12"))
     second_row = row(tc("", "<w:vMerge/>") + tc("Hub") + tc("7"))
-    wide_row = row(tc("Both", '<w:gridSpan w:val="2"/>') + tc("1|9"))
+    wide_row = row(tc("Both", '<w:gridSpan w:val="2"/>') + tc("1|9", '<w:gridSpan w:val="²"/>'))
     spans = ("| EU | Hub | 7 |", "| Both | Both | 1\\|9 |")
     yield Case("spans.docx", make_word(table(header_row + first_row + second_row + wide_row)), spans)
     script = f"<m:sSup><m:e>{_mr('mc')}</m:e><m:sup>{_mr('2')}</m:sup></m:sSup>"
@@ -296,7 +296,7 @@ def _html_files() -> Iterator[Case]:
     yield page(
         "shown", f"{shown}<object data=f>no</object><embed src=g><video src=h></video><svg><title>Logo</title></svg>",
         "![A map]", "Logo",
-        omissions=("1 pictures without a description", "1 frames", "2 embedded objects", "1 sounds and films"),
+        omissions=("1 pictures without a description", "1 frames", "2 embedded objects", "1 audio and video"),
     )  # fmt: skip
     yield page("wordless", "<p>One.</p><img src=a>", "One.", omissions=("1 pictures without a description",))
     yield page("layout", "<table><tr><td><table><tr><td>a<td>b<tr><td>1<td>2</table></table>", "| 1 | 2 |")

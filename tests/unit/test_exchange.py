@@ -34,7 +34,7 @@ from memagent_graph.run_log import (
     RunRecord,
 )
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
-from memagent_graph.run_log.exchange.logged_run import iterate_content, load_run
+from memagent_graph.run_log.exchange.logged_run import iter_content, load_run
 from memagent_graph.storage import parquet_rows
 
 
@@ -51,7 +51,7 @@ def target_log(tmp_path: Path):
 def collect_content(log: RunLog) -> dict[str, Any]:
     """Return the content of a log by run, with row numbers replaced by the order in the run."""
     runs = [run for record in log.runs() if (run := load_run(log, record.run_id))]
-    return {run.record.run_id: ([*iterate_content(run)], run.templates) for run in runs}
+    return {run.record.run_id: ([*iter_content(run)], run.templates) for run in runs}
 
 
 def test_a_run_with_retries_an_edit_and_rewards_is_imported_unchanged(tmp_path, log, target_log) -> None:

@@ -42,13 +42,13 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
         MissingExtraError: matplotlib is not installed.
         EvaluationError: a file cannot be written.
     """
-    styles = load_extra("matplotlib.style", "eval", "drawing results")
-    figures = load_extra("matplotlib.figure", "eval", "drawing results")
+    style_module = load_extra("matplotlib.style", "eval", "drawing results")
+    figure_module = load_extra("matplotlib.figure", "eval", "drawing results")
     paths: list[Path] = []
 
     def draw(stem: str, draw_content: Callable[..., None], *arguments: Any) -> None:
-        with styles.context(_STYLE):
-            figure = figures.Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        with style_module.context(_STYLE):
+            figure = figure_module.Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
             draw_content(figure, *arguments)
             paths.append(_save(figure, folder / stem))
 
@@ -88,16 +88,17 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     for index, (system, group) in enumerate(group_items(rows, lambda row: row.system)):
         cells = dict(sorted(group_items(group, lambda row: row.length)))
         lenient, strict = (
-            {length: value for length, cell in cells.items() if (value := compute_accuracy(cell, score))}
+            {length: estimate for length, cell in cells.items() if (estimate := compute_accuracy(cell, score))}
             for score in ("lenient", "strict")
         )
         lengths = list(lenient)
         colour = f"C{index}"
-        low, high = [100 * value.low for value in lenient.values()], [100 * value.high for value in lenient.values()]
+        low = [100 * estimate.low for estimate in lenient.values()]
+        high = [100 * estimate.high for estimate in lenient.values()]
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
-        axes.plot(lengths, [100 * value.mean for value in strict.values()], linestyle=(0, (1, 1.5)), color=colour)
+        axes.plot(lengths, [100 * estimate.mean for estimate in strict.values()], linestyle=(0, (1, 1.5)), color=colour)
         label = system if lengths else f"{system}\n(does not fit)"
-        means = [100 * value.mean for value in lenient.values()]
+        means = [100 * estimate.mean for estimate in lenient.values()]
         marker = MARKERS[index % len(MARKERS)]
         axes.plot(lengths, means, label=label, color=colour, zorder=20 - index, linewidth=2.2, marker=marker)
     _set_length_axis(axes, rows, unit)
@@ -105,7 +106,7 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     axes.set_yticks(range(0, 101, 20))
     axes.set_ylabel("questions answered right, %")
     figure.suptitle("Accuracy against length", x=0.01, ha="left")
-    axes.set_title(f"{_format_task_names(rows)}, {_count_per_point(rows)}; lenient with 95 % bands, strict dotted")
+    axes.set_title(f"{_format_task_names(rows)}, {_format_counts(rows)}; lenient with 95 % bands, strict dotted")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", handlelength=1.8)
 
@@ -157,7 +158,7 @@ def _format_task_names(rows: Sequence[ResultRow]) -> str:
     return ", ".join(names) if len(names) <= 2 else f"{len(names)} tasks"
 
 
-def _count_per_point(rows: Sequence[ResultRow]) -> str:
+def _format_counts(rows: Sequence[ResultRow]) -> str:
     counts = {len(group) for _, group in group_items(rows, lambda row: (row.system, row.length))}
     return f"n = {min(counts)}" if len(counts) == 1 else f"n = {min(counts)} to {max(counts)}"
 

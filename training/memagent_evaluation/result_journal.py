@@ -45,7 +45,7 @@ OPEN_DOCUMENTS: Final = "open-documents"
 REPLACED_FILES: Final = (TABLE, REPORT, "*.png", "*.svg")
 """The files that are written from the rows at the end, in place of existing ones."""
 _MAX_PLANNED_ROWS: Final = 10**7
-_SYNC_INTERVAL_S: Final = 1.0
+_SYNC_INTERVAL_SECONDS: Final = 1.0
 """The longest time whose rows a power failure may lose. A killed process loses no row that it wrote."""
 
 
@@ -111,7 +111,7 @@ class ResultJournal:
         Raises:
             EvaluationError: the row cannot be written; the evaluation can be resumed when there is space.
         """
-        self._write(asdict(row), sync=time.monotonic() - self._last_sync_time > _SYNC_INTERVAL_S)
+        self._write(asdict(row), sync=time.monotonic() - self._last_sync_time > _SYNC_INTERVAL_SECONDS)
         self.rows[row.key] = row
 
     @property

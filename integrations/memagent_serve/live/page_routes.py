@@ -35,7 +35,7 @@ _MAX_LISTED_READS: Final = 200
 _MAX_QUESTIONS: Final = 32
 _MAX_FILES: Final = 64
 _MAX_STREAMS_PER_OWNER: Final = 32
-_SEND_TIMEOUT_S: Final = 30.0
+_SEND_TIMEOUT_SECONDS: Final = 30.0
 _PAGE_HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
 _FILE_HEADERS: Final = {
     **_PAGE_HEADERS,
@@ -225,7 +225,7 @@ class LivePage:
             lambda: self._streams.subtract([owner.name]),
             headers=_PAGE_HEADERS,
             ping=HEARTBEAT_SECONDS,
-            send_timeout=_SEND_TIMEOUT_S,
+            send_timeout=_SEND_TIMEOUT_SECONDS,
             sep="\n",
         )
 

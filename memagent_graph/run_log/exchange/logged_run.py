@@ -34,10 +34,11 @@ def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
 def have_same_content(first: LoggedRun, second: LoggedRun) -> bool:
     """Return whether two runs are equal except for the ids of their conversations and rewards, and their templates."""
     missing = object()
-    return all(a == b for a, b in zip_longest(iterate_content(first), iterate_content(second), fillvalue=missing))
+    pairs = zip_longest(iter_content(first), iter_content(second), fillvalue=missing)
+    return all(item == other_item for item, other_item in pairs)
 
 
-def iterate_content(run: LoggedRun) -> Iterator[object]:
+def iter_content(run: LoggedRun) -> Iterator[object]:
     """Yield what makes two runs equal: the record, the events, the conversations, and the rewards."""
     yield run.record
     yield list(run.events)
@@ -92,7 +93,7 @@ def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
 
 
 def _unite_multisets(lists: Iterable[Sequence[Item]]) -> list[Item]:
-    """Return the union of lists as multisets: each item as often as in the list that has most of it."""
+    """Return the union of lists as multisets: each item as often as in the list where it is most frequent."""
     union: Counter[Item] = Counter()
     for items in lists:
         union |= Counter(items)
@@ -115,40 +116,42 @@ def _merge_conversations(
     row_ids = {(conversation.call_id, conversation.attempt): row_id for row_id, conversation in enumerate(ordered)}
     rewards_by_part = []
     for part in parts:
-        new_ids = {attempt.id: row_ids[attempt.call_id, attempt.attempt] for attempt in part.conversations}
+        new_ids = {
+            conversation.id: row_ids[conversation.call_id, conversation.attempt] for conversation in part.conversations
+        }
         rewards_by_part.append(
             [replace(reward, id=None, conversation=new_ids.get(reward.conversation)) for reward in part.rewards]
         )
-    stale_calls = _find_stale_calls(ordered, events)
+    superseded_calls = _find_superseded_calls(ordered, events)
     conversations = [
-        replace(conversation, id=row_id, superseded=conversation.call_id in stale_calls)
+        replace(conversation, id=row_id, superseded=conversation.call_id in superseded_calls)
         for row_id, conversation in enumerate(ordered)
     ]
     return sorted(conversations, key=lambda conversation: conversation.position), _unite_multisets(rewards_by_part)
 
 
-def _find_stale_calls(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
+def _find_superseded_calls(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
     """Return the ids of the superseded calls. The conversations are in the order in which they were read."""
     edit_times: dict[str | None, float] = {}
     for event in events:
         if event.kind == EventKind.MEMORY_EDITED:
             edit_times[event.call_id] = max(event.time, edit_times.get(event.call_id, event.time))
-    stale_calls: set[str] = set()
+    superseded_calls: set[str] = set()
     calls_by_slot: dict[tuple[str, str, int], str] = {}
     for index, conversation in enumerate(conversations):  # parents come before the calls that depend on them
         start_time, slot = conversation.began, (conversation.branch, conversation.role, conversation.slot)
         is_of_old_memory = any(start_time < edit_times.get(parent, start_time) for parent in conversation.parents)
-        if conversation.superseded or is_of_old_memory or not stale_calls.isdisjoint(conversation.parents):
-            stale_calls.add(conversation.call_id)
+        if conversation.superseded or is_of_old_memory or not superseded_calls.isdisjoint(conversation.parents):
+            superseded_calls.add(conversation.call_id)
             continue
         replaced_call = calls_by_slot.get(slot, conversation.call_id)
         calls_by_slot[slot] = conversation.call_id
-        if replaced_call != conversation.call_id and replaced_call not in stale_calls:
-            stale_calls.add(replaced_call)
+        if replaced_call != conversation.call_id and replaced_call not in superseded_calls:
+            superseded_calls.add(replaced_call)
             for dependent in conversations[:index]:
-                if not stale_calls.isdisjoint(dependent.parents):
-                    stale_calls.add(dependent.call_id)
-    return stale_calls
+                if not superseded_calls.isdisjoint(dependent.parents):
+                    superseded_calls.add(dependent.call_id)
+    return superseded_calls
 
 
 def _find_last_activity(part: LoggedRun) -> float:

@@ -32,7 +32,7 @@ from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.columns import MAX_RUN_SIZE, RECORD_COLUMNS, Column, bound_records
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
-from memagent_graph.storage.parquet_rows import iterate_rows, load_pyarrow, open_parquet, require_readable_row_groups
+from memagent_graph.storage.parquet_rows import iter_rows, load_pyarrow, open_parquet, require_readable_row_groups
 
 _CONVERSATION_COLUMNS: Final = {
     "conversation" if name == "id" else name: column for name, column in RECORD_COLUMNS[Conversation].items()
@@ -169,7 +169,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     )
     rows: list[dict[str, Any]] = []
     size = 0
-    for table in iterate_rows(parquet_file, list(COLUMNS)):
+    for table in iter_rows(parquet_file, list(COLUMNS)):
         batch = table.select(list(COLUMNS)).cast(_make_schema(pa))
         size += batch.nbytes + _OBJECT_BYTES * sum(len(batch[name].flatten()) for name in _LIST_COLUMNS)
         if size > _MAX_RUN_BYTES:
@@ -194,7 +194,7 @@ def _require_grouped_rows(parquet: Any, source: Path) -> None:
     """Require that the rows of each run are together. Otherwise a part of a run would be imported as the run."""
     run_ids: set[str] = set()
     previous_run_id = None
-    for batch in iterate_rows(parquet, ["run_id"]):
+    for batch in iter_rows(parquet, ["run_id"]):
         for run_id in batch["run_id"].to_pylist():
             if run_id != previous_run_id and run_id in run_ids:
                 raise RunLogError(

@@ -62,7 +62,7 @@ def test_fit_to_window_returns_the_longest_text_that_fits(per_token, overhead, w
 
     class CountingWindow(ExcerptWindow):
         def __init__(self) -> None:
-            self.window_tokens, self.room_tokens = window, window - overhead
+            self.window_tokens, self.available_tokens = window, window - overhead
 
         def read_text(self, spans: Any) -> str:
             return "".join(spans)
