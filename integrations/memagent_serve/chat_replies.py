@@ -145,7 +145,7 @@ def build_annotations(result: ReadResult, text: str) -> list[dict[str, Any]]:
 
 def format_progress(read: ServedRead, memory_before: str) -> str:
     """Return a line for people: how much was read, and what is new in memory."""
-    update = read.update
+    update = read.newest_update
     if read.state is ReadState.WAITING:
         return "Waiting for other reads.\n"
     if update is None:
