@@ -168,13 +168,13 @@ class _ReplicaState:
 
     def advance(self, time: float) -> list[_Request]:
         """Advance to `time`, which must not be after the next event, and return the requests answered until then."""
-        elapsed_s, self._time = time - self._time, time
+        elapsed_seconds, self._time = time - self._time, time
         step_seconds = self._compute_step_seconds()
         if step_seconds:
-            self.busy_seconds += elapsed_s
-            self._finished_steps += elapsed_s / step_seconds if self._decoding else 0.0
+            self.busy_seconds += elapsed_seconds
+            self._finished_steps += elapsed_seconds / step_seconds if self._decoding else 0.0
             if self._prefilling:
-                self._prefilling[0].tokens_left -= elapsed_s / step_seconds * PREFILL_STEP
+                self._prefilling[0].tokens_left -= elapsed_seconds / step_seconds * PREFILL_STEP
         answered_requests = []
         if self._prefilling and self._prefilling[0].tokens_left <= 1e-3:
             request = self._prefilling.popleft()
@@ -268,11 +268,11 @@ class _Simulation:
         outcome, document_count = self.outcome, self._workload.documents
         outcome.seconds, outcome.tail_seconds = self._time, self._time - self._last_start
         quarter_start, early_requests = self._first_quarter
-        elapsed_s = self._last_start - quarter_start
+        elapsed_seconds = self._last_start - quarter_start
         requests_per_document = outcome.requests / document_count
         outcome.documents_per_second = (
-            (self._requests_at_last_start - early_requests) / elapsed_s / requests_per_document
-            if elapsed_s > 0
+            (self._requests_at_last_start - early_requests) / elapsed_seconds / requests_per_document
+            if elapsed_seconds > 0
             else document_count / self._time
         )
         outcome.busy_share = sum(replica.busy_seconds for replica in self._replicas) / (

@@ -62,7 +62,7 @@ async def read_groups(
     ) as agent:
         samples = (generated_task.sample(length, index) for index in range(settings.max_questions))
         collection = await collect(agent, samples, settings, name=dtype, reward="lenient_match")
-    return list(load_groups(log, reward="lenient_match", groups=collection.group_of).groups)
+    return list(load_groups(log, reward="lenient_match", groups=collection.groups_by_run_id).groups)
 
 
 def compute_gradients(groups: Sequence[RolloutGroup], model: Path, folder: Path) -> tuple[dict[str, torch.Tensor], Any]:

@@ -238,7 +238,7 @@ async def measure_many_requests(count: int, seconds: float) -> list[Figure]:
 
             start_time = time.perf_counter()
             run_ids = await asyncio.gather(*(send_until_answered(document_index) for document_index in range(count)))
-            elapsed_s = time.perf_counter() - start_time
+            elapsed_seconds = time.perf_counter() - start_time
             async with session.get(server.api.replace("/v1", "/metrics")) as reply:
                 metrics_page = await reply.text()
     read_count = next(
@@ -247,7 +247,7 @@ async def measure_many_requests(count: int, seconds: float) -> list[Figure]:
     return [
         Figure.exactly(f"answered, of {count} reads", len(set(run_ids)), count),
         Figure.exactly("reads done for them", read_count, count),
-        Figure("seconds for all", elapsed_s, "s"),
+        Figure("seconds for all", elapsed_seconds, "s"),
         Figure("times a client was told to wait", refusals),
     ]
 

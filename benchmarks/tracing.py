@@ -15,25 +15,25 @@ from memagent_graph.provenance.evidence import find_provenance
 from memagent_graph.provenance.word_diff import compare_words
 from memagent_graph.trace import Trace
 
-LINES = 30
-UPDATES = (175, 700)
+LINE_COUNT = 30
+UPDATE_COUNTS = (175, 700)
 MAX_SECONDS = 3
-WORDS = (1000, 4000)
+WORD_COUNTS = (1000, 4000)
 MAX_MILLISECONDS = 50
 
 
 def make_trace(chunk_count: int) -> tuple[Trace, list[str]]:
     """Return the trace of a read of `chunk_count` chunks, and the texts of the chunks."""
-    lines = [f"fact {index} of keeper{index} and place{index} in year {1700 + index}" for index in range(LINES)]
+    lines = [f"fact {index} of keeper{index} and place{index} in year {1700 + index}" for index in range(LINE_COUNT)]
     calls: list[Call] = []
     chunks: list[str] = []
     end = 0
     for chunk_index in range(chunk_count):
-        lines[chunk_index % LINES] = (
+        lines[chunk_index % LINE_COUNT] = (
             f"fact {chunk_index} of keeper{chunk_index} and place{chunk_index} in year {1000 + chunk_index}"
         )
         words = " ".join(f"word{(chunk_index * 31 + index) % 4000}" for index in range(2500))
-        chunks.append(f"{words} {lines[chunk_index % LINES]}")
+        chunks.append(f"{words} {lines[chunk_index % LINE_COUNT]}")
         start, end = end, end + len(chunks[-1])
         span, parents = Span(chunk_index, start, end, start, end, 1), (str(chunk_index - 1),) if chunk_index else ()
         calls.append(
@@ -68,11 +68,11 @@ def measure_comparison(word_count: int) -> float:
 def measure() -> list[Figure]:
     """Return the figures of all lengths."""
     figures = []
-    for length in UPDATES:
-        figures.append(Figure.below(f"tracing {length} updates", measure_tracing(length), "s", MAX_SECONDS))
-    for length in WORDS:
-        milliseconds = 1000 * measure_comparison(length)
-        figures.append(Figure.below(f"comparing memories of {length} words", milliseconds, "ms", MAX_MILLISECONDS))
+    for update_count in UPDATE_COUNTS:
+        figures.append(Figure.below(f"tracing {update_count} updates", measure_tracing(update_count), "s", MAX_SECONDS))
+    for word_count in WORD_COUNTS:
+        milliseconds = 1000 * measure_comparison(word_count)
+        figures.append(Figure.below(f"comparing memories of {word_count} words", milliseconds, "ms", MAX_MILLISECONDS))
     return figures
 
 

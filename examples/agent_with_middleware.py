@@ -1,7 +1,7 @@
 """Use the middleware for a tool result of 500,000 tokens: `python examples/agent_with_middleware.py [TOKENS]`.
 
-The embedded policy reads, or the server in OPENAI_BASE_URL. The agent's model is scripted, so that no key is needed: it
-calls the tool once. Use your own model instead.
+The embedded policy reads, or the server in OPENAI_BASE_URL. The agent's model is a
+script that calls the tool once, so no key is needed; put your own model there.
 """
 
 from __future__ import annotations

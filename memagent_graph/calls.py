@@ -100,7 +100,7 @@ class Call:
         return self.reads[0].index if self.reads and self.slot >= 0 else None
 
     @property
-    def extent(self) -> dict[str, int]:
+    def extent_values(self) -> dict[str, int]:
         """The part of the document that the call read, from its first chunk to its last; zeros if it read none."""
         first_span = self.reads[0] if self.reads else None
         last_span = max(self.reads, key=lambda span: span.end_byte) if self.reads else None
@@ -120,7 +120,7 @@ def pack_call(call: Call, memory: str | None = None) -> dict[str, Any]:
     return values
 
 
-def load_calls(records: Iterable[Mapping[str, Any]], state: Mapping[str, Any]) -> list[Call]:
+def unpack_calls(records: Iterable[Mapping[str, Any]], state: Mapping[str, Any]) -> list[Call]:
     """Return the calls in `steps` of a state. `state` is the state after them, or the change that contains them."""
     calls = (msgspec.convert(record, Call) for record in records)
     return [call if call.text is not None else replace(call, text=state.get("memory", "")) for call in calls]

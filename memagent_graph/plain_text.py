@@ -25,9 +25,9 @@ def make_one_line(text: str, max_characters: int | None = None) -> str:
     return line if max_characters is None or len(line) <= max_characters else line[: max_characters - 1] + "…"
 
 
-def format_count(count: int, noun: str) -> str:
-    """Return a count with its noun, as in "1 run" or "1,200 runs"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun, as in "1 run" or "1,200 runs". The plural has an "s" if none is given."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def list_names(names: Sequence[object], max_names: int) -> str:

@@ -35,15 +35,15 @@ from memagent_graph.policy_registry import convert_to_policy, make_policy
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
-from memagent_graph.reading.outcome import (
-    Progress,
+from memagent_graph.reading.run_history import (
+    UpdateCollector,
     await_result,
     edit_memory,
     load_newest_snapshot,
     load_trace_so_far,
     make_result_from_state,
     make_thread_config,
-    raise_first_error,
+    require_results,
 )
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_outside_run
@@ -232,7 +232,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 )
             return await await_result(self._start(document, question, options, is_shown=False))
         outcomes = await self._read_questions(document, questions or (), options, max_concurrency, on_update)
-        return outcomes if return_exceptions else raise_first_error(outcomes)
+        return outcomes if return_exceptions else require_results(outcomes)
 
     read = make_synchronous(aread)
 
@@ -264,7 +264,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 return await self.aread(*request, response_format=response_format)
 
         outcomes: list[Any] = await asyncio.gather(*map(read_one, requests), return_exceptions=True)
-        return outcomes if return_exceptions else [*raise_first_error(outcomes)]
+        return outcomes if return_exceptions else [*require_results(outcomes)]
 
     batch = make_synchronous(abatch)
 
@@ -295,7 +295,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             document: the document of the run; needed only if the store no longer has its text.
             response_format: for a structured read, its original form. By default the schema comes from the run log, and
                 the result's `value` has JSON values even if the form was a model.
-            limits: limits of this call.
+            limits: limits of this read.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
@@ -414,7 +414,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         graph, (_, state) = await self._make_graph(), await self._continue(run_id)
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
-            remaining_ids = {step.id for step in (await load_trace_so_far(graph, run_id)).calls}
+            remaining_ids = {call.id for call in (await load_trace_so_far(graph, run_id)).calls}
             context = graph.reader_context  # the run may have begun in the log of another machine
             self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
             entry = self.run_log.edit(run_id, chunk, text, call_id=call.id, author=author, remaining=remaining_ids)
@@ -623,7 +623,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end. Yield memory updates if `is_shown`, then the result."""
         run_id = state["run_id"]
-        progress = Progress(trace, state.get("memory", ""))
+        progress = UpdateCollector(trace, state.get("memory", ""))
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,

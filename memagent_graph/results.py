@@ -14,6 +14,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import ReadEvent, StopReason
+from memagent_graph.plain_text import format_count
 from memagent_graph.policy import TokenUsage
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -189,7 +190,7 @@ class ReadResult:
         if self.trace.newest_excerpt_call is not None:
             token_counts = f"{self.trace.tokens_shown:,} of {self.usage.document_tokens:,} tokens"
             return f"The policy was shown {token_counts} of {document}, chosen by {self.strategy}."
-        position = f"after {self.chunks_read} chunks of {document}"
+        position = f"after {format_count(self.chunks_read, 'chunk')} of {document}"
         if self.stop_reason.resumable:
             return f"Reading stopped at its limit ({self.stop_reason.value}) {position}."
         return f"Reading ended {position}, because the answer was known."
@@ -197,7 +198,8 @@ class ReadResult:
     def findings(self) -> str:
         """Return the answer (or why there is none) and the memory, as text for a language model."""
         if self.stop_reason.resumable:
-            answer = f"Not known: reading stopped early after {self.chunks_read} parts ({self.stop_reason.value})."
+            position = f"after {format_count(self.chunks_read, 'part')}"
+            answer = f"Not known: reading stopped early {position} ({self.stop_reason.value})."
         elif self.stop_reason is StopReason.NO_ANSWER or not self.answer:
             answer = "none was found."
         else:

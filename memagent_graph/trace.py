@@ -198,7 +198,7 @@ class Trace:
         memory = (call.text or "") if call.writes is Writes.MEMORY else previous_memory
         return MemoryUpdate(
             chunk_index=call.chunk_index,
-            **call.extent,
+            **call.extent_values,
             memory=memory,
             changed=memory != previous_memory,
             progress=self._compute_progress(call),

@@ -23,7 +23,7 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.outcome import raise_first_error
+from memagent_graph.reading.run_history import require_results
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.reading.tracing import await_detached
 from memagent_graph.results import ReadResult
@@ -198,7 +198,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
                 context.budget.question_tokens,
                 context.tokenizer,
             )
-            [result] = raise_first_error(await self._read_questions(document, {question: run_id}, caller))
+            [result] = require_results(await self._read_questions(document, {question: run_id}, caller))
         except (MemAgentError, OSError) as error:
             # Keep the result if possible, whatever failed.
             with suppress(MemAgentError, OSError):
@@ -225,7 +225,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             outcomes = await await_detached(read_each)
             results = [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
             if not results:
-                raise_first_error(outcomes)
+                require_results(outcomes)
             if len(results) == len(outcomes):  # for reads that failed, only their updates are counted
                 cost.set_totals([result.usage for result in results], answers=[result.answer for result in results])
                 cost.model = results[0].model
@@ -359,7 +359,7 @@ def _format_further_answers(
     Raises:
         Exception: a read failed with an error other than `MemAgentError` or `OSError`.
     """
-    raise_first_error([outcome for outcome in outcomes if not isinstance(outcome, MemAgentError | OSError)])
+    require_results([outcome for outcome in outcomes if not isinstance(outcome, MemAgentError | OSError)])
     texts: list[str] = []
     readings: list[dict[str, Any]] = []
     for question_number, (question, outcome) in enumerate(zip(questions, outcomes, strict=True), 1):

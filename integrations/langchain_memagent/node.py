@@ -14,7 +14,7 @@ from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import check_questions
 from memagent_graph.reading.langgraph_internals import find_writable_keys
-from memagent_graph.reading.outcome import raise_first_error
+from memagent_graph.reading.run_history import require_results
 from memagent_graph.response_format import ResponseFormatSource
 
 StateSource: TypeAlias = str | Callable[[Any], Any]
@@ -104,7 +104,7 @@ def memagent_node(
         outcomes = dict(
             zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.capture().report_update), strict=True)
         )
-        return raise_first_error([outcomes[text] for text in texts])
+        return require_results([outcomes[text] for text in texts])
 
     def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
         document_value, questions = get_inputs(state)

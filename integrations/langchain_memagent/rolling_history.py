@@ -29,7 +29,7 @@ from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import BudgetError
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.outcome import Progress
+from memagent_graph.reading.run_history import UpdateCollector
 from memagent_graph.reading.state import Limits, ReaderState, SequentialState
 from memagent_graph.reading.steps import Change, StepContext, overwrite_memory, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
@@ -223,7 +223,7 @@ async def read_messages_into_memory(
             private_context = replace(context, store=store, run_log=None, limits=Limits())
             graph = build_graph(private_context, _ContinueMemory(memory), checkpointer=False)
             state: dict[str, Any] = {"question": question, "document": reference, "memory": memory}
-            progress = Progress(Trace((), reference["size"]), memory)
+            progress = UpdateCollector(Trace((), reference["size"]), memory)
             async for stream_mode, payload in graph.astream(state, stream_mode=["updates", "values"]):
                 if stream_mode == "values":
                     state = payload

@@ -105,15 +105,15 @@ class CorpusProgress:
         total, skipped, done = self._total.documents or 0, self._documents_skipped, self._documents_read
         if self._total.size:  # sizes predict the remaining time better than the number of documents
             total, skipped, done = self._total.size, self._bytes_skipped, self._bytes_read
-        elapsed_s, remaining = time.monotonic() - self._started_at, total - skipped - done
-        rate = f"{60 * self._documents_read / max(elapsed_s, 1e-9):,.1f}/min"
+        elapsed_seconds, remaining = time.monotonic() - self._started_at, total - skipped - done
+        rate = f"{60 * self._documents_read / max(elapsed_seconds, 1e-9):,.1f}/min"
         status = describe_progress(
-            elapsed_s,
+            elapsed_seconds,
             rate,
             failed=self._documents_failed,
             tokens=self._tokens,
-            done=done if total else 0,
-            left=remaining,
+            done_work=done if total else 0,
+            work_left=remaining,
         )
         self._display.update(self._documents_skipped + self._documents_read, status, total=self._total.documents)
 

@@ -41,13 +41,13 @@ from memagent_graph.storage.private_files import create_private_folder, get_data
 
 MANIFEST: Final = "_manifest.json"
 WORK_FOLDER: Final = "_work"
-_FORMAT: Final = "memagent-corpus"
+_TABLE_FORMAT: Final = "memagent-corpus"
 _VERSION: Final = 1
 _PART_NAME: Final = re.compile(r"part-\d{6,}\.parquet")
 _UNFINISHED_PREFIXES: Final = (".part-", f".{MANIFEST}-")
 """Beginnings of the names of files that a killed process left unfinished."""
 _BATCH_ROWS: Final = 1024
-_FORMAT_KEY: Final = "response_format"
+_RESPONSE_FORMAT: Final = "response_format"
 _MAX_DIFFERENCES: Final = 12
 _MAX_VALUE_LENGTH: Final = 160
 
@@ -78,7 +78,7 @@ class TableManifest:
     parts: tuple[TablePart, ...] = ()
     writer: str = ""
     """The id of the run that last started to write."""
-    format: str = _FORMAT
+    format: str = _TABLE_FORMAT
     version: int = _VERSION
 
 
@@ -143,7 +143,7 @@ class TableFolder:
                 f"the manifest of {self.display_name} cannot be read: {error}",
                 hint="Use another folder with --out, or restore the manifest.",
             ) from error
-        if manifest.format != _FORMAT or manifest.version > _VERSION:
+        if manifest.format != _TABLE_FORMAT or manifest.version > _VERSION:
             raise CorpusError(
                 f"{self.display_name} was written by a newer version of this package", hint="Update memagent-graph."
             )
@@ -229,9 +229,9 @@ class TableFolder:
                     hint="Use a new folder with --out.",
                 )
             manifest = TableManifest(settings, description)
-        elif difference := describe_differences(manifest.settings, settings):
+        elif differences := describe_differences(manifest.settings, settings):
             raise CorpusError(
-                f"the table in {self.display_name} has other settings: {'; '.join(difference)}",
+                f"the table in {self.display_name} has other settings: {'; '.join(differences)}",
                 hint="Use the same settings to add to it, or use another folder with --out.",
             )
         return self._write_manifest(replace(manifest, input=description, writer=self._writer))
@@ -239,7 +239,7 @@ class TableFolder:
     @property
     def typed_columns(self) -> tuple[TypedColumn, ...]:
         """The typed columns of the table that is being written; none if the answers have no schema."""
-        response_format = self._current_manifest.settings.get(_FORMAT_KEY)
+        response_format = self._current_manifest.settings.get(_RESPONSE_FORMAT)
         if not response_format:
             return ()
         return make_typed_columns(
@@ -261,7 +261,7 @@ class TableFolder:
         """
         self._require_writer()
         arrow = load_pyarrow("corpus", "reading and writing tables")
-        schema = make_arrow_schema(self.typed_columns, {"memagent.format": f"{_FORMAT} {_VERSION}"})
+        schema = make_arrow_schema(self.typed_columns, {"memagent.format": f"{_TABLE_FORMAT} {_VERSION}"})
         row_iterator, row_count, failed_count = iter(rows), 0, 0
         batch = list(itertools.islice(row_iterator, _BATCH_ROWS))
         if not batch:
@@ -364,13 +364,13 @@ class TableFolder:
                 os.close(descriptor)
 
     @contextmanager
-    def _convert_errors(self, verb: str = "written") -> Iterator[None]:
+    def _convert_errors(self, action: str = "written") -> Iterator[None]:
         try:
             yield
         except (OSError, DocumentError) as error:
             reason = error.message if isinstance(error, DocumentError) else str(error)
             raise CorpusError(
-                f"{self.display_name} cannot be {verb}: {reason}",
+                f"{self.display_name} cannot be {action}: {reason}",
                 hint="Free some disk space or check your permissions, then run the same command again. Finished rows "
                 "are not lost.",
             ) from error
@@ -385,10 +385,10 @@ def describe_differences(table_settings: Mapping[str, Any], run_settings: Mappin
         f"{name}: {_shorten(table_value)} in the table, {_shorten(run_value)} now"
         for name, table_value, run_value in iter_differences(table_settings, run_settings)
     ]
-    digest, schema = f"{_FORMAT_KEY}.digest:", f"{_FORMAT_KEY}.schema."
-    selection = [difference for difference in differences if not difference.startswith(digest)]
-    if len(selection) < len(differences) and not any(difference.startswith(schema) for difference in selection):
-        selection.append(f"{_FORMAT_KEY}: the table has the same schema with its properties in another order")
+    digest_prefix, schema_prefix = f"{_RESPONSE_FORMAT}.digest:", f"{_RESPONSE_FORMAT}.schema."
+    selection = [difference for difference in differences if not difference.startswith(digest_prefix)]
+    if len(selection) < len(differences) and not any(difference.startswith(schema_prefix) for difference in selection):
+        selection.append(f"{_RESPONSE_FORMAT}: the table has the same schema with its properties in another order")
     omitted_count = len(selection) - _MAX_DIFFERENCES
     return selection[:_MAX_DIFFERENCES] + ([f"and {omitted_count} more"] if omitted_count > 0 else [])
 

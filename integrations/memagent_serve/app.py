@@ -69,7 +69,7 @@ class ServerResources:
             self.reader.store,
             quota=settings.storage,
             total_quota=settings.total_storage,
-            texts_in_use=self.manager.list_texts_in_use,
+            texts_in_use=self.manager.list_document_keys,
         )
         self.request_quota = BodyQuota(settings.request_memory, max(settings.max_body, settings.request_memory // 2))
         self.upload_quota = BodyQuota(settings.total_storage, settings.storage + _FORM_BYTES)
@@ -257,7 +257,7 @@ def _make_read_object(entry: Entry, read: ServedRead | None = None) -> dict[str,
     values = {name: value for name, value in asdict(entry).items() if name not in {"owner", "request", "read_request"}}
     if read is not None:
         values["chunks"] = read.update_count
-        values["progress"] = read.update.progress if read.update else None
+        values["progress"] = read.newest_update.progress if read.newest_update else None
     return {"object": "read", **values}
 
 

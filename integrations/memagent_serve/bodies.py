@@ -15,6 +15,7 @@ from memagent_serve.api_errors import ApiError, make_too_busy
 from memagent_serve.keys import Owner
 
 LARGE_BYTES: Final = 1 << 20
+"""Larger bodies are parsed in a thread, one at a time per key."""
 _SMALL_BYTES: Final = 1 << 16
 """Bodies up to this size do not count for `BodyQuota`."""
 _RETRY_SECONDS: Final = 10
@@ -56,7 +57,7 @@ class BodyQuota:
                 or self._bytes_by_owner[owner.name] + new_bytes > self._limit_per_key
             ):
                 raise make_too_busy(
-                    "other requests use all the space for large ones; send it again later", _RETRY_SECONDS
+                    "other requests use all the space for large ones; send the request again later", _RETRY_SECONDS
                 )
             self._bytes_by_owner[owner.name] += new_bytes
             reserved_bytes = body_bytes
@@ -74,9 +75,9 @@ def limit_body(
     idle_seconds: float,
     total_seconds: float,
     *,
-    reserve: Callable[[int], None] = lambda received_bytes: None,
+    reserve: Callable[[int], None] = lambda size: None,
 ) -> Receive:
-    """Refuse bodies that are too large or do not arrive.
+    """Wrap `receive` so that it refuses bodies that are too large or do not arrive.
 
     Args:
         receive: the server's function for the parts of a request.

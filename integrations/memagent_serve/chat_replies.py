@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.events import StopReason, count_events
-from memagent_graph.plain_text import make_printable
+from memagent_graph.plain_text import format_count, make_printable
 from memagent_graph.results import ReadResult, Usage
 from memagent_serve.ledger import ReadState
 from memagent_serve.reads import ServedRead
@@ -69,7 +69,7 @@ def format_answer(result: ReadResult, stop_texts: Sequence[str]) -> str:
     """Return the reply's text: the answer, cut at the request's stop texts, or else the reason and the notes."""
     if result.stop_reason.resumable:
         return (
-            f"Reading stopped early, after {result.chunks_read} parts ({result.stop_reason.value}). "
+            f"Reading stopped early, after {format_count(result.chunks_read, 'part')} ({result.stop_reason.value}). "
             f"Ask the same again, and it continues.\n\nNoted so far:\n{result.memory.strip() or '(nothing)'}"
         )
     if result.stop_reason is StopReason.NO_ANSWER or result.answer is None:
@@ -145,7 +145,7 @@ def build_annotations(result: ReadResult, text: str) -> list[dict[str, Any]]:
 
 def format_progress(read: ServedRead, memory_before: str) -> str:
     """Return a line for people: how much was read, and what is new in memory."""
-    update = read.update
+    update = read.newest_update
     if read.state is ReadState.WAITING:
         return "Waiting for other reads.\n"
     if update is None:

@@ -318,9 +318,9 @@ class ChatCompletions:
                             yield event
                         continue
                     is_note_due = time.monotonic() - last_note >= _SECONDS_BETWEEN_NOTES
-                    if is_note_due and (change.update or not change.state.has_ended):
+                    if is_note_due and (change.newest_update or not change.state.has_ended):
                         yield reply_head.make_chunk({"reasoning_content": format_progress(change, memory)})
-                        memory = change.update.memory if change.update else memory
+                        memory = change.newest_update.memory if change.newest_update else memory
                         last_note = time.monotonic()
 
     async def _stream_result(

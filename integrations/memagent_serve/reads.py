@@ -71,7 +71,7 @@ class ServedRead:
 
     run_id: str
     read_request: ReadRequest
-    request: str
+    request_digest: str
     began: float = field(default_factory=time.time)
     state: ReadState = ReadState.WAITING
     updates: list[MemoryUpdate] = field(default_factory=list)
@@ -101,7 +101,7 @@ class ServedRead:
         return len(self.updates)
 
     @property
-    def update(self) -> MemoryUpdate | None:
+    def newest_update(self) -> MemoryUpdate | None:
         """The newest update; None before the first one."""
         return self.updates[-1] if self.updates else None
 
@@ -148,24 +148,27 @@ class ReadManager:
         """
         if self._fingerprint is None:
             self._fingerprint = (await self.reader.agraph()).reader_context.settings
-        request = read_request.compute_digest(self._fingerprint, self.reader.policy.name)
+        request_digest = read_request.compute_digest(self._fingerprint, self.reader.policy.name)
         async with self._lock:
-            running_reads = [read for read in self._reads.values() if read.request == request]
+            running_reads = [read for read in self._reads.values() if read.request_digest == request_digest]
             if running_reads and not read_again:
                 self.metrics.reads.labels("joined").inc()
                 return running_reads[-1], "joined"
             self.require_capacity(read_request.owner)
-            entries = await asyncio.to_thread(self.ledger.find_by_request, read_request.owner.name, request)
+            entries = await asyncio.to_thread(self.ledger.find_by_request, read_request.owner.name, request_digest)
             last_entry = next((entry for entry in entries if not entry.edited), None) if not read_again else None
             if last_entry is not None and not self._is_outdated(last_entry):
-                read = ServedRead(last_entry.run_id, read_request, request, last_entry.began)
+                read = ServedRead(last_entry.run_id, read_request, request_digest, last_entry.began)
                 start_kind = "repeated" if last_entry.state is ReadState.FINISHED else "resumed"
             else:
-                read, start_kind = ServedRead(f"{request[:24]}-{len(entries)}", read_request, request), "started"
+                read, start_kind = (
+                    ServedRead(f"{request_digest[:24]}-{len(entries)}", read_request, request_digest),
+                    "started",
+                )
                 entry = Entry(
                     read.run_id,
                     read_request.owner.name,
-                    request,
+                    request_digest,
                     read_request.question,
                     read_request.document["name"],
                     read.began,
@@ -185,9 +188,9 @@ class ReadManager:
             if entry.run_id in self._reads:
                 return
             self.require_capacity(owner)
-            request = "" if entry.edited else entry.request
+            request_digest = "" if entry.edited else entry.request
             self._launch(
-                ServedRead(entry.run_id, ReadRequest.from_entry(entry, owner), request, entry.began), "resumed"
+                ServedRead(entry.run_id, ReadRequest.from_entry(entry, owner), request_digest, entry.began), "resumed"
             )
 
     def _launch(self, read: ServedRead, start_kind: str) -> None:
@@ -200,7 +203,7 @@ class ReadManager:
         read = self._reads.get(run_id)
         return read if read is not None and read.read_request.owner.name == owner.name else None
 
-    def list_texts_in_use(self) -> set[str]:
+    def list_document_keys(self) -> set[str]:
         """Return the keys of the documents of waiting and running reads."""
         return {read.read_request.document["key"] for read in list(self._reads.values())}
 
@@ -279,7 +282,7 @@ class ReadManager:
         rounds = (len(self._reads) + len(self._refusal_times)) / self.settings.max_reads
         # Half of the time until the last read has ended, because some clients may not try again.
         seconds = self._retry_seconds = min(_MAX_WAIT_SECONDS, round(self._mean_seconds * max(1.0, rounds / 2)))
-        return make_too_busy(f"{message}; send it again later", seconds)
+        return make_too_busy(f"{message}; send the request again later", seconds)
 
     async def _run(self, read: ServedRead, start_kind: str) -> None:
         """Read to the end, with or without followers."""
@@ -313,8 +316,8 @@ class ReadManager:
             read.error, read.state = error, state
             self._reads.pop(read.run_id, None)
             self.metrics.ended_reads.labels(state.value).inc()
-            elapsed_s = time.monotonic() - started_at
-            self._mean_seconds += 0.2 * (elapsed_s - self._mean_seconds)
+            elapsed_seconds = time.monotonic() - started_at
+            self._mean_seconds += 0.2 * (elapsed_seconds - self._mean_seconds)
             read.wake_followers()
 
     def _record_failure(self, run_id: str, state: ReadState, error: Exception) -> None:
@@ -329,12 +332,15 @@ class ReadManager:
         await asyncio.to_thread(self.ledger.mark, read.run_id, state)
 
     async def _read_document(self, read: ServedRead, *, may_resume: bool) -> ReadResult:
-        reader, request = await self.get_reader(read.read_request), read.read_request
-        limits = self.settings.limits.tighten(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
+        read_request = read.read_request
+        reader = await self.get_reader(read_request)
+        limits = self.settings.limits.tighten(
+            Limits(None, read_request.owner.max_tokens, read_request.owner.max_seconds)
+        )
         return await reader.aresume_or_read(
             read.run_id,
-            request.document,
-            request.question,
+            read_request.document,
+            read_request.question,
             may_resume=may_resume,
             on_update=read.add_update,
             limits=limits,

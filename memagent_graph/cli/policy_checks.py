@@ -102,7 +102,7 @@ def _check_token_ids(completion: Completion) -> PolicyCheck:
     if not missing:
         if len(ids or ()) != len(logprobs or ()):
             detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
-            return PolicyCheck("token ids", CheckStatus.FAILED, detail, "Report this.")
+            return PolicyCheck("token ids", CheckStatus.FAILED, detail, "Report this to the developers of the server.")
         return _make_ok("token ids", "prompt ids, completion ids and log-probs are returned")
     return _make_note(
         "token ids",

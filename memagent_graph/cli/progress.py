@@ -12,20 +12,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressC
 _SECONDS_BETWEEN_LINES: Final = 10.0
 
 
-def describe_progress(seconds: float, others: str, *, failed: int, tokens: int, done: float, left: float) -> str:
-    """Return the status of a command: other figures, failures, tokens per second, and the estimated time left.
+def describe_progress(
+    seconds: float, command_figures: str, *, failed: int, tokens: int, done_work: float, work_left: float
+) -> str:
+    """Return the status of a command: its figures, failures, tokens per second, and the estimated time left.
 
     Args:
         seconds: the time since the beginning.
-        others: figures of the command.
+        command_figures: figures of the command.
         failed: the number of failures.
         tokens: the number of tokens since the beginning.
-        done: the amount of work since the beginning; 0 if the time left cannot be estimated.
-        left: the amount of work that is left.
+        done_work: the amount of work since the beginning; 0 if the time left cannot be estimated.
+        work_left: the amount of work that is left.
     """
-    figures = [others, f"{failed:,} failed" if failed else "", f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"]
-    if done:
-        figures.append(f"{timedelta(seconds=round(seconds * max(0, left) / done))} left")
+    figures = [command_figures, f"{failed:,} failed" if failed else "", f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"]
+    if done_work:
+        figures.append(f"{timedelta(seconds=round(seconds * max(0, work_left) / done_work))} left")
     return ", ".join(filter(None, figures))
 
 

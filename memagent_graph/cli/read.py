@@ -66,7 +66,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
 
         async def run(console: Console) -> list[ReadResult | Exception]:
             from memagent_graph.documents import Document, open_store
-            from memagent_graph.reading.outcome import await_result
+            from memagent_graph.reading.run_history import await_result
             from memagent_graph.reading.state import new_run_id
             from memagent_graph.response_format import ResponseFormat
 

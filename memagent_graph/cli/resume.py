@@ -58,7 +58,7 @@ class Resume(RunOptions):
             from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, read_in_passes
             from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
-            from memagent_graph.reading.outcome import await_result, raise_first_error
+            from memagent_graph.reading.run_history import await_result, require_results
             from memagent_graph.response_format import ResponseFormat
             from memagent_graph.run_log import RunFilter, RunLog
             from memagent_graph.settings import ReadSettings
@@ -111,7 +111,7 @@ class Resume(RunOptions):
                         )
                     )
                     all_failed = all(isinstance(outcome, Exception) for outcome in outcomes)
-                    return [*raise_first_error(outcomes)] if all_failed else outcomes
+                    return [*require_results(outcomes)] if all_failed else outcomes
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
                         server = settings.base_url

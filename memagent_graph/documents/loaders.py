@@ -24,7 +24,14 @@ from memagent_graph.documents.decoding import (
     detect_binary_kind,
     find_codec,
 )
-from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, find_kind_by_media_type
+from memagent_graph.documents.sources import (
+    KINDS_BY_MEDIA_TYPE,
+    MEDIA_TYPES,
+    TEXT_TYPE,
+    UNKNOWN_TYPE,
+    Document,
+    find_kind_by_media_type,
+)
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 from memagent_graph.storage.bounded_files import open_regular_file
 
@@ -103,7 +110,7 @@ def open_document(
             _find_kind_by_content(document, content[:SAMPLE_BYTES].encode("utf-8", "replace"))
             starts = range(0, len(content), READ_BYTES)
             content = (Block(document.content[start : start + READ_BYTES]) for start in starts)
-        yield TEXT, content() if callable(content) else iter(content)
+        yield TEXT_TYPE, content() if callable(content) else iter(content)
 
 
 def make_pages_error(document: Document, kind: str) -> UnsupportedDocumentError:
@@ -181,7 +188,7 @@ def _find_kind_by_content(document: Document, sample: bytes) -> str | None:
         kind = "html"
     elif headers and re.search(rb"(?im)^from:", headers[0]) and _SOFTWARE_HEADER.search(headers[0]):
         kind = "mbox" if mbox_line else "eml"
-    if kind is None or document.media_type == UNKNOWN:
+    if kind is None or document.media_type == UNKNOWN_TYPE:
         return kind
     log.warning(
         "%s begins like a file of the kind %s and is read as text; as a file named .%s it would be converted",
@@ -204,7 +211,7 @@ def _detect_archive_kind(file: IO[bytes]) -> str | None:
         if kind := next((kind for member, kind in _KIND_BY_MEMBER.items() if member in names), None):
             return kind
         if "mimetype" in names and archive.getinfo("mimetype").file_size < 200:
-            return KINDS.get(archive.read("mimetype").decode("ascii", "replace").strip())
+            return KINDS_BY_MEDIA_TYPE.get(archive.read("mimetype").decode("ascii", "replace").strip())
     return None
 
 
@@ -223,7 +230,7 @@ def _read_binary(
     texts = decode_pieces(
         document.name, partial(_read_pieces_again, document.name, file), encoding=document.encoding, errors=errors
     )
-    return TEXT if document.media_type == UNKNOWN else document.media_type, map(Block, texts)
+    return TEXT_TYPE if document.media_type == UNKNOWN_TYPE else document.media_type, map(Block, texts)
 
 
 def _read_pieces_again(name: str, file: IO[bytes]) -> Iterator[bytes]:

@@ -41,18 +41,18 @@ def normalise_pages(pages: str | int) -> str:
     return ",".join(ranges)
 
 
-TEXT = "text/plain"
-UNKNOWN = "application/octet-stream"
+TEXT_TYPE = "text/plain"
+UNKNOWN_TYPE = "application/octet-stream"
 """The type of a document with an unknown suffix. Its kind is detected from the content."""
-MARKDOWN = "text/markdown"
-PDF = "application/pdf"
+MARKDOWN_TYPE = "text/markdown"
+PDF_TYPE = "application/pdf"
 _OFFICE_OPEN_XML = "application/vnd.openxmlformats-officedocument."
 _OPEN_DOCUMENT = "application/vnd.oasis.opendocument."
 MEDIA_TYPES: Final = {
-    "txt": TEXT,
-    "md": MARKDOWN,
+    "txt": TEXT_TYPE,
+    "md": MARKDOWN_TYPE,
     "html": "text/html",
-    "pdf": PDF,
+    "pdf": PDF_TYPE,
     "docx": f"{_OFFICE_OPEN_XML}wordprocessingml.document",
     "pptx": f"{_OFFICE_OPEN_XML}presentationml.presentation",
     "xlsx": f"{_OFFICE_OPEN_XML}spreadsheetml.sheet",
@@ -65,7 +65,7 @@ MEDIA_TYPES: Final = {
     "mbox": "application/mbox",
 }
 """MIME types by kind of file. The type for a kind from another package is `application/x-` and the kind."""
-KINDS: Final = {media_type: kind for kind, media_type in MEDIA_TYPES.items()}
+KINDS_BY_MEDIA_TYPE: Final = {media_type: kind for kind, media_type in MEDIA_TYPES.items()}
 _OTHER_SUFFIXES: Final = {
     "text": "txt", "markdown": "md", "htm": "html", "xhtml": "html", "mht": "eml", "mhtml": "eml", "docm": "docx",
     "pptm": "pptx", "xlsm": "xlsx",
@@ -145,7 +145,7 @@ class Document:
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Document:
         """Return a document for a text in memory."""
-        return cls(name, TEXT, text)
+        return cls(name, TEXT_TYPE, text)
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "bytes", encoding: str | None = None) -> Document:
@@ -162,7 +162,7 @@ class Document:
     @classmethod
     def from_stream(cls, pieces: Iterable[str | bytes], name: str = "stream", encoding: str | None = None) -> Document:
         """Return a document for text or bytes that arrive in pieces. They are all stored before reading begins."""
-        return cls(name, TEXT, iter(pieces), encoding)
+        return cls(name, TEXT_TYPE, iter(pieces), encoding)
 
     @classmethod
     def from_pieces(cls, pieces: Callable[[], Parts], name: str = "text") -> Document:
@@ -172,7 +172,7 @@ class Document:
             pieces: yields the text from its beginning at every call.
             name: its name in messages and results.
         """
-        return cls(name, TEXT, pieces)
+        return cls(name, TEXT_TYPE, pieces)
 
     @classmethod
     def from_langchain(cls, documents: Sequence[Any], name: str | None = None) -> Document:
@@ -185,8 +185,8 @@ class Document:
         )
         return cls(
             name or _make_source_name(documents),
-            TEXT,
-            tuple(part for document in blocks for part in (Block(GAP), document))[1:],
+            TEXT_TYPE,
+            tuple(part for block in blocks for part in (Block(GAP), block))[1:],
         )
 
     @classmethod
@@ -232,15 +232,15 @@ class Document:
 
 
 def guess_media_type(name: str | os.PathLike[str]) -> str:
-    """Return the MIME type for the suffix of a file name; `UNKNOWN` for a suffix without a converter."""
+    """Return the MIME type for the suffix of a file name; `UNKNOWN_TYPE` for a suffix without a converter."""
     kind = _find_kind_by_suffix(name)
-    return UNKNOWN if kind is None else MEDIA_TYPES.get(kind, f"application/x-{kind}")
+    return UNKNOWN_TYPE if kind is None else MEDIA_TYPES.get(kind, f"application/x-{kind}")
 
 
 def find_kind_by_media_type(media_type: str) -> str | None:
     """Return the kind of file with a MIME type, if it is not plain text."""
-    kind = KINDS.get(media_type) or media_type.removeprefix("application/x-")
-    return kind if media_type not in {TEXT, MARKDOWN} and kind in {*MEDIA_TYPES, *list_converters()} else None
+    kind = KINDS_BY_MEDIA_TYPE.get(media_type) or media_type.removeprefix("application/x-")
+    return kind if media_type not in {TEXT_TYPE, MARKDOWN_TYPE} and kind in {*MEDIA_TYPES, *list_converters()} else None
 
 
 def _find_kind_by_suffix(name: str | os.PathLike[str]) -> str | None:

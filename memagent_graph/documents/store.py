@@ -29,7 +29,7 @@ from memagent_graph.documents.conversion import run_in_thread
 from memagent_graph.documents.headings import MAX_HEADINGS, find_headings
 from memagent_graph.documents.loaders import READ_BYTES, open_document
 from memagent_graph.documents.omissions import describe_omission, summarize_omissions
-from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
+from memagent_graph.documents.sources import PDF_TYPE, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
     DocumentError,
     DocumentMismatchError,
@@ -104,7 +104,7 @@ class DocumentStore:
                 ref["omissions"] = summarize_omissions(omissions)
             if document.pages:
                 ref["pages"] = document.pages
-            if media_type == PDF and isinstance(document.content, Path) and document.content.name == document.name:
+            if media_type == PDF_TYPE and isinstance(document.content, Path) and document.content.name == document.name:
                 ref["path"] = str(document.content.absolute())
             return ref
 

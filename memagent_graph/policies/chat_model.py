@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError
+from memagent_graph.plain_text import format_count
 from memagent_graph.policies.api_variants import (
     extract_text,
     find_refused_field,
@@ -92,7 +93,7 @@ class ChatModelPolicy:
                 return replace(completion, retries=retries)
             if retries == self._max_retries:
                 raise PolicyResponseError(
-                    f"{self.name} still failed during a reply after {retries} retries",
+                    f"{self.name} still failed during a reply after {format_count(retries, 'retry', 'retries')}",
                     hint="See its server's log, then resume.",
                 )
             await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2**retries)

@@ -17,6 +17,7 @@ from memagent_graph.errors import (
     PolicyResponseError,
     PolicyUnreachableError,
 )
+from memagent_graph.plain_text import format_count
 from memagent_graph.policies.api_variants import (
     OPTIONAL_FIELDS,
     find_refused_field,
@@ -166,5 +167,4 @@ class Server:
 
     @property
     def _after_retries(self) -> str:
-        noun = "retry" if self.max_retries == 1 else "retries"
-        return f" after {self.max_retries} {noun}" if self.max_retries else ""
+        return f" after {format_count(self.max_retries, 'retry', 'retries')}" if self.max_retries else ""

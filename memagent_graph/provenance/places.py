@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from memagent_graph.documents.sources import PDF, DocumentRef, SourceMark
+from memagent_graph.documents.sources import PDF_TYPE, DocumentRef, SourceMark
 
 _PAGE = re.compile(r"page (\d+)")
 
@@ -22,12 +22,12 @@ class Places:
     Attributes:
         sections: the starts of its pages or sources, in order.
         headings: the starts of its headings and numbered clauses, in order.
-        file: the beginning of links to the PDF file; empty for other documents.
+        link_prefix: the beginning of links to the PDF file; empty for other documents.
     """
 
     sections: Sequence[SourceMark] = ()
     headings: Sequence[SourceMark] = ()
-    file: str = ""
+    link_prefix: str = ""
 
     def find_page(self, char: int) -> int | None:
         """Return the page of a character, counted from 1; None if the document has no pages."""
@@ -36,22 +36,22 @@ class Places:
 
     def find_section(self, char: int) -> str | None:
         """Return the heading or clause above a character, or else its page or source."""
-        source = bisect_right(self.sections, char, key=lambda mark: mark.start_char)
-        heading = bisect_right(self.headings, char, key=lambda mark: mark.start_char)
-        if heading and not self._begins_a_source_since(self.headings[heading - 1].start_char, source):
-            return self.headings[heading - 1].label
-        return self.sections[source - 1].label if source else None
+        source_count = bisect_right(self.sections, char, key=lambda mark: mark.start_char)
+        heading_count = bisect_right(self.headings, char, key=lambda mark: mark.start_char)
+        if heading_count and not self._has_new_source_since(self.headings[heading_count - 1].start_char, source_count):
+            return self.headings[heading_count - 1].label
+        return self.sections[source_count - 1].label if source_count else None
 
     def make_link(self, char: int) -> str | None:
         """Return a link that opens the PDF file at the page of a character; None for other documents."""
         page = self.find_page(char)
-        return f"{self.file}#page={page}" if self.file and page is not None else None
+        return f"{self.link_prefix}#page={page}" if self.link_prefix and page is not None else None
 
-    def _begins_a_source_since(self, char: int, source: int) -> bool:
+    def _has_new_source_since(self, char: int, source_count: int) -> bool:
         """Return whether another source begins after a heading. Pages do not end a section."""
-        if not source or self.sections[source - 1].start_char <= char:
+        if not source_count or self.sections[source_count - 1].start_char <= char:
             return False
-        return not _PAGE.fullmatch(self.sections[source - 1].label)
+        return not _PAGE.fullmatch(self.sections[source_count - 1].label)
 
 
 def find_section_label(sections: Sequence[SourceMark], start_char: int) -> str | None:
@@ -62,7 +62,7 @@ def find_section_label(sections: Sequence[SourceMark], start_char: int) -> str |
 
 def make_link_prefix(document: DocumentRef) -> str:
     """Return the beginning of a link to a PDF document: the path of its file, or its name if the path is unknown."""
-    if document["media_type"] != PDF:
+    if document["media_type"] != PDF_TYPE:
         return ""
     if "path" in document:
         with suppress(ValueError):  # the log of somebody else may have any text

@@ -29,7 +29,7 @@ _MAX_TURN_SECONDS: Final = 0.05
 """Maximum seconds of a turn, because a read may wait for something, such as its caller, without ending its turn."""
 
 
-class Turn:
+class ProcessorTurn:
     """One read's turn on the processor, so that many reads in one event loop do not delay each other.
 
     Without turns, the event loop would alternate between all reads whose replies arrive together. All of them would
@@ -79,7 +79,7 @@ class Branches:
         self._failure: Exception | None = None
 
     @asynccontextmanager
-    async def run_branch(self, concurrency: int) -> AsyncIterator[Turn]:
+    async def run_branch(self, concurrency: int) -> AsyncIterator[ProcessorTurn]:
         """Run one branch, with a turn of its own, when fewer than `concurrency` others are running.
 
         Raises:
@@ -90,7 +90,7 @@ class Branches:
             if self._failure is None:
                 self._running_count += 1
                 self._idle.clear()
-                turn = Turn()
+                turn = ProcessorTurn()
                 try:
                     yield turn
                     return
@@ -197,7 +197,7 @@ class Execution:
     start_time: float = field(default_factory=time.monotonic)
     chunk_count: int = 0
     token_count: int = 0
-    turn: Turn = field(default_factory=Turn, repr=False)
+    processor_turn: ProcessorTurn = field(default_factory=ProcessorTurn, repr=False)
     """The turn of this read's sequential steps."""
     branches: Branches = field(default_factory=Branches, repr=False)
     """Runs the parallel branches of the current superstep."""
@@ -240,7 +240,7 @@ class StepExecution:
     execution: Execution
     """The call of the graph."""
     node: str = ""
-    turn: Turn = field(default_factory=Turn, repr=False)
+    processor_turn: ProcessorTurn = field(default_factory=ProcessorTurn, repr=False)
     trace: Mapping[str, str] = field(default_factory=dict)
     """The ids of the caller's trace, for the log."""
     calls: list[Call] = field(default_factory=list)

@@ -101,14 +101,14 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
     ) -> AsyncGenerator[Any]:
         """Like LangGraph's method, with the differences in the class's docstring."""
         value, arguments = await self._prepare_input(input), self._make_call_arguments(config, context, durability)
-        await arguments["context"].turn.begin()
+        await arguments["context"].processor_turn.begin()
         try:
             stream: Any = super().astream(value, **arguments, **options)
             async with aclosing(stream):
                 async for item in stream:
                     yield item
         finally:
-            arguments["context"].turn.end()
+            arguments["context"].processor_turn.end()
 
     async def _prepare_input(self, inputs: Any) -> Any:
         if not isinstance(inputs, dict):

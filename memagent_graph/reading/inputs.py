@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReadOptions(TypedDict, total=False):
-    """The options of one call."""
+    """The options of one read."""
 
     response_format: ResponseFormatSource | None
     """The structure of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value` is then an
@@ -30,7 +30,7 @@ class ReadOptions(TypedDict, total=False):
     """Your own id for the run; by default a new one. An existing run with this id is replaced. With `questions`, it is
     the prefix of the ids: a hyphen and the index of the question follow."""
     limits: Limits | None
-    """Bounds for each question's run in this call, instead of the reader's own."""
+    """Limits of each question's run in this read, instead of the reader's own."""
     config: RunnableConfig | None
     """A LangChain config. Its callbacks, tags, metadata and run name are used."""
     barrier: Barrier | None
@@ -41,14 +41,14 @@ def check_options(options: ReadOptions) -> None:
     """Raise `MemAgentError` for an unknown option."""
     names = ReadOptions.__annotations__
     if unknown := next((name for name in options if name not in names), None):
-        hint = did_you_mean(unknown, names, f"A call takes {', '.join(names)}; MemAgent(...) takes all settings.")
+        hint = did_you_mean(unknown, names, f"A read takes {', '.join(names)}; MemAgent(...) takes all settings.")
         raise MemAgentError(f"a read has no option {unknown!r}", hint=hint)
 
 
 def check_question(question: str, context: ReaderContext) -> None:
     """Raise `MemAgentError` for a question that is empty or not text, `BudgetError` for one that exceeds its budget."""
     if not isinstance(question, str):
-        raise MemAgentError(f"a question is of type {type(question).__name__}", hint="Questions are text.")
+        raise MemAgentError(f"a question is of type {type(question).__name__}", hint="Pass the question as text.")
     try:
         question.encode()
     except UnicodeEncodeError as error:
@@ -94,7 +94,7 @@ async def store_document(document: Any, store: DocumentStore, *, pages: str | No
         return await store.add_async(source.only(pages))
     if pages is not None:
         raise DocumentError(
-            f"{document['name']} is stored already, and pages are chosen before",
+            f"{document['name']} is already stored; pages must be chosen before it is stored",
             hint="Pass the file, or store the pages: store.add(Document.from_path(...).only(pages)).",
         )
     return cast("DocumentRef", document)

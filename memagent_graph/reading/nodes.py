@@ -20,11 +20,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.channels import BinaryOperatorAggregate
 from langgraph.runtime import Runtime, get_runtime
 
-from memagent_graph.calls import Call, Writes, load_calls, pack_call
+from memagent_graph.calls import Call, Writes, pack_call, unpack_calls
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
-from memagent_graph.reading.execution import Execution, StepExecution, Turn
+from memagent_graph.reading.execution import Execution, ProcessorTurn, StepExecution
 from memagent_graph.reading.langgraph_internals import CHECKPOINTER, get_config_entry
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.reading.tracing import get_trace_ids, trace_policy
@@ -52,14 +52,14 @@ class StepNode(Runnable[Any, Change]):
     async def run(self, state: Any, runtime: Runtime[Execution], config: RunnableConfig | None) -> Change:
         """Run the step and report its calls."""
         execution = runtime.context
-        trunk, branches = nullcontext(execution.turn), execution.branches
+        trunk, branches = nullcontext(execution.processor_turn), execution.branches
         async with branches.run_branch(execution.context.concurrency) if state.get("branch") else trunk as turn:
             change, calls = await self._run_step(state, execution, config, turn)
         _stream_calls(change, calls, state, runtime.stream_writer)
         return change
 
     async def _run_step(
-        self, state: Any, execution: Execution, config: RunnableConfig | None, turn: Turn
+        self, state: Any, execution: Execution, config: RunnableConfig | None, turn: ProcessorTurn
     ) -> tuple[Change, Sequence[Call]]:
         """Run the step; return its change and its calls of the policy."""
         recording, context = execution.recording, execution.context
@@ -90,7 +90,7 @@ class StepNode(Runnable[Any, Change]):
             change = {"span": None, **change}
         change = _add_usage(change, step, seconds)
         if context.uses_previous_calls:
-            execution.calls += load_calls(change.get("steps", ()), change)
+            execution.calls += unpack_calls(change.get("steps", ()), change)
         execution.chunk_count += step.chunk_count
         return change, step.calls
 
@@ -196,10 +196,10 @@ def _stream_values(call: Call, state: Any) -> dict[str, Any]:
     """Return the position, cost and progress of a call, for streams."""
     progress = 1.0 if call.writes is Writes.ANSWER or state.get("earlier_chunks") else None
     if progress is None and (size := state["document"]["size"]) and call.reads:
-        progress = min(1.0, call.extent["end_byte"] / size)
+        progress = min(1.0, call.extent_values["end_byte"] / size)
     return {
         "chunk_index": call.chunk_index,
-        **call.extent,
+        **call.extent_values,
         "prompt_tokens": call.usage.prompt_tokens,
         "completion_tokens": call.usage.completion_tokens,
         "finish_reason": call.completion.finish_reason.value,

@@ -190,7 +190,7 @@ class PolicyRequest:
 
     async def _request_completion(self) -> Completion:
         """Request one completion, and count it."""
-        context, turn = self._context, self._step.turn
+        context, turn = self._context, self._step.processor_turn
         turn.end()
         start_time = time.time()
         completion = await context.policy.complete(self._messages, self._choose_sampling(self._attempt_count))
@@ -201,10 +201,12 @@ class PolicyRequest:
         missing_field = "token ids" if ids is None else "log-probs" if logprobs is None else ""
         if ids is not None and logprobs is not None and len(ids) != len(logprobs):
             # Ids and log-probs cannot be matched then, and must not be used for training.
-            self._add_event(EventKind.LOGPROBS_DROPPED, f"{len(logprobs)} log-probs came with {len(ids)} tokens")
+            self._add_event(
+                EventKind.LOGPROBS_DROPPED, f"the server sent {len(logprobs)} log-probs for {len(ids)} tokens"
+            )
             completion = replace(completion, logprobs=None)
         elif missing_field and context.sampling.logprobs and EventKind.LOGPROBS_DROPPED not in dict(completion.notes):
-            self._add_event(EventKind.LOGPROBS_DROPPED, f"no {missing_field} came")
+            self._add_event(EventKind.LOGPROBS_DROPPED, f"the server sent no {missing_field}")
         self._add_usage(usage)
         self._attempt_count += 1
         for kind, detail in completion.notes:
@@ -253,7 +255,7 @@ class PolicyRequest:
         """Return the sampling of an attempt. The seed changes, because the same seed would give the same reply."""
         structure = self._context.structure if self._role.writes is Writes.ANSWER else None
         schema, session = structure.format.server_schema if structure else None, self._step.state["document"]["key"]
-        return _request_sampling(self._context.sampling, self._max_tokens, attempt, schema, session)
+        return _make_attempt_sampling(self._context.sampling, self._max_tokens, attempt, schema, session)
 
     def _validate(self, completion: Completion, text: str) -> ParsedReply | ParseFailure:
         """Return the parsed reply, or the first problem with it."""
@@ -333,7 +335,7 @@ class PolicyRequest:
 
 
 @lru_cache
-def _request_sampling(
+def _make_attempt_sampling(
     sampling: SamplingParams, max_tokens: int, attempt: int, json_schema: str | None, session: str
 ) -> SamplingParams:
     seed = None if sampling.seed is None else sampling.seed + attempt

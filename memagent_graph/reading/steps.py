@@ -71,9 +71,9 @@ class StepContext(StepExecution):
         fitting_chunk = self._shorten_to_budget(chunk, cursor)
         span = Span.of(fitting_chunk, shortened=fitting_chunk is not chunk)
         if needs_text and self.context.barrier is not None:
-            self.turn.end()
+            self.processor_turn.end()
             await self.context.barrier(self.state.get("chunks_read") or 0)
-            await self.turn.begin()
+            await self.processor_turn.begin()
         if needs_text:
             self.execution.chunk_texts[span.index] = span, fitting_chunk.text
         return span, fitting_chunk.next
@@ -260,7 +260,7 @@ async def ask_outside_run(role: Role, state: Mapping[str, Any], context: ReaderC
     try:
         return await step.ask(role, parents=(), **fields)
     finally:
-        step.turn.end()
+        step.processor_turn.end()
 
 
 async def read_chunk(state: SequentialState, step: StepContext) -> Change:

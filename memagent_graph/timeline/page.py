@@ -114,7 +114,7 @@ def _make_links(timeline: Timeline, document_link: str | None) -> dict[str, str]
     """Return the link target of quotes: the document on a server, or else its PDF file on this machine."""
     if document_link:
         return {"documentLink": document_link}
-    return {"pdf": file} if (file := timeline.view.places.file) else {}
+    return {"pdf": link_prefix} if (link_prefix := timeline.view.places.link_prefix) else {}
 
 
 def _make_payload(timeline: Timeline) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A Llama policy with random weights and a tiny tokenizer, in files that a server loads quickly.
 
-It is no Qwen2 model, because transformers 5 replaces the pre-tokenizer and normalizer of a Qwen2 tokenizer.json by its
-own, regardless of tokenizer_config.json.
+It is not a Qwen2 model, because transformers 5 replaces the pre-tokenizer and normalizer of a Qwen2 tokenizer.json
+with its own, regardless of tokenizer_config.json.
 """
 
 from __future__ import annotations

@@ -154,5 +154,5 @@ async def test_an_interrupted_reply_is_requested_again_up_to_max_retries(monkeyp
     completion = await policy.complete(HELLO, SamplingParams())
     assert (completion.text, completion.retries) == ("whole", 1)
     assert (await policy.complete(HELLO, SamplingParams())).finish_reason is FinishReason.REFUSED
-    with pytest.raises(PolicyResponseError, match="still failed during a reply after 1 retries"):
+    with pytest.raises(PolicyResponseError, match="still failed during a reply after 1 retry"):
         await policy.complete(HELLO, SamplingParams())

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from memagent_graph.reading import execution
-from memagent_graph.reading.execution import Turn
+from memagent_graph.reading.execution import ProcessorTurn
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ async def test_turns_are_given_in_the_order_of_requests() -> None:
     turn_events: list[str] = []
 
     async def read(name: str) -> None:
-        turn = Turn()
+        turn = ProcessorTurn()
         await turn.begin()
         turn_events.append(f"{name} begins")
         await asyncio.sleep(0)
@@ -32,12 +32,12 @@ async def test_turns_are_given_in_the_order_of_requests() -> None:
 
 
 async def test_a_turn_that_never_ends_does_not_block_the_next() -> None:
-    await Turn().begin()
-    await asyncio.wait_for(Turn().begin(), 10 * execution._MAX_TURN_SECONDS + 5)
+    await ProcessorTurn().begin()
+    await asyncio.wait_for(ProcessorTurn().begin(), 10 * execution._MAX_TURN_SECONDS + 5)
 
 
 async def test_ending_a_turn_twice_releases_one_slot() -> None:
-    first_turn, second_turn, third_turn = Turn(), Turn(), Turn()
+    first_turn, second_turn, third_turn = ProcessorTurn(), ProcessorTurn(), ProcessorTurn()
     await first_turn.begin()
     first_turn.end()
     first_turn.end()
@@ -50,7 +50,7 @@ async def test_ending_a_turn_twice_releases_one_slot() -> None:
 
 
 async def test_a_read_cancelled_while_waiting_passes_the_turn_on() -> None:
-    first_turn, second_turn, third_turn = Turn(), Turn(), Turn()
+    first_turn, second_turn, third_turn = ProcessorTurn(), ProcessorTurn(), ProcessorTurn()
     await first_turn.begin()
     second_task = asyncio.ensure_future(second_turn.begin())
     await asyncio.sleep(0)
@@ -62,7 +62,7 @@ async def test_a_read_cancelled_while_waiting_passes_the_turn_on() -> None:
 async def test_concurrent_steps_that_share_a_turn_release_all_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = asyncio.Semaphore(2)
     monkeypatch.setattr(execution, "_slots", execution.PerLoop(lambda: slots))
-    shared_turn, other_turns = Turn(), [Turn(), Turn()]
+    shared_turn, other_turns = ProcessorTurn(), [ProcessorTurn(), ProcessorTurn()]
     for turn in other_turns:
         await turn.begin()
     concurrent_steps = asyncio.gather(shared_turn.begin(), shared_turn.begin())

@@ -21,7 +21,7 @@ TEXT = "The tower was built in 1904. " * 200
 
 
 @pytest.fixture
-def new_reader(make_reader, tmp_path) -> Callable[[], MemAgent]:
+def make_shared_reader(make_reader, tmp_path) -> Callable[[], MemAgent]:
     """A factory of readers that share a log and a checkpoint file."""
     files = {"run_log": tmp_path / "runs.sqlite", "checkpoints": tmp_path / "c"}
     return lambda: make_reader(ScriptedPolicy(lambda prompt: r"\boxed{1904}"), **files)
@@ -39,17 +39,19 @@ def read_and_exit(reader: MemAgent, run_id: str) -> None:
     sys.exit(0 if result.answer == "1904" else 1)
 
 
-def read_two_chunks_and_exit(reader: MemAgent, resumes: bool) -> None:
+def read_two_chunks_and_exit(reader: MemAgent, should_resume: bool) -> None:
     limits = Limits(max_chunks=2)
-    result = reader.resume("r", limits=limits) if resumes else reader.read(TEXT, "When?", run_id="r", limits=limits)
+    result = (
+        reader.resume("r", limits=limits) if should_resume else reader.read(TEXT, "When?", run_id="r", limits=limits)
+    )
     reader.close()
     sys.exit(0 if result.stop_reason == "max_chunks" else 1)
 
 
-def test_processes_forked_from_a_parent_that_never_read_give_calls_different_ids(new_reader, log) -> None:
+def test_processes_forked_from_a_parent_that_never_read_give_calls_different_ids(make_shared_reader, log) -> None:
     """Servers load an application before they fork; an inherited counter of calls would give equal ids."""
-    for resumes in (False, True, True):
-        child = start_child(read_two_chunks_and_exit, new_reader(), resumes)
+    for should_resume in (False, True, True):
+        child = start_child(read_two_chunks_and_exit, make_shared_reader(), should_resume)
         child.join(30)
         assert child.exitcode == 0
     call_ids = [conversation.call_id for conversation in log.conversations("r")]
@@ -57,8 +59,8 @@ def test_processes_forked_from_a_parent_that_never_read_give_calls_different_ids
     assert log.trace("r").update_indices[call_ids[-1]] == 5
 
 
-def test_forked_processes_read_after_their_parent_has_read(new_reader, log) -> None:
-    reader = new_reader()
+def test_forked_processes_read_after_their_parent_has_read(make_shared_reader, log) -> None:
+    reader = make_shared_reader()
     assert reader.read(TEXT, "When?", run_id="before-fork").answer == "1904"
     children = [start_child(read_and_exit, reader, f"child-{number}") for number in range(3)]
     assert reader.read(TEXT, "When?", run_id="after-fork").answer == "1904"
@@ -70,8 +72,8 @@ def test_forked_processes_read_after_their_parent_has_read(new_reader, log) -> N
     assert all(record.stop_reason == "answered" for record in log.runs())
 
 
-def test_objects_with_a_reader_cannot_be_pickled(new_reader) -> None:
-    reader = new_reader()
+def test_objects_with_a_reader_cannot_be_pickled(make_shared_reader) -> None:
+    reader = make_shared_reader()
     for holder in (reader, ReadLongDocument(agent=reader), MemAgentMiddleware(reader)):
         for copy_object in (pickle.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match=r"cannot be pickled.*in the process that uses it"):

@@ -88,7 +88,7 @@ def set_modes(folder: Path, folder_mode: int, file_mode: int) -> None:
 
 
 def read_texts(path: Path) -> list[str | None]:
-    return [run.answer for run in RunLog(path).runs()] + [step.text for step in RunLog(path).trace("r").calls]
+    return [run.answer for run in RunLog(path).runs()] + [call.text for call in RunLog(path).trace("r").calls]
 
 
 def test_a_read_only_log_can_be_shown_and_exported_but_not_written(home) -> None:

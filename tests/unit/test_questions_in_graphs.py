@@ -87,7 +87,7 @@ async def invoke(graph: Any, state: Any, config: Any = CONFIG) -> Any:
 
 class TestTheTool:
     async def test_eight_questions_share_one_pass_and_equal_questions_one_run(self, make_reader) -> None:
-        """Also if the make_caller limits the concurrency of its graph."""
+        """Also if the caller limits the concurrency of its graph."""
         policy = UnevenPolicy()
         tool = ReadLongDocument(agent=make_reader(policy, run_log=False))
         questions = [*QUESTIONS[:7], f" {QUESTIONS[0]} "]
@@ -100,10 +100,12 @@ class TestTheTool:
             assert f"Question {number}: {question}\nAnswer: {key}\nEvidence" in message.text
         assert policy.has_shared_one_pass(7)
 
-    @pytest.mark.parametrize("saves", [False, True], ids=["no checkpoints", "checkpoints of its own"])
-    async def test_after_a_raised_failure_only_the_failed_question_continues(self, make_reader, saves) -> None:
+    @pytest.mark.parametrize("has_checkpoints", [False, True], ids=["no checkpoints", "checkpoints of its own"])
+    async def test_after_a_raised_failure_only_the_failed_question_continues(
+        self, make_reader, has_checkpoints
+    ) -> None:
         policy = UnevenPolicy(is_failing=True)
-        reader = make_reader(policy, run_log=False, **({"checkpoints": InMemorySaver()} if saves else {}))
+        reader = make_reader(policy, run_log=False, **({"checkpoints": InMemorySaver()} if has_checkpoints else {}))
         tool = ReadLongDocument(agent=reader, on_failure="raise")
         agent = create_agent(make_caller({"questions": QUESTIONS, "text": TEXT}), [tool], checkpointer=InMemorySaver())
         with pytest.raises(PolicyError, match="gone") as failure:

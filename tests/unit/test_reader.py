@@ -265,5 +265,5 @@ async def test_a_read_reports_to_the_callbacks_of_its_config(make_reader) -> Non
 
 @pytest.mark.parametrize("name", ["page", "temperature"])
 def test_an_unknown_option_of_a_read_is_refused(make_reader, name) -> None:
-    with pytest.raises(MemAgentError, match=rf"no option '{name}'\. (Did you mean pages|A call takes .*MemAgent)"):
+    with pytest.raises(MemAgentError, match=rf"no option '{name}'\. (Did you mean pages|A read takes .*MemAgent)"):
         make_reader().read("The key of harbor is 4711.", "What is the key of harbor?", **{name: "5"})

@@ -171,7 +171,7 @@ async def test_logprobs_that_are_missing_or_differ_in_number_from_the_tokens_are
             result = await agent.aread(TEXT, QUESTION, run_id="r")
     dropped = [event for event in result.events if event.kind is EventKind.LOGPROBS_DROPPED]
     assert [event.chunk_index for event in dropped] == [2, 3]
-    assert "log-probs came with" in dropped[0].detail and "no log-probs came" in dropped[1].detail
+    assert "log-probs for" in dropped[0].detail and "sent no log-probs" in dropped[1].detail
     rows = RunLog(tmp_path / "runs.sqlite").conversations("r")
     presence = [(row.token_ids is not None, row.logprobs is not None) for row in rows]
     assert [index for index, row in enumerate(presence) if row != (True, True)] == [2, 3]

@@ -158,7 +158,7 @@ def test_a_later_pass_sees_earlier_findings_and_passes_end_when_nothing_new_is_f
     assert [results[passes].answer for passes in (1, 2, 5)] == ["unknown", "pier", "pier"]
     chunks = results[1].chunks_read
     assert [results[passes].chunks_read for passes in (2, 5)] == [2 * chunks, 3 * chunks]
-    call = next(step for step in results[2].trace.calls if "pier" in (step.text or "") and step.reads)
+    call = next(call for call in results[2].trace.calls if "pier" in (call.text or "") and call.reads)
     assert call.branch.startswith("2.")
     assert [results[2].trace.calls_by_id[parent].text for parent in call.parents] == ["Anna owns a chest"]
     assert "Anna owns a chest" in {quote.quote for quote in results[2].view().provenance.evidence}, "of the memory"

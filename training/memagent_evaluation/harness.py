@@ -99,8 +99,8 @@ class EvaluationProgress:
             accuracies,
             failed=self._failed_rows,
             tokens=self._tokens,
-            done=self._length_done,
-            left=self._length_left,
+            done_work=self._length_done,
+            work_left=self._length_left,
         )
 
     def _count(self, row: ResultRow) -> None:

@@ -23,7 +23,7 @@ from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import count_events
-from memagent_graph.plain_text import did_you_mean
+from memagent_graph.plain_text import did_you_mean, format_count
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.strategies import Strategy, is_strategy, list_strategy_names, load_strategy
@@ -189,7 +189,7 @@ def _make_attempt(result: ReadResult, *, is_logged: bool) -> Attempt:
     outcome = QuestionOutcome.from_stop_reason(result.stop_reason)
     details = [f"{kind.value}: {count}" for kind, count in count_events(result.events).items()]
     if outcome is QuestionOutcome.UNFINISHED:
-        details.insert(0, f"stopped at {result.stop_reason.value} after {result.chunks_read} chunks")
+        details.insert(0, f"stopped at {result.stop_reason.value} after {format_count(result.chunks_read, 'chunk')}")
     if not result.chunks_read and (shown_tokens := result.trace.tokens_shown):
         details.insert(0, f"{shown_tokens:,} of {result.usage.document_tokens:,} tokens shown")
     return Attempt(

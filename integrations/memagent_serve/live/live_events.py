@@ -45,7 +45,7 @@ def format_read(entry: Entry, read: ServedRead | None, answer: str | None = None
         "error": entry.error if read is None else None,
         "edited": entry.edited,
         "answer": read.result.answer if read and read.result else answer,
-        "progress": read.update.progress if read and read.update else None,
+        "progress": read.newest_update.progress if read and read.newest_update else None,
     }
 
 
@@ -146,7 +146,7 @@ class ReadWatcher:
 
     def __init__(self, reads: LiveReads, owner: Owner, run_id: str) -> None:
         self._reads, self._owner, self._run_id = reads, owner, run_id
-        self._edit_count: int | None = None
+        self._revision: int | None = None
         self._read: ServedRead | None = None
         self._sent_count = 0
         self._memories_by_branch: dict[str, str] = {}
@@ -161,9 +161,9 @@ class ReadWatcher:
         """
         entry = await self._reads.get_entry(self._owner, self._run_id)
         read = self._reads.manager.find(self._owner, self._run_id)
-        edit_count = self._reads.edits[self._run_id]
-        if edit_count != self._edit_count:
-            self._edit_count, self._read, self._sent_count = edit_count, read, 0
+        revision = self._reads.revisions[self._run_id]
+        if revision != self._revision:
+            self._revision, self._read, self._sent_count = revision, read, 0
             yield _make_event("snapshot", await self._make_snapshot())
         elif read is not None and read is not self._read:
             self._read, self._sent_count = read, 0

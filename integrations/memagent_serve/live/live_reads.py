@@ -38,7 +38,7 @@ class LiveReads:
         self._resources = resources
         self._reader, self.manager, self.ledger = resources.reader, resources.manager, resources.ledger
         self._change_lock = asyncio.Lock()
-        self.edits: Counter[str] = Counter()
+        self.revisions: Counter[str] = Counter()
         """By run id: how often the updates may have been replaced in this process. Pages then reload the read."""
 
     # Documents and questions
@@ -138,7 +138,7 @@ class LiveReads:
         read = self.manager.find(owner, run_id)
         if read is not None:
             await self.manager.cancel(read, state)
-            self.edits[run_id] += 1
+            self.revisions[run_id] += 1
         elif not entry.state.has_ended or entry.state is ReadState.PAUSED:
             await asyncio.to_thread(self.ledger.mark, run_id, state)
 
@@ -160,7 +160,7 @@ class LiveReads:
         """Replace a branch's memory with a text, and discard everything that is based on it.
 
         Args:
-            owner: the person.
+            owner: whose read it is; named as the author.
             run_id: the read; it must not be running.
             chunk: the chunk of the memory.
             branch: the branch, "" for the trunk.
@@ -177,7 +177,7 @@ class LiveReads:
             updates = await self.list_updates(owner, run_id)
             newest_update = next((update for update in reversed(updates) if update.branch == branch), None)
             if newest_update is None or newest_update.chunk_index != chunk or newest_update.memory != memory_before:
-                self.edits[run_id] += 1
+                self.revisions[run_id] += 1
                 raise ApiError(409, "the memory has changed in the meantime; check the new one", code="memory_changed")
             # Before the edit: if the process is killed in between, the original request must not get the edited read.
             await asyncio.to_thread(self.ledger.mark_edited, run_id)
@@ -189,7 +189,7 @@ class LiveReads:
                     raise  # for example, the disk is full
                 raise make_bad_request(str(error), "text") from error
             await asyncio.to_thread(self.ledger.mark, run_id, ReadState.PAUSED)
-            self.edits[run_id] += 1
+            self.revisions[run_id] += 1
 
     async def answer_now(self, owner: Owner, run_id: str, question: str) -> AnswerSoFar:
         """Answer a question from the current memory; the read itself is not affected.

@@ -395,7 +395,7 @@ def test_damaged_squad_file_is_refused_and_so_is_squad_data_as_hotpotqa(tmp_path
         ('{"question": "Who?"}'.encode("utf-16"), "in UTF-8"),
         (b"\x1f\x8b\x08zipped", "neither JSON lines nor a JSON list"),
         (b"[]", "has no rows"),
-        (b'[{"a": 1}, {"a"', "cut off after 1 entries"),
+        (b'[{"a": 1}, {"a"', "cut off after 1 entry"),
         (b'[{"a": 1}, {"a": }]', "line 1 is not valid JSON"),
         (b'{"a": 1}\n{"a": \n', "line 2 is not valid JSON"),
         (b'[{"a": 1},\n\n7]', "line 3 is not a JSON object but int"),

@@ -224,7 +224,7 @@ def test_resumed_killed_training_ends_with_the_same_weights(arguments, world, tm
         assert f"{name} was" in refusal and "Resume with the same" in refusal
 
     stderr = memagent(*arguments("--resume", **THREE_PASSES)).stderr
-    assert f"passed over {newest_checkpoint}" in stderr
+    assert f"skipped the incomplete checkpoint {newest_checkpoint}" in stderr
     assert "continuing from" in stderr
     memagent(*build_arguments(world, tmp_path / "whole", **THREE_PASSES, save_strategy="no"))
     expected, weights = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", out))

@@ -103,7 +103,7 @@ async def test_questions_are_asked_until_enough_groups_have_variance(tmp_path: P
     assert collection.uniform_groups
     assert all(group.rewards == (1.0, 1.0) for group in collection.uniform_groups)
     assert collection.questions < 20
-    assert set(collection.group_of.values()) == {group.name for group in collection.groups}
+    assert set(collection.groups_by_run_id.values()) == {group.name for group in collection.groups}
 
 
 async def test_collection_stops_at_the_maximum_number_of_questions(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_groups_without_variance_count_with_keep_uniform(tmp_path: Path) -
     agent = make_reader(tmp_path, lambda number, nth: box_answer(number))
     collection = await run_collection(agent, groups=3, max_questions=9, keep_uniform=True)
     assert (len(collection.groups), len(collection.uniform_groups)) == (3, 0)
-    assert len(collection.group_of) == 6
+    assert len(collection.groups_by_run_id) == 6
 
 
 async def test_failed_read_is_retried_and_its_group_is_complete_in_the_log(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ async def test_user_reward_is_logged_by_name_and_gets_the_gold_answer(tmp_path) 
     agent = make_reader(tmp_path, answer_half)
     collection = await run_collection(agent, 2, reward=half_reward)
     assert [sorted(group.rewards) for group in collection.groups] == [[0, 0.5], [0, 0.5]]
-    names = {name for run_id in collection.group_of for name in agent.run_log.latest_rewards(run_id)}
+    names = {name for run_id in collection.groups_by_run_id for name in agent.run_log.latest_rewards(run_id)}
     assert names == {"half_reward"}
 
 
@@ -250,7 +250,7 @@ async def test_groups_of_other_collections_are_not_taken(tmp_path: Path) -> None
         agent = make_reader(tmp_path, answer_half)
         collection = await run_collection(agent, 12, name=name)
         assert len(list_read_questions(agent)) == 24, name
-        names = {run_id.rpartition("-")[0] for run_id in collection.group_of}
+        names = {run_id.rpartition("-")[0] for run_id in collection.groups_by_run_id}
         assert names == {f"{name}-{number}" for number in range(12)}
 
 

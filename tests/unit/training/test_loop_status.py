@@ -67,8 +67,8 @@ def test_each_iteration_and_measurement_has_a_line() -> None:
     ]  # fmt: skip
     assert lines[0].endswith("took 0:00:02")
     assert lines[1].startswith(
-        "iteration 1 of 2: reward 0.250 (500: 0.350, 1,000: 0.150); 1 groups to train on, 1 always right, 2 never or "
-        "all alike, 2 failed; loss 0.0123, gradient norm 0.456, entropy 0.789, tokens/s 4,500; "
+        "iteration 1 of 2: reward 0.250 (500: 0.350, 1,000: 0.150); 1 groups to train on, 1 always right, 2 never "
+        "right or with equal rewards, 2 failed; loss 0.0123, gradient norm 0.456, entropy 0.789, tokens/s 4,500; "
     )
     assert lines[1].endswith("sync 0:00:02, measure 0:00:18, collect 0:00:50, train 0:00:30")
 

@@ -82,8 +82,8 @@ def test_activation_estimate_is_close_to_the_measured_peak(shape, checkpointing,
     assert estimated_bytes / measure_peak_bytes(run_step) == pytest.approx(1, abs=MAX_FACTOR - 1)
 
 
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_step_estimate_is_close_to_the_measured_peak(is_mixed) -> None:
+@pytest.mark.parametrize("mixed_precision", [False, True])
+def test_step_estimate_is_close_to_the_measured_peak(mixed_precision) -> None:
     model = make_model("llama")
     micro_batch = make_batch("prefix_tree")
     sizes = ModelSizes.from_model(model)
@@ -93,13 +93,13 @@ def test_step_estimate_is_close_to_the_measured_peak(is_mixed) -> None:
         optimizer = torch.optim.AdamW(new_model.parameters(), fused=True)
         for _ in range(2):
             for _ in range(2):
-                with torch.autocast("cpu", torch.bfloat16) if is_mixed else nullcontext():
+                with torch.autocast("cpu", torch.bfloat16) if mixed_precision else nullcontext():
                     logprobs_BT = score_completions(new_model, micro_batch, with_entropy=True).logprobs_BT
                 logprobs_BT.sum().backward()
             optimizer.step()
             optimizer.zero_grad()
 
-    estimate = estimate_memory(sizes, micro_batch, mixed_precision=is_mixed, checkpointing=False)
+    estimate = estimate_memory(sizes, micro_batch, mixed_precision=mixed_precision, checkpointing=False)
     assert estimate.total / measure_peak_bytes(run_step) == pytest.approx(1, abs=MAX_FACTOR - 1)
 
 

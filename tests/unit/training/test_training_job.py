@@ -96,7 +96,7 @@ def test_logs_with_two_tokenizers_or_templates_need_a_choice(groups, make_job, c
     path = change_log(changes_by_run=changes)
     message = get_refusal(make_job(path))
     assert f"2 {mixed_field}s" in message and f"as in {mixed_field}" in message
-    choice = prepare(make_job()).base.tokenizer if mixed_field == "tokenizer" else "another"
+    choice = prepare(make_job()).base.tokenizer_fingerprint if mixed_field == "tokenizer" else "another"
     expected = len(groups) - 1 if mixed_field == "tokenizer" else 1
     assert len(prepare(make_job(path, **{mixed_field: choice})).replay.groups) == expected
 
@@ -133,7 +133,7 @@ def test_conversation_above_the_window_is_refused(world, make_job, tmp_path) -> 
     (small_window_model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 12}))
     message = get_refusal(make_job(model=str(small_window_model)))
     assert "too_long" in message and "smaller chunks" in message
-    assert prepare(make_job()).base.window == 128
+    assert prepare(make_job()).base.context_window == 128
     assert "too_long" in get_refusal(make_job(max_tokens=12))
 
 

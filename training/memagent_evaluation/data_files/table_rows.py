@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias
 
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError, EvaluationError
+from memagent_graph.plain_text import format_count
 from memagent_graph.storage.bounded_files import open_regular_file, parse_json, read_json_file
 from memagent_graph.storage.parquet_rows import load_pyarrow, open_parquet, require_readable_row_groups
 
@@ -104,7 +105,8 @@ class JsonRows:
             if depth == 0:
                 return
         raise EvaluationError(
-            f"{self.path} is cut off after {len(self._starts)} entries", hint="Copy or download the file again."
+            f"{self.path} is cut off after {format_count(len(self._starts), 'entry', 'entries')}",
+            hint="Copy or download the file again.",
         )
 
     def _add_entry(self, content: mmap.mmap, start: int, end: int, *, is_last: bool) -> None:

@@ -123,7 +123,7 @@ def _prepare(request: Train) -> PreparedJob:
         for line in prepared.replay.report.format_lines():
             typer.echo(line, err=True)
     for folder in prepared.checkpoints.incomplete:
-        typer.echo(f"passed over {folder}, which was not written to its end", err=True)
+        typer.echo(f"skipped the incomplete checkpoint {folder}", err=True)
     newest = prepared.checkpoints.newest
     if newest is not None:
         typer.echo(f"continuing from {newest}", err=True)

@@ -30,11 +30,11 @@ class BaseModel:
     """The folder's path or hub id for transformers."""
     folder: Path
     """The folder with its configuration and tokenizer, and with its weights unless they are on the hub."""
-    window: int | None
-    """The context window: the maximum tokens of prompt and completion together."""
-    tokenizer: str
+    context_window: int | None
+    """The maximum tokens of prompt and completion together."""
+    tokenizer_fingerprint: str
     """The tokenizer's fingerprint."""
-    version: str
+    weights_hash: str
     """The hash of the weights, as in `LocalPolicy`; empty if they are not on this machine."""
     profile: Profile | None = None
     """The profile to read with, if it replaces the folder's."""
@@ -56,9 +56,9 @@ def find_base_model(name: str) -> BaseModel:
         name=name,
         source=source,
         folder=folder,
-        window=getattr(read_text_config(folder), "max_position_embeddings", None),
-        tokenizer=load_tokenizer(folder).fingerprint,
-        version=hash_weights(folder),
+        context_window=getattr(read_text_config(folder), "max_position_embeddings", None),
+        tokenizer_fingerprint=load_tokenizer(folder).fingerprint,
+        weights_hash=hash_weights(folder),
     )
 
 

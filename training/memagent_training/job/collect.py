@@ -91,7 +91,7 @@ class Collection:
     failures: dict[str, MemAgentError] = field(default_factory=dict)
     """The first error of each group in which a read failed in every attempt."""
     usage: Usage = field(default_factory=Usage)
-    """The usage of this call's reads, without FLOPs."""
+    """The usage of the reads of this collection, without FLOPs."""
 
     @property
     def all_groups(self) -> list[CollectedGroup]:
@@ -104,8 +104,8 @@ class Collection:
         return len(self.all_groups) + len(self.failures)
 
     @property
-    def group_of(self) -> dict[str, str]:
-        """The group's name by run id, for `load_groups`."""
+    def groups_by_run_id(self) -> dict[str, str]:
+        """The names of groups by run id, for `load_groups`."""
         return {run_id: group.name for group in self.groups for run_id in group.run_ids}
 
 
@@ -212,7 +212,7 @@ class _GroupReader:
         run = replace(read_run(self.run_log, run_id), gold=gold, store=self.agent.store).without_discarded()
         value = self.reward_function(run)
         if value is None:
-            hint = "Pass it what it needs; if redaction drops answers from the log, they cannot be rewarded."
+            hint = "Give the reward the gold answers or documents that it needs; it cannot use what redaction drops."
             message = f"the reward {self.reward_name!r} returned no reward ({why_unknown(self.reward_function, run)})"
             raise RewardError(message, run_id=run_id, hint=hint)
         return require_finite_reward(value, run, self.reward_name)

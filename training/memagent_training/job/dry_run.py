@@ -205,7 +205,7 @@ def plan_training(prepared: PreparedJob) -> dict[str, Any]:
             "remedies": {reason.value: reason.remedy for reason in report.refused},
         },
         "dropped": {group: reason.value for group, reason in schedule.drop_reasons.items()},
-        "model_version": prepared.base.version,
+        "model_version": prepared.base.weights_hash,
         "schedule": {
             "groups": len(schedule.kept_groups),
             "steps_per_pass": schedule.steps_per_pass,

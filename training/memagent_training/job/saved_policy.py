@@ -110,7 +110,7 @@ def write_card(out: Path, base: BaseModel, facts: Mapping[str, str], history: Se
     if (license_name := _find_license(base.folder / README)) is not None:
         header["license"] = license_name
     rewards = [entry["reward"] for entry in history if "reward" in entry]
-    rows = {"base": f"{base.name} ({base.version or 'weights on the hub'})", **facts}
+    rows = {"base": f"{base.name} ({base.weights_hash or 'weights on the hub'})", **facts}
     rows["license"] = license_name or "not stated by the base's card"
     if rewards:
         rows["mean reward of the first and the last step"] = f"{rewards[0]:.3f}, {rewards[-1]:.3f}"

@@ -82,7 +82,7 @@ class PreparedJob:
         steps = self.total_steps if rate_depends_on_length(self.config) else None
         return {
             "settings": {**select_decisive_settings(self.config), "steps": steps},
-            "model": {"weights": self.base.version, "lora_rank": self.job.lora_rank},
+            "model": {"weights": self.base.weights_hash, "lora_rank": self.job.lora_rank},
         }
 
 
@@ -126,7 +126,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
         find_gold=None if job.gold is None else job.gold.find,
         groups=job.groups,
         whole_groups=not job.partial_groups,
-        max_tokens=min((limit for limit in (job.max_tokens, base.window) if limit is not None), default=None),
+        max_tokens=min((limit for limit in (job.max_tokens, base.context_window) if limit is not None), default=None),
         policy_versions=job.policy_versions,
         tokenizer=job.tokenizer,
         template=job.template,
@@ -233,11 +233,11 @@ def _require_ranks_for_devices(config: MultiConvDAPOConfig) -> None:
 
 def _require_same_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:
     logged_tokenizer = replay.report.tokenizer
-    if job.trust_tokenizer or logged_tokenizer == base.tokenizer:
+    if job.trust_tokenizer or logged_tokenizer == base.tokenizer_fingerprint:
         return
     raise TrainingError(
         f"wrong base model: the runs were made with the tokenizer {logged_tokenizer}, and {base.name} has "
-        f"{base.tokenizer}",
+        f"{base.tokenizer_fingerprint}",
         hint="Name the model that wrote the runs. If it is, and their reader only counted tokens with another "
         "tokenizer, say so (--trust-tokenizer); its log-probs are compared before training begins in any case.",
         run_id=replay.groups[0].rollouts_G[0].run_id,

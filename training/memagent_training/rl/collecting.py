@@ -75,8 +75,8 @@ class Collector:
             groups: list[RolloutGroup] = []
             replay_error: ReplayError | None = None
             try:
-                if collection.group_of:
-                    groups = await asyncio.to_thread(self._load, collection_number, stage, collection.group_of)
+                if collection.groups_by_run_id:
+                    groups = await asyncio.to_thread(self._load, collection_number, stage, collection.groups_by_run_id)
             except ReplayError as error:
                 replay_error = error
             self._newest_groups = (collection_number, groups)
@@ -91,7 +91,7 @@ class Collector:
                 version=_find_oldest_version(groups, version),
                 stage=stage,
                 questions=collection.questions,
-                group_of=collection.group_of,
+                group_of=collection.groups_by_run_id,
                 by_length=_compute_mean_rewards(collection, attrgetter("length")),
                 by_task=_compute_mean_rewards(collection, attrgetter("task")),
                 solved_groups=sum(reward >= 1 for reward in same_rewards),
@@ -145,29 +145,33 @@ class Collector:
             return newest_groups[1]
         return self._load(record.number, record.stage, record.group_of)
 
-    def _load(self, collection_number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
+    def _load(self, collection_number: int, stage: int, groups_by_run_id: Mapping[str, str]) -> list[RolloutGroup]:
         """Return a collection's groups from the run log."""
         replay = load_groups(
             self._backend.run_log,
             reward=LoggedReward(None, REWARD_SOURCE),
             term_rewards=self._term_rewards,
-            find_gold=self._make_gold_answers(collection_number, stage, group_of).find if self._term_rewards else None,
-            run_filter=RunFilter(run_ids=tuple(group_of)),
-            groups=group_of,
-            max_tokens=self._prepared.base.window,
+            find_gold=self._make_gold_answers(collection_number, stage, groups_by_run_id).find
+            if self._term_rewards
+            else None,
+            run_filter=RunFilter(run_ids=tuple(groups_by_run_id)),
+            groups=groups_by_run_id,
+            max_tokens=self._prepared.base.context_window,
         )
         if replay.report.refused:
             log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.format_lines()))
         return replay.require_groups()
 
-    def _make_gold_answers(self, collection_number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
+    def _make_gold_answers(
+        self, collection_number: int, stage: int, groups_by_run_id: Mapping[str, str]
+    ) -> GoldAnswers:
         """Return the gold answers of a collection's runs, with their evidence."""
         questions = islice(self._draw_questions(collection_number, stage), self._prepared.job.collect.max_questions)
         gold_by_group = {
             f"{_make_collection_name(collection_number)}-{index}": make_gold(sample)
             for index, sample in enumerate(questions)
         }
-        return GoldAnswers({run: gold_by_group[group] for run, group in group_of.items()})
+        return GoldAnswers({run: gold_by_group[group] for run, group in groups_by_run_id.items()})
 
 
 def refuse_collapse(records: Sequence[CollectionRecord], window: int = 8) -> None:

@@ -23,6 +23,7 @@ from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.grouping import group_values
+from memagent_graph.plain_text import format_count
 from memagent_graph.prompts import AnswerFormat
 from memagent_training.data.reward_functions import get_function_name
 from memagent_training.job import training_output
@@ -120,9 +121,10 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
 def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, iteration_count: int) -> dict[str, str]:
     """Return the facts for the card of the policy after `iteration_count` iterations."""
     job = prepared.job
+    run_count = sum(len(record.group_of) for record in journal.records)
     facts = {
         "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
-        "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {iteration_count} iterations",
+        "runs": f"{run_count:,} in {format_count(iteration_count, 'iteration')}",
         "reward": job.reward if isinstance(job.reward, str) else get_function_name(job.reward),
         "preset": str(job.preset),
     }
@@ -131,7 +133,9 @@ def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, iteration_cou
             conditions = (
                 f"at temperature {measurement.temperature:g}{', as deployed' if measurement.as_deployed else ''}"
             )
-            name = f"accuracy on held-out questions after {measurement.iteration} iterations, {conditions}"
+            name = (
+                f"accuracy on held-out questions after {format_count(measurement.iteration, 'iteration')}, {conditions}"
+            )
             facts[name] = ", ".join(f"{length:,}: {accuracy}" for length, accuracy in measurement.accuracy.items())
     return facts
 
@@ -219,7 +223,7 @@ class _IterationSource:
         if is_next_missing:
             run_sync(self._start_collection(iteration + 1, iteration))
         measurements = self.journal.find_measurements(iteration)
-        metrics = _compute_iteration_metrics(record, measurements, self._status.clock.get_times(iteration))
+        metrics = _compute_iteration_metrics(record, measurements, self._status.phase_clock.get_times(iteration))
         records = self.journal.records[: record.number + 1]
         if (epochs := self._prepared.curriculum.compute_epochs(records, record.stage)) is not None:
             metrics["collect/epoch"] = epochs
@@ -285,8 +289,8 @@ class _IterationSource:
 
     def _run_phase(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
         if (iteration, phase) != (
-            self._status.clock.iteration,
-            self._status.clock.phase,
+            self._status.phase_clock.iteration,
+            self._status.phase_clock.phase,
         ):  # unless the export has begun it
             self._status.on_phase(iteration, phase)
         return run_sync(work)

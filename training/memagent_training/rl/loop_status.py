@@ -85,7 +85,7 @@ class LoopStatus:
     ) -> None:
         self._iterations = iterations
         self._console = console or Console(stderr=True, highlight=False, quiet=quiet)
-        self.clock = PhaseClock(clock)
+        self.phase_clock = PhaseClock(clock)
         """The time of each phase."""
         is_shown = self._console.is_terminal and not quiet
         columns = ("{task.description}", TimeRemainingColumn())
@@ -104,14 +104,14 @@ class LoopStatus:
     def on_resume(self, checkpoint: Path | None, incomplete: Sequence[Path]) -> None:
         """Print the checkpoint from which the loop continues, and newer ones that are incomplete."""
         for folder in incomplete:
-            self._print(f"passed over {folder}, which was not written to its end")
+            self._print(f"skipped the incomplete checkpoint {folder}")
         if checkpoint is not None:
             self._print(f"continuing from {checkpoint}")
 
     def on_phase(self, iteration: int, phase: Phase) -> None:
         """Begin a phase of an iteration; the previous phase ends."""
-        finished_iteration = self.clock.iteration if self.clock.phase is Phase.TRAIN else None
-        self.clock.begin(iteration, phase)
+        finished_iteration = self.phase_clock.iteration if self.phase_clock.phase is Phase.TRAIN else None
+        self.phase_clock.begin(iteration, phase)
         if finished_iteration is not None and finished_iteration != iteration:
             self._print(self._format_iteration(finished_iteration))
         description = f"iteration {min(iteration + 1, self._iterations)} of {self._iterations}: {phase}"
@@ -141,10 +141,10 @@ class LoopStatus:
         self._metrics = dict(metrics)
 
     def on_end(self, reason: str) -> None:
-        """Print the last iteration's line."""
-        if self.clock.phase is Phase.TRAIN:
-            self.clock.end()
-            self._print(self._format_iteration(self.clock.iteration))
+        """Print the last iteration's line. `reason` says why the loop ended."""
+        if self.phase_clock.phase is Phase.TRAIN:
+            self.phase_clock.end()
+            self._print(self._format_iteration(self.phase_clock.iteration))
 
     def _format_iteration(self, iteration: int) -> str:
         """Return the line with the result of an iteration."""
@@ -154,10 +154,10 @@ class LoopStatus:
             parts += [
                 f"reward {record.reward:.3f} ({lengths})",
                 f"{record.groups} groups to train on, {record.solved_groups} always right, "
-                f"{record.uniform_groups} never or all alike, {record.failed_groups} failed",
+                f"{record.uniform_groups} never right or with equal rewards, {record.failed_groups} failed",
             ]
         parts.append(format_metrics(self._metrics))
-        times = self.clock.get_times(iteration)
+        times = self.phase_clock.get_times(iteration)
         parts.append(", ".join(f"{phase} {_format_duration(times[phase])}" for phase in Phase if times.get(phase)))
         return f"iteration {iteration + 1} of {self._iterations}: {'; '.join(filter(None, parts))}"
 

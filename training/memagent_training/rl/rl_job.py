@@ -185,7 +185,7 @@ class PreparedLoop:
         }
         return {
             "settings": {**select_decisive_settings(self.config), **schedule},
-            "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
+            "model": {"weights": self.base.weights_hash, "lora_rank": job.lora_rank},
             "loop": {
                 **{name: value for name, value in asdict(job.collect).items() if name != "concurrency"},
                 "tasks": list(job.tasks),
@@ -283,7 +283,7 @@ def _load_reading_profile(
     profile = base_profile or Profile(Budget(), load_prompts())
     prompts = load_prompts(base=profile.prompts, **{name: getattr(reading, name) for name in _PROMPT_SETTINGS})
     prompts = complete_prompts(roles, prompts) if base_profile is None else prompts
-    window = min(profile.budget.context_window, base.window or Budget().context_window)
+    window = min(profile.budget.context_window, base.context_window or Budget().context_window)
     limits = {limit.name: value for limit in fields(Budget) if (value := getattr(reading, limit.name)) is not None}
     budget = replace(profile.budget, **({"context_window": window} | limits))
     require_room((UPDATE, ANSWER), prompts, budget, tokenizer.count)

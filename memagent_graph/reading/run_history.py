@@ -1,4 +1,4 @@
-"""The outcome and the history of a run: its updates as they arrive, its result from the last state, its checkpoints.
+"""The history of a run: its updates as they arrive, its result from the last state, its checkpoints.
 
 Time travel follows the parents of checkpoints. After an edit a thread has two branches, and only the branch of the
 newest checkpoint counts.
@@ -15,7 +15,7 @@ import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
-from memagent_graph.calls import Call, Writes, load_calls, pack_call
+from memagent_graph.calls import Call, Writes, pack_call, unpack_calls
 from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.graph import ReaderGraph
@@ -25,7 +25,7 @@ from memagent_graph.run_log.records import describe_edit
 from memagent_graph.trace import MemoryUpdate, Trace
 
 
-class Progress:
+class UpdateCollector:
     """Collects a read's calls as they arrive, and computes their updates of the memory.
 
     Args:
@@ -38,7 +38,7 @@ class Progress:
 
     def add_change(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
         """Add the calls of a change and return their updates. A chunk's update is returned when all of it is read."""
-        calls = load_calls(change.get("steps", ()), {"memory": self._memory, **change})
+        calls = unpack_calls(change.get("steps", ()), {"memory": self._memory, **change})
         self._memory, is_complete = change.get("memory", self._memory), bool(change.get("chunks_read"))
         for call in calls:
             self.trace.add(call)
@@ -82,20 +82,20 @@ def _make_usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) 
     full_context = None
     if context.shape is not None:
         budget = context.budget
-        tokens = _count_whole_document(state, trace, total.get("document_tokens", 0)) + budget.question_tokens
+        tokens = _estimate_document_tokens(state, trace, total.get("document_tokens", 0)) + budget.question_tokens
         full_context = context.shape.forward_flops(tokens, budget.answer_tokens)
     flops = total.get("flops", 0.0) if context.shape is not None else None
     return Usage(**{**total, "flops": flops, "full_context_flops": full_context})
 
 
-def _count_whole_document(state: Mapping[str, Any], trace: Trace, token_count: int) -> int:
+def _estimate_document_tokens(state: Mapping[str, Any], trace: Trace, counted_tokens: int) -> int:
     """Return the number of the document's tokens, estimated from its bytes if it was not read to the end."""
     chunks = {call.chunk_index: call.reads[0] for call in trace.calls if call.chunk_index is not None}
     if state.get("chunks_read", 0) in {0, len(chunks)} and state["stop_reason"] != StopReason.ENOUGH:
-        return token_count
+        return counted_tokens
     tokens = sum(span.tokens for span in chunks.values())
-    length = sum(span.end_byte - span.start_byte for span in chunks.values())
-    return round(tokens * max(1.0, (state["document"]["size"] or 0) / max(1, length)))
+    byte_count = sum(span.end_byte - span.start_byte for span in chunks.values())
+    return round(tokens * max(1.0, (state["document"]["size"] or 0) / max(1, byte_count)))
 
 
 async def await_result(
@@ -111,7 +111,7 @@ async def await_result(
     raise AssertionError("a stream ends with its result")
 
 
-def raise_first_error(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
+def require_results(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
     """Return the results if no read failed.
 
     Raises:
@@ -180,11 +180,11 @@ async def load_newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot
 async def load_trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
     """Return the calls that lead to the newest state, in order."""
     calls: list[Call] = []
-    size: int | None = None
+    document_bytes: int | None = None
     for snapshot in reversed(await _find_lineage(graph, run_id)):
-        calls += load_calls(snapshot.values["steps"], snapshot.values)
-        size = snapshot.values["document"]["size"]
-    return Trace({call.id: call for call in calls}.values(), size)
+        calls += unpack_calls(snapshot.values["steps"], snapshot.values)
+        document_bytes = snapshot.values["document"]["size"]
+    return Trace({call.id: call for call in calls}.values(), document_bytes)
 
 
 async def edit_memory(
@@ -208,7 +208,7 @@ async def edit_memory(
     lineage = await _find_lineage(graph, run_id)
     for snapshot in lineage:
         state = snapshot.values
-        for index, call in reversed(list(enumerate(load_calls(state["steps"], state)))):
+        for index, call in reversed(list(enumerate(unpack_calls(state["steps"], state)))):
             if call.chunk_index != chunk_index or branch not in {None, call.branch}:
                 continue
             events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk_index, describe_edit(author)))
@@ -231,12 +231,12 @@ async def _find_lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
     The checkpoints of an earlier run with the same id are not part of it.
     """
     snapshots: list[StateSnapshot] = []
-    expected: str | None = None
+    parent_id: str | None = None
     async for snapshot in graph.aget_state_history(make_thread_config(run_id)):
-        if expected is not None and snapshot.config["configurable"]["checkpoint_id"] != expected:
+        if parent_id is not None and snapshot.config["configurable"]["checkpoint_id"] != parent_id:
             continue  # it belongs to a branch that an edit abandoned
         parent = snapshot.parent_config
-        expected = parent["configurable"]["checkpoint_id"] if parent else ""
+        parent_id = parent["configurable"]["checkpoint_id"] if parent else ""
         if (snapshot.metadata or {}).get("source") == "input":
             break
         if snapshot.values.get("steps"):
