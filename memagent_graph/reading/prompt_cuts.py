@@ -67,14 +67,19 @@ class PromptCutDetector:
         if server_count > self._known_window:
             longest = max((message["content"] for message in messages), key=len)
             ratio = await self._measure_ratio(longest, count_at_server)
+            if ratio is None:
+                return 0
             if server_count >= _MIN_FRACTION * ratio * tokens:
                 self._server_ratio = min(self._server_ratio, ratio)
                 return 0
             self._known_window = server_count
         return round(self._server_ratio * tokens) - server_count
 
-    async def _measure_ratio(self, text: str, count_at_server: Callable[[str], Awaitable[int]]) -> float:
-        """Return the server's count of the middle of a text, divided by the tokenizer's; 0 if it is not usable."""
+    async def _measure_ratio(self, text: str, count_at_server: Callable[[str], Awaitable[int]]) -> float | None:
+        """Return the server's count of the middle of a text, divided by the tokenizer's.
+
+        None if the server reports no count for a sample; the next prompt with a low count is then measured.
+        """
         counts_of_samples = []
         for fraction, max_chars in _SAMPLES:
             sample_chars = min(max_chars, int(fraction * len(text)))
@@ -82,4 +87,6 @@ class PromptCutDetector:
             sample = text[start : start + sample_chars]
             counts_of_samples.append((await count_at_server(sample), self._tokenizer.count(sample)))
         (server_short, own_short), (server_long, own_long) = counts_of_samples
+        if not (server_short and server_long):
+            return None
         return (server_long - server_short) / max(1, own_long - own_short)
