@@ -298,7 +298,7 @@ class Tools:
             )
         if path:
             allowed_roots = await self.roots.find_allowed(context)
-            return await asyncio.to_thread(allowed_roots.document, path)
+            return await asyncio.to_thread(allowed_roots.find_document, path)
         self.roots.server_roots.require_text(text, "the text")
         # `Document.of` would reveal whether a file with this name exists.
         return Document.from_text(text)

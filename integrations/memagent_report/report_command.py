@@ -68,9 +68,7 @@ class ReportDocuments(ReaderOptions):
     judge: Annotated[
         bool, typer.Option("--judge", help="Let the policy judge which answers contradict each other.")
     ] = False
-    out: Annotated[Path | None, typer.Option(help="Write files to this folder instead of Markdown to the screen.")] = (
-        None
-    )
+    out: Annotated[Path | None, typer.Option(help="Write files to this folder, and do not print Markdown.")] = None
     formats: Annotated[
         list[Format] | None,
         typer.Option(
