@@ -99,7 +99,7 @@ def make_client(library: str) -> object:
     ("value", "advice"),
     [
         (object(), "Pass the address of a server"), (5, "Pass the address of a server"),
-        (OpenAICompatiblePolicy, "Pass an object of it"), (AsyncClient(), "AsyncOpenAI"),
+        (OpenAICompatiblePolicy, "Pass an instance"), (AsyncClient(), "AsyncOpenAI"),
         (make_client("anthropic"), "ChatAnthropic"), (make_client("ollama"), "localhost:11434/v1"),
         (make_client("litellm"), "LiteLLM's proxy"),
     ],
