@@ -143,7 +143,11 @@ class TableFolder:
                 f"the manifest of {self.display_name} cannot be read: {error}",
                 hint="Use another folder with --out, or restore the manifest.",
             ) from error
-        if manifest.format != _TABLE_FORMAT or manifest.version > _VERSION:
+        if manifest.format != _TABLE_FORMAT:
+            raise CorpusError(
+                f"{self.display_name} has the manifest of another program", hint="Use another folder with --out."
+            )
+        if manifest.version > _VERSION:
             raise CorpusError(
                 f"{self.display_name} was written by a newer version of this package", hint="Update memagent-graph."
             )
