@@ -372,11 +372,14 @@ class TableFolder:
         try:
             yield
         except (OSError, DocumentError) as error:
-            reason = error.message if isinstance(error, DocumentError) else str(error)
+            if isinstance(error, DocumentError):
+                reason, remedy = error.message, error.hint or "Check the folder."
+            else:
+                causes = "your permissions and the free disk space" if action == "written" else "your permissions"
+                reason, remedy = str(error), f"Check {causes}."
             raise CorpusError(
                 f"{self.display_name} cannot be {action}: {reason}",
-                hint="Free some disk space or check your permissions, then run the same command again. Finished rows "
-                "are not lost.",
+                hint=f"{remedy} Then run the same command again. Finished rows are not lost.",
             ) from error
 
 
