@@ -20,7 +20,7 @@ from urllib.parse import quote
 from memagent_graph.entry_points import POLICIES, list_entry_points, make_entry_point_error
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
-from memagent_graph.policies.added import INSTALLABLE_POLICIES, list_added_policies
+from memagent_graph.policies.added import ADDABLE_POLICIES, list_added_policies
 from memagent_graph.policy import Policy
 from memagent_graph.settings import PolicySettings
 from memagent_graph.storage.bounded_files import parse_json
@@ -40,7 +40,7 @@ def make_policy(settings: PolicySettings) -> Policy:
     name = settings.policy_name
     if name == "server":
         return _make_server_policy(settings)
-    if name in {"embedded", "local", *INSTALLABLE_POLICIES}:
+    if name in {"embedded", "local", *ADDABLE_POLICIES}:
         return _make_local_policy(settings.model if name == "local" else name, settings)
     entries = list_entry_points(POLICIES)
     if name not in entries:

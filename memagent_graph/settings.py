@@ -22,7 +22,7 @@ import msgspec
 from memagent_graph.errors import MemAgentError, NoPolicyError, RunError, RunLogError
 from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import did_you_mean
-from memagent_graph.policies.added import INSTALLABLE_POLICIES, find_added_policy_folder, find_default_policy
+from memagent_graph.policies.added import ADDABLE_POLICIES, find_added_policy_folder, find_default_policy
 from memagent_graph.policies.server_url import NO_KEY, parse_origin, remove_password
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class PolicySettings:
             return "embedded"
         is_here = find_added_policy_folder(self.model) is not None or Path(self.model).expanduser().is_dir()
         # A name with a slash is a hub id or a misspelt folder.
-        is_local_name = self.model in INSTALLABLE_POLICIES or "/" in self.model
+        is_local_name = self.model in ADDABLE_POLICIES or "/" in self.model
         return "local" if is_here or (is_local_name and not os.environ.get("OPENAI_BASE_URL")) else "server"
 
 
@@ -412,7 +412,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 raise NoPolicyError(
                     "no policy is named, OPENAI_BASE_URL is not set, and no policy was added to this machine",
                     hint="Pass a server with --base-url or a model with --model, or add a policy to this machine: "
-                    f"`memagent policy add {INSTALLABLE_POLICIES[0]}`.",
+                    f"`memagent policy add {ADDABLE_POLICIES[0]}`.",
                 )
             settings = dataclass_replace(self, model=name, chosen_by="added")
         else:

@@ -115,7 +115,7 @@ class DocumentSources:
                 f"there is no file {shorten_name(path)!r} that may be read",
                 hint="Name a file as your file tools list it.",
             )
-        return await asyncio.to_thread(self.roots.document, path)
+        return await asyncio.to_thread(self.roots.find_document, path)
 
     async def _open_virtual_file(self, path: str, backend: FileBackend) -> Document | None:
         """Return a backend's file; None if the path cannot be a backend's, or the backend has no such file."""

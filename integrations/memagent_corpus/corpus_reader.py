@@ -94,7 +94,7 @@ class CorpusReader:
         self._removal_lock = asyncio.Lock()
         self._settings_fingerprint: str | None = None
 
-    async def settings(self) -> dict[str, Any]:
+    async def collect_settings(self) -> dict[str, Any]:
         """Return all settings that affect a row, JSON-serializable.
 
         Raises:
@@ -176,7 +176,7 @@ class CorpusReader:
 
     async def _compute_fingerprint(self) -> str:
         if self._settings_fingerprint is None:
-            self._settings_fingerprint = fingerprint_settings(await self.settings())
+            self._settings_fingerprint = fingerprint_settings(await self.collect_settings())
         return self._settings_fingerprint
 
     async def _hold_text(self, document: CorpusDocument) -> DocumentRef:

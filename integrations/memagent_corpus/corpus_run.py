@@ -210,7 +210,7 @@ async def run_corpus(
         DocumentError: the inputs cannot be listed, lack a column, or have duplicate ids.
         PolicyError: the policy failed for many documents in a row. Finished rows are not lost.
     """
-    settings = await reader.settings()
+    settings = await reader.collect_settings()
     await asyncio.to_thread(require_unique_ids, inputs)
     writer = await asyncio.to_thread(TableWriter, table, settings, inputs.description, rows_per_part=rows_per_part)
     try:

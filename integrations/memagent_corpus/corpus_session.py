@@ -152,7 +152,7 @@ async def estimate_corpus(inputs: CorpusInputs, reader: CorpusReader) -> CorpusE
     Raises:
         MemAgentError: the inputs cannot be listed, or the reader's settings are invalid.
     """
-    await reader.settings()
+    await reader.collect_settings()
     graph = await reader.agent.agraph(response_format=reader.response_format)
     return await asyncio.to_thread(_add_up_estimates, inputs, reader, graph.reader_context)
 
@@ -238,7 +238,7 @@ class CorpusSession:
                 raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
             self._response_format = None if options.schema is None else ResponseFormat.load(options.schema)
             self._inputs = self._open_inputs()
-            settings = options.settings()
+            settings = options.make_settings()
             self._settings = settings if options.log else settings.replace(logprobs=False)
             self._console.print_policy(self._settings.policy_reason)
             try:

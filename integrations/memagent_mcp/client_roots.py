@@ -36,8 +36,8 @@ _ROOTS_TIMEOUT = timedelta(seconds=10)
 """The time that a client may take to list its roots."""
 
 
-class Roots:
-    """The server's roots, and the files that each client may read.
+class RequestRoots:
+    """The server's roots, and those of each request's client.
 
     Args:
         server_roots: folders or single files.
@@ -52,7 +52,7 @@ class Roots:
         self.server_roots = AllowedRoots(server_roots, max_bytes=max_bytes)
         self._trust_client = trust_client
 
-    async def get_for_request(self, context: ToolContext) -> AllowedRoots:
+    async def find_allowed(self, context: ToolContext) -> AllowedRoots:
         """Return the roots for the client of this request.
 
         Raises:

@@ -78,7 +78,7 @@ class Mcp(ReaderOptions):
         from memagent_graph.storage.private_files import get_default_checkpoints  # noqa: PLC0415
 
         options = replace(self, checkpoints=self.checkpoints or str(get_default_checkpoints()))
-        return open_reader(options, self.settings(), is_logged=not self.no_log)
+        return open_reader(options, self.make_settings(), is_logged=not self.no_log)
 
     def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above
         """Build the server. It trusts a client's roots only over standard input and output."""

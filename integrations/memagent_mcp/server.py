@@ -29,11 +29,11 @@ from memagent_graph.bounded_http import BOUNDED_HTTP
 from memagent_graph.plain_text import make_one_line, make_printable
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
-from memagent_mcp.client_roots import Roots
+from memagent_mcp.client_roots import RequestRoots
 from memagent_mcp.tool_results import format_error
 from memagent_mcp.tools import Tools
 
-MAX_BYTES: Final = 256 * 2**20
+MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 _SHUTDOWN_TIMEOUT_SECONDS: Final = 3
 _MAX_SESSIONS: Final = 1000
 """The maximum number of sessions, about 50 KB each. The SDK ends one after half an hour without a request or stream."""
@@ -79,7 +79,9 @@ class MemAgentServer(FastMCP[Any]):
             problems = {str(problem["loc"][0]): problem["msg"] for problem in reversed(error.__cause__.errors())}
         details = "; ".join(f"{argument}: {problem}" for argument, problem in problems.items())
         raise ToolError(
-            make_printable(f"{name} cannot be called like this: {details}. Its arguments are {', '.join(parameters)}.")
+            make_printable(
+                f"{name} was called with wrong arguments: {details}. Its arguments are {', '.join(parameters)}."
+            )
         )
 
 
@@ -87,7 +89,7 @@ def make_server(
     reader: MemAgent,
     *,
     roots: Iterable[Path | str] = (),
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_DOCUMENT_BYTES,
     limits: Limits | None = None,
     trust_client_roots: bool = True,
 ) -> MemAgentServer:
@@ -102,14 +104,14 @@ def make_server(
         roots: folders below which files may be read, or single files. The client's roots can narrow them; see
             `memagent_mcp.client_roots`. Without roots, only text in a request can be read.
         max_bytes: the maximum size of a file or text, in bytes.
-        limits: limits of the read of each question; a call can set lower ones.
+        limits: limits of the read of each question; a tool call can set lower ones.
         trust_client_roots: whether the client's roots are used if `roots` is empty. Set it only if every client belongs
             to the user of this process, as over standard input and output.
 
     Raises:
         FileNotFoundError: a root does not exist.
     """
-    request_roots = Roots(roots, max_bytes=max_bytes, trust_client=trust_client_roots)
+    request_roots = RequestRoots(roots, max_bytes=max_bytes, trust_client=trust_client_roots)
     tools = Tools(reader, request_roots, max_limits=limits or Limits())
     server = MemAgentServer(tools)
     for tool in tools.supported_tools:
@@ -146,8 +148,7 @@ async def serve_stdio(server: FastMCP[Any], output: TextIOWrapper) -> None:
     # The SDK reads standard input in a thread that cannot be interrupted. With the default handler, Ctrl-C ends the
     # process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_shorten_log_record)
+    _shorten_log_records()
     lowlevel_server = server._mcp_server  # `run_stdio_async` only writes to sys.stdout
     async with stdio_server(stdout=anyio.wrap_file(output)) as (read_stream, write_stream):
         await lowlevel_server.run(read_stream, write_stream, lowlevel_server.create_initialization_options())
@@ -163,8 +164,7 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, host_names: 
             a web page of another host, are refused. This prevents DNS rebinding: a web page cannot reach the server
             through its own host name.
     """
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_shorten_log_record)
+    _shorten_log_records()
     server.settings.transport_security = make_security_settings(host_names)
     server.settings.max_sessions = _MAX_SESSIONS
     config = uvicorn.Config(
@@ -176,6 +176,11 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, host_names: 
         **BOUNDED_HTTP,
     )
     await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _shorten_log_records() -> None:
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_shorten_log_record)
 
 
 def _shorten_log_record(record: logging.LogRecord) -> bool:
@@ -194,7 +199,7 @@ def get_url(listener: socket.socket) -> str:
 
 
 def make_security_settings(host_names: Iterable[str]) -> TransportSecuritySettings:
-    """Return the accepted Host and Origin headers: this machine and `host_names`, with any port."""
+    """Return settings that accept these Host and Origin headers: this machine and `host_names`, with any port."""
     hosts = [format_host(name) for name in (*LOCAL_NAMES, *host_names)]
     host_patterns = [pattern for host in dict.fromkeys(hosts) for pattern in (host, f"{host}:*")]
     return TransportSecuritySettings(

@@ -28,7 +28,7 @@ from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.view import load_run_view
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
-from memagent_mcp.client_roots import Roots, ToolContext
+from memagent_mcp.client_roots import RequestRoots, ToolContext
 from memagent_mcp.tool_results import (
     Reading,
     RunListing,
@@ -75,7 +75,7 @@ class Tools:
     """The tools for one reader: read, wait, cancel and resume; with a log, also ask again, list and show."""
 
     reader: MemAgent
-    roots: Roots
+    roots: RequestRoots
     """Decides which files may be read, and how long a text may be."""
     max_limits: Limits
     """Limits of each read. A call can only lower them."""
@@ -297,8 +297,8 @@ class Tools:
                 hint="Pass exactly one of them.",
             )
         if path:
-            allowed_roots = await self.roots.get_for_request(context)
-            return await asyncio.to_thread(allowed_roots.document, path)
+            allowed_roots = await self.roots.find_allowed(context)
+            return await asyncio.to_thread(allowed_roots.find_document, path)
         self.roots.server_roots.require_text(text, "the text")
         # `Document.of` would reveal whether a file with this name exists.
         return Document.from_text(text)

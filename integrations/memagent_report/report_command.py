@@ -68,9 +68,7 @@ class ReportDocuments(ReaderOptions):
     judge: Annotated[
         bool, typer.Option("--judge", help="Let the policy judge which answers contradict each other.")
     ] = False
-    out: Annotated[Path | None, typer.Option(help="Write files to this folder instead of Markdown to the screen.")] = (
-        None
-    )
+    out: Annotated[Path | None, typer.Option(help="Write files to this folder, and do not print Markdown.")] = None
     formats: Annotated[
         list[Format] | None,
         typer.Option(
@@ -114,7 +112,7 @@ class ReportDocuments(ReaderOptions):
 
         questions = expand_questions(self.document_questions or ())
         documents = [Document.from_path(path, encoding=self.encoding) for path in self.documents]
-        settings = self.settings()
+        settings = self.make_settings()
         console.print_policy(settings.policy_reason)
         limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
         with console.show_status("loading the policy"):

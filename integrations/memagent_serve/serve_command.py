@@ -104,7 +104,7 @@ class Serve(ReaderOptions):
 
     def make_reader(self) -> MemAgent:
         """Return the server's reader."""
-        return open_reader(self, self.settings())
+        return open_reader(self, self.make_settings())
 
     def make_serve_settings(self) -> ServeSettings:
         """Return the server's settings.
@@ -171,7 +171,7 @@ async def _serve(command: Serve) -> None:
             resources = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(
-                f"serving at http://{format_host(host)}:{port}/v1 with {command.settings().policy_reason}; "
+                f"serving at http://{format_host(host)}:{port}/v1 with {command.make_settings().policy_reason}; "
                 "press Ctrl-C to stop",
                 err=True,
             )

@@ -41,7 +41,7 @@ class Doctor(ReaderOptions):
 
         async def collect_checks() -> list[PolicyCheck]:
             with console.show_status("loading the policy"):
-                reader = MemAgent(settings=self.settings(), run_log=False)
+                reader = MemAgent(settings=self.make_settings(), run_log=False)
             async with reader:
                 checks = []
                 async for check in check_policy(reader):

@@ -1,6 +1,6 @@
 """Options that several commands share: name, type, help and default.
 
-Options of a policy and a reader come from the fields of `memagent_graph.settings`. The options here set where a call
+Options of a policy and a reader come from the fields of `memagent_graph.settings`. The options here set when a command
 stops and where it writes. An option of a single command is in the command's module.
 """
 
@@ -80,7 +80,7 @@ def make_setting_options() -> dict[str, Any]:
     return options
 
 
-# Limits of a call
+# Limits of a command
 
 MaxTokensTotalOption = Annotated[
     int | None, typer.Option(min=1, help="Stop after this many tokens. The run can be resumed.")
@@ -89,7 +89,7 @@ MaxSecondsOption = Annotated[
     float | None, typer.Option(min=0.001, help="Stop after this many seconds. The run can be resumed.")
 ]
 
-# Outputs and their places
+# Storage
 
 CHECKPOINTS_HELP: Final = (
     "SQLite file for checkpoints, or a PostgreSQL server that several machines share: postgresql://USER@HOST/DATABASE."
@@ -100,19 +100,22 @@ StoreOption = Annotated[str | None, typer.Option("--store", help=STORE_HELP, sho
 LogOption = Annotated[
     Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
 ]
+
+# Prices and output
+
 PriceInOption = Annotated[float | None, typer.Option(min=0.0, help="Price per million prompt tokens, for the report.")]
 PriceOutOption = Annotated[float | None, typer.Option(min=0.0, help="Price per million completion tokens.")]
 JSONOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
 
 
-def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_logged: bool = True) -> MemAgent:
+def open_reader(command: Any, settings: ReadSettings, *, store: Any = None, is_logged: bool = True) -> MemAgent:
     """Return a reader with the checkpoints, log and store of a command, or with the defaults in the data folder.
 
     A run without a log cannot be resumed, so it has checkpoints only if `--checkpoints` is given.
 
     Args:
-        options: the command, with `checkpoints`, `log` and `store`.
+        command: the command, with `checkpoints`, `log` and `store`.
         settings: the settings of the reader.
         store: an open store, which replaces `--store`.
         is_logged: whether the runs are logged.
@@ -123,9 +126,9 @@ def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_l
 
     return MemAgent(
         settings=settings,
-        store=store or open_store(options.store),
-        checkpoints=options.checkpoints or (get_default_checkpoints() if is_logged else None),
-        run_log=(options.log or True) if is_logged else False,
+        store=store or open_store(command.store),
+        checkpoints=command.checkpoints or (get_default_checkpoints() if is_logged else None),
+        run_log=(command.log or True) if is_logged else False,
     )
 
 
@@ -133,7 +136,7 @@ def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_l
 class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
     """The options of a reader. A command that samples also has `SamplingSettings`."""
 
-    def settings(self) -> ReadSettings:
+    def make_settings(self) -> ReadSettings:
         """Return the reader's settings, with the policy chosen.
 
         An option with the name of a setting is that setting.

@@ -12,7 +12,7 @@ from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import Completion, Message, SamplingParams
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.prompt_counts import PromptCounts
+from memagent_graph.reading.prompt_cuts import PromptCutDetector
 from memagent_graph.reading.state import ReaderContext
 
 _SAMPLE = (
@@ -79,8 +79,8 @@ async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
         subject = "tokenizer"
         yield await _check_token_counts(context, completion)
         subject = "longest prompt"
-        if context.prompt_counts is not None:
-            yield await _check_longest_prompt(context, context.prompt_counts)
+        if context.prompt_cut_detector is not None:
+            yield await _check_longest_prompt(context, context.prompt_cut_detector)
     except MemAgentError as error:
         yield PolicyCheck(subject, CheckStatus.FAILED, error.message, error.hint)
 
@@ -131,7 +131,7 @@ async def _check_token_counts(context: ReaderContext, completion: Completion) ->
     )
 
 
-async def _check_longest_prompt(context: ReaderContext, counts: PromptCounts) -> PolicyCheck:
+async def _check_longest_prompt(context: ReaderContext, detector: PromptCutDetector) -> PolicyCheck:
     """Send a prompt of the maximum length of a read, and check that the server does not cut it."""
     budget, count = context.budget, context.tokenizer.count
     prompt_tokens = budget.question_tokens + budget.memory_tokens + budget.chunk_tokens
@@ -147,7 +147,7 @@ async def _check_longest_prompt(context: ReaderContext, counts: PromptCounts) ->
         usage = (await context.policy.complete(_make_prompt(text), SamplingParams(max_tokens=16))).usage
         return usage.prompt_tokens if usage else 0
 
-    if missing_tokens := await counts.count_missing_tokens(prompt, [prompt_span], server_count, count_at_server):
+    if missing_tokens := await detector.count_missing_tokens(prompt, [prompt_span], server_count, count_at_server):
         prompt_tokens = server_count + missing_tokens
         detail = (
             f"of a prompt of about {prompt_tokens:,} tokens, as reads will send, the server counts {server_count:,}"

@@ -85,7 +85,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             )
             with console.show_status("reading the file"):
                 reference = await store.add_async(source)
-            settings = self.settings()
+            settings = self.make_settings()
             console.print_policy(settings.policy_reason)
             with console.show_status("loading the policy"):
                 reader = open_reader(self, settings, store=store, is_logged=not self.no_log)

@@ -79,7 +79,7 @@ class AllowedRoots:
         outer = [root for path, root in pairs if root.is_relative_to(path)]
         return AllowedRoots(dict.fromkeys([*inner, *outer]), max_bytes=self.max_bytes)
 
-    def document(self, path: str) -> Document:
+    def find_document(self, path: str) -> Document:
         """Return the regular file that a path leads to. A relative path is looked up below each root in turn.
 
         The file is checked again when it is opened, because it may have been replaced.

@@ -14,8 +14,8 @@ from typing import Final
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.private_files import get_data_folder
 
-INSTALLABLE_POLICIES: Final = ("english", "english-untrained")
-"""The names of policies that can be added. The first, once it is added, is the default. The second is its base."""
+ADDABLE_POLICIES: Final = ("english", "english-untrained")
+"""The policies that can be added. `english` is the default once it is added; `english-untrained` is its base."""
 ENGLISH_FOLDER: Final = Path(__file__).parents[1] / "english"
 """The folder in this package with adapter, profile and card of the policy `english`."""
 _RECORD_NAME: Final = "added.json"
@@ -42,17 +42,17 @@ def get_policies_folder() -> Path:
 def find_added_policy_folder(name: Path | str) -> Path | None:
     """Return the folder of an added policy; None if no policy of this name was added."""
     folder = get_policies_folder() / str(name)
-    return folder if str(name) in INSTALLABLE_POLICIES and (folder / _RECORD_NAME).is_file() else None
+    return folder if str(name) in ADDABLE_POLICIES and (folder / _RECORD_NAME).is_file() else None
 
 
 def list_added_policies() -> dict[str, PolicyOrigin | None]:
     """Return the added policies by name, with None for a record that cannot be parsed."""
-    return {name: read_origin(folder) for name in INSTALLABLE_POLICIES if (folder := find_added_policy_folder(name))}
+    return {name: read_origin(folder) for name in ADDABLE_POLICIES if (folder := find_added_policy_folder(name))}
 
 
 def find_default_policy() -> str | None:
     """Return the policy that is used if the user names neither a policy nor a server; None if it was not added."""
-    return INSTALLABLE_POLICIES[0] if find_added_policy_folder(INSTALLABLE_POLICIES[0]) else None
+    return ADDABLE_POLICIES[0] if find_added_policy_folder(ADDABLE_POLICIES[0]) else None
 
 
 def read_origin(folder: Path) -> PolicyOrigin | None:

@@ -27,8 +27,8 @@ from tokenizers import normalizers
 
 from memagent_graph.errors import MissingExtraError, PolicyError, make_install_command
 from memagent_graph.policies.added import (
+    ADDABLE_POLICIES,
     ENGLISH_FOLDER,
-    INSTALLABLE_POLICIES,
     PolicyOrigin,
     find_added_policy_folder,
     get_policies_folder,
@@ -72,7 +72,7 @@ def add_policy(
     """Write the folder of a policy, unless it exists and was made from the same files, and return it.
 
     Args:
-        name: one of `INSTALLABLE_POLICIES`.
+        name: one of `ADDABLE_POLICIES`.
         file: a local copy of the base's file, instead of a download.
         adapter: a PEFT folder, instead of the adapter in this package. "bases" in its `memagent.json` lists the
             SHA-256 of the base files that it was trained on.
@@ -85,10 +85,8 @@ def add_policy(
         PolicyError: the name is unknown, the base cannot be fetched, the adapter belongs to another base, there is not
             enough disk space or memory, or another call is running.
     """
-    if name not in INSTALLABLE_POLICIES:
-        raise PolicyError(
-            f"there is no policy {name!r} to add", hint=f"Choose one of: {', '.join(INSTALLABLE_POLICIES)}."
-        )
+    if name not in ADDABLE_POLICIES:
+        raise PolicyError(f"there is no policy {name!r} to add", hint=f"Choose one of: {', '.join(ADDABLE_POLICIES)}.")
     if any(find_spec(module) is None for module in REQUIRED_MODULES):
         raise MissingExtraError("language", f"adding the policy {name}")
     source = None if name.endswith("-untrained") else (adapter or ADAPTER_FOLDER).expanduser()
@@ -143,7 +141,7 @@ def remove_policy(name: str) -> Path:
             )
         _make_temporary(policy)
         _remove_temporary_folders(folder)
-        if not any(map(find_added_policy_folder, INSTALLABLE_POLICIES)):
+        if not any(map(find_added_policy_folder, ADDABLE_POLICIES)):
             shutil.rmtree(folder / "bases", ignore_errors=True)
     return policy
 

@@ -21,7 +21,7 @@ from memagent_graph.concurrency.background import register_after_fork
 from memagent_graph.errors import PolicyError, PolicyRequestError, load_extra
 from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import make_one_line
-from memagent_graph.policies.added import INSTALLABLE_POLICIES
+from memagent_graph.policies.added import ADDABLE_POLICIES
 from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
 from memagent_graph.policies.model_info import ModelInfo, ModelShape, hash_weights
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, find_policy_folder, load_profile
@@ -247,7 +247,7 @@ def _find_model_folder(model: Path | str) -> Path:
     folder = find_policy_folder(model)
     if folder.is_dir():
         return folder
-    if model in INSTALLABLE_POLICIES:
+    if model in ADDABLE_POLICIES:
         raise PolicyError(f"the policy {model} is not on this machine", hint=f"Add it: memagent policy add {model}.")
     if isinstance(model, str) and is_hub_id(model):
         return fetch_model_folder(model, with_weights=True)

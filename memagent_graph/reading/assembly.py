@@ -13,7 +13,7 @@ from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import Profile
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts, load_prompts
-from memagent_graph.reading.prompt_counts import PromptCounts
+from memagent_graph.reading.prompt_cuts import PromptCutDetector
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules
 from memagent_graph.roles import ANSWER, UPDATE, require_room
 from memagent_graph.run_log import RunLog
@@ -97,7 +97,7 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
         boundary=settings.boundary or (profile.boundary if profile else "token"),
         shape=info.shape,
         on_incomplete=settings.on_incomplete,
-        prompt_counts=None if info.number_format else PromptCounts(tokenizer),
+        prompt_cut_detector=None if info.number_format else PromptCutDetector(tokenizer),
         run_log=parts.run_log,
         log_settings=settings.for_log(),
     )

@@ -27,7 +27,7 @@ from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.execution import Execution, ProcessorTurn, StepExecution
 from memagent_graph.reading.langgraph_internals import CHECKPOINTER, get_config_entry
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
-from memagent_graph.reading.tracing import get_trace_ids, trace_policy
+from memagent_graph.reading.tracing import get_trace_ids, observe_policy
 
 STREAM_TYPES = {Writes.MEMORY: "memory_update", Writes.DECISION: "decision", Writes.ANSWER: "answer"}
 """The `type` of a call in custom streams, without the prefix "memagent."."""
@@ -64,7 +64,7 @@ class StepNode(Runnable[Any, Change]):
         """Run the step; return its change and its calls of the policy."""
         recording, context = execution.recording, execution.context
         trace = {} if recording is None else get_trace_ids(config)
-        step = StepContext(state, trace_policy(context, config), execution, self.node, turn, trace)
+        step = StepContext(state, observe_policy(context, config), execution, self.node, turn, trace)
         start_time = asyncio.get_running_loop().time()
         try:
             change = await self.step(state, step)
@@ -119,7 +119,9 @@ class LoopNode(StepNode):
         runtime = get_runtime(Execution)
         execution, context = runtime.context, runtime.context.context
         change = await self.run(input, runtime, config)
-        is_observed = get_config_entry(config, CHECKPOINTER) is not None or trace_policy(context, config) is not context
+        is_observed = (
+            get_config_entry(config, CHECKPOINTER) is not None or observe_policy(context, config) is not context
+        )
         if context.on_hidden_update is None or is_observed:  # checkpoints or callbacks need the supersteps
             return change
         state, total_change = dict(input), dict[str, Any]()

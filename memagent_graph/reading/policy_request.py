@@ -17,7 +17,7 @@ from memagent_graph.errors import PromptCutError
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenUsage
 from memagent_graph.reading.execution import StepExecution
-from memagent_graph.reading.prompt_counts import PromptCounts
+from memagent_graph.reading.prompt_cuts import PromptCutDetector
 from memagent_graph.reading.state import Counters, add_cost
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
@@ -212,8 +212,8 @@ class PolicyRequest:
         self._attempt_count += 1
         for kind, detail in completion.notes:
             self._add_event(kind, detail)
-        if completion.usage and context.prompt_counts:
-            await self._require_whole_prompt(context.prompt_counts, completion.usage.prompt_tokens)
+        if completion.usage and context.prompt_cut_detector:
+            await self._require_whole_prompt(context.prompt_cut_detector, completion.usage.prompt_tokens)
         if completion.retries:
             self._add_event(EventKind.REQUEST_RETRIED, f"the request was sent {completion.retries + 1} times")
         self._call = replace(self._call, completion=completion)
@@ -236,10 +236,10 @@ class PolicyRequest:
         self._add_usage(completion.usage or TokenUsage(0, 0))
         return completion.usage.prompt_tokens if completion.usage else 0
 
-    async def _require_whole_prompt(self, counts: PromptCounts, server_count: int) -> None:
+    async def _require_whole_prompt(self, detector: PromptCutDetector, server_count: int) -> None:
         """Report a prompt that the server cut, or stop the read."""
         reads, count_at_server = self._call.reads, self._count_at_server
-        missing_tokens = await counts.count_missing_tokens(self._messages, reads, server_count, count_at_server)
+        missing_tokens = await detector.count_missing_tokens(self._messages, reads, server_count, count_at_server)
         if not missing_tokens:
             return
         counts_text = f"it counts {server_count:,} tokens, and about {missing_tokens:,} more were sent"

@@ -25,7 +25,7 @@ from memagent_graph.events import EventKind, UpdateRule
 from memagent_graph.policies.model_info import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
-from memagent_graph.reading.prompt_counts import PromptCounts
+from memagent_graph.reading.prompt_cuts import PromptCutDetector
 from memagent_graph.run_log import RunLog, StrategyId
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.trace import Trace
@@ -208,7 +208,7 @@ class ReaderContext:
     """The model's size, if known, for estimates of floating-point operations."""
     on_incomplete: str = "report"
     """The rule for a document with content that could not be converted to text: report, or stop."""
-    prompt_counts: PromptCounts | None = field(default=None, repr=False)
+    prompt_cut_detector: PromptCutDetector | None = field(default=None, repr=False)
     """Detects prompts that a server has cut; None for policies in this process."""
     run_log: RunLog | None = field(default=None, repr=False)
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)

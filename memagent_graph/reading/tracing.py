@@ -54,7 +54,7 @@ def get_trace_ids(config: RunnableConfig | None) -> dict[str, str]:
     return ids
 
 
-def trace_policy(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
+def observe_policy(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
     """Return the context for a step under `config`. Its policy reports to the handlers of the config.
 
     Without handlers, it is the same context, which costs no time.

@@ -90,15 +90,15 @@ async def test_a_small_training_step_is_distinguished_from_no_step(server, api, 
     expected = old_scores.split(score_with_folder(folder, old_scores.rows))
     assert find_mismatch(old_scores.logprobs, expected, tolerance=tolerance) is None
 
-    async def nothing(self: ServerAPI, path: str) -> None:
-        """A reload that reloads nothing."""
+    async def skip_reload(self: ServerAPI, path: str) -> None:
+        """Reload nothing."""
 
-    monkeypatch.setattr(ServerAPI, "reload_weights", nothing)
-    remote = make_sync(
+    monkeypatch.setattr(ServerAPI, "reload_weights", skip_reload)
+    policy_sync = make_sync(
         RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER), SyncMethod.RELOAD, tolerance=tolerance
     )
     with pytest.raises(TrainingError, match="did not move with the trainer's"):
-        await remote.sync(folder, "1")
+        await policy_sync.sync(folder, "1")
 
 
 async def test_without_a_reset_of_the_prefix_cache_old_keys_and_values_are_used(server, api, tmp_path) -> None:
@@ -136,9 +136,9 @@ async def test_an_adapter_of_other_weights_is_refused_though_the_server_accepts_
 async def test_a_rank_that_is_too_large_is_refused_with_the_servers_option(server, tmp_path) -> None:
     await load_embedded_policy(server)
     adapter = write_adapter(tmp_path / "64", seed=1, rank=64) / "adapter"
-    remote = PolicySync(RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER))
+    policy_sync = PolicySync(RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER))
     with pytest.raises(TrainingError, match=r"rank 64 is greater than max_lora_rank.*`--max-lora-rank`"):
-        await remote.sync(adapter, "1")
+        await policy_sync.sync(adapter, "1")
 
 
 async def test_a_broken_server_is_restarted_with_the_new_weights(server, tmp_path) -> None:

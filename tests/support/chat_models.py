@@ -37,12 +37,12 @@ class ScriptedChatModel(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=self.script(list(messages)))])
 
 
-def call_tools(*requests: tuple[str, dict[str, Any]], prefix: str = "call") -> AIMessage:
+def make_tool_calls(*calls: tuple[str, dict[str, Any]], prefix: str = "call") -> AIMessage:
     """Return a message that calls tools, with the ids `call-0`, `call-1` and so on."""
     return AIMessage(
         "",
         tool_calls=[
-            {"name": name, "args": args, "id": f"{prefix}-{number}"} for number, (name, args) in enumerate(requests)
+            {"name": name, "args": args, "id": f"{prefix}-{number}"} for number, (name, args) in enumerate(calls)
         ],
     )
 

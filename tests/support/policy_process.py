@@ -26,12 +26,12 @@ class PolicyProcess(KillableProcess):
 
     Args:
         file: where it writes its requests.
-        milliseconds: its delay before a reply.
+        delay_ms: its delay before a reply.
     """
 
-    def __init__(self, file: Path, milliseconds: int) -> None:
+    def __init__(self, file: Path, delay_ms: int) -> None:
         self._file = file
-        self._milliseconds = milliseconds
+        self._delay_ms = delay_ms
         self._port = 0
 
     @property
@@ -39,7 +39,7 @@ class PolicyProcess(KillableProcess):
         return f"http://127.0.0.1:{self._port}/v1"
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "support.policy_process", str(self._port), str(self._milliseconds)]
+        command = [sys.executable, "-m", "support.policy_process", str(self._port), str(self._delay_ms)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
         self.process = Program([*command, str(self._file)], stdout=subprocess.PIPE, env=environment, cwd=TESTS.parent)
         port = self.process.stdout.readline()
@@ -47,11 +47,11 @@ class PolicyProcess(KillableProcess):
         self._port = int(port)
 
     def read_requests(self) -> list[dict[str, Any]]:
-        """Return of each request its cache salt, the problem and the section ("" in a request for the answer)."""
+        """Return the cache salt, the problem and the section of each request; an answer has no section."""
         return [json.loads(line) for line in self._file.read_text("utf-8").splitlines()]
 
 
-def main(port: int, milliseconds: int, file: str) -> None:
+def main(port: int, delay_ms: int, file: str) -> None:
     log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def respond(body: dict[str, Any], number: int) -> str:
@@ -64,7 +64,7 @@ def main(port: int, milliseconds: int, file: str) -> None:
         os.write(log, json.dumps(request).encode() + b"\n")
         return read_perfectly(prompt)
 
-    server = FakeServer(respond, delay=milliseconds / 1000, window=1000, vllm=True, port=port)
+    server = FakeServer(respond, delay=delay_ms / 1000, window=1000, vllm=True, port=port)
     with server:
         print(server.base_url.rpartition(":")[2].partition("/")[0], flush=True)
         while True:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 import pytest
 
@@ -27,11 +28,11 @@ class PostgresServer:
     """A server with an empty database `memagent` and a user of that name."""
 
     def __enter__(self) -> Self:
-        self._programs = _find_programs()
+        self._program_folder = _find_program_folder()
         self._folder = Path(tempfile.mkdtemp(prefix="memagent-postgres-"))
-        self._user: Mapping[str, Any] = _find_user()
-        if self._user:
-            os.chown(self._folder, self._user["user"], self._user["group"])
+        self._user_options: Mapping[str, Any] = _make_user_options()
+        if self._user_options:
+            os.chown(self._folder, self._user_options["user"], self._user_options["group"])
         password_file = self._folder / "password"
         password_file.write_text(PASSWORD)
         password_file.chmod(0o644)
@@ -39,7 +40,7 @@ class PostgresServer:
             listener.bind(("127.0.0.1", 0))
             self.port = listener.getsockname()[1]
         options = ("-U", "memagent", "-A", "scram-sha-256", f"--pwfile={password_file}", "-E", "UTF8")
-        self._run("initdb", "-D", self._data, *options)
+        self._run("initdb", "-D", self._data_folder, *options)
         self.start()
         self.execute("CREATE DATABASE memagent", database="postgres")
         return self
@@ -51,13 +52,13 @@ class PostgresServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
-    def _data(self) -> str:
+    def _data_folder(self) -> str:
         return str(self._folder / "data")
 
     @property
     def url(self) -> str:
         """The URL with the password."""
-        return f"postgresql://memagent:secret%2Fof%40ours@127.0.0.1:{self.port}/memagent"
+        return f"postgresql://memagent:{quote(PASSWORD, safe='')}@127.0.0.1:{self.port}/memagent"
 
     @property
     def url_without_password(self) -> str:
@@ -66,8 +67,8 @@ class PostgresServer:
     def start(self) -> None:
         options = ("-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-k", str(self._folder))
         self._process = subprocess.Popen(
-            [self._programs / "postgres", "-D", self._data, *options],
-            stderr=(self._folder / "log").open("ab"), cwd=self._folder, **self._user,
+            [self._program_folder / "postgres", "-D", self._data_folder, *options],
+            stderr=(self._folder / "log").open("ab"), cwd=self._folder, **self._user_options,
         )  # fmt: skip
         deadline = time.monotonic() + 60
         while True:
@@ -97,14 +98,14 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str) -> None:
         process = subprocess.run(
-            [self._programs / program, *arguments], capture_output=True, text=True, cwd=self._folder, check=False,
-            **self._user,
+            [self._program_folder / program, *arguments], capture_output=True, text=True, cwd=self._folder, check=False,
+            **self._user_options,
         )  # fmt: skip
         if process.returncode:
             raise RuntimeError(process.stderr)
 
 
-def _find_programs() -> Path:
+def _find_program_folder() -> Path:
     """Return the folder with initdb and postgres, which Debian keeps out of the PATH."""
     initdb = shutil.which("initdb")
     folders = [Path(initdb).parent] if initdb else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
@@ -113,8 +114,8 @@ def _find_programs() -> Path:
     return folders[0]
 
 
-def _find_user() -> dict[str, Any]:
-    """Return the user to run the server as if this one is root, as which it refuses to run."""
+def _make_user_options() -> dict[str, Any]:
+    """Return the options of Popen for another user if this one is root, as whom PostgreSQL refuses to run."""
     if os.geteuid():
         return {}
     for name in ("postgres", "nobody"):

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     "path", ["inner/book.txt", "same.txt", "./inner/../inner/book.txt", "{root}/inner/book.txt", "open/inner/book.txt"]
 )
 def test_files_below_a_root_are_documents(folder: Path, path: str) -> None:
-    document = AllowedRoots([folder / "open"]).document(path.format(root=folder / "open"))
+    document = AllowedRoots([folder / "open"]).find_document(path.format(root=folder / "open"))
     assert document.content == (folder / "open" / "inner" / "book.txt").resolve()
 
 
@@ -44,7 +44,7 @@ PATHS_OUTSIDE = ("../secret.txt", "inner/../../secret.txt", "way_out.txt", "way_
 )  # fmt: skip
 def test_a_path_that_leads_out_of_the_root_is_refused(folder: Path, path: str) -> None:
     with pytest.raises(RefusedSourceError) as error:
-        AllowedRoots([folder / "open"]).document(path.format(root=folder))
+        AllowedRoots([folder / "open"]).find_document(path.format(root=folder))
     assert "a secret" not in str(error.value)
     assert "Name a file below open/." in str(error.value)
     assert str(folder) not in str(error.value).replace(path.format(root=folder), "")
@@ -56,7 +56,7 @@ def test_a_missing_file_and_one_outside_the_root_give_the_same_message(folder: P
     messages = []
     for path in ("../secret.txt", "../absent.txt"):
         with pytest.raises(RefusedSourceError) as error:
-            roots.document(path)
+            roots.find_document(path)
         messages.append(str(error.value).replace(path, "X"))
     assert messages[0] == messages[1]
 
@@ -64,15 +64,15 @@ def test_a_missing_file_and_one_outside_the_root_give_the_same_message(folder: P
 def test_a_folder_is_refused_and_the_message_lists_its_readable_files(folder: Path) -> None:
     roots = AllowedRoots([folder / "open"])
     with pytest.raises(RefusedSourceError) as error:
-        roots.document(".")
+        roots.find_document(".")
     assert str(error.value) == "'.' is a folder, not a file. Read its files one by one; it contains inner/, same.txt."
     for number in range(30):
         (folder / "open" / "inner" / f"{number:02}.txt").write_text("a page")
     with pytest.raises(RefusedSourceError, match=r"contains 00.txt, 01.txt, .*, 19.txt and 11 more\.$"):
-        roots.document("inner")
+        roots.find_document("inner")
     (folder / "open" / "empty").mkdir()
     with pytest.raises(RefusedSourceError, match="nothing in it that may be read"):
-        roots.document("empty")
+        roots.find_document("empty")
 
 
 def test_pipes_and_huge_files_are_refused(folder: Path) -> None:
@@ -82,12 +82,12 @@ def test_pipes_and_huge_files_are_refused(folder: Path) -> None:
     roots = AllowedRoots([folder / "open"])
     for path, message in (("pipe", "not a regular file"), ("huge.txt", "10,737,418,240")):
         with pytest.raises(RefusedSourceError, match=message):
-            roots.document(path)
+            roots.find_document(path)
 
 
 def test_without_roots_no_file_may_be_read(folder: Path) -> None:
     with pytest.raises(RefusedSourceError, match="pass the text itself"):
-        AllowedRoots().document(str(folder / "secret.txt"))
+        AllowedRoots().find_document(str(folder / "secret.txt"))
     with pytest.raises(FileNotFoundError):
         AllowedRoots([folder / "absent"])
 
@@ -131,9 +131,9 @@ def test_roots_are_restricted_to_those_of_a_client(folder: Path) -> None:
 
 def test_a_root_can_be_a_single_file(folder: Path) -> None:
     roots = AllowedRoots([folder / "secret.txt"])
-    assert roots.document("secret.txt").content == (folder / "secret.txt").resolve()
+    assert roots.find_document("secret.txt").content == (folder / "secret.txt").resolve()
     with pytest.raises(RefusedSourceError, match=r"Name secret\.txt\.$"):
-        roots.document("open/inner/book.txt")
+        roots.find_document("open/inner/book.txt")
 
 
 @pytest.mark.parametrize(("name", "new_kind"), [("book.txt", "link"), (".", "link"), ("book.txt", "pipe")])
@@ -141,7 +141,7 @@ def test_a_link_or_pipe_that_replaces_a_file_is_not_read(
     folder: Path, tmp_path: Path, name: str, new_kind: str
 ) -> None:
     replaced_path, store = folder / "open" / "inner" / name, DocumentStore(tmp_path / "documents")
-    document = AllowedRoots([folder / "open"]).document("inner/book.txt")
+    document = AllowedRoots([folder / "open"]).find_document("inner/book.txt")
     assert store.add(document)["size"] == len("a book")
     replaced_path.rename(folder / "gone")
     (folder / "outside").mkdir()

@@ -76,8 +76,8 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 @_linux_only
 def test_memory_does_not_grow_with_the_number_of_pages(tmp_path):
     peak_kb = []
-    for pages in (50, 500):
-        (tmp_path / "a.pdf").write_bytes(make_pdf(*[f"{page}) Tj (" + "word) Tj (" * 300 for page in range(pages)]))
+    for page_count in (50, 500):
+        (tmp_path / "a.pdf").write_bytes(make_pdf(*[f"{i}) Tj (" + "word) Tj (" * 300 for i in range(page_count)]))
         with (tmp_path / "a.pdf").open("rb") as file:
             peak_kb.append(int(subprocess.check_output([sys.executable, "-c", _PRINT_PEAK_MEMORY], stdin=file)))
     assert peak_kb[1] < 1.3 * peak_kb[0]

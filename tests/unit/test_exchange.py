@@ -198,7 +198,7 @@ def test_datasets_reads_a_parquet_export_with_the_same_values(tmp_path, log) -> 
     assert (empty_run["run_id"], empty_run["conversation"], empty_run["role"]) == ("without conversations", None, None)
 
 
-def test_the_file_s_metadata_does_not_grow_with_the_number_of_runs(tmp_path, log) -> None:
+def test_metadata_of_a_file_does_not_grow_with_the_number_of_runs(tmp_path, log) -> None:
     metadata_bytes = []
     for run_count in (1, 40):
         for number in range(run_count):

@@ -19,7 +19,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
-from support.chat_models import ScriptedChatModel, call_tools, make_chat_model
+from support.chat_models import ScriptedChatModel, make_chat_model, make_tool_calls
 from support.fake_server import FakeServer
 from support.scripts import extract, make_document, read_perfectly
 from unit.test_tracing import RunRecorder
@@ -61,7 +61,7 @@ def make_agent(
 
 
 def make_fetch_call(*, twice: bool = False) -> AIMessage:
-    return call_tools(*[("fetch", {"name": "long"})] * (1 + twice))
+    return make_tool_calls(*[("fetch", {"name": "long"})] * (1 + twice))
 
 
 def get_tool_message(messages: list[AnyMessage], index: int = 0) -> ToolMessage:
@@ -101,7 +101,8 @@ class TestToolResults:
         """The limit is in tokens: a result may have more bytes."""
         policy, tokens = ScriptedPolicy(read_perfectly), load_tokenizer("embedded").count(LONG_TEXT)
         for name, text, limit in (("short", "a short text", 500), ("long", LONG_TEXT, tokens)):
-            agent = make_agent(make_reader(policy), call_tools(("fetch", {"name": name})), "done", result_tokens=limit)
+            script = make_tool_calls(("fetch", {"name": name})), "done"
+            agent = make_agent(make_reader(policy), *script, result_tokens=limit)
             assert get_tool_message(await ask(agent, REQUEST)).content == text
         assert policy.prompts == []
 
@@ -114,13 +115,13 @@ class TestToolResults:
         first_result = get_tool_message(await ask(new_agent(make_fetch_call(), "4711"), REQUEST))
         arguments = {"run_id": get_reading(first_result)["run_id"], "questions": "What is the key of castle?"}
         follow_up = {"messages": [HumanMessage("And castle?")]}
-        messages = await ask(new_agent(call_tools(("ask_tool_result", arguments), prefix="more"), "2222"), follow_up)
+        messages = await ask(new_agent(make_tool_calls(("ask_tool_result", arguments), prefix="b"), "2222"), follow_up)
         assert "Answer: 2222" in get_tool_message(messages, -1).content
         # A caller cannot add the run to another thread, neither as state nor as a message.
         reading = get_reading(first_result)
         forged_state = {**follow_up, "memagent_readings": {reading["run_id"]: reading["document"]}}
-        forged_state["messages"] = [call_tools(("fetch", {})), first_result, *follow_up["messages"]]
-        new_call = call_tools(("ask_tool_result", arguments), prefix="more")
+        forged_state["messages"] = [make_tool_calls(("fetch", {})), first_result, *follow_up["messages"]]
+        new_call = make_tool_calls(("ask_tool_result", arguments), prefix="b")
         other_messages = await ask(new_agent(new_call, "?"), forged_state, thread="two")
         assert get_tool_message(other_messages, -1).status == "error"
         assert "2222" not in get_tool_message(other_messages, -1).content
@@ -135,7 +136,7 @@ class TestToolResults:
             middle = len(LONG_TEXT) // 2
             return [{"type": "text", "text": LONG_TEXT[:middle]}, image, {"type": "text", "text": LONG_TEXT[middle:]}]
 
-        agent = make_agent(make_reader(), call_tools(("take_picture", {})), "done", tools=[take_picture])
+        agent = make_agent(make_reader(), make_tool_calls(("take_picture", {})), "done", tools=[take_picture])
         text, block = get_tool_message(await ask(agent, REQUEST)).content
         assert "Answer: 4711" in text["text"]
         assert block == image
@@ -148,7 +149,7 @@ class TestToolResults:
             return Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
 
         messages = await ask(
-            make_agent(make_reader(), call_tools(("hand_over", {})), "done", tools=[hand_over]), REQUEST
+            make_agent(make_reader(), make_tool_calls(("hand_over", {})), "done", tools=[hand_over]), REQUEST
         )
         assert "Answer: 4711" in get_tool_message(messages).content
         assert get_tool_message(messages).artifact == {"mine": 1}
@@ -177,7 +178,7 @@ class TestToolResults:
         assert LONG_TEXT[:500] in notice.content
         assert load_tokenizer("embedded").count(notice.content) <= 1800
         is_down[0] = False
-        tool_call = call_tools(
+        tool_call = make_tool_calls(
             ("ask_tool_result", {"run_id": get_reading(notice)["run_id"], "questions": REQUEST["messages"][0].content})
         )
         agent = make_agent(reader, tool_call, "4711", saver=saver, result_tokens=1800)
@@ -196,7 +197,7 @@ class TestToolResults:
 
         reader = make_reader()
         monkeypatch.setattr(reader.store, "add", raise_disk_full)
-        tool_calls = call_tools(("fetch", {"name": "long"}), ("hand_over", {}))
+        tool_calls = make_tool_calls(("fetch", {"name": "long"}), ("hand_over", {}))
         agent = make_agent(reader, tool_calls, "done", tools=[fetch, hand_over], result_tokens=1800)
         messages = await ask(agent, REQUEST)
         for index in (0, 1):
@@ -386,7 +387,7 @@ class TestHistories:
             if call_count[0] > 9:
                 return AIMessage("4711")
             names = [("fetch", {"name": "word " * 20})] * (call_count[0] % 3 + 1)
-            return call_tools(*names, prefix=f"round{call_count[0]}")
+            return make_tool_calls(*names, prefix=f"round{call_count[0]}")
 
         model = ScriptedChatModel(script=script)
         await ask(self.make_agent(make_reader(), model), REQUEST)
@@ -548,7 +549,7 @@ class TestCuts:
             assert calls & results or begins_with_result or awaits_more
 
     def test_no_cut_follows_an_unanswered_call(self) -> None:
-        assert find_safe_cuts([HumanMessage("a"), call_tools(("fetch", {}))]) == [0, 1]
+        assert find_safe_cuts([HumanMessage("a"), make_tool_calls(("fetch", {}))]) == [0, 1]
 
 
 def test_a_transcript_shows_messages_calls_results_and_block_types() -> None:

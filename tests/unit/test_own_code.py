@@ -75,7 +75,7 @@ def test_the_error_for_missing_code_has_a_hint(folder, text, message, hint) -> N
     assert message in error.value.message and hint in str(error.value.hint)
 
 
-def test_the_caller_s_error_and_hint_are_used(folder) -> None:
+def test_the_callers_error_and_hint_are_used(folder) -> None:
     class JudgeError(MemAgentError):
         pass
 

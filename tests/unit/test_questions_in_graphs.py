@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
-from support.chat_models import call_tools, make_chat_model
+from support.chat_models import make_chat_model, make_tool_calls
 from support.scripts import extract, make_document, read_perfectly
 from typing_extensions import TypedDict
 from unit.test_node import build_parent
@@ -204,9 +204,9 @@ async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader)
         return create_agent(make_chat_model(*replies), [fetch], middleware=[middleware], checkpointer=saver)
 
     async def ask(arguments: dict[str, Any], prefix: str) -> Any:
-        return await invoke(make_agent(call_tools(("ask_tool_result", arguments), prefix=prefix), "done"), ASK)
+        return await invoke(make_agent(make_tool_calls(("ask_tool_result", arguments), prefix=prefix), "done"), ASK)
 
-    (result,) = find_tool_messages(await invoke(make_agent(call_tools(("fetch", {})), "read"), ASK))
+    (result,) = find_tool_messages(await invoke(make_agent(make_tool_calls(("fetch", {})), "read"), ASK))
     policy.prompts.clear()
     policy.is_failing = True
     arguments = {"run_id": result.response_metadata["memagent"]["run_id"], "questions": QUESTIONS[:3]}

@@ -14,7 +14,7 @@ from langchain.agents.middleware import ToolRetryMiddleware
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
-from support.chat_models import call_tools, make_chat_model
+from support.chat_models import make_chat_model, make_tool_calls
 from support.scripts import extract, make_document, read_perfectly
 from support.strategies import answer_perfectly
 from typing_extensions import TypedDict
@@ -131,7 +131,9 @@ async def test_a_tool_retried_by_a_middleware_continues_at_the_chunk_that_failed
 ) -> None:
     script = FailingScript()
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)), on_failure="raise")
-    model = make_chat_model(call_tools(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "It is 4711.")
+    model = make_chat_model(
+        make_tool_calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "It is 4711."
+    )
     retries = ToolRetryMiddleware(max_retries=2, initial_delay=0.001, jitter=False)
     agent = create_agent(model, [tool], middleware=[retries], checkpointer=InMemorySaver() if has_checkpoints else None)
     state = await run(agent, {"messages": [("user", QUESTION)]}, sync=sync)
@@ -143,7 +145,7 @@ def test_an_agent_without_checkpoints_continues_a_read_when_its_model_asks_again
     script = FailingScript()
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)))
     read = ("read_long_document", {"questions": [QUESTION], "text": TEXT})
-    model = make_chat_model(call_tools(read, prefix="a"), call_tools(read, prefix="b"), "It is 4711.")
+    model = make_chat_model(make_tool_calls(read, prefix="a"), make_tool_calls(read, prefix="b"), "It is 4711.")
     *_, failed, _, message, _ = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"]
     assert "The read failed" in failed.text
     assert failed.text.endswith("Ask the same question about the same document again to read on from there.")
@@ -156,7 +158,7 @@ def test_a_read_that_failed_in_an_agent_can_be_resumed_by_hand(make_reader) -> N
     script = FailingScript()
     reader = make_reader(ScriptedPolicy(script))
     tool = ReadLongDocument(agent=reader)
-    model = make_chat_model(call_tools(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Sorry.")
+    model = make_chat_model(make_tool_calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Sorry.")
     message = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"][-2]
     with reader.copy(checkpoints=get_default_checkpoints()) as reader_copy:
         assert reader_copy.resume(message.artifact["readings"][0]["run_id"]).answer == "4711"
@@ -197,7 +199,7 @@ async def test_progress_of_branches_never_falls_and_includes_chunks_read_before_
     policy = ScriptedPolicy(FailingScript("4711", script=answer_with_both))
     tool = ReadLongDocument(agent=make_reader(policy, strategy="map_reduce:width=8", branches=3), on_failure="raise")
     text = make_document({0.1: "The key of harbor is 12.", 0.7: "The key of harbor is 4711."}, words=3000)
-    model = make_chat_model(call_tools(("read_long_document", {"questions": [QUESTION], "text": text})), "Done.")
+    model = make_chat_model(make_tool_calls(("read_long_document", {"questions": [QUESTION], "text": text})), "Done.")
     agent = create_agent(model, [tool], checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "one"}}
     events: list[Any] = []
@@ -223,7 +225,7 @@ async def test_progress_of_branches_never_falls_and_includes_chunks_read_before_
 def build_graph(make_reader: MakeReader, policy: ScriptedPolicy, levels: int, kind: str) -> Any:
     if kind == "agent":
         tool = ReadLongDocument(agent=make_reader(policy))
-        model = make_chat_model(call_tools(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Done.")
+        model = make_chat_model(make_tool_calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "OK.")
         return create_agent(model, [tool])
     graph: Any = compile_graph(memagent_node(make_reader(policy)))
     for _ in range(levels):

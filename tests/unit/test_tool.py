@@ -15,7 +15,7 @@ from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import ValidationError
-from support.chat_models import ScriptedChatModel, call_tools, make_chat_model
+from support.chat_models import ScriptedChatModel, make_chat_model, make_tool_calls
 from support.document_files import make_pdf
 from support.scripts import extract, make_document, read_perfectly
 
@@ -42,7 +42,7 @@ def make_tool(make_reader):
 
 def make_caller(*arguments: dict[str, Any]) -> ScriptedChatModel:
     """Return a model that calls the tool with each of the arguments in one message, then ends."""
-    return make_chat_model(call_tools(*(("read_long_document", values) for values in arguments)), "done")
+    return make_chat_model(make_tool_calls(*(("read_long_document", values) for values in arguments)), "done")
 
 
 def call_tool(tool: ReadLongDocument, **arguments: Any) -> ToolMessage:

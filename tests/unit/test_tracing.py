@@ -22,7 +22,7 @@ from support.scripts import extract, make_document, read_perfectly
 from memagent_graph import ChatModelPolicy, Completion, FinishReason, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import PolicyError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.reading.tracing import TRACE_TEXTS, trace_policy
+from memagent_graph.reading.tracing import TRACE_TEXTS, observe_policy
 
 TEXT = make_document({0.5: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
@@ -195,4 +195,4 @@ async def test_a_policy_is_called_with_the_configurable_settings(make_reader) ->
 def test_without_callbacks_the_context_is_unchanged(make_reader) -> None:
     context = make_reader().graph().reader_context
     for config in (None, {}, {"callbacks": None}, {"callbacks": []}):
-        assert trace_policy(context, config) is context
+        assert observe_policy(context, config) is context

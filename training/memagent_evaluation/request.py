@@ -66,7 +66,9 @@ async def run_evaluation(options: EvalOptions, log_path: Path, command: str) -> 
     """
     judge_settings = _make_judge_settings(options)
     # The log is opened after all checks: a refused request leaves no files.
-    async with MemAgent(settings=options.settings(), store=_choose_store(options, log_path), run_log=False) as reader:
+    async with MemAgent(
+        settings=options.make_settings(), store=_choose_store(options, log_path), run_log=False
+    ) as reader:
         plan, tasks, settings = await _plan_evaluation(options, reader)
         with open_results(options.out, settings, resume=options.resume) as journal:
             journal.add_plan(plan)

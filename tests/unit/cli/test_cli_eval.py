@@ -50,7 +50,7 @@ def evaluate(task: str, options: tuple[str, ...], out: Path) -> Callable[..., Re
 
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes as long as everything else."""
+    """Draw no plots, because drawing takes as long as everything else."""
     monkeypatch.setattr("memagent_evaluation.report.draw_all", lambda results, folder: [])
 
 

@@ -63,7 +63,7 @@ def test_files_are_written_to_a_folder(books, report, tmp_path) -> None:
     assert str(tmp_path) not in (tmp_path / "out/report.html").read_text()
 
 
-def test_invalid_arguments_are_refused(books, report, tmp_path) -> None:
+def test_invalid_arguments_and_a_limit_without_answers_end_with_their_codes(books, report, tmp_path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/report.md").write_text("mine")
     for arguments, code, message in (

@@ -240,7 +240,7 @@ def test_output_that_is_a_file_or_not_empty_or_in_use_is_refused(corpus: CorpusF
 
 def test_run_stops_without_loss_when_another_machine_takes_over_its_table(corpus: CorpusFixture) -> None:
     corpus.write_many(6)
-    settings = asyncio.run(CorpusReader(corpus.agent(), (HARBOR,), SourceAccess()).settings())
+    settings = asyncio.run(CorpusReader(corpus.agent(), (HARBOR,), SourceAccess()).collect_settings())
     takeover_prompts: list[str] = []
 
     def take_over(prompt: str) -> None:

@@ -323,7 +323,7 @@ class LetterCountRetriever:
         return sorted(range(len(letter_counts)), key=lambda index: -letter_counts[index])
 
 
-async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
+async def test_own_retriever_ranks_the_chunks(ask) -> None:
     text = "aaaa bbbb. " * 900 + "The jazz quiz of Zoltan in Oz. " + "cccc dddd. " * 900
     policy, settings = WindowedPolicy(), {"chunks": 1, "chunk_tokens": 30, "retriever": LetterCountRetriever()}
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)

@@ -74,7 +74,7 @@ def post(server: Server, *messages: dict[str, Any], **options: Any) -> httpx2.Re
 # Short requests
 
 
-def test_short_request_is_relayed_unchanged_with_the_server_s_key(server: Server, upstream: FakeServer) -> None:
+def test_short_request_is_relayed_unchanged_with_the_servers_key(server: Server, upstream: FakeServer) -> None:
     body = b'{ "model":"fake",\n "messages":[{"role":"user","content":"h\\u00e9llo"}], "unknown": [1,  2] }'
     headers = {"Content-Type": "application/json", "Authorization": "Bearer the-client's-key"}
     reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)

@@ -26,6 +26,7 @@ from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import Rollout, RolloutGroup
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.job.job_settings import load_preset
+from memagent_training.rewards.conversation_rewards import RecallGain
 from memagent_training.rewards.evidence_rewards import (
     EvidenceF2,
     EvidenceF2Gain,
@@ -35,7 +36,7 @@ from memagent_training.rewards.evidence_rewards import (
     compute_f2,
 )
 from memagent_training.rewards.gold_answers import GoldAnswers
-from memagent_training.rewards.reward_names import RecallGain, choose_term_rewards
+from memagent_training.rewards.reward_names import choose_term_rewards
 from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 

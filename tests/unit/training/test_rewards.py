@@ -19,15 +19,10 @@ from memagent_graph.prompts import AnswerFormat, extract_last_boxed
 from memagent_graph.run_log import Conversation, Outcome, Reward, RunRecord
 from memagent_training.data.reward_functions import LoggedReward
 from memagent_training.data.training_runs import Gold, TrainingRun
+from memagent_training.rewards.conversation_rewards import FormatReward
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import BoxedExactMatch, ExactMatch, LenientMatch, StringMatch, TokenF1
-from memagent_training.rewards.reward_names import (
-    EVIDENCE_REWARDS,
-    OUTCOME_REWARDS,
-    FormatReward,
-    choose_reward,
-    resolve_reward,
-)
+from memagent_training.rewards.reward_names import EVIDENCE_REWARDS, OUTCOME_REWARDS, choose_reward, resolve_reward
 from memagent_training.training_errors import RewardError
 
 QUESTION = "What is the key of harbor?"

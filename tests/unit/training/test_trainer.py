@@ -276,7 +276,7 @@ def equalize_rewards(groups: list[RolloutGroup]) -> list[RolloutGroup]:
     [
         (lambda groups: edit_rollout(groups, prompt_ids_P=array("I", [999])), r"token id 999.*wrote the runs"),
         (lambda groups: edit_rollout(groups, reward=1e39), r"32 bits.*run-0-0"),
-        (equalize_rewards, r"None of the 6 groups.*6 equal_rewards"),
+        (equalize_rewards, r"none of the 6 groups.*6 equal_rewards"),
     ],
     ids=["foreign ids", "huge", "equal"],
 )
@@ -379,7 +379,7 @@ def test_non_finite_steps_are_skipped_up_to_a_limit(make_trainer, tmp_path) -> N
             return loss
 
     trainer = make_trainer(tmp_path, kind=NanTrainer, max_steps=9, max_grad_norm=1.0, max_skipped_steps=1)
-    with pytest.raises(TrainingError, match=r"not finite in 2 steps in a row, the last of them 5.*max_skipped_steps"):
+    with pytest.raises(TrainingError, match=r"not finite in 2 steps in a row, most recently step 5.*max_skipped_steps"):
         trainer.train()
     assert [entry["skipped"] for entry in read_logs(trainer)][:3] == [0.0, 1.0, 0.0]
     assert has_finite_weights(trainer)

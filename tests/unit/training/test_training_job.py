@@ -317,9 +317,10 @@ def test_every_decisive_setting_exists(tmp_path) -> None:
 )
 def test_user_reward_must_be_a_function_of_a_run(name, message, tmp_path, monkeypatch) -> None:
     code = ["def length(run):\n    return 1.0", "x = 3", "def two(run, gold): ...", "def named(*, run): ..."]
+    code += ["def unsigned(run):\n    return 1.0", "unsigned.__signature__ = 3"]
     (tmp_path / "own.py").write_text("\n".join(code))
     monkeypatch.chdir(tmp_path)
-    assert choose_reward("own.py:length")(None) == 1.0
+    assert choose_reward("own.py:length")(None) == choose_reward("own.py:unsigned")(None) == 1.0
     with pytest.raises(RewardError, match=message):
         choose_reward(f"own.py:{name}")
 

@@ -113,7 +113,7 @@ class AdvantageSettings:
     def __post_init__(self) -> None:
         if self.credit and self.overlong_penalty and not any(term.reward == OUTCOME for term in self.credit):
             raise TrainingError(
-                "An overlong penalty is part of the outcome, but no credit term is about the outcome",
+                "an overlong penalty is part of the outcome, but no credit term is about the outcome",
                 hint="Leave the penalty out, or add a term {reward: outcome, weight: 0.2}.",
             )
         if not 0.0 < self.epsilon < math.inf:

@@ -64,17 +64,17 @@ class CreditTerm:
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight) or not self.weight:
             raise TrainingError(
-                f"The credit term {self.reward!r} has a weight of {self.weight}",
+                f"the credit term {self.reward!r} has a weight of {self.weight}",
                 hint="Set a finite weight other than 0, or leave the term out.",
             )
         if (self.scope is Scope.ROLE) != (self.of is not None):
             raise TrainingError(
-                f"The credit term {self.reward!r} has the scope {self.scope.value!r} and is of the role {self.of!r}",
+                f"the credit term {self.reward!r} has the scope {self.scope.value!r} and is of the role {self.of!r}",
                 hint='Name a role (of: answer) with the scope "role", and with no other.',
             )
         if self.reward == OUTCOME and self.scope is not Scope.RUN:
             raise TrainingError(
-                f"The credit term {OUTCOME!r} has the scope {self.scope.value!r}, and is a reward of whole runs",
+                f"the credit term {OUTCOME!r} has the scope {self.scope.value!r}, and is a reward of whole runs",
                 hint="Leave the scope out, or name a reward of single conversations.",
             )
 
@@ -117,20 +117,20 @@ class CreditTerm:
         reward = rollout.get_reward(self.reward)
         if reward is None:
             raise TrainingError(
-                f"The credit term {self.reward!r} has no reward in this run",
+                f"the credit term {self.reward!r} has no reward in this run",
                 hint="Load the runs with the rewards of all terms.",
                 run_id=rollout.run_id,
             )
         if not isinstance(reward, tuple) and self.scope is not Scope.RUN:
             raise TrainingError(
-                f"The credit term {self.reward!r} has the scope {self.scope.value!r}, and is a reward of whole runs",
+                f"the credit term {self.reward!r} has the scope {self.scope.value!r}, and is a reward of whole runs",
                 hint='Set its scope to "run", or name a reward of single conversations.',
                 run_id=rollout.run_id,
             )
         for value in reward if isinstance(reward, tuple) else (reward,):
             if not abs(value) <= MAX_REWARD:
                 raise TrainingError(
-                    f"A reward is {value}, which is not a finite number of 32 bits",
+                    f"a reward is {value}, which is not a finite number of 32 bits",
                     hint="Correct the reward function and reward the runs again, or leave this one's group out.",
                     run_id=rollout.run_id,
                 )
@@ -164,7 +164,7 @@ def require_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
         for pattern in (*term.roles, *(() if term.of is None else (term.of,))):
             if not any(fnmatchcase(role, pattern) for role in roles):
                 raise TrainingError(
-                    f"The credit term {term.reward!r} is about the role {pattern!r}, and the runs have "
+                    f"the credit term {term.reward!r} is about the role {pattern!r}, and the runs have "
                     f"{', '.join(sorted(roles))}",
                     hint="Name one of theirs, or read with the strategy that has that role (--strategy).",
                 )
@@ -182,15 +182,15 @@ def _parse_credit_term(entry: Any) -> CreditTerm:
     for name in entry:
         if name not in names:
             hint = did_you_mean(str(name), names, f"Choose one of: {', '.join(names)}.")
-            raise TrainingError(f"The credit term {entry['reward']!r} has an unknown key {name!r}", hint=hint)
+            raise TrainingError(f"the credit term {entry['reward']!r} has an unknown key {name!r}", hint=hint)
     roles = entry.get("roles")
     if roles is not None and not roles:  # an empty list would mean all
-        raise TrainingError(f"The credit term {entry['reward']!r} has roles: {roles!r}", hint=_TERM_HINT)
+        raise TrainingError(f"the credit term {entry['reward']!r} has roles: {roles!r}", hint=_TERM_HINT)
     try:
         return msgspec.convert({**entry, "roles": (roles,)} if isinstance(roles, str) else entry, CreditTerm)
     except msgspec.ValidationError as error:
         hint = f"{_TERM_HINT} Scopes: {', '.join(Scope)}."
-        raise TrainingError(f"The credit term {entry['reward']!r} cannot be parsed: {error}", hint=hint) from error
+        raise TrainingError(f"the credit term {entry['reward']!r} cannot be parsed: {error}", hint=hint) from error
 
 
 OUTCOME_TERMS: Final = (CreditTerm(OUTCOME),)

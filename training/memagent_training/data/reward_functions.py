@@ -59,7 +59,7 @@ class LoggedReward:
         return _find_newest_values(run, self.name, self.source).get(None)
 
     def why_unknown(self, _run: TrainingRun, /) -> str:
-        """Return the reason."""
+        """Return why the run has no reward."""
         return "the log holds no such reward"
 
 
@@ -77,7 +77,7 @@ class LoggedStepReward:
         return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
 
     def why_unknown(self, _run: TrainingRun, /) -> str:
-        """Return the reason."""
+        """Return why the run has no reward."""
         return "the log holds no such reward for each conversation"
 
 

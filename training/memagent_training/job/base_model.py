@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.policies.added import INSTALLABLE_POLICIES
+from memagent_graph.policies.added import ADDABLE_POLICIES
 from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
 from memagent_graph.policies.model_info import hash_weights
 from memagent_graph.policies.profile import Profile, find_policy_folder
@@ -77,13 +77,13 @@ def _locate_model(name: str) -> tuple[Path, str]:
         if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_PATTERNS):
             raise TrainingError(f"{folder} has no weights", hint=f"It needs {' or '.join(_WEIGHT_PATTERNS)}.")
         return folder, str(folder.resolve())  # absolute, because adapters store it
-    if name in INSTALLABLE_POLICIES:
+    if name in ADDABLE_POLICIES:
         raise TrainingError(f"the policy {name} is not on this machine", hint=f"Add it: memagent policy add {name}.")
     if folder.exists() or not is_hub_id(name):
         raise TrainingError(
             f"there is no model {name!r}",
             hint='Name a folder with config.json and weights, a hub id, "embedded", or one of '
-            f"{', '.join(INSTALLABLE_POLICIES)}.",
+            f"{', '.join(ADDABLE_POLICIES)}.",
         )
     try:
         return fetch_model_folder(name, with_weights=False), name

@@ -148,7 +148,7 @@ async def collect(
         MemAgentError: every question failed; the first error.
     """
     if agent.run_log is None:
-        raise TrainingError("The reader keeps no run log", hint="Make it with run_log=...: training replays the log.")
+        raise TrainingError("the reader keeps no run log", hint="Make it with run_log=...: training replays the log.")
     reward_name, reward_function = resolve_reward(reward)
     collection = Collection()
     read_slots = asyncio.Semaphore(settings.concurrency)

@@ -158,7 +158,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     count in the means. The gradient of such a completion is at most about this fraction of an uncertain one's: with
     0.001, copied memories are not forwarded. 0 forwards every row that has a gradient."""
     max_skipped_steps: int = 3
-    """The number of consecutive optimizer steps that may be skipped because loss or gradient are not finite; after one
+    """The number of consecutive optimizer steps that may be skipped because loss or gradient is not finite; after one
     more, training stops."""
     max_logprob_gap: float = 0.2
     """The maximum mean absolute difference per token, in nats, between logged and recomputed log-probs. If it is
@@ -200,7 +200,7 @@ class MultiConvDAPOConfig(GRPOConfig):
                 )
         if (self.importance_cap is not None or self.old_logprobs == OldLogProbs.LOGGED) and not self.logged_is_sampled:
             raise TrainingError(
-                f"The runs' log-probs are those before temperature, and temperature is {self.temperature}",
+                f"the runs' log-probs are those before temperature, and temperature is {self.temperature}",
                 hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1. If the "
                 "server reported those after temperature, set logged_after_temperature: true.",
             )
@@ -237,7 +237,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         warm_up = self.get_warmup_steps(steps)
         if warm_up >= steps:
             raise TrainingError(
-                f"The learning rate warms up over {warm_up} optimizer steps, and the training has {steps}",
+                f"the learning rate warms up over {warm_up} optimizer steps, and the training has {steps}",
                 hint="Set warmup_steps lower (0 for none), take more runs, fewer groups_per_step, or more passes.",
             )
 
@@ -264,7 +264,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         """The settings of advantages and loss weights."""
         if (self.overlong_max_length is None) != (self.overlong_cache_length is None):
             raise TrainingError(
-                "Only one of overlong_max_length and overlong_cache_length is set", hint="Set both, or neither."
+                "only one of overlong_max_length and overlong_cache_length is set", hint="Set both, or neither."
             )
         penalty = None
         if self.overlong_max_length is not None and self.overlong_cache_length is not None:

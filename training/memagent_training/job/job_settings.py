@@ -142,7 +142,7 @@ def read_preset(name: str | Path) -> Mapping[str, Any]:
         settings = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise TrainingError(
-            f"There is no preset {str(name)!r}", hint=f"Choose {' or '.join(list_presets())}, or pass a file's path."
+            f"there is no preset {str(name)!r}", hint=f"Choose {' or '.join(list_presets())}, or pass a file's path."
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise TrainingError(f"{name} is not valid YAML: {error}", hint=_PRESET_HINT) from error

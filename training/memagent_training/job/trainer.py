@@ -96,12 +96,12 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         )
         if self.aux_loss_enabled:
             raise TrainingError(
-                "The model balances its experts with an additional loss, which is not supported",
+                "the model balances its experts with an additional loss, which is not supported",
                 hint="Set router_aux_loss_coef=0 to train without it.",
             )
         self.policy_versions = tuple(policy_versions)
         self.skipped_steps = 0
-        """The number of steps that were skipped because loss or gradient were not finite."""
+        """The number of steps that were skipped because loss or gradient was not finite."""
         self._consecutive_skips = 0
         self.logprob_gap: LogProbGap | None = None
         """The difference between logged and recomputed log-probs; None before the first step."""
@@ -119,7 +119,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             counts = Counter(self.schedule.drop_reasons.values())
             reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items()) or "there are none"
             raise TrainingError(
-                f"None of the {len(groups)} groups has a training signal ({reasons})", hint=EQUAL_REWARDS_REMEDY
+                f"none of the {len(groups)} groups has a training signal ({reasons})", hint=EQUAL_REWARDS_REMEDY
             )
         self._mean_reward = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
         self._recomputed_logprobs: Mapping[RowKey, Tensor] = {}
@@ -186,7 +186,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return torch.zeros_like(loss) if is_skipped else loss
 
     def _skip_if_not_finite(self, model: nn.Module, loss: Tensor) -> bool:
-        """Drop the gradients if loss or gradient are not finite on any rank; return whether they were dropped.
+        """Drop the gradients if loss or gradient is not finite on any rank; return whether they were dropped.
 
         Raises:
             TrainingError: too many such steps in a row.
@@ -210,13 +210,13 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         step = self.state.global_step + 1
         if self._consecutive_skips > self.args.max_skipped_steps:
             raise TrainingError(
-                f"loss or gradient were not finite in {self._consecutive_skips} steps in a row, the last of them "
+                f"loss or gradient was not finite in {self._consecutive_skips} steps in a row, most recently step "
                 f"{step}",
                 hint="Lower the learning rate or max_grad_norm, look at rewards and log-probs of the step's runs, or "
                 "allow more (--set max_skipped_steps=...). Continue from the last checkpoint with --resume.",
             )
         if self.accelerator.is_main_process:
-            print(f"step {step} skipped: loss or gradient are not finite", flush=True)
+            print(f"step {step} skipped: loss or gradient is not finite", flush=True)
         return True
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
@@ -350,7 +350,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         fingerprints = gather_object([self.schedule.fingerprint])
         if len(set(fingerprints)) > 1:
             raise TrainingError(
-                "The processes that train together have different runs or rewards",
+                "the processes that train together have different runs or rewards",
                 hint="Use rewards that are the same each time, or log them (RunLog.reward) first.",
             )
         self.args.require_steps_after_warm_up(self.state.max_steps)
@@ -397,7 +397,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             )
         if not gap.mean <= self.args.max_logprob_gap:
             raise TrainingError(
-                f"The runs were not sampled by this model: {gap}",
+                f"the runs were not sampled by this model: {gap}",
                 hint="Name the model that wrote them, or raise max_logprob_gap if it has changed that much since.",
                 run_id=gap.worst_run,
             )

@@ -226,7 +226,7 @@ def _require_ranks_for_devices(config: MultiConvDAPOConfig) -> None:
         )
     if config.n_gpu > 1:
         raise TrainingError(
-            f"One process sees {config.n_gpu} GPUs, but trains on one",
+            f"one process sees {config.n_gpu} GPUs, but trains on one",
             hint="Start it with accelerate launch, or set CUDA_VISIBLE_DEVICES to one of them.",
         )
 

@@ -7,19 +7,14 @@ means a reward in the log, from `RunLog.reward` or `collect`.
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from memagent_evaluation.samples import Metric
-from memagent_evaluation.scorers import REWARD_NAMES, separate_words
-from memagent_graph.calls import Writes
-from memagent_graph.events import EventKind, StopReason
+from memagent_evaluation.scorers import REWARD_NAMES
 from memagent_graph.grouping import group_values
 from memagent_graph.own_code import is_own_code_name, load_own_code
 from memagent_graph.plain_text import did_you_mean
-from memagent_graph.policy import FinishReason
-from memagent_graph.run_log import Conversation, Outcome
 from memagent_training.algorithm.credit import CreditTerm, Scope
 from memagent_training.data.reward_functions import (
     LoggedReward,
@@ -29,7 +24,7 @@ from memagent_training.data.reward_functions import (
     get_function_name,
 )
 from memagent_training.data.rollouts import OUTCOME
-from memagent_training.data.training_runs import TrainingRun
+from memagent_training.rewards.conversation_rewards import FormatReward, RecallGain
 from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR
 from memagent_training.rewards.outcome_rewards import (
     BoxedExactMatch,
@@ -40,64 +35,6 @@ from memagent_training.rewards.outcome_rewards import (
     TokenF1,
 )
 from memagent_training.training_errors import RewardError
-
-_DAMAGE_EVENTS: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value, EventKind.INVALID_ANSWER.value})
-
-
-class FormatReward:
-    """1 for a conversation whose reply has the required format, otherwise 0.
-
-    A memory update must become the memory, or decide in its role's grammar to keep the memory. An answer must have the
-    form that the run's prompts ask for; a structured answer must match `response_format`. No reply may be cut off.
-    """
-
-    def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """Return 1 or 0 for each conversation; None if a text was redacted."""
-        if any(conversation.text is None for conversation in run.conversations_K):
-            return None
-        has_answer = run.record.stop_reason != StopReason.NO_ANSWER.value
-        return [float(_is_well_formed(conversation, has_answer)) for conversation in run.conversations_K]
-
-
-def _is_well_formed(conversation: Conversation, has_answer: bool) -> bool:
-    is_damaged = any(event.kind in _DAMAGE_EVENTS for event in conversation.events)
-    if is_damaged or conversation.finish_reason == FinishReason.LENGTH.value:
-        return False
-    has_text = bool((conversation.text or "").strip())
-    if conversation.writes is Writes.ANSWER:
-        return has_answer and has_text
-    if conversation.outcome is Outcome.KEPT_PREVIOUS:
-        return has_text and not any(event.rule for event in conversation.events)
-    return conversation.outcome is Outcome.ACCEPTED
-
-
-class RecallGain:
-    """The change that an update makes to the recall of the gold answer's words in the memory (ReMemR1).
-
-    Of several wordings the nearest counts; of several required strings, all words count. 0 for an answer.
-    """
-
-    def __call__(self, run: TrainingRun, /) -> list[float] | None:
-        """Return -1 to 1 for each conversation; None if there is no gold answer, or a memory was redacted."""
-        gold, memories_K = run.gold, run.memories_before_and_after
-        if gold is None or not gold.answers or any(after is None for _, after in memories_K):
-            return None
-        wordings = [" ".join(gold.answers)] if gold.metric is Metric.ALL else gold.answers
-        return [
-            _compute_word_recall(after or "", wordings) - _compute_word_recall(before or "", wordings)
-            for before, after in memories_K
-        ]
-
-    def why_unknown(self, run: TrainingRun, /) -> str:
-        """Return the reason."""
-        return "a memory was redacted away" if run.gold and run.gold.answers else "no gold answer is known"
-
-
-def _compute_word_recall(memory: str, wordings: Sequence[str]) -> float:
-    memory_words = Counter(separate_words(memory).split())
-    gold_words = [Counter(separate_words(wording).split()) for wording in wordings]
-    return max((words & memory_words).total() / max(1, words.total()) for words in gold_words)
-
 
 OUTCOME_REWARDS: Final[Mapping[str, RewardFunction]] = {
     "exact_match": ExactMatch(),
@@ -138,7 +75,7 @@ def resolve_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
     """
     if not isinstance(reward, str):
         return get_function_name(reward), reward
-    return REWARD_NAMES.get(reward, reward), _load_outcome_reward(reward)
+    return REWARD_NAMES.get(reward, reward), _find_outcome_reward(reward)
 
 
 def choose_reward(text: str, *, has_gold: bool = False) -> str | RewardFunction:
@@ -154,7 +91,7 @@ def choose_reward(text: str, *, has_gold: bool = False) -> str | RewardFunction:
     user_function: RewardFunction | None = _load_user_function(text)
     if user_function is not None:
         return user_function
-    return _load_outcome_reward(text) if has_gold else text
+    return _find_outcome_reward(text) if has_gold else text
 
 
 def find_built_in_reward(name: str) -> RewardFunction | StepRewardFunction:
@@ -163,7 +100,7 @@ def find_built_in_reward(name: str) -> RewardFunction | StepRewardFunction:
     Raises:
         RewardError: there is no such built-in.
     """
-    return STEP_REWARDS.get(name) or _load_outcome_reward(name, [*OUTCOME_REWARDS, *STEP_REWARDS])
+    return STEP_REWARDS.get(name) or _find_outcome_reward(name, [*OUTCOME_REWARDS, *STEP_REWARDS])
 
 
 def choose_term_rewards(
@@ -196,7 +133,7 @@ def choose_term_rewards(
     return functions
 
 
-def _load_outcome_reward(name: str, choices: Collection[str] = tuple(OUTCOME_REWARDS)) -> RewardFunction:
+def _find_outcome_reward(name: str, choices: Collection[str] = tuple(OUTCOME_REWARDS)) -> RewardFunction:
     """Return a built-in reward of whole runs; if there is none, the error suggests one of `choices`."""
     reward = OUTCOME_REWARDS.get(REWARD_NAMES.get(name, name))
     if reward is None:
@@ -215,9 +152,10 @@ def _load_user_function(text: str) -> Any:
         raise RewardError(f"{text} is not a function", hint=hint)
     try:
         signature = inspect.signature(user_function)
+    except (TypeError, ValueError):  # functions written in C have no signature, and others a wrong one
+        return user_function
+    try:
         signature.bind(object())
     except TypeError as error:
         raise RewardError(f"{text}{signature} cannot be called with a run alone: {error}", hint=hint) from error
-    except ValueError:  # functions written in C have no signature
-        pass
     return user_function

@@ -15,7 +15,7 @@ from memagent_graph.tokenizers import Tokenizer
 
 _MIN_TOKENS: Final = 200
 """Shorter prompts are not checked, because no usable server cuts them."""
-_MIN_SHARE: Final = 0.9
+_MIN_FRACTION: Final = 0.9
 """A prompt was cut if the server counts less than this fraction of the expected tokens."""
 _CHARS_PER_TOKEN: Final = 6
 """Prose has fewer characters per token, so characters divided by this are a lower bound of the tokens."""
@@ -23,8 +23,8 @@ _SAMPLES: Final = ((0.1, 200), (0.5, 1500))
 """Two samples of a prompt (fraction, maximum characters). The chat template cancels out in their difference."""
 
 
-class PromptCounts:
-    """Compares a server's token counts with those of a tokenizer.
+class PromptCutDetector:
+    """Compares a server's counts of prompt tokens with those of a tokenizer.
 
     Args:
         tokenizer: the reader's tokenizer.
@@ -33,7 +33,9 @@ class PromptCounts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._server_ratio = 1.0
+        """The server's count of a text divided by the tokenizer's, as far as it is known."""
         self._known_window = 0
+        """The largest count at which a cut was proved."""
 
     async def count_missing_tokens(
         self,
@@ -50,34 +52,41 @@ class PromptCounts:
             server_count: the server's count of the prompt's tokens.
             count_at_server: sends a text alone and returns the server's token count; 0 if there is none.
         """
-        chars = sum(len(message["content"]) for message in messages)
-        other_chars = max(0, chars - sum(span.end_char - span.start_char for span in reads))
-        min_tokens = sum(span.tokens for span in reads) + other_chars / _CHARS_PER_TOKEN
+        characters = sum(len(message["content"]) for message in messages)
+        other_characters = max(0, characters - sum(span.end_char - span.start_char for span in reads))
+        min_tokens = sum(span.tokens for span in reads) + other_characters / _CHARS_PER_TOKEN
         if (
             min_tokens < _MIN_TOKENS
             or server_count == 0
-            or server_count >= _MIN_SHARE * self._server_ratio * min_tokens
+            or server_count >= _MIN_FRACTION * self._server_ratio * min_tokens
         ):
             return 0
         tokens = sum(self._tokenizer.count(message["content"]) for message in messages)
-        if server_count >= _MIN_SHARE * self._server_ratio * tokens:
+        if server_count >= _MIN_FRACTION * self._server_ratio * tokens:
             return 0
         if server_count > self._known_window:
             longest = max((message["content"] for message in messages), key=len)
             ratio = await self._measure_ratio(longest, count_at_server)
-            if server_count >= _MIN_SHARE * ratio * tokens:
+            if ratio is None:
+                return 0
+            if server_count >= _MIN_FRACTION * ratio * tokens:
                 self._server_ratio = min(self._server_ratio, ratio)
                 return 0
             self._known_window = server_count
         return round(self._server_ratio * tokens) - server_count
 
-    async def _measure_ratio(self, text: str, count_at_server: Callable[[str], Awaitable[int]]) -> float:
-        """Return the server's count of the middle of a text, divided by the tokenizer's; 0 if it is not usable."""
+    async def _measure_ratio(self, text: str, count_at_server: Callable[[str], Awaitable[int]]) -> float | None:
+        """Return the server's count of the middle of a text, divided by the tokenizer's.
+
+        None if the server reports no count for a sample; the next prompt with a low count is then measured.
+        """
         counts_of_samples = []
-        for share, max_chars in _SAMPLES:
-            sample_chars = min(max_chars, int(share * len(text)))
+        for fraction, max_chars in _SAMPLES:
+            sample_chars = min(max_chars, int(fraction * len(text)))
             start = (len(text) - sample_chars) // 2
             sample = text[start : start + sample_chars]
             counts_of_samples.append((await count_at_server(sample), self._tokenizer.count(sample)))
         (server_short, own_short), (server_long, own_long) = counts_of_samples
+        if not (server_short and server_long):
+            return None
         return (server_long - server_short) / max(1, own_long - own_short)
