@@ -143,7 +143,11 @@ class TableFolder:
                 f"the manifest of {self.display_name} cannot be read: {error}",
                 hint="Use another folder with --out, or restore the manifest.",
             ) from error
-        if manifest.format != _TABLE_FORMAT or manifest.version > _VERSION:
+        if manifest.format != _TABLE_FORMAT:
+            raise CorpusError(
+                f"{self.display_name} has the manifest of another program", hint="Use another folder with --out."
+            )
+        if manifest.version > _VERSION:
             raise CorpusError(
                 f"{self.display_name} was written by a newer version of this package", hint="Update memagent-graph."
             )
@@ -368,11 +372,14 @@ class TableFolder:
         try:
             yield
         except (OSError, DocumentError) as error:
-            reason = error.message if isinstance(error, DocumentError) else str(error)
+            if isinstance(error, DocumentError):
+                reason, remedy = error.message, error.hint or "Check the folder."
+            else:
+                causes = "your permissions and the free disk space" if action == "written" else "your permissions"
+                reason, remedy = str(error), f"Check {causes}."
             raise CorpusError(
                 f"{self.display_name} cannot be {action}: {reason}",
-                hint="Free some disk space or check your permissions, then run the same command again. Finished rows "
-                "are not lost.",
+                hint=f"{remedy} Then run the same command again. Finished rows are not lost.",
             ) from error
 
 

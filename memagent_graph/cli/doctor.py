@@ -14,7 +14,7 @@ from memagent_graph.cli.output import print_json
 if TYPE_CHECKING:
     from memagent_graph.cli.policy_checks import PolicyCheck
 
-_STATUS_MARKUP: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[red]failed[/]"}
+_STATUS_COLORS: Final = {"ok": "green", "note": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Doctor(ReaderOptions):
     as_json: JSONOption = False
 
     def run(self) -> None:
-        """Run the command."""
+        """Check the policy, and print each result as soon as it is known."""
         import asyncio
 
         from memagent_graph.cli.console import Console, escape
@@ -39,7 +39,7 @@ class Doctor(ReaderOptions):
 
         console = Console(as_json=self.as_json)
 
-        async def run() -> list[PolicyCheck]:
+        async def collect_checks() -> list[PolicyCheck]:
             with console.show_status("loading the policy"):
                 reader = MemAgent(settings=self.make_settings(), run_log=False)
             async with reader:
@@ -48,13 +48,13 @@ class Doctor(ReaderOptions):
                     checks.append(check)
                     if not self.as_json:
                         line = f"[bold]{check.subject}[/]: {escape(check.detail)}"
-                        console.out.print(f"{_STATUS_MARKUP[check.status]:>6}  {line}")
+                        console.out.print(f"[{_STATUS_COLORS[check.status]}]{check.status:>6}[/]  {line}")
                         if check.remedy and check.status != "ok":
                             console.out.print(f"        {escape(check.remedy)}")
                 return checks
 
         with report_failures(console):
-            checks = asyncio.run(run())
+            checks = asyncio.run(collect_checks())
         if self.as_json:
             print_json({"checks": [asdict(check) for check in checks]})
         if any(check.status is CheckStatus.FAILED for check in checks):

@@ -277,7 +277,8 @@ def _refuse_file_name(text: str) -> None:
 def _make_source_label(document: Any, index: int) -> str:
     metadata = getattr(document, "metadata", None) or {}
     source = metadata.get("source") or metadata.get("title") or getattr(document, "id", None)
-    page = metadata.get("page_label", metadata.get("page"))
+    page = metadata.get("page")  # LangChain's loaders count pages from 0
+    page = metadata.get("page_label", page + 1 if isinstance(page, int) else page)
     parts = (source, None if page is None else f"page {page}")
     return ", ".join(str(part) for part in parts if part) or f"document {index + 1}"
 

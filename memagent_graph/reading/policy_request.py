@@ -192,9 +192,10 @@ class PolicyRequest:
         """Request one completion, and count it."""
         context, turn = self._context, self._step.processor_turn
         turn.end()
-        start_time = time.time()
+        start_time, timer_start = time.time(), time.perf_counter()
         completion = await context.policy.complete(self._messages, self._choose_sampling(self._attempt_count))
-        seconds, usage = time.time() - start_time, completion.count_tokens(self._messages, context.tokenizer.count)
+        seconds = time.perf_counter() - timer_start
+        usage = completion.count_tokens(self._messages, context.tokenizer.count)
         self._newest_attempt = start_time, seconds, usage
         await turn.begin()
         ids, logprobs = completion.token_ids, completion.logprobs

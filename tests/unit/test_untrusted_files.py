@@ -401,9 +401,9 @@ def lock_with_link(link_name: str) -> Attack:
     return write
 
 
-def read_newer_table(folder: Path) -> str:
+def read_edited(folder: Path, old: str, new: str) -> str:
     manifest = write_table(folder) / "_manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+    manifest.write_text(manifest.read_text().replace(old, new))
     return str(list(TableFolder(str(manifest.parent)).rows()))
 
 
@@ -548,7 +548,8 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
             pytest.param(lock_with_link(f"_work{place}"), f"_work{place} is a link", id=f"table: link {place}")
             for place in ("", "/checkpoints.sqlite", "/documents/texts")
         ),
-        pytest.param(read_newer_table, "newer version", id="table: version"),
+        pytest.param(lambda folder: read_edited(folder, 'version": 1', 'version": 2'), "newer version", id="new table"),
+        pytest.param(lambda folder: read_edited(folder, "memagent-corpus", "x"), "another program", id="foreign table"),
         pytest.param(read_outside_dataset, "outside the folder", id="dataset: path"),
         pytest.param(read_rows(*VALUE_LIMIT, question=None, context=None, answer=None, id=None, title=None),
                      r"rows\.parquet .* row group that is too", id="rows: nulls"),

@@ -214,8 +214,8 @@ def test_doctor_reports_what_a_server_lacks(server) -> None:
     subjects = ("server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt")
     assert get_statuses() == dict.fromkeys(subjects, "ok")
     server.vllm, server.window, server.count_tokens = False, None, lambda text: len(text.split())
-    status = get_statuses()
-    assert (status["window"], status["token ids"], status["tokenizer"]) == ("note", "note", "note")
+    assert {"window", "token ids", "tokenizer"} <= {name for name, status in get_statuses().items() if status == "note"}
+    assert "\n    ok  model: " in memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded").stdout
     unreachable_result = memagent("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded", code=4)
     assert "no connection" in unreachable_result.stdout
 

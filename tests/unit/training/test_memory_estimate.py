@@ -79,7 +79,7 @@ def test_activation_estimate_is_close_to_the_measured_peak(shape, checkpointing,
     estimate = estimate_memory(sizes, micro_batch, checkpointing=checkpointing)
     gradient_bytes = 4 * sizes.largest_tensor  # the largest gradient, before it is accumulated
     estimated_bytes = estimate.activations + gradient_bytes
-    assert estimated_bytes / measure_peak_bytes(run_step) == pytest.approx(1, abs=MAX_FACTOR - 1)
+    assert 1 / MAX_FACTOR < estimated_bytes / measure_peak_bytes(run_step) < MAX_FACTOR
 
 
 @pytest.mark.parametrize("mixed_precision", [False, True])
@@ -100,7 +100,7 @@ def test_step_estimate_is_close_to_the_measured_peak(mixed_precision) -> None:
             optimizer.zero_grad()
 
     estimate = estimate_memory(sizes, micro_batch, mixed_precision=mixed_precision, checkpointing=False)
-    assert estimate.total / measure_peak_bytes(run_step) == pytest.approx(1, abs=MAX_FACTOR - 1)
+    assert 1 / MAX_FACTOR < estimate.total / measure_peak_bytes(run_step) < MAX_FACTOR
 
 
 def test_unloaded_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
