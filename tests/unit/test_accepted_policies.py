@@ -71,7 +71,7 @@ async def test_an_azure_client_gives_header_version_and_deployment() -> None:
     assert policy._make_url("chat/completions") == url
     assert policy._headers["api-key"] == "a" * 12
     assert "Authorization" not in policy._headers
-    with pytest.raises(PolicyRequestError, match="deployment is not named"):
+    with pytest.raises(PolicyRequestError, match="does not name a deployment"):
         MemAgent(client, **SETTINGS)
 
 
