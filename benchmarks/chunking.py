@@ -60,7 +60,7 @@ def build_english_text() -> str:
 
 
 def load_large_tokenizer() -> HFTokenizer:
-    """Return a byte-level BPE tokenizer of about 50,000 tokens, with the pre-tokenization of cl100k_base."""
+    """Return a byte-level BPE tokenizer of about 50,000 tokens, with the pre-tokenisation of cl100k_base."""
     path = Path(tempfile.gettempdir()) / f"memagent-benchmark-{LARGE_VOCABULARY}.json"
     if not path.exists():
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers

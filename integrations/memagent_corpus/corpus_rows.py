@@ -126,7 +126,7 @@ def make_corpus_row(
         columns: the typed columns of the table. The row has an event for each value that its column cannot store.
 
     Raises:
-        ValueError: the answer's Pydantic model cannot be serialized to JSON.
+        ValueError: the answer's Pydantic model cannot be serialised to JSON.
     """
     usage, value = result.usage, result.json_value
     problems = convert_values(columns, value)[1]

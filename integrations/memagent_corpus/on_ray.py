@@ -91,7 +91,7 @@ class ActorPlan:
         )
 
     def write_markers(self) -> None:
-        """Write a marker file to each shared folder, so that other machines can recognize the folder.
+        """Write a marker file to each shared folder, so that other machines can recognise the folder.
 
         Raises:
             CorpusError: a folder cannot be written.

@@ -27,7 +27,7 @@ _EQUIVALENTS: Final = str.maketrans(
 """Variants of apostrophes, quotation marks and dashes; invisible characters are removed."""
 
 
-def normalize_text(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Normalize a text for comparisons: NFKC, one kind of quotation mark, apostrophe and dash, single spaces.
 
     Letter case is preserved.
@@ -90,7 +90,7 @@ class Facts:
     """The facts of one text. All positions are characters of `text`."""
 
     text: str
-    """The normalized text."""
+    """The normalised text."""
     numbers: tuple[Number, ...]
     dates: tuple[Date, ...]
     words: tuple[Word, ...]
@@ -105,7 +105,7 @@ class Facts:
 @lru_cache(maxsize=4096)
 def extract_facts(text: str) -> Facts:
     """Extract the facts of a text of one or more sentences."""
-    text = normalize_text(text)
+    text = normalise_text(text)
     spans: list[tuple[int, int]] = []  # of the facts so far; no two facts overlap
     dates = tuple(_find_dates(text, spans))
     numbers = tuple(_share_magnitudes(text, [*_find_digits(text, spans), *_find_number_words(text, spans)]))

@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _replace_unprintable_characters() -> None:
-    """Let standard output and error replace characters that the terminal cannot show by question marks."""
+    """Let standard output and error replace characters that the terminal cannot show with question marks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # the parent process has closed it

@@ -19,7 +19,7 @@ from memagent_graph.plain_text import format_count, make_one_line, make_printabl
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 
 def escape(text: str) -> str:
@@ -50,13 +50,13 @@ class Console:
         """Return a context manager that shows an activity on a terminal while its body runs."""
         return nullcontext() if self._is_quiet else self.err.status(f"[dim]{activity}[/]")
 
-    async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
+    async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[T]]) -> T:
         """Await a read of many questions and show its progress. `read` gets a function to call with each update."""
         return await self.follow_documents(1, lambda show: read(partial(show, "")))
 
     async def follow_documents(
-        self, document_count: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
-    ) -> _T:
+        self, document_count: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[T]]
+    ) -> T:
         """Await reads of several documents and show their progress. `read` gets a function to call with each update."""
         with ProgressDisplay("reading", quiet=self._is_quiet, console=self.err, as_percentage=True) as display:
             shares_by_document = dict[str, dict[str, float]]()
@@ -152,10 +152,10 @@ class Console:
         if error.hint:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
         if error.run_id and self.resume_command and not isinstance(error, _NOT_RESUMABLE):
-            at = "" if error.chunk_index is None else f" at chunk {error.chunk_index + 1}"
+            position = "" if error.chunk_index is None else f" at chunk {error.chunk_index + 1}"
             served_model = getattr(error, "served", "")
             command = f"{self.resume_command} --model {served_model}" if served_model else self.resume_command
-            self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(command)}")
+            self.err.print(f"nothing is lost: the run stopped{position}; continue with: {escape(command)}")
         return int(code)
 
     def report_interruption(self, code: int) -> int:

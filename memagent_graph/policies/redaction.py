@@ -15,7 +15,7 @@ _MIN_SUBSTRING_CHARACTERS: Final = 8
 
 
 def make_redaction(secrets: Iterable[str]) -> Callable[[str], str]:
-    """Return a function that replaces secrets in a text by "[hidden]", in every spelling that a server may use.
+    """Return a function that replaces secrets in a text with "[hidden]", in every spelling that a server may use.
 
     A secret of fewer than 8 characters is replaced only as a whole word, so that a password such as "pw" does not make
     messages unreadable.

@@ -62,7 +62,7 @@ class TokenizedText:
         return sorted([*words, *self._find_unspaced_anchors()])
 
     def find_names(self) -> dict[str, list[int]]:
-        """Return the positions of capitalized words within sentences, by spelling."""
+        """Return the positions of capitalised words within sentences, by spelling."""
         return group_values(
             (self.text[start:end], index)
             for index, (start, end) in enumerate(self.spans)
@@ -120,7 +120,7 @@ class Quote:
 def find_matching_spans(line: TokenizedText, chunk: TokenizedText) -> list[MatchingSpan]:
     """Return the longest spans of equal words around every common anchor.
 
-    A single word that is frequent in a chunk is not a match. In a line that has only function words, capitalized
+    A single word that is frequent in a chunk is not a match. In a line that has only function words, capitalised
     words in the chunk also count (the month May, or Will).
     """
     if anchors := line.find_anchors():

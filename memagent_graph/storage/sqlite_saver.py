@@ -36,7 +36,7 @@ from memagent_graph.storage.state_serializer import (
     reset_size_limits,
 )
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 _SCHEMA: Final = (
     "CREATE TABLE checkpoints ( thread_id TEXT NOT NULL, checkpoint_ns TEXT NOT NULL DEFAULT '', checkpoint_id TEXT "
@@ -135,10 +135,10 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
         """Delete the states of a run."""
         await self._execute({"configurable": {"thread_id": thread_id}}, lambda: self.delete_thread(thread_id))
 
-    async def _execute(self, config: RunnableConfig | None, action: Callable[[], _T]) -> _T:
+    async def _execute(self, config: RunnableConfig | None, action: Callable[[], T]) -> T:
         """Run an action in the writer's thread, in one transaction with the actions of other reads."""
 
-        def job(connection: sqlite3.Connection) -> _T:
+        def job(connection: sqlite3.Connection) -> T:
             self.conn = connection
             reset_size_limits()
             return action()

@@ -187,13 +187,13 @@ def test_after_a_kill_of_the_server_a_read_resumes_at_its_chunk(embedded_server,
     text = make_text(40 * 256)
     reader = make_agent(embedded_server, tmp_path, checkpoints=tmp_path / "checkpoints.sqlite", max_retries=0)
     updates = 0
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(PolicyError) as error:
         for _ in reader.stream(text, FACT.question, run_id="r"):
             updates += 1
             if updates == 15:
                 embedded_server.kill()
-    assert caught.value.run_id == "r"
-    assert caught.value.chunk_index in {15, 16}
+    assert error.value.run_id == "r"
+    assert error.value.chunk_index in {15, 16}
     embedded_server.restart()
     result = reader.resume("r")
     expected = reader.read(text, FACT.question)

@@ -37,5 +37,5 @@ def test_every_recorded_outcome_is_of_a_scenario() -> None:
         ("a\n", "a", 1),
     ],
 )
-def test_only_new_keys_and_other_numbers_of_ids_are_no_difference(recorded, actual, count) -> None:
+def test_only_new_keys_and_other_numbers_of_ids_are_not_a_difference(recorded, actual, count) -> None:
     assert len(find_differences(recorded, actual)) == count

@@ -53,7 +53,7 @@ async def test_a_run_continues_on_another_machine(postgres: PostgresServer, tmp_
     assert [postgres.execute(f"SELECT count(*) FROM {table}") for table in TABLES] == [[(0,)]] * 3
 
 
-async def test_texts_that_are_no_valid_postgresql_json_are_kept(postgres: PostgresServer, tmp_path: Path) -> None:
+async def test_texts_that_are_not_valid_postgresql_json_are_kept(postgres: PostgresServer, tmp_path: Path) -> None:
     memory = "a\x00b \ud800 " + "long " * 50
 
     def respond(prompt: str) -> str:
@@ -100,9 +100,9 @@ async def test_concurrent_connections_can_create_the_tables(postgres: PostgresSe
 async def test_a_server_that_cannot_be_used_is_named_without_its_password(
     postgres: PostgresServer, tmp_path: Path, change: Any, reason: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=reason) as raised:
+    with pytest.raises(CheckpointError, match=reason) as error:
         await make_reader(change(postgres.url), tmp_path).aread(TEXT, QUESTIONS[0])
-    message = str(raised.value)
+    message = str(error.value)
     assert "postgresql://memagent@127.0.0.1:" in message and "PGPASSWORD" in message
     assert not {"secret", "wrong", PASSWORD} & set(
         message.replace("/", " ").replace(":", " ").replace("@", " ").split()

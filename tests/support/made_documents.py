@@ -263,7 +263,7 @@ def _html_files() -> Iterator[Case]:
     yield page("math", "<math><mfrac><mn>1</mn><msup><mi>x</mi><mn>2</mn></msup></mfrac></math>", "1/(x^2)")
     yield page("ruby", "<ruby>東<rp>(</rp><rt>とう</rt><rp>)</rp></ruby>", "東(とう)")
     yield page("struck", "<p>It is <del>41</del> 42, Alex&shy;androva", "~~41~~ 42, Alexandrova")
-    yield page("deep", "<div>" * 3000 + "inmost", "inmost")
+    yield page("deep", "<div>" * 3000 + "innermost", "innermost")
     yield page("cells", "<table>" + "<tr><td rowspan=65534 colspan=1000>a" * 100, "a")
     yield Case("stack.html", b"<math>" + b"<mfrac>" * 20_000 + b"x", (), error="nested too deeply")
     yield Case("empty.html", b"<html><script>x</script></html>", (), error="empty.html holds no text")
@@ -445,8 +445,8 @@ def _mail_files() -> Iterator[Case]:
     stub.set_content("View this message in your browser.")
     stub.add_alternative("<p>The fact is umbrella. " + "And more. " * 30, subtype="html")
     yield Case("stub.eml", stub.as_bytes(), ("umbrella",), ("browser",))
-    inmost = b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx"
-    yield Case("nested.eml", inmost, (), error="nested too deeply")
+    innermost = b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx"
+    yield Case("nested.eml", innermost, (), error="nested too deeply")
     related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b--\n"
     yield Case("saved.mhtml", related, ("saved **page**",))
 
@@ -648,7 +648,7 @@ def _open_files() -> Iterator[Case]:
         "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}. Seen{\*\annotation by Ada} twice}",
         ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice"), ("41",),
     )  # fmt: skip
-    yield Case("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"inmost", ("inmost",))
+    yield Case("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"innermost", ("innermost",))
     emoji = rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\pict 01} Body.{\object{\*\objdata 0102}}}"
     yield Case("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "1 pictures"))
 

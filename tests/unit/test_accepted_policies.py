@@ -104,7 +104,7 @@ def make_client(library: str) -> object:
         (make_client("litellm"), "LiteLLM's proxy"),
     ],
 )  # fmt: skip
-def test_the_error_for_an_object_that_is_no_policy_gives_advice(value: object, advice: str) -> None:
+def test_the_error_for_an_object_that_is_not_a_policy_gives_advice(value: object, advice: str) -> None:
     with pytest.raises(PolicyError, match="is not a policy") as error:
         MemAgent(value, **SETTINGS)
     assert advice in str(error.value)

@@ -171,10 +171,10 @@ def _nest_messages(depth: int) -> bytes:
 
 def test_nested_files_are_read_up_to_a_depth_and_deeper_ones_are_omissions(store):
     ref = store.add(Document.from_bytes(_nest_messages(12), name="a.eml"))
-    assert "inmost" not in store.read(ref, 0, ref["size"])
+    assert "innermost" not in store.read(ref, 0, ref["size"])
     assert "nested too deeply" in ref["omissions"][0]["places"]
     shallow = store.add(Document.from_bytes(_nest_messages(5), name="a.eml"))
-    assert "inmost" in store.read(shallow, 0, shallow["size"])
+    assert "innermost" in store.read(shallow, 0, shallow["size"])
 
 
 async def test_conversions_do_not_occupy_the_default_threads() -> None:

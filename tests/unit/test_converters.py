@@ -1,4 +1,4 @@
-"""File types are recognized by content; `test_made_documents.py` tests the text that each type gives."""
+"""File types are recognised by content; `test_made_documents.py` tests the text that each type gives."""
 
 import io
 import zipfile
@@ -17,7 +17,7 @@ def add_and_read(store, document):
     return store.read(ref, 0, ref["size"]), ref
 
 
-def test_a_pdf_is_recognized_by_its_content_and_its_pages_are_sections(store, tmp_path):
+def test_a_pdf_is_recognised_by_its_content_and_its_pages_are_sections(store, tmp_path):
     data = make_pdf("The first page.", "The second one.", "And the last.")
     (tmp_path / "misnamed.txt").write_bytes(data)
     for source in (tmp_path / "misnamed.txt", data, io.BytesIO(data)):
@@ -59,7 +59,7 @@ LETTER = b"From: the harbor office\nDate: 3 May\nSubject: keys\n\n=C2=A3678\n"
         (b"<!---->" * 9000, "text/plain", "<!---->"),
     ],
 )
-def test_mail_and_html_without_an_extension_are_recognized(data, media_type, text_part, store, tmp_path, caplog):
+def test_mail_and_html_without_an_extension_are_recognised(data, media_type, text_part, store, tmp_path, caplog):
     (tmp_path / "saved").write_bytes(data)
     for source in (tmp_path / "saved", data, io.BytesIO(data)):
         text, ref = add_and_read(store, Document.of(source))

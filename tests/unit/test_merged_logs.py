@@ -108,7 +108,7 @@ async def test_the_command_imports_logs_and_exports_together(make_reader: Any, t
     assert json.loads(memagent("import", *files, "--replace", *options).stdout)["runs"] >= 1
 
 
-def test_a_file_that_is_no_log_is_refused(tmp_path: Path, merged_log: RunLog) -> None:
+def test_a_file_that_is_not_a_log_is_refused(tmp_path: Path, merged_log: RunLog) -> None:
     (tmp_path / "x").write_text("nothing")
     with pytest.raises(RunLogError, match="is not a log of runs"):
         merge_logs(merged_log, [tmp_path / "x"])

@@ -20,7 +20,7 @@ from memagent_graph.no_answers import gives_no_answer
         "उल्लेख नहीं है।", "未提及。", "記載なし", "언급되지 않음", "ไม่ได้ระบุ", "KHÔNG RÕ", "tidak disebutkan",
     ],
 )  # fmt: skip
-def test_replies_without_an_answer_are_recognized(answer: str | None) -> None:
+def test_replies_without_an_answer_are_recognised(answer: str | None) -> None:
     assert gives_no_answer(answer)
 
 

@@ -105,6 +105,6 @@ def test_a_failed_import_is_an_error_and_can_be_repeated_after_a_correction(
     sys.modules.pop("own_broken", None)
 
 
-def test_names_of_own_code_are_recognized() -> None:
+def test_names_of_own_code_are_recognised() -> None:
     assert all(map(is_own_code_name, ["a.py:B", "a.b:C", "a.b:C.d", rf"C:{os.sep}a.py:B"]))
     assert not any(map(is_own_code_name, ["a", "a:", ":a", "a:1", "a.py", "exact match", "a:b c"]))

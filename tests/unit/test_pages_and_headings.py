@@ -67,12 +67,12 @@ def write_pdf(folder: Path, *pages: str) -> Path:
 
 class TestChosenPages:
     @pytest.mark.parametrize(
-        ("pages", "normalized"),
+        ("pages", "normalised"),
         [("4", "4"), ("2-4", "2-4"), (" 1 - 2 , 4 ", "1-2,4"), ("3-", "3-"), ("5–6", "5-6"), (7, "7"), ("3-3", "3")],
     )
-    def test_chosen_pages_are_normalized(self, pages, normalized) -> None:
-        assert normalise_pages(pages) == normalized
-        assert normalise_pages(normalized) == normalized
+    def test_chosen_pages_are_normalised(self, pages, normalised) -> None:
+        assert normalise_pages(pages) == normalised
+        assert normalise_pages(normalised) == normalised
 
     @pytest.mark.parametrize(
         "pages", ["", "0", "-3", "5-2", "a", "1,,2", "1-2-3", "1 2", "99999999", ",".join("1" * 2000)]
@@ -142,7 +142,7 @@ class TestHeadings:
             assert CONTRACT[mark.start_char - 1] == "\n"
             assert CONTRACT[mark.start_char :].lstrip("# ").startswith(mark.label.split()[0])
 
-    def test_a_number_in_a_sentence_is_no_heading(self) -> None:
+    def test_a_number_in_a_sentence_is_not_a_heading(self) -> None:
         text = (
             "4. Conveying Copies.\n\nThe work must carry notices that it is released under the terms of section\n"
             "7. This requirement changes section 4.\n\n5. Conveying Sources.\n\nYou may.\n"
@@ -156,7 +156,7 @@ class TestHeadings:
         )
         assert len(find_headings([text_with_line_break], "text/plain")) == 2
 
-    def test_comments_in_code_are_no_headings(self) -> None:
+    def test_comments_in_code_are_not_headings(self) -> None:
         text = "# Title\n```\n# code\n```\n## **Bold** part ##\ntext\n### 2.1 Clause\n"
         assert [mark.label for mark in find_headings([text], "text/markdown")] == ["Title", "Bold part", "2.1 Clause"]
 

@@ -102,7 +102,7 @@ async def test_a_model_of_the_hub_runs_in_this_process_with_its_own_tokenizer_an
 
 
 @pytest.mark.parametrize("name", ["./rl-polcy", "../x/y", "/no/such/folder", "~/no-such-folder", "a/b/c"])
-def test_a_misspelt_folder_is_no_model_of_a_server(name: str) -> None:
+def test_a_misspelt_folder_is_not_a_model_of_a_server(name: str) -> None:
     with pytest.raises(PolicyError, match=r"there is no folder.*hub id"):
         make_policy(ReadSettings(model=name))
 

@@ -108,13 +108,13 @@ class TestTheTool:
         reader = make_reader(policy, run_log=False, **({"checkpoints": InMemorySaver()} if has_checkpoints else {}))
         tool = ReadLongDocument(agent=reader, on_failure="raise")
         agent = create_agent(make_caller({"questions": QUESTIONS, "text": TEXT}), [tool], checkpointer=InMemorySaver())
-        with pytest.raises(PolicyError, match="gone") as failure:
+        with pytest.raises(PolicyError, match="gone") as error:
             await invoke(agent, ASK)
         policy.is_failing = False
         (message,) = find_tool_messages(await invoke(agent, None))
         assert [reading["answer"] for reading in message.artifact["readings"]] == KEYS
         assert all(reading["evidence"] for reading in message.artifact["readings"])
-        assert message.artifact["readings"][0]["run_id"] == failure.value.run_id
+        assert message.artifact["readings"][0]["run_id"] == error.value.run_id
         repeated = {question for (question, _), count in policy.counts.items() if count > 1}
         assert max(policy.counts.values()) == 2
         assert repeated == {QUESTIONS[0]}, "the others had ended before the error was raised"

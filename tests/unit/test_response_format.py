@@ -166,9 +166,9 @@ def make_deep_schema(levels: int) -> dict[str, Any]:
     ],
 )
 def test_invalid_response_formats_are_refused_with_a_remedy(source, words) -> None:
-    with pytest.raises(ResponseFormatError, match=words) as raised:
+    with pytest.raises(ResponseFormatError, match=words) as error:
         ResponseFormat.of(source)
-    assert raised.value.hint
+    assert error.value.hint
 
 
 def test_fields_may_have_names_of_schema_keywords() -> None:
@@ -236,6 +236,6 @@ def test_a_format_is_loaded_from_a_schema_file_or_a_model(tmp_path) -> None:
 )
 def test_a_name_that_cannot_be_loaded_is_an_error_with_the_remedy(tmp_path, name, words) -> None:
     (tmp_path / "models.py").write_text("other = 5\n")
-    with pytest.raises(ResponseFormatError, match=words) as raised:
+    with pytest.raises(ResponseFormatError, match=words) as error:
         ResponseFormat.load(f"{tmp_path}/{name}")
-    assert raised.value.hint
+    assert error.value.hint

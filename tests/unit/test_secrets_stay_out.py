@@ -148,16 +148,16 @@ async def test_credentials_in_an_address_replace_the_key_and_wrong_ones_are_refu
     ],
 )
 def test_a_malformed_address_is_refused_with_the_format_and_without_its_password(address) -> None:
-    with pytest.raises(PolicyRequestError, match=r"not the address of a server.*http://HOST:PORT/v1") as caught:
+    with pytest.raises(PolicyRequestError, match=r"not the address of a server.*http://HOST:PORT/v1") as error:
         OpenAICompatiblePolicy(base_url=address)
-    assert PASSWORD not in str(caught.value)
+    assert PASSWORD not in str(error.value)
 
 
 @pytest.mark.parametrize("key", ["sk-1\nX-Injected: yes", "ключ", "sk-\x00"])
 def test_a_key_that_is_not_valid_in_a_header_is_refused_without_showing_it(key) -> None:
-    with pytest.raises(PolicyRequestError, match="API key") as caught:
+    with pytest.raises(PolicyRequestError, match="API key") as error:
         OpenAICompatiblePolicy(base_url="http://host/v1", api_key=key)
-    assert key not in str(caught.value)
+    assert key not in str(error.value)
 
 
 async def test_a_trailing_newline_in_a_key_is_ignored() -> None:
@@ -195,9 +195,9 @@ async def test_a_malformed_reply_with_the_key_does_not_put_it_into_the_error() -
     replies = [f"{'x' * 190}{KEY}", json.dumps({"error": KEY}), f"{KEY} " * 20]
     for reply in replies:
         server = FakeServer(lambda body, number, reply=reply: web.Response(text=reply))
-        with server, pytest.raises(PolicyResponseError) as caught:
+        with server, pytest.raises(PolicyResponseError) as error:
             await server.ask(api_key=KEY, max_retries=0)
-        output = "".join(traceback.format_exception(caught.value))
+        output = "".join(traceback.format_exception(error.value))
         assert not any(KEY[:length] in output for length in range(9, len(KEY) + 1))
 
 
@@ -208,9 +208,9 @@ async def test_a_chat_models_key_stays_out_of_its_error() -> None:
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError(f"Incorrect API key provided: {KEY}")
 
-    with pytest.raises(PolicyError, match=r"Incorrect API key provided: \[hidden\]") as caught:
+    with pytest.raises(PolicyError, match=r"Incorrect API key provided: \[hidden\]") as error:
         await ChatModelPolicy(Model(messages=iter([]))).complete(HELLO, SamplingParams())
-    assert KEY not in "".join(traceback.format_exception(caught.value))
+    assert KEY not in "".join(traceback.format_exception(error.value))
 
 
 def test_short_secrets_are_hidden_only_as_whole_words() -> None:

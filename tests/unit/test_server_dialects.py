@@ -65,10 +65,10 @@ async def test_a_refusal_for_length_is_not_retried_and_names_the_remedy(name: st
     refusal = {"error": {"message": message}}
     with (
         FakeServer(lambda body, number: web.json_response(refusal, status=status)) as server,
-        pytest.raises(PolicyRequestError, match="Lower chunk_tokens") as caught,
+        pytest.raises(PolicyRequestError, match="Lower chunk_tokens") as error,
     ):
         await read(server)
-    assert message[:40] in caught.value.message
+    assert message[:40] in error.value.message
     assert len(server.requests) == 1
 
 
@@ -84,11 +84,11 @@ async def test_a_refused_field_is_renamed_in_all_later_requests() -> None:
 async def test_a_field_is_sent_again_if_leaving_it_out_does_not_help() -> None:
     with (
         FakeServer(lambda body, number: web.json_response({"error": "seed, or something else"}, status=400)) as server,
-        pytest.raises(PolicyRequestError) as caught,
+        pytest.raises(PolicyRequestError) as error,
     ):
         await read(server, seed=1)
     assert [("seed" in body) for body in server.requests] == [True, False]
-    assert str(caught.value).endswith("If it does not accept seed: unsupported seed."), "it is not about length"
+    assert str(error.value).endswith("If it does not accept seed: unsupported seed."), "it is not about length"
 
 
 LONG_TEXT = "The key of harbor is 4711. " + "and then some words " * 2000

@@ -32,33 +32,33 @@ RETRIES = 2
 async def test_temporary_faults_are_retried_and_then_become_an_error(name) -> None:
     fault, fault_count = (MALFORMED | OVERSIZED | RETRIED_ERRORS)[name], 2 * RETRIES + 1
     with FakeServer(lambda body, number: fault() if number < fault_count else "at last") as server:
-        with pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as caught:
+        with pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as error:
             await server.ask(max_retries=RETRIES)
         assert len(server.requests) == RETRIES + 1
         completion = await server.ask(max_retries=RETRIES)
     assert (completion.text, completion.retries) == ("at last", RETRIES)
-    assert caught.value.hint
-    assert len(str(caught.value)) < 1200
+    assert error.value.hint
+    assert len(str(error.value)) < 1200
     if name in RETRIED_ERRORS:
-        assert isinstance(caught.value, PolicyOverloadedError)
-        assert ("it broke" in str(caught.value)) is name.isdigit(), "the error has the server's message"
+        assert isinstance(error.value, PolicyOverloadedError)
+        assert ("it broke" in str(error.value)) is name.isdigit(), "the error has the server's message"
     elif "gzip" not in name:
-        assert isinstance(caught.value, PolicyResponseError)
-        assert ("still failed during a reply" in str(caught.value)) is ("an error" in name)
+        assert isinstance(error.value, PolicyResponseError)
+        assert ("still failed during a reply" in str(error.value)) is ("an error" in name)
 
 
 @pytest.mark.parametrize("name", FINAL_ERRORS)
 async def test_permanent_faults_are_not_retried(name) -> None:
     with (
         FakeServer(lambda body, number: FINAL_ERRORS[name]()) as server,
-        pytest.raises((PolicyRequestError, PolicyResponseError, PolicyAuthenticationError)) as caught,
+        pytest.raises((PolicyRequestError, PolicyResponseError, PolicyAuthenticationError)) as error,
     ):
         await server.ask(max_retries=RETRIES)
-    assert caught.value.hint
+    assert error.value.hint
     assert len(server.requests) == (6 if name == "307 to itself" else 1)
     if "another" in name:
-        assert f"redirects to another server, {OTHER_SERVER}; the request was not sent there" in caught.value.message
-        assert caught.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")
+        assert f"redirects to another server, {OTHER_SERVER}; the request was not sent there" in error.value.message
+        assert error.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")
 
 
 async def test_a_redirect_to_another_server_or_scheme_is_not_followed() -> None:
@@ -72,14 +72,14 @@ async def test_a_redirect_to_another_server_or_scheme_is_not_followed() -> None:
             headers = {"Location": target}
             with (
                 FakeServer(lambda body, number, headers=headers: web.Response(status=307, headers=headers)) as server,
-                pytest.raises(PolicyResponseError, match="another server") as caught,
+                pytest.raises(PolicyResponseError, match="another server") as error,
             ):
                 policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
                 async with policy.relay("POST", "chat/completions", b'{"model": "fake"}') as relayed:
                     assert relayed.status == 307
                 await policy.aclose()
                 await server.ask(max_retries=RETRIES)
-            assert "secret" not in str(caught.value)
+            assert "secret" not in str(error.value)
         with FakeServer() as server:
             server.models = lambda: web.Response(status=307, headers={"Location": f"{other_server.base_url}/models"})
             with pytest.raises(PolicyResponseError, match="another server"):

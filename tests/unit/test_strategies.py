@@ -74,9 +74,9 @@ def test_a_strategy_is_loaded_by_name_from_a_class_or_from_a_file(tmp_path) -> N
     ],
 )
 def test_an_unknown_strategy_is_refused(source, words) -> None:
-    with pytest.raises(StrategyError) as caught:
+    with pytest.raises(StrategyError) as error:
         load_strategy(source)
-    assert words in str(caught.value)
+    assert words in str(error.value)
 
 
 def make_strategy(**changes) -> Strategy:
@@ -119,9 +119,9 @@ FIELDS = "<b>{memory}</b><c>{prompt}</c>"
     ],
 )
 def test_a_malformed_strategy_is_refused_with_the_remedy(make_reader, strategy, words) -> None:
-    with pytest.raises((StrategyError, PromptError, BudgetError), match=words) as caught:
+    with pytest.raises((StrategyError, PromptError, BudgetError), match=words) as error:
         make_reader(strategy=strategy).read(TEXT, QUESTION)
-    assert caught.value.hint
+    assert error.value.hint
 
 
 def test_a_change_of_an_unknown_state_channel_is_refused(make_reader) -> None:

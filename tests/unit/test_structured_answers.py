@@ -141,7 +141,7 @@ def test_an_answer_that_was_cut_off_is_repaired(structured_reader) -> None:
     assert [event.kind for event in result.events] == [EventKind.TRUNCATED, EventKind.INVALID_ANSWER]
 
 
-def test_an_empty_or_refused_answer_is_no_answer(structured_reader) -> None:
+def test_an_empty_or_refused_answer_is_not_an_answer(structured_reader) -> None:
     refusal = Completion("", FinishReason.REFUSED, "scripted")
     for answers in (["", "", ""], [refusal]):
         result = structured_reader(*answers).read(TEXT, QUESTION, response_format=Key)

@@ -113,10 +113,10 @@ async def test_a_read_has_the_events_and_log_of_a_streamed_read(make_reader, log
 
 async def test_a_failure_names_its_chunk_and_keeps_the_log_of_earlier_chunks(make_reader, log) -> None:
     policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if "4711" in prompt else read_perfectly(prompt))
-    with pytest.raises(PolicyError, match=r"gone \(run r, chunk \d+\)") as caught:
+    with pytest.raises(PolicyError, match=r"gone \(run r, chunk \d+\)") as error:
         await make_reader(policy, run_log=log).aread(TEXT, QUESTION, run_id="r")
-    assert caught.value.run_id == "r"
-    assert caught.value.chunk_index == len(policy.prompts) - 1 > 1
+    assert error.value.run_id == "r"
+    assert error.value.chunk_index == len(policy.prompts) - 1 > 1
     assert [conversation.position for conversation in log.conversations("r")] == list(range(len(policy.prompts) - 1))
     assert log.get("r").stop_reason is None
 

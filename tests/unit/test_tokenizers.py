@@ -207,9 +207,9 @@ def test_a_tiktoken_encoding_is_found_by_model_name(monkeypatch):
 def test_a_bad_file_or_folder_is_an_error_with_a_remedy(content, message, tmp_path):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(TokenizerError, match=message) as caught:
+    with pytest.raises(TokenizerError, match=message) as error:
         load_tokenizer(tmp_path)
-    assert caught.value.hint
+    assert error.value.hint
 
 
 def test_a_hub_id_is_loaded_from_the_local_cache_without_a_network(cached):

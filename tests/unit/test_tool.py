@@ -268,7 +268,7 @@ class TestAgentState:
             ),
         ],
     )
-    def test_an_unlisted_key_and_values_that_are_no_text_are_refused(self, make_tool, key, report, words) -> None:
+    def test_an_unlisted_key_and_values_that_are_not_text_are_refused(self, make_tool, key, report, words) -> None:
         message = self.ask(make_tool(state_keys=["report"]), key, report)
         assert (message.status, words in message.text, "root:" in message.text) == ("error", True, False)
 

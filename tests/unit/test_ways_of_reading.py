@@ -114,7 +114,7 @@ def test_a_gate_can_stop_the_read_if_the_option_stop_is_set(make_reader, tmp_pat
     assert len(policy.prompts) == calls
 
 
-def test_a_stop_at_the_last_chunk_is_no_early_stop(make_reader) -> None:
+def test_a_stop_at_the_last_chunk_is_not_an_early_stop(make_reader) -> None:
     last_word = TEXT.split()[-3]
     policy = ScriptedPolicy(lambda prompt: "STOP" if last_word in extract(prompt, "section") else gate(prompt))
     result = make_reader(policy, strategy="gated:stop=yes").read(TEXT, QUESTION)

@@ -56,7 +56,7 @@ def test_an_incomplete_last_line_is_removed(tmp_path: Path, last_line: str) -> N
 @pytest.mark.parametrize(
     "content", ["my own notes", '{"a": 1}\nmy own notes', '{"a": 1}\n[2]\n', '{"a": 1\n{"b": 2}\n']
 )
-def test_a_file_that_is_no_journal_is_refused_and_unchanged(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_journal_is_refused_and_unchanged(tmp_path: Path, content: str) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text(content)
     with pytest.raises(EvaluationError, match=r"journal\.jsonl"):

@@ -34,7 +34,7 @@ def test_all_spellings_of_a_word_are_equal(spelling: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelling", "normalized"),
+    ("spelling", "normalised"),
     [
         ("1,234", "1234"), ("12,34,567", "1234567"), ("1.234.567", "1234567"), ("1\u202f234", "1234"),
         ("1’234", "1234"),
@@ -44,8 +44,8 @@ def test_all_spellings_of_a_word_are_equal(spelling: str) -> None:
         ("x², y", "x 2 y"),
     ],
 )  # fmt: skip
-def test_numbers_are_equal_in_the_digits_and_groups_of_all_scripts(spelling: str, normalized: str) -> None:
-    assert " ".join(fold_words(spelling)) == normalized
+def test_numbers_are_equal_in_the_digits_and_groups_of_all_scripts(spelling: str, normalised: str) -> None:
+    assert " ".join(fold_words(spelling)) == normalised
 
 
 @pytest.mark.parametrize(

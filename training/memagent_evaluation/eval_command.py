@@ -127,7 +127,7 @@ def _print_results(
     results: Results, folder: Path, log_path: Path | None, end: str, prices: Prices | None, *, as_json: bool
 ) -> None:
     """Print the report, or the figures as JSON."""
-    from memagent_evaluation.report import render_report, summarize  # noqa: PLC0415
+    from memagent_evaluation.report import render_report, summarise  # noqa: PLC0415
     from memagent_evaluation.standings import compare_systems  # noqa: PLC0415
     from memagent_evaluation.suites import compute_suite_scores  # noqa: PLC0415
 
@@ -139,7 +139,7 @@ def _print_results(
             "rows": len(results.rows),
             "missing": results.missing,
             "settings": results.settings,
-            "results": summarize(results, prices),
+            "results": summarise(results, prices),
             "suites": [asdict(score) for score in compute_suite_scores(results.rows)],
             "standings": [standing.to_dict() for standing in compare_systems(results)],
         }

@@ -150,7 +150,7 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
     return "\n\n".join(parts) + "\n"
 
 
-def summarize(results: Results, prices: Prices | None = None) -> list[dict[str, Any]]:
+def summarise(results: Results, prices: Prices | None = None) -> list[dict[str, Any]]:
     """Return accuracy and costs by system, task and length, JSON-ready.
 
     Means are over the questions that neither failed nor were too long to be asked; None if there are none. Scores are

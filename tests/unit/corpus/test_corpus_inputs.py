@@ -365,6 +365,6 @@ def test_table_in_an_object_store_is_read_with_relative_paths(tmp_path: Path) ->
 
 
 def test_object_store_errors_do_not_contain_credentials() -> None:
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(DocumentError) as error:
         open_inputs("s3://key:secret@bucket/x")
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(error.value)

@@ -425,9 +425,9 @@ def test_full_disk_stops_the_run_with_a_hint_and_loses_no_row(corpus: CorpusFixt
         return open_atomically(path)
 
     monkeypatch.setattr("memagent_corpus.table_folder.open_atomically", open_on_full_disk)
-    with pytest.raises(CorpusError, match="cannot be written") as caught:
+    with pytest.raises(CorpusError, match="cannot be written") as error:
         corpus.run()
-    assert "Finished rows are not lost" in str(caught.value.hint)
+    assert "Finished rows are not lost" in str(error.value.hint)
     calls_before = corpus.calls
     monkeypatch.undo()
     summary = corpus.run()

@@ -231,10 +231,10 @@ def test_another_schema_for_the_same_table_is_refused_with_the_difference(corpus
     corpus.run_with_schema(SCHEMA)
     changed_schema = json.loads(json.dumps(SCHEMA))
     changed_schema["properties"]["key"]["type"] = "string"
-    with pytest.raises(CorpusError) as caught:
+    with pytest.raises(CorpusError) as error:
         corpus.run_with_schema(changed_schema)
     difference = 'response_format.schema.properties.key.type: ["integer", "null"] in the table, string now'
-    assert difference in caught.value.message and "digest" not in caught.value.message
+    assert difference in error.value.message and "digest" not in error.value.message
     with pytest.raises(CorpusError, match=r"response_format: .* in the table, None now"):
         corpus.run_with_schema(None, read_perfectly)
     reversed_schema = {**SCHEMA, "properties": dict(reversed(SCHEMA["properties"].items()))}  # type: ignore[attr-defined]

@@ -357,11 +357,11 @@ def test_damaged_row_error_names_file_and_line(tmp_path, name, make_row, changes
     damaged_row = {field: value for field, value in make_row(**changes).items() if value is not ...}
     for rows, line_number in (([make_row(), damaged_row], 2), ([damaged_row], 1)):
         write_lines(path, rows)
-        with pytest.raises(EvaluationError) as failure:
+        with pytest.raises(EvaluationError) as error:
             load_data_task(name, path, SETTINGS)
-        assert message in str(failure.value)
-        assert f"eval_1.jsonl, line {line_number}:" in str(failure.value)
-        assert failure.value.hint
+        assert message in str(error.value)
+        assert f"eval_1.jsonl, line {line_number}:" in str(error.value)
+        assert error.value.hint
 
 
 @pytest.mark.parametrize(
@@ -381,10 +381,10 @@ def test_damaged_row_error_names_file_and_line(tmp_path, name, make_row, changes
 )
 def test_damaged_squad_file_is_refused_and_so_is_squad_data_as_hotpotqa(tmp_path, changes, message) -> None:
     path = write_json(tmp_path / "s.json", make_squad_file(**changes))
-    with pytest.raises(EvaluationError) as failure:
+    with pytest.raises(EvaluationError) as error:
         read_records([path], "squad" if changes else "hotpotqa")
-    assert message in str(failure.value)
-    assert "s.json" in str(failure.value)
+    assert message in str(error.value)
+    assert "s.json" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -407,10 +407,10 @@ def test_damaged_squad_file_is_refused_and_so_is_squad_data_as_hotpotqa(tmp_path
 def test_unreadable_file_is_refused(tmp_path, content, message) -> None:
     path = tmp_path / "rows.json"
     path.write_bytes(content)
-    with pytest.raises(EvaluationError, match=message) as failure:
+    with pytest.raises(EvaluationError, match=message) as error:
         for _ in (rows[index] for rows in [open_rows([path])] for index in range(len(rows))):
             pass
-    assert "rows.json" in str(failure.value)
+    assert "rows.json" in str(error.value)
 
 
 def test_folder_that_is_not_a_dataset_is_refused(tmp_path) -> None:

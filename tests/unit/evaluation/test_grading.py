@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.evaluation import make_failed_row, make_row
 
-from memagent_evaluation.report import render_report, summarize
+from memagent_evaluation.report import render_report, summarise
 from memagent_evaluation.request import grade, judge_rows
 from memagent_evaluation.result_journal import ResultJournal, open_results
 from memagent_evaluation.result_table import EvaluationPlan
@@ -64,7 +64,7 @@ async def test_missing_answer_scores_zero_without_a_judge_call(journal) -> None:
     assert all("<expected> 4711 </expected>" in prompt for prompt in policy.prompts)
     await judge_rows(journal, policy, concurrency=16)
     assert len(policy.prompts) == 5
-    (cell,) = summarize(journal.results)
+    (cell,) = summarise(journal.results)
     assert cell["scores"]["judged"]["mean"] == pytest.approx(4.3 / 6)
     report = render_report(journal.results)
     assert "Judge: the mean grade of scripted." in report
@@ -84,7 +84,7 @@ async def test_grading_resumes_after_the_judge_fails(journal) -> None:
         await judge_rows(journal, ScriptedPolicy(fail_after_two), concurrency=1)
     assert [value for value in get_grades(journal).values() if value is not None] == [1.0, 1.0]
     assert "judged" not in render_report(journal.results)
-    assert summarize(journal.results)[0]["scores"]["judged"] is None, "not all have a grade"
+    assert summarise(journal.results)[0]["scores"]["judged"] is None, "not all have a grade"
     await judge_rows(journal, ScriptedPolicy(lambda prompt: "\\boxed{0}"), concurrency=16)
     assert get_grades(journal) == {0: 1.0, 1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import make_failed_row, make_row, make_table
 
-from memagent_evaluation.report import estimate_pass_at_k, render_report, summarize
+from memagent_evaluation.report import estimate_pass_at_k, render_report, summarise
 from memagent_evaluation.score_statistics import pass_at_k
 from memagent_evaluation.standings import compare_systems, compute_accuracy
 
@@ -51,12 +51,12 @@ def test_pass_at_k_is_reported_only_for_repeated_samples() -> None:
     assert "## Repeated samples" in report
     assert "| keys | 1K tokens | memagent | lenient | 12 | 4 | 43.8 [" in report
     assert "pass@1 | pass@2 | pass@4 |" in report
-    (cell,) = summarize(make_table(*ROWS))
+    (cell,) = summarise(make_table(*ROWS))
     assert cell["pass_at"]["lenient"][4]["mean"] == 1.0
     assert compare_systems(make_table(*ROWS))[0].n == 12
     single_sample_table = make_table(*ROWS[::4])
     assert "Repeated samples" not in render_report(single_sample_table)
-    assert summarize(single_sample_table)[0]["pass_at"] == {}
+    assert summarise(single_sample_table)[0]["pass_at"] == {}
     assert (
         estimate_pass_at_k([make_failed_row(index=index, outcome="does_not_fit") for index in (0, 0)], "lenient") == {}
     )

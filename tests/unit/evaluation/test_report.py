@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.evaluation import make_failed_row, make_row, make_table
 
 from memagent_evaluation.markdown_tables import format_length
-from memagent_evaluation.report import find_percentile, render_comparison, render_report, summarize
+from memagent_evaluation.report import find_percentile, render_comparison, render_report, summarise
 from memagent_evaluation.score_statistics import compute_wilson_interval
 from memagent_evaluation.standings import compare_evaluations
 from memagent_graph.errors import EvaluationError
@@ -58,8 +58,8 @@ def test_systems_whose_documents_never_fit_have_no_accuracy() -> None:
     rows = [make_row(index=index) for index in range(9)]
     rows += [make_failed_row("full_context", index=index, outcome="does_not_fit") for index in range(9)]
     report = render_report(make_table(*rows))
-    assert set(summarize(make_table(*rows[9:]))[0]["scores"].values()) == {None}
-    (partly_fitting_cell,) = summarize(make_table(replace(rows[9], system="memagent"), rows[1]))
+    assert set(summarise(make_table(*rows[9:]))[0]["scores"].values()) == {None}
+    (partly_fitting_cell,) = summarise(make_table(replace(rows[9], system="memagent"), rows[1]))
     assert partly_fitting_cell["scores"]["lenient"]["mean"] == 0.5
     assert find_row(report, "1K", "full_context", "9") == "| 1K | full_context | 9 | – | – | – | – | 9 |"
     assert find_row(report, "keys", "1K tokens", "full_context", "9", "–")
@@ -72,7 +72,7 @@ def test_costs_are_means_over_questions_that_did_not_fail() -> None:
     ]
     rows += [replace(make_failed_row(index=2), prompt_tokens=0, calls=0, seconds=600.0)]
     rows += [replace(make_failed_row(index=3, outcome="does_not_fit"), prompt_tokens=0, calls=0, seconds=0.0)]
-    (cell,) = summarize(make_table(*rows))
+    (cell,) = summarise(make_table(*rows))
     assert cell["means"] == {
         "prompt_tokens": 2000, "completion_tokens": 10, "cached_tokens": 0, "calls": 2, "seconds": 1.5
     }  # fmt: skip
@@ -171,13 +171,13 @@ def test_report_and_summary_have_latency_percentiles_outcomes_and_price() -> Non
     assert "| 50.50 | 50.00 | 95.00 | 99.00 |" in report
     assert "| 0.5 | 50 |" in report
     assert "at 0.5 for a million prompt tokens" in report
-    (cell,) = summarize(make_table(*rows), Prices(0.5, 2.0))
+    (cell,) = summarise(make_table(*rows), Prices(0.5, 2.0))
     assert cell["scores"]["lenient"]["low"] == compute_wilson_interval(100, 101).low
     assert (cell["outcomes"], cell["n"]) == ({"answered": 100, "failed": 1}, 101)
     assert cell["seconds"] == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
     assert cell["price"] == pytest.approx(0.5 + 2e-5)
     assert "price" not in render_report(make_table(*rows)).casefold()
-    (failed_cell,) = summarize(make_table(make_failed_row()), Prices(1, 1))
+    (failed_cell,) = summarise(make_table(make_failed_row()), Prices(1, 1))
     assert {failed_cell["price"], failed_cell["seconds"]["p50"], *failed_cell["means"].values()} == {None}
 
 

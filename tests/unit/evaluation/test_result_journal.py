@@ -61,9 +61,9 @@ def test_resume_refuses_changed_systems_and_accepts_new_ones(tmp_path, plan_fiel
         journal.add_plan(replace(PLAN, **{plan_field: (("two", "hotpot.json, 8 bytes"),)}))
     with open_results(tmp_path, SETTINGS, resume=True) as journal:
         journal.add_plan(replace(PLAN, **{plan_field: (("one", "dev.json, 7 bytes"), ("two", "hotpot.json, 8 bytes"))}))
-        with pytest.raises(EvaluationError, match=rf'{plan_field}\.two is "hotpot\.json, 9 bytes" and was') as refusal:
+        with pytest.raises(EvaluationError, match=rf'{plan_field}\.two is "hotpot\.json, 9 bytes" and was') as error:
             journal.add_plan(replace(PLAN, **{plan_field: (("two", "hotpot.json, 9 bytes"),)}))
-    assert "(out)" in str(refusal.value)
+    assert "(out)" in str(error.value)
 
 
 def test_missing_questions_are_counted_from_the_plan(tmp_path) -> None:
@@ -102,9 +102,9 @@ def test_damaged_journal_error_names_the_line(tmp_path, monkeypatch, damage, mes
     open_journal(tmp_path, make_row()).close()
     path = tmp_path / JOURNAL
     path.write_text(damage(path.read_text()))
-    with pytest.raises(EvaluationError, match=message) as refusal:
+    with pytest.raises(EvaluationError, match=message) as error:
         load_results(tmp_path)
-    assert refusal.value.hint
+    assert error.value.hint
 
 
 def test_empty_journal_file_is_replaced_by_a_new_journal(tmp_path) -> None:

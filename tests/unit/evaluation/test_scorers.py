@@ -47,7 +47,7 @@ def test_strict_requires_a_box_or_in_plain_format_the_exact_answer() -> None:
         assert score(sample, answer, answer).lenient == 1
 
 
-def test_box_inside_the_reasoning_is_no_answer() -> None:
+def test_box_inside_the_reasoning_is_not_an_answer() -> None:
     sample = make_sample("7")
     assert score(sample, "", "<think>\\boxed{7}</think>").strict == 0
     assert score(sample, "7", "<think>\\boxed{8}</think> \\boxed{7}").strict == 1

@@ -96,6 +96,6 @@ def test_samples_start_at_different_positions_in_the_prose():
 def test_haystack_without_text_is_an_error_with_a_hint(make_haystack, message, tmp_path):
     path = tmp_path / "hay.txt"
     make_haystack(path)
-    with pytest.raises(EvaluationError, match=message) as failure:
+    with pytest.raises(EvaluationError, match=message) as error:
         load_task("niah_single_2", TaskSettings(TOKENIZER, haystack=path)).sample(2000, 0)
-    assert failure.value.hint
+    assert error.value.hint

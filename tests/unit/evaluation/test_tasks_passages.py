@@ -140,9 +140,9 @@ def test_error_for_too_many_passages_names_the_available_number():
 
 def test_length_too_small_for_gold_is_refused_with_a_sufficient_one():
     task = make_passage_task(RECORDS, "qa_2", SETTINGS)
-    with pytest.raises(EvaluationError, match=r"at least") as failure:
+    with pytest.raises(EvaluationError, match=r"at least") as error:
         task.sample(60, 0)
-    sufficient_length = int(re.search(r"at least ([\d,]+),", failure.value.hint)[1].replace(",", ""))
+    sufficient_length = int(re.search(r"at least ([\d,]+),", error.value.hint)[1].replace(",", ""))
     assert task.sample(sufficient_length, 0).needles
 
 

@@ -58,13 +58,13 @@ def test_task_gives_samples_with_needle_depths_and_refuses_bad_lengths(name):
 
 
 def test_unknown_task_error_has_suggestions():
-    with pytest.raises(EvaluationError) as failure:
+    with pytest.raises(EvaluationError) as error:
         load_task("naih_single_2", SETTINGS)
-    assert "'naih_single_2'" in failure.value.message
-    assert failure.value.hint.startswith("Did you mean niah_single_2")
-    with pytest.raises(EvaluationError) as failure:
+    assert "'naih_single_2'" in error.value.message
+    assert error.value.hint.startswith("Did you mean niah_single_2")
+    with pytest.raises(EvaluationError) as error:
         load_task("xyz", SETTINGS)
-    assert failure.value.hint.startswith("Tasks are:") and all(name in failure.value.hint for name in list_tasks())
+    assert error.value.hint.startswith("Tasks are:") and all(name in error.value.hint for name in list_tasks())
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_unknown_task_error_has_suggestions():
     ],
 )
 def test_invalid_options_and_settings_are_refused(name, settings, message):
-    with pytest.raises(EvaluationError) as failure:
+    with pytest.raises(EvaluationError) as error:
         load_task(name, TaskSettings(SETTINGS.tokenizer, **settings)).sample(10_000, 0)
-    assert message in f"{failure.value.message} {failure.value.hint}"
+    assert message in f"{error.value.message} {error.value.hint}"
 
 
 def test_missing_word_lists_error_names_the_extra(monkeypatch):
@@ -183,6 +183,6 @@ def test_own_task_class_is_instantiated_with_or_without_settings(tmp_path):
     ],
 )
 def test_invalid_own_task_is_an_error_with_a_hint(name, message, hint, tmp_path):
-    with pytest.raises(EvaluationError, match=message) as failure:
+    with pytest.raises(EvaluationError, match=message) as error:
         load_task(name.format(path=write_module(tmp_path, USER_MODULE)), SETTINGS)
-    assert re.search(hint, failure.value.hint)
+    assert re.search(hint, error.value.hint)

@@ -68,7 +68,7 @@ def test_changed_word_in_a_copied_quote_is_a_problem(sentence: str, changed_word
     assert (problem.kind, f"{changed_word!r} instead" in problem.detail) == (ProblemKind.WORDS, True)
 
 
-def test_inflections_function_words_and_word_order_are_no_changes() -> None:
+def test_inflections_function_words_and_word_order_are_not_changes() -> None:
     quote = "In the first year Gamma plant needed much coal and the mayor said nothing of it to anybody in the town."
     for sentence in (
         "In the first year the Gamma plant needs much coal and the mayor said nothing of it to anybody in the town.",
@@ -87,7 +87,7 @@ def test_sentence_may_only_name_its_own_document() -> None:
     assert ProblemKind.NAME in find_problem_kinds(sentence, names=("Will-8.txt",))
 
 
-def test_first_word_is_no_name_if_documents_have_it_in_lower_case() -> None:
+def test_first_word_is_not_a_name_if_documents_have_it_in_lower_case() -> None:
     sentence = "Cable was bought by Alpha Corp, thirty km of it."
     assert find_problem_kinds(sentence) == set()
     unknown_word_sentence = "Wire was bought by Alpha Corp, thirty km of it."

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_report.stated_facts import extract_facts, normalize_text
+from memagent_report.stated_facts import extract_facts, normalise_text
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_names_have_a_capital_letter_within_a_sentence_or_digits() -> None:
     assert extract_facts("THIS SOFTWARE IS PROVIDED AS IS WITHOUT WARRANTY").names == ()
 
 
-def test_quotation_marks_dashes_and_spaces_are_normalized() -> None:
-    assert normalize_text("\u201cA\u00a0 b\u201d \u2013\n it\u2019s") == '"A b" - it\'s'
-    assert normalize_text("\ufb01ne\u200b") == "fine"
+def test_quotation_marks_dashes_and_spaces_are_normalised() -> None:
+    assert normalise_text("\u201cA\u00a0 b\u201d \u2013\n it\u2019s") == '"A b" - it\'s'
+    assert normalise_text("\ufb01ne\u200b") == "fine"
 
 
 @given(st.text())
 def test_facts_of_any_text_have_valid_positions(text: str) -> None:
     facts = extract_facts(text)
-    assert normalize_text(facts.text) == facts.text
+    assert normalise_text(facts.text) == facts.text
     for fact in (*facts.numbers, *facts.dates, *facts.words):
         assert 0 <= fact.start < fact.end <= len(facts.text)

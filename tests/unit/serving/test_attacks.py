@@ -387,16 +387,16 @@ def test_too_large_body_is_refused_before_it_is_received(server: Server) -> None
     ],
 )
 def test_json_with_too_many_values_is_refused_before_parsing(body: bytes) -> None:
-    with pytest.raises(ApiError, match="too many values") as caught:
+    with pytest.raises(ApiError, match="too many values") as error:
         parse_fields(body)
-    assert caught.value.status == 413
+    assert error.value.status == 413
 
 
 def test_invalid_utf8_is_refused_in_any_field() -> None:
     for body in (b'{"model": "\x80ake", "messages": []}', b'{"messages": [{"role": "user", "content": "\xff"}]}'):
-        with pytest.raises(ApiError, match="not a JSON object") as caught:
+        with pytest.raises(ApiError, match="not a JSON object") as error:
             parse_fields(body)
-        assert caught.value.status == 400
+        assert error.value.status == 400
 
 
 def test_long_text_of_escapes_and_quotes_is_accepted() -> None:

@@ -429,7 +429,7 @@ def test_sessions_belong_to_one_key_and_end_on_sign_out(upstream: FakeServer, tm
             Browser.sign_in(server, ALICE)
         assert bob.client.get("/page/reads").status_code == 200, "sign-ins of one key end no session of another"
         assert alice.client.get("/page/reads").status_code == 401
-        # The page's cookie does not authorize requests to the API.
+        # The page's cookie does not authorise requests to the API.
         assert alice.client.get("/v1/reads").status_code == 401
         assert bob.client.delete("/page/session").status_code == 204
         assert bob.client.get("/page/reads").status_code == 401

@@ -119,10 +119,10 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: 
 def test_invalid_keys_file_is_refused_without_showing_keys(tmp_path: Path, text: str) -> None:
     keys_path = tmp_path / "keys.toml"
     keys_path.write_text(text)
-    with pytest.raises(MemAgentError) as caught:
+    with pytest.raises(MemAgentError) as error:
         Keys.load(keys_path)
-    assert caught.value.hint
-    assert KEY not in str(caught.value)
+    assert error.value.hint
+    assert KEY not in str(error.value)
     with pytest.raises(MemAgentError, match="without a name"):
         Keys.load(None, KEY)
 

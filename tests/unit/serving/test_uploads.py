@@ -79,9 +79,9 @@ async def test_texts_count_for_their_key_and_the_oldest_unused_are_removed(tmp_p
     first, second, third = [await files.add_text(ALICE, Document.from_text(letter * 20, letter)) for letter in "abc"]
     assert list_text_keys(files, ALICE) == {second["key"], third["key"]} != {first["key"]}
     in_use += [second["key"], third["key"]]
-    with pytest.raises(ApiError, match="exceed their limit") as refusal:
+    with pytest.raises(ApiError, match="exceed their limit") as error:
         await files.add_text(ALICE, Document.from_text("d" * 20, "d"))
-    assert (refusal.value.status, refusal.value.headers) == (413, None), "a retry would not help"
+    assert (error.value.status, error.value.headers) == (413, None), "a retry would not help"
     assert count_files(tmp_path / "documents" / "texts") == 2
     with pytest.raises(ApiError, match="delete some"):
         files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x" * 20))

@@ -220,9 +220,9 @@ class TestRefusals:
         step_group = make_group(make_rollout("a", 1, [2], (0.0,)), make_rollout("b", 0, [2], (reward,)))
         with pytest.raises(TrainingError, match="run b"):
             prepare_batch([step_group], make_step_settings(0.5))
-        with pytest.raises(TrainingError, match="run question-1") as refusal:
+        with pytest.raises(TrainingError, match="run question-1") as error:
             prepare_batch([make_group_of_rewards(1, reward)], PAPER)
-        assert refusal.value.run_id == "question-1"
+        assert error.value.run_id == "question-1"
 
     @pytest.mark.parametrize(
         "make_invalid_settings",

@@ -171,9 +171,9 @@ def reward_or_nan(run: TrainingRun) -> float:
 )
 async def test_missing_or_nan_reward_is_an_error_with_its_run(reward: Any, message: str, tmp_path: Path) -> None:
     """Once, a bad group was left out silently, and the mean reward was that of the others."""
-    with pytest.raises(TrainingError, match=message) as refusal:
+    with pytest.raises(TrainingError, match=message) as error:
         await run_collection(make_reader(tmp_path, answer_half), 3, reward=reward)
-    assert refusal.value.run_id == "x-1-0"
+    assert error.value.run_id == "x-1-0"
 
 
 async def test_user_reward_is_logged_by_name_and_gets_the_gold_answer(tmp_path) -> None:

@@ -107,12 +107,12 @@ def test_text_keeps_its_layout_and_facts_may_split_lines(tmp_path: Path) -> None
 def test_a_haystack_without_text_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     haystack = tmp_path / "haystack.txt"
     haystack.write_bytes(content)
-    with pytest.raises(EvaluationError, match=message) as refusal:
+    with pytest.raises(EvaluationError, match=message) as error:
         Alone(TaskSettings(TOKENIZER, small=True, haystack=haystack)).sample(600, 0)
-    assert "UTF-8" in (refusal.value.hint or "")
+    assert "UTF-8" in (error.value.hint or "")
 
 
 def test_a_length_without_room_for_the_facts_is_refused(settings) -> None:
-    with pytest.raises(EvaluationError, match="too small for among_foreign") as refusal:
+    with pytest.raises(EvaluationError, match="too small for among_foreign") as error:
         AmongForeign(settings).sample(70, 0)
-    assert "Ask for at least" in (refusal.value.hint or "")
+    assert "Ask for at least" in (error.value.hint or "")

@@ -102,6 +102,6 @@ def test_a_training_with_muon_resumes_with_the_same_bits(make_trainer, tmp_path:
 def test_muon_refuses_sharded_matrices(make_trainer, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, muon_learning_rate=1e-3)
     trainer.is_fsdp_enabled = True
-    with pytest.raises(TrainingError, match="each matrix whole") as refusal:
+    with pytest.raises(TrainingError, match="each matrix whole") as error:
         trainer.create_optimizer()
-    assert "muon_learning_rate" in (refusal.value.hint or "")
+    assert "muon_learning_rate" in (error.value.hint or "")

@@ -347,10 +347,10 @@ async def test_equal_weights_can_be_synced_again(fake, base, tmp_path) -> None:
 
 async def test_failed_sync_reports_both_log_probs_and_a_hint(fake, base, tmp_path) -> None:
     fake.broken.add("reload")
-    with pytest.raises(TrainingError, match=r"not served.*unverified: reload: .* against .*tolerance of") as caught:
+    with pytest.raises(TrainingError, match=r"not served.*unverified: reload: .* against .*tolerance of") as error:
         await sync_remote_server(fake).sync(write_policy(tmp_path / "1", 0.5), "1")
-    assert "restart: the server is not ours" in str(caught.value)
-    assert "restart it with these weights where it runs" in str(caught.value)
+    assert "restart: the server is not ours" in str(error.value)
+    assert "restart it with these weights where it runs" in str(error.value)
 
 
 # Readers
@@ -511,7 +511,7 @@ def test_small_updates_are_a_fault_if_the_server_missed_too_much(logprobs, step,
         assert (fault is not None) == (applied_share < 0.6)
 
 
-def test_updates_below_the_server_precision_are_no_fault() -> None:
+def test_updates_below_the_server_precision_are_not_a_fault() -> None:
     old_logprobs, new_logprobs = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
     rounded_logprobs = PreviousLogProbs((-1.02, -1.97), old_logprobs)
     answers = ProbeLogProbs((-1.02, -1.97), (0.0,))

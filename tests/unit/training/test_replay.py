@@ -471,11 +471,11 @@ def test_runs_with_two_tokenizers_or_templates_need_a_choice(log, mixed_field) -
     log_run(log, "a", **{mixed_field: "old"})
     for run_id in "bc":
         log_run(log, run_id, **{mixed_field: "new"})
-    with pytest.raises(ReplayError) as refusal:
+    with pytest.raises(ReplayError) as error:
         load_groups(log)
-    assert f"2 {mixed_field}s" in str(refusal.value)
-    assert "'new': 2 of them, such as 'b'; 'old': 1 of them, such as 'a'" in str(refusal.value)
-    assert f"as in {mixed_field} new" in str(refusal.value)
+    assert f"2 {mixed_field}s" in str(error.value)
+    assert "'new': 2 of them, such as 'b'; 'old': 1 of them, such as 'a'" in str(error.value)
+    assert f"as in {mixed_field} new" in str(error.value)
     replay = load_groups(log, **{mixed_field: "new"})
     assert get_run_ids(replay.groups) == [["b", "c"]]
     assert getattr(replay.report, mixed_field) == "new"

@@ -38,7 +38,7 @@ def test_fall_below_half_the_best_average_is_an_error_with_both_values() -> None
         refuse_collapse(make_records(0.6, 0.8, 0.3, 0.1), window=2)
 
 
-def test_negative_rewards_are_no_collapse() -> None:
+def test_negative_rewards_are_not_a_collapse() -> None:
     """With penalties, for example, a mean that rises from -0.8 to -0.2 is no collapse."""
     assert not has_collapsed(make_records(-0.8, -0.8, -0.5, -0.2), window=2)
     assert not has_collapsed(make_records(-0.2, -0.2, -0.2, -0.2), window=2)

@@ -206,10 +206,10 @@ async def test_all_wrong_reads_after_right_ones_are_a_collapse(source, set_colle
     set_collection((0.0, 1.0), (1.0, 1.0))
     await source._collector.collect(0, 0)
     names = set_collection((0.0, 0.0), (0.0, 0.0))
-    with pytest.raises(CollapsedError, match=r"last 3 collections is 0\.000") as refusal:
+    with pytest.raises(CollapsedError, match=r"last 3 collections is 0\.000") as error:
         await source._collector.collect(1, 1)
     assert names == ["collection-1", "collection-2", "collection-3"]
-    assert "lower learning rate" in (refusal.value.hint or "")
+    assert "lower learning rate" in (error.value.hint or "")
 
 
 async def test_loop_continues_until_the_last_stage_of_the_curriculum(source, set_collection) -> None:

@@ -162,7 +162,7 @@ def test_model_with_another_tokenizer_is_refused_unless_trusted(make_job) -> Non
     assert isinstance(prepare(make_job(model="embedded", trust_tokenizer=True)), PreparedJob)
 
 
-def test_folder_that_is_no_model_is_refused(world, make_job, tmp_path) -> None:
+def test_folder_that_is_not_a_model_is_refused(world, make_job, tmp_path) -> None:
     assert "there is no model" in get_refusal(make_job(model=str(tmp_path / "nothing")))
     assert "config.json" in get_refusal(make_job(model=str(world.folder)))
     model_folder = tmp_path / "adapters"

@@ -44,9 +44,9 @@ def test_slow_start_stops_the_server_and_names_the_timeout_option(tmp_path, monk
     python.chmod(0o755)
     monkeypatch.setenv("MEMAGENT_VLLM_PYTHON", str(python))
     server = VLLMServer(tmp_path, log_file=tmp_path / "server.log", startup_timeout=1.0)
-    with pytest.raises(VLLMServerError, match=r"(?s)within 1 s.*weights are loading") as refusal:
+    with pytest.raises(VLLMServerError, match=r"(?s)within 1 s.*weights are loading") as error:
         server.start()
-    assert "--server-timeout" in (refusal.value.hint or "")
+    assert "--server-timeout" in (error.value.hint or "")
     assert not server.is_running
 
 

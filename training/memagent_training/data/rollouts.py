@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from memagent_training.training_errors import TrainingError
 
 MAX_REWARD: Final = 3.4028234663852886e38
-"""The largest 32-bit number; losses are computed in 32 bits."""
+"""The largest 32-bit float; losses are computed in 32 bits."""
 OUTCOME: Final = "outcome"
 """The name by which a term of the advantage refers to `Rollout.reward`."""
 RewardValue: TypeAlias = float | tuple[float, ...]

@@ -28,7 +28,7 @@ from memagent_training.data.training_runs import Gold, read_run
 from memagent_training.rewards.reward_names import resolve_reward
 from memagent_training.training_errors import RewardError, TrainingError
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 REWARD_SOURCE = "collect"
 """The source of the collection's rewards in the log."""
@@ -240,13 +240,13 @@ class _GroupReader:
             self.run_log.reward(run_id, reward, name=self.reward_name, source=REWARD_SOURCE)
 
 
-async def _gather(awaitables: Iterable[Awaitable[_T]]) -> list[_T]:
+async def _gather(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     """Return all results when all have ended, or raise the first error in order."""
     results = await asyncio.gather(*awaitables, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
-    return cast("list[_T]", results)
+    return cast("list[T]", results)
 
 
 def _add_usage(left: Usage, right: Usage) -> Usage:

@@ -5,7 +5,7 @@ python -m recipes.embedded.release --edition 2 --policy rl-policy --out memagent
 python -m recipes.embedded.release --edition 2 --policy rl-policy --toward $FIRST --out ...
 
 The last command moves the weights back toward the policy from which the loop started. This keeps what reinforcement
-learning taught, and undoes much of the damage to other abilities (linear interpolation toward initialization, arXiv
+learning taught, and undoes much of the damage to other abilities (linear interpolation toward initialisation, arXiv
 2406.16768).
 """
 

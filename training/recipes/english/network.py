@@ -98,15 +98,15 @@ class Layer(nn.Module):
         """Return the hidden states after the layer."""
         attention: Any = self.self_attn
         feed_forward: Any = self.mlp
-        normalized = normalize_rms(hidden_BSW, self.input_layernorm, self.shape.norm_eps)
+        normalised = normalise_rms(hidden_BSW, self.input_layernorm, self.shape.norm_eps)
         query, key, value = (
-            project(normalized).unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
+            project(normalised).unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         attended = attend(apply_rotary(query, rotary), apply_rotary(key, rotary), value, mask)
         hidden_BSW = hidden_BSW + attention.o_proj(attended.transpose(1, 2).flatten(2))
-        normalized = normalize_rms(hidden_BSW, self.post_attention_layernorm, self.shape.norm_eps)
-        activations = functional.silu(feed_forward.gate_proj(normalized)) * feed_forward.up_proj(normalized)
+        normalised = normalise_rms(hidden_BSW, self.post_attention_layernorm, self.shape.norm_eps)
+        activations = functional.silu(feed_forward.gate_proj(normalised)) * feed_forward.up_proj(normalised)
         output: Tensor = hidden_BSW + feed_forward.down_proj(activations)
         return output
 
@@ -157,7 +157,7 @@ class AdaptedNetwork(nn.Module):
         hidden_BSW = functional.embedding(ids_BS, self.embedding)
         for layer in self.layers:
             hidden_BSW = layer(hidden_BSW, rotary, mask)
-        return normalize_rms(hidden_BSW, self.last_norm, self.shape.norm_eps)
+        return normalise_rms(hidden_BSW, self.last_norm, self.shape.norm_eps)
 
     def get_adapter(self) -> dict[str, Tensor]:
         """Return the adapter's weights by the names that PEFT gives them."""
@@ -195,7 +195,7 @@ class AdaptedNetwork(nn.Module):
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def normalize_rms(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+def normalise_rms(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return hidden states divided by their root mean square."""
     wide = hidden.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(hidden.dtype)

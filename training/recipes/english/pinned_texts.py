@@ -223,7 +223,7 @@ class _VisibleTextParser(HTMLParser):
 def _find_character_vectors(database: bytes) -> Iterator[str]:
     """Yield the character vectors of an R lazy-load database, each as lines of text.
 
-    It is a sequence of blocks: four bytes of length, then a zlib stream of R's serialization (format 3, big-endian): a
+    It is a sequence of blocks: four bytes of length, then a zlib stream of R's serialisation (format 3, big-endian): a
     header of 23 bytes, the vector's type and length, then flags, length and bytes of each string.
     """
     offset = 0
