@@ -80,7 +80,7 @@ def measure_this_code() -> dict[str, tuple[float, str]]:
     Returns:
         for each figure, its processor seconds and the count of chunks that end with a sentence, such as "7/9".
     """
-    figures: dict[str, tuple[float, str]] = {}
+    measurements: dict[str, tuple[float, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         store = DocumentStore(folder)
         for script in SCRIPTS:
@@ -99,19 +99,19 @@ def measure_this_code() -> dict[str, tuple[float, str]]:
                     ends = [chunk.end_char for chunk in chunks]
                     seconds.append(time.process_time() - start_time)
                 if chunking == "token":
-                    figures[f"tokenising {script}"] = seconds[0], ""
-                sentence_share = f"{len(sentence_ends & {*ends})}/{len(ends)}"
-                figures[f"{chunking}, {script}"] = min(seconds), sentence_share
+                    measurements[f"tokenising {script}"] = seconds[0], ""
+                sentence_end_counts = f"{len(sentence_ends & {*ends})}/{len(ends)}"
+                measurements[f"{chunking}, {script}"] = min(seconds), sentence_end_counts
     decoding_options: dict[str, Any] = {"model": "m"}
     if "sampling" in inspect.signature(decode_completion).parameters:
         decoding_options["sampling"] = SamplingParams(max_tokens=1000)
-    for metric, logprobs in LOGPROB_COUNTS.items():
-        body = make_vllm_reply(logprobs)
+    for metric, logprob_count in LOGPROB_COUNTS.items():
+        body = make_vllm_reply(logprob_count)
         start_time = time.process_time()
-        for _ in range(DECODED_REPLIES // (1 + logprobs // 10)):
+        for _ in range(DECODED_REPLIES // (1 + logprob_count // 10)):
             decode_completion(body, **decoding_options)
-        figures[metric] = time.process_time() - start_time, ""
-    return figures
+        measurements[metric] = time.process_time() - start_time, ""
+    return measurements
 
 
 def measure_worktree(tree: Path) -> dict[str, tuple[float, str]]:
@@ -120,8 +120,8 @@ def measure_worktree(tree: Path) -> dict[str, tuple[float, str]]:
     process = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True
     )
-    figures: dict[str, tuple[float, str]] = json.loads(process.stdout)
-    return figures
+    measurements: dict[str, tuple[float, str]] = json.loads(process.stdout)
+    return measurements
 
 
 def main(worktree: Path) -> None:
@@ -131,19 +131,19 @@ def main(worktree: Path) -> None:
     tree_by_name = {"before": worktree, "now": Path(__file__).parent.parent}
     rounds = [{name: measure_worktree(tree) for name, tree in tree_by_name.items()} for _ in range(ROUNDS)]
     figures = []
-    for metric, (_, sentence_share) in rounds[0]["now"].items():
+    for metric, (_, sentence_end_counts) in rounds[0]["now"].items():
         if metric.startswith("tokenising"):
             continue
         old_seconds, new_seconds = (min(results[name][metric][0] for results in rounds) for name in tree_by_name)
         tokenising_seconds, details = 0.0, ""
-        if sentence_share:
+        if sentence_end_counts:
             script = metric.rpartition(" ")[2]
             tokenising_seconds = min(
                 results[name][f"tokenising {script}"][0] for results in rounds for name in tree_by_name
             )
-            million_chunks = int(sentence_share.partition("/")[2]) / 1e6
-            counts = f"{rounds[0]['before'][metric][1]} -> {sentence_share}"
-            details = f", {old_seconds / million_chunks:.0f} -> {new_seconds / million_chunks:.0f} us, {counts}"
+            chunk_count = int(sentence_end_counts.partition("/")[2])
+            counts = f"{rounds[0]['before'][metric][1]} -> {sentence_end_counts}"
+            details = f", {1e6 * old_seconds / chunk_count:.0f} -> {1e6 * new_seconds / chunk_count:.0f} us, {counts}"
         ratio = (tokenising_seconds + new_seconds) / (tokenising_seconds + old_seconds)
         figures.append(Figure.at_most(metric + details, ratio, "", MAX_RATIO))
     print_table(figures)

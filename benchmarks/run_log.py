@@ -25,7 +25,7 @@ _CONVERSATION_COUNT = 400
 _PROMPT_TOKENS = 1500
 
 
-async def _compare(url: str, folder: Path) -> tuple[float, float, float]:
+async def _compare_readers(url: str, folder: Path) -> tuple[float, float, float]:
     """Compare readers with and without a log.
 
     Returns:
@@ -37,15 +37,15 @@ async def _compare(url: str, folder: Path) -> tuple[float, float, float]:
     plain_reader = make_reader(url, store, logprobs=True)
     logging_reader = make_reader(url, store, logprobs=True, run_log=log)
     await make_pass(plain_reader, references)()
-    figures = await take_turns(make_pass(plain_reader, references), make_pass(logging_reader, references))
+    comparison = await take_turns(make_pass(plain_reader, references), make_pass(logging_reader, references))
     for reader in (logging_reader, plain_reader):
         await reader.aclose()
     log.close()
-    return figures
+    return comparison
 
 
 def _measure_bytes_per_token(completion_tokens: int) -> float:
-    """Return the bytes per token of a log of conversations with 1500 prompt tokens.
+    """Return the bytes per token of a log of conversations with `_PROMPT_TOKENS` prompt tokens.
 
     Args:
         completion_tokens: the number of completion tokens of each conversation.
@@ -58,12 +58,12 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         log = RunLog(Path(folder) / "runs.sqlite")
         log.begin("run", "What is said of it?", reference, {})
-        writes = []
+        pending_rows = []
         for position in range(_CONVERSATION_COUNT):
             start = rng.randrange(len(ids) - _PROMPT_TOKENS - completion_tokens)
             prompt = ids[start : start + _PROMPT_TOKENS]
             completion = ids[start + _PROMPT_TOKENS : start + _PROMPT_TOKENS + completion_tokens]
-            writes.append(
+            pending_rows.append(
                 log.record(
                     Conversation(
                         run_id="run",
@@ -96,7 +96,7 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
                     )
                 )
             )
-        for future in writes:
+        for future in pending_rows:
             log.wait(future)
         log.close()
         return log.size_bytes / (_CONVERSATION_COUNT * (_PROMPT_TOKENS + completion_tokens))
@@ -105,12 +105,12 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
 def measure() -> list[Figure]:
     """Return the figures on the log's time and disk space."""
     with run_slow_server(DELAY_MS, 800) as url, tempfile.TemporaryDirectory() as folder:
-        ratio, plain_ms, logged_ms = asyncio.run(_compare(url, Path(folder)))
+        ratio, plain_ms, logged_ms = asyncio.run(_compare_readers(url, Path(folder)))
     short_reply_bytes, long_reply_bytes = _measure_bytes_per_token(100), _measure_bytes_per_token(800)
     return [
         Figure.at_least(f"chunks/s, logged : not logged, {DOCUMENTS} documents, 800 log-probs", ratio, "x", 0.9),
         Figure("processor time per chunk, logged", logged_ms, "ms"),
         Figure("processor time per chunk, not logged", plain_ms, "ms"),
-        Figure.at_most("run log, 1500 tokens in and 100 out, per token", short_reply_bytes, "bytes", 4),
-        Figure.at_most("run log, 1500 tokens in and 800 out, per token", long_reply_bytes, "bytes", 4),
+        Figure.at_most(f"run log, {_PROMPT_TOKENS} tokens in and 100 out, per token", short_reply_bytes, "bytes", 4),
+        Figure.at_most(f"run log, {_PROMPT_TOKENS} tokens in and 800 out, per token", long_reply_bytes, "bytes", 4),
     ]

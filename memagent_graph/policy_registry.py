@@ -65,14 +65,14 @@ def convert_to_policy(value: object, settings: PolicySettings) -> Policy:
     """
     bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__}
     if not bases.isdisjoint(_OPENAI_CLIENTS):
-        options = _choose_server_options(settings)
+        options = _make_connection_options(settings)
         if settings.timeout == PolicySettings.timeout:
             del options["read_timeout"]
         if settings.retries == PolicySettings.retries:
             del options["max_retries"]
         from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
 
-        arguments = {**_choose_client_options(value, settings.model), "model": settings.model}
+        arguments = {**_read_client_options(value, settings.model), "model": settings.model}
         return OpenAICompatiblePolicy(**arguments | options)
     if ("langchain_core", "BaseChatModel") in bases:
         refuse_settings(settings, allowed={"unsupported"})
@@ -89,13 +89,13 @@ def convert_to_policy(value: object, settings: PolicySettings) -> Policy:
     raise PolicyError(
         f"{description} ({library}) is not a policy",
         hint=_HINT_BY_LIBRARY.get(library)
-        or ("Pass an object of it." if isinstance(value, type) else None)
+        or ("Pass an instance of this class." if isinstance(value, type) else None)
         or "Pass the address of a server, a policy's name, a LangChain chat model, a client of the openai package, "
         "or an object with a name and an async method complete(prompt, sampling).",
     )
 
 
-def _choose_client_options(client: Any, model: str | None) -> dict[str, Any]:
+def _read_client_options(client: Any, model: str | None) -> dict[str, Any]:
     """Return the settings of a client of the `openai` package as arguments of an `OpenAICompatiblePolicy`.
 
     Address, key, organisation, project, default headers and query, timeout, retries, certificates and proxy are used,
@@ -111,14 +111,14 @@ def _choose_client_options(client: Any, model: str | None) -> dict[str, Any]:
             "MemAgent(AzureChatOpenAI(...)).",
         )
     base_url = str(client.base_url).rstrip("/")
-    account = {"OpenAI-Organization": client.organization, "OpenAI-Project": client.project}
-    headers = {**{name: value for name, value in account.items() if value}, **client._custom_headers}
+    account_headers = {"OpenAI-Organization": client.organization, "OpenAI-Project": client.project}
+    headers = {**{name: value for name, value in account_headers.items() if value}, **client._custom_headers}
     settings: dict[str, Any] = {"api_key": client.api_key}
     if hasattr(client, "_azure_deployment"):
         if "/deployments/" not in base_url:
             if model is None:
                 raise PolicyRequestError(
-                    "the client is Azure's, and its deployment is not named",
+                    "the Azure client does not name a deployment",
                     hint='Name it: MemAgent(client, model="DEPLOYMENT").',
                 )
             base_url = f"{base_url}/deployments/{model}"
@@ -186,7 +186,7 @@ def _make_server_policy(settings: PolicySettings) -> Policy:
     if not (has_server or settings.api_key or os.environ.get("OPENAI_API_KEY")):
         reason = f"{settings.model} is not a folder here, and " if settings.model else ""
         raise PolicyError(
-            f"{reason}no server is named that might have it",
+            f"{reason}no server is named",
             hint="Pass its server (--base-url), a folder, or a hub id. With OPENAI_API_KEY, OpenAI's server is used.",
         )
     if settings.dtype is not None:
@@ -197,11 +197,11 @@ def _make_server_policy(settings: PolicySettings) -> Policy:
     from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
 
     return OpenAICompatiblePolicy(
-        settings.model, base_url=settings.base_url, api_key=settings.api_key, **_choose_server_options(settings)
+        settings.model, base_url=settings.base_url, api_key=settings.api_key, **_make_connection_options(settings)
     )
 
 
-def _choose_server_options(settings: PolicySettings) -> dict[str, Any]:
+def _make_connection_options(settings: PolicySettings) -> dict[str, Any]:
     """Return the options of a connection, except address and key."""
     template_arguments = parse_template_arguments(settings.chat_template_kwargs)
     options = {

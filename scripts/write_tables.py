@@ -107,16 +107,16 @@ _ARROW_TYPES: Final = {
 _BUDGET_NAMES: Final = {"memory_tokens": "the memory", "answer_tokens": "the answer", "question_tokens": "the question"}
 
 
-def read_field_docs(kind: type) -> dict[str, str]:
+def read_field_docs(record_type: type) -> dict[str, str]:
     """Return the docstrings of a dataclass's fields, as one line each, with those of its base classes."""
     docs: dict[str, str] = {}
-    for parent in reversed(kind.__mro__[:-1]):
+    for parent in reversed(record_type.__mro__[:-1]):
         body = ast.parse(inspect.getsource(parent)).body[0]
         assert isinstance(body, ast.ClassDef)
-        for field, text in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-                docs[field.target.id] = " ".join(str(text.value.value).split()) if is_text else ""
+        for statement, next_statement in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                is_text = isinstance(next_statement, ast.Expr) and isinstance(next_statement.value, ast.Constant)
+                docs[statement.target.id] = " ".join(str(next_statement.value.value).split()) if is_text else ""
     return docs
 
 
@@ -232,7 +232,8 @@ def render_training_page() -> str:
     rewards_by_unit = {"the run": reward_names.OUTCOME_REWARDS, "each conversation": reward_names.STEP_REWARDS}
     rewards = [(name, unit, reward) for unit, rewards in rewards_by_unit.items() for name, reward in rewards.items()]
     lines += format_table(
-        ("name", "reward of", "meaning"), ((f"`{n}`", unit, read_summary(type(reward))) for n, unit, reward in rewards)
+        ("name", "reward of", "meaning"),
+        ((f"`{name}`", unit, read_summary(type(reward))) for name, unit, reward in rewards),
     )
     lines += [
         "",
@@ -242,7 +243,8 @@ def render_training_page() -> str:
         "",
     ]
     lines += format_table(
-        ("column", "type", "meaning"), ((f"`{n}`", f"`{t}`", text) for n, t, text in row_export.COLUMNS)
+        ("column", "type", "meaning"),
+        ((f"`{name}`", f"`{arrow_type}`", text) for name, arrow_type, text in row_export.COLUMNS),
     )
     return "\n".join(lines) + "\n"
 

@@ -127,17 +127,17 @@ class DocumentSources:
             for entry in (await backend.als(str(virtual_path.parent))).entries or ():
                 if PurePosixPath(entry["path"]) == virtual_path:
                     self.roots.require_size(entry.get("size") or 0, repr(shorten_name(path)))
-            (reply,) = await backend.adownload_files([path])
+            (download,) = await backend.adownload_files([path])
         except (OSError, ValueError):
             return None
-        if reply.content is None:
+        if download.content is None:
             return None
-        return self._make_document(reply.content, repr(shorten_name(path)), virtual_path.name)
+        return self._make_document(download.content, repr(shorten_name(path)), virtual_path.name)
 
     def _open_state_value(self, key: str, state: Any) -> Document:
         if key not in self.state_keys:
-            remedy = f"Choose one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
-            raise RefusedSourceError(f"the state key {shorten_name(key)!r} may not be read", hint=remedy)
+            hint = f"Choose one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
+            raise RefusedSourceError(f"the state key {shorten_name(key)!r} may not be read", hint=hint)
         value = state.get(key) if hasattr(state, "get") else getattr(state, key, None)
         if isinstance(value, str | bytes):
             return self._make_document(value, f"state key {key!r}", key)

@@ -35,7 +35,7 @@ from memagent_graph.policies.added import (
     read_origin,
     write_origin,
 )
-from memagent_graph.policies.base_weights import ENGLISH, BaseWeights, compute_sha256, fetch_base_file
+from memagent_graph.policies.weight_files import ENGLISH, BaseWeights, compute_sha256, fetch_base_file
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.file_locks import try_to_lock
 

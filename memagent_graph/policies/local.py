@@ -22,9 +22,9 @@ from memagent_graph.errors import PolicyError, PolicyRequestError, load_extra
 from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import make_one_line
 from memagent_graph.policies.added import ADDABLE_POLICIES
-from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
 from memagent_graph.policies.model_info import ModelInfo, ModelShape, hash_weights
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, find_policy_folder, load_profile
+from memagent_graph.policies.weight_files import fetch_model_folder, is_hub_id
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.tokenizers import load_tokenizer
 

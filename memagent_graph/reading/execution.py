@@ -1,4 +1,4 @@
-"""One call of a reader's graph: its limits, its log, its parallel branches, and the data that its steps share.
+"""One invocation of a reader's graph: its limits, its log, its parallel branches, and the data that its steps share.
 
 The nodes of the graph get an `Execution` as LangGraph's runtime context. Strategies do not see it.
 """
@@ -107,7 +107,7 @@ class Branches:
 
 @dataclass
 class Recording:
-    """Writes the log entries of one call of the graph.
+    """Writes the log entries of one invocation of the graph.
 
     A read continues if its log fails. The recording ends at the first failure, so a trajectory in the log may stop
     early, but has no gaps. An event in the result reports it.
@@ -188,7 +188,7 @@ class Recording:
 
 @dataclass(slots=True)
 class Execution:
-    """One call of the graph: its consumption so far, its running branches, and the data that its steps share."""
+    """One invocation of the graph: its consumption so far, its running branches, and the data that its steps share."""
 
     context: ReaderContext
     """Policy, tokenizer, store, prompts and budgets. They do not change."""

@@ -14,7 +14,7 @@ from memagent_graph import LocalPolicy, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.cli.policy_checks import CheckStatus, check_policy
 from memagent_graph.policies.added import get_policies_folder
 from memagent_graph.policies.adding import add_policy
-from memagent_graph.policies.base_weights import ENGLISH
+from memagent_graph.policies.weight_files import ENGLISH
 from memagent_graph.reader import MemAgent
 from memagent_graph.settings import ReadSettings
 

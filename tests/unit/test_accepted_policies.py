@@ -71,7 +71,7 @@ async def test_an_azure_client_gives_header_version_and_deployment() -> None:
     assert policy._make_url("chat/completions") == url
     assert policy._headers["api-key"] == "a" * 12
     assert "Authorization" not in policy._headers
-    with pytest.raises(PolicyRequestError, match="deployment is not named"):
+    with pytest.raises(PolicyRequestError, match="does not name a deployment"):
         MemAgent(client, **SETTINGS)
 
 
@@ -99,7 +99,7 @@ def make_client(library: str) -> object:
     ("value", "advice"),
     [
         (object(), "Pass the address of a server"), (5, "Pass the address of a server"),
-        (OpenAICompatiblePolicy, "Pass an object of it"), (AsyncClient(), "AsyncOpenAI"),
+        (OpenAICompatiblePolicy, "Pass an instance"), (AsyncClient(), "AsyncOpenAI"),
         (make_client("anthropic"), "ChatAnthropic"), (make_client("ollama"), "localhost:11434/v1"),
         (make_client("litellm"), "LiteLLM's proxy"),
     ],

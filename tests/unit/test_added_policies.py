@@ -17,7 +17,7 @@ from support.programs import run_program
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import PolicyOrigin, find_added_policy_folder, get_policies_folder, write_origin
 from memagent_graph.policies.adding import REQUIRED_MODULES, add_policy, load_adapter, remove_policy
-from memagent_graph.policies.base_weights import BaseWeights, compute_sha256
+from memagent_graph.policies.weight_files import BaseWeights, compute_sha256
 from memagent_graph.settings import ReadSettings
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -265,7 +265,7 @@ def test_an_adapter_of_another_base_or_kind_is_refused(gguf_path, base, tmp_path
 def test_a_killed_call_adds_no_policy_and_the_next_call_removes_its_temporary_folder(gguf_path, base) -> None:
     code = (
         "import os, sys; from pathlib import Path; from memagent_graph.policies import adding\n"
-        "from memagent_graph.policies.base_weights import BaseWeights\n"
+        "from memagent_graph.policies.weight_files import BaseWeights\n"
         "adding.write_origin = lambda origin, folder: os._exit(9)\n"
         f"adding.add_policy('english-untrained', file=Path({str(gguf_path)!r}), base={base!r})"
     )

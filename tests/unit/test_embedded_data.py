@@ -26,7 +26,7 @@ from memagent_evaluation.planted_facts import PlantedFacts, is_held_out
 from recipes.embedded import release as release_script
 from recipes.embedded import train
 from recipes.embedded.policy_network import make_policy
-from recipes.embedded.release import interpolate, release
+from recipes.embedded.release import move_toward, release
 from recipes.embedded.structured_start import give_structure
 from recipes.embedded.tokenizer import SPECIAL_TOKENS, load_encoding
 from recipes.embedded.train import collate, make_batch
@@ -222,9 +222,9 @@ def test_interpolation_moves_weights_back_towards_the_initial_ones() -> None:
     torch.nn.init.constant_(trained.get_parameter("model.layers.0.self_attn.o_proj.bias"), 0.25)
     initial_weights = initial_policy.state_dict()
     expected = {name: 0.75 * weight + 0.25 * initial_weights[name] for name, weight in trained.state_dict().items()}
-    interpolate(trained, initial_policy, 0.25)
+    move_toward(trained, initial_policy, 0.25)
     for name, weight in expected.items():
         assert torch.allclose(trained.state_dict()[name], weight), name
     assert not torch.equal(trained.state_dict()["lm_head.weight"], initial_policy.state_dict()["lm_head.weight"])
     with pytest.raises(SystemExit, match="different shapes"):
-        interpolate(trained, make_policy(64, 32, 2), 0.5)
+        move_toward(trained, make_policy(64, 32, 2), 0.5)

@@ -65,7 +65,7 @@ class WindowedPolicy(ScriptedPolicy):
 
 @pytest.fixture
 def ask(make_reader):
-    async def ask(
+    async def ask_system(
         name, text, policy=None, question=QUESTION, answer_tokens=60, has_profile=False, retrieval=None, **options
     ):
         if has_profile:
@@ -75,7 +75,7 @@ def ask(make_reader):
         document = await asyncio.to_thread(reader.store.add, Document.of(text))
         return await system.attempt(document, question, answer_tokens=answer_tokens, run_id="run")
 
-    return ask
+    return ask_system
 
 
 TOKENIZER = load_tokenizer("embedded")

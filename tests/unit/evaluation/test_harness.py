@@ -82,7 +82,7 @@ class KeysWithSecondNeedle(KeyTask):
 def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[EvaluationEnd, list[ResultRow]]]]:
     """Evaluate systems; results go to the folder "out", and no document stays in the store, even after an error."""
 
-    async def run(
+    async def evaluate_systems(
         *systems: Any,
         plan: EvaluationPlan = PLAN,
         progress: Any = None,
@@ -100,7 +100,7 @@ def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[E
         finally:
             assert list((store.root / "texts").iterdir()) == []
 
-    return run
+    return evaluate_systems
 
 
 def make_plan(count: int, **options: Any) -> EvaluationPlan:

@@ -13,10 +13,17 @@ import pytest
 from memagent_evaluation.english_facts import AdditionalFacts, EnglishFacts, list_relations, list_words
 from recipes.english.encoded_lessons import TRAINING_FACTS
 from recipes.english.exclusion import Exclusion
-from recipes.english.lessons import NOT_STATED, LessonMaker, plant_statements
-from recipes.english.loop_questions import make_rows
+from recipes.english.lessons import LessonMaker, plant_statements
 from recipes.english.pinned_texts import read_pins
-from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, ProseQuestion, load_rows, read_rows
+from recipes.english.prose_questions import (
+    HELD_OUT_ROWS,
+    NOT_STATED,
+    ROWS,
+    ProseQuestion,
+    load_rows,
+    make_loop_rows,
+    read_rows,
+)
 from recipes.english.sections import SOURCES, ProseSection, cut_spans
 
 PROSE = (
@@ -210,7 +217,7 @@ def test_loop_documents_surround_their_question_and_a_tenth_have_no_answer() -> 
     questions = [replace(HARBOUR_ROW, source="tales", start=start) for start in range(200)] + [
         replace(BELL_ROW, source="b", start=0)
     ]
-    rows = list(make_rows([*sections, ProseSection("b", "letter", 0, 99, PROSE)], questions, random.Random(1)))
+    rows = list(make_loop_rows([*sections, ProseSection("b", "letter", 0, 99, PROSE)], questions, random.Random(1)))
     documents = [row["document"] for row in rows if row["document"] != PROSE]
     lengths = [len(document) / (512 * 4.2) for document in documents]
     assert len(rows) == 201 and 3.8 < min(lengths) < 5 and 15 < max(lengths) <= 16

@@ -58,14 +58,14 @@ def reply_as_gate(prompt: str) -> str:
 def read_run(make_reader, log: RunLog) -> Callable[..., TrainingRun]:
     """Read the text with a policy; return the run with its gold answer and evidence."""
 
-    def read_run(
+    def read_with_policy(
         policy: Any = reply_as_gate, strategy: str = "gated:stop=yes", gold: Gold | None = GOLD, **options: Any
     ) -> TrainingRun:
         make_reader(ScriptedPolicy(policy), strategy=strategy, run_log=log, **options).read(TEXT, QUESTION, run_id="r")
         (run,) = read_runs(log)
         return replace(run.without_discarded(), gold=gold)
 
-    return read_run
+    return read_with_policy
 
 
 def find_gold_chunk(run: TrainingRun) -> int:

@@ -11,9 +11,9 @@ from torch import nn
 
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import ADDABLE_POLICIES
-from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
 from memagent_graph.policies.model_info import hash_weights
 from memagent_graph.policies.profile import Profile, find_policy_folder
+from memagent_graph.policies.weight_files import fetch_model_folder, is_hub_id
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.training_errors import TrainingError
 

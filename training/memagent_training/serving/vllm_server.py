@@ -263,7 +263,7 @@ class VLLMServer:
         if self.max_lora_rank is not None:
             # Two adapters at once: readers of one version continue while readers of the next one begin.
             arguments += ["--enable-lora", "--max-loras", "2"]
-            arguments += ["--max-lora-rank", str(_find_max_lora_rank(self.max_lora_rank))]
+            arguments += ["--max-lora-rank", str(_round_up_lora_rank(self.max_lora_rank))]
         return [*arguments, *self.options]
 
     def _wait_until_healthy(self, deadline: float) -> None:
@@ -281,7 +281,7 @@ class VLLMServer:
         return "\n".join([f"; the last lines of {self.log_file}:", *lines[-_LOG_TAIL_LINES:]])
 
 
-def _find_max_lora_rank(rank: int) -> int:
+def _round_up_lora_rank(rank: int) -> int:
     """Return the smallest value for `--max-lora-rank` that allows adapters of `rank`."""
     if not 1 <= rank <= _LORA_RANKS[-1]:
         raise VLLMServerError(f"the rank of adapters must be 1 to {_LORA_RANKS[-1]}, got {rank}", hint="Change --lora.")

@@ -60,15 +60,15 @@ def release(policy: Network, out: Path, edition: str = "1") -> None:
 
 
 @torch.no_grad()
-def interpolate(policy: Network, target: Network, share: float) -> None:
-    """Move the policy's weights by the fraction `share` (0 to 1) toward another policy of the same shape."""
+def move_toward(policy: Network, target: Network, fraction: float) -> None:
+    """Move the policy's weights by a fraction (0 to 1) toward another policy of the same shape."""
     target_state = target.state_dict()
     if {name: tensor.shape for name, tensor in target_state.items()} != {
-        n: t.shape for n, t in policy.state_dict().items()
+        name: tensor.shape for name, tensor in policy.state_dict().items()
     }:
         raise SystemExit("the two policies have different shapes, so their weights cannot be interpolated")
     for name, tensor in policy.state_dict().items():
-        tensor.lerp_(target_state[name], share)
+        tensor.lerp_(target_state[name], fraction)
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def main() -> None:
     source = arguments.policy or arguments.checkpoint
     policy = make_policy() if source is None else load_policy(source)
     if arguments.toward is not None:
-        interpolate(policy, load_policy(arguments.toward), arguments.share)
+        move_toward(policy, load_policy(arguments.toward), arguments.share)
     release(policy, arguments.out, arguments.edition)
 
 

@@ -16,10 +16,9 @@ from typing import Final, TypeAlias
 from memagent_evaluation.english_facts import AdditionalFacts, EnglishFact, EnglishFacts
 from memagent_graph.policies.adding import ADAPTER_FOLDER
 from memagent_graph.policies.profile import require_profile
-from recipes.english.prose_questions import ProseQuestion
+from recipes.english.prose_questions import NOT_STATED, ProseQuestion
 from recipes.english.sections import ProseSection
 
-NOT_STATED: Final = "not stated"
 """The answer to a question that the notes do not answer."""
 EMPTY: Final = "none"
 """The text of empty notes."""

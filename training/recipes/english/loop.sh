@@ -23,8 +23,8 @@ if [[ -n ${SMALL:-} ]]; then
 fi
 "$python" -m memagent_graph policy add english
 "$python" -m memagent_graph policy add english-untrained
-[[ -f train.jsonl ]] || "$python" -m recipes.english.loop_questions --out train.jsonl "${questions[@]}"
-[[ -f held_out.jsonl ]] || "$python" -m recipes.english.loop_questions --out held_out.jsonl --held-out "${questions[@]}"
+[[ -f train.jsonl ]] || "$python" -m recipes.english.prose_questions --out train.jsonl "${questions[@]}"
+[[ -f held_out.jsonl ]] || "$python" -m recipes.english.prose_questions --out held_out.jsonl --held-out "${questions[@]}"
 begin=$SECONDS
 trap 'echo $((SECONDS - begin)) >> "loop-$seed.seconds"' EXIT
 "$python" -m memagent_graph rl --data train.jsonl --model english --strategy gated --engine local --lora 16 --reward token_f1 \

@@ -51,7 +51,7 @@ class PolicyFolder:
         try:
             settings = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except (OSError, ValueError, RecursionError) as error:
-            raise TrainingError(f"{path} cannot be read: {error}", hint="Was it written to its end?") from error
+            raise TrainingError(f"{path} cannot be read: {error}", hint="Save the adapter again.") from error
         return str(settings.get("base_model_name_or_path") or "")
 
     def make_adapter_name(self, version: str) -> str:
@@ -78,5 +78,6 @@ def require_tokenizer_files(folder: Path) -> None:
     """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise SyncError(
-            f"{folder} has no tokenizer", hint="Copy the base model's (training_output.copy_policy_files does)."
+            f"{folder} has no tokenizer",
+            hint="Copy the base model's tokenizer files, for example with training_output.copy_policy_files.",
         )
