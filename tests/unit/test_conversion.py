@@ -159,7 +159,7 @@ def test_file_names_with_lone_surrogates_reach_the_conversion_process(store):
 
 def _nest_messages(depth: int) -> bytes:
     """Return a message with `depth` messages nested in it as attachments of one another."""
-    message_bytes = b"From: a@example.org\nSubject: x\n\ninmost"
+    message_bytes = b"From: a@example.org\nSubject: x\n\ninnermost"
     for _ in range(depth):
         message = EmailMessage()
         message["From"] = "a@example.org"
