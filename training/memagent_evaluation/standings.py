@@ -55,7 +55,7 @@ class SystemStanding:
     """This system compared with the first one, by lenient accuracy."""
     prompt_tokens: float | None
     completion_tokens: float | None
-    cached_fraction: float | None
+    cached_share: float | None
     """The fraction of prompt tokens from the server's prefix cache."""
     turns: float | None
     seconds: float | None
@@ -149,9 +149,7 @@ def format_standings(standings: Sequence[SystemStanding]) -> str:
         "p": lambda standing: standing.against_first.formatted_p_value if standing.against_first else "",
         "not worse": lambda standing: {None: "", True: "yes", False: "not shown"}[standing.is_non_inferior],
         "tokens in": lambda standing: _format_number(standing.prompt_tokens),
-        "cached": lambda standing: (
-            "–" if standing.cached_fraction is None else f"{100 * standing.cached_fraction:.0f} %"
-        ),
+        "cached": lambda standing: "–" if standing.cached_share is None else f"{100 * standing.cached_share:.0f} %",
         "tokens out": lambda standing: _format_number(standing.completion_tokens),
         "turns": lambda standing: _format_number(standing.turns, 1),
         "seconds": lambda standing: _format_number(standing.seconds, 2),
@@ -181,7 +179,7 @@ def _iter_standings(task: str, length: str, rows: Sequence[ResultRow], first: st
             against_first=_compare(rows_by_system, system, first),
             prompt_tokens=prompt_tokens,
             completion_tokens=_average(row.completion_tokens for row in rows_with_costs),
-            cached_fraction=(_average(row.cached_tokens for row in rows_with_costs) or 0.0) / prompt_tokens
+            cached_share=(_average(row.cached_tokens for row in rows_with_costs) or 0.0) / prompt_tokens
             if prompt_tokens
             else None,
             turns=_average(row.turns for row in rows_with_costs),

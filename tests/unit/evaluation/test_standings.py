@@ -22,7 +22,7 @@ def test_failures_count_as_wrong_and_have_no_costs() -> None:
     costly_row = make_row(index=1, turns=6, prompt_tokens=300, cached_tokens=10)
     standing = compute_only_standing(cheap_row, costly_row, make_failed_row(index=2))
     assert (standing.n, standing.turns, standing.accuracy.mean) == (3, 5.0, pytest.approx(2 / 3))
-    assert standing.cached_fraction == 0.25, "of all prompt tokens"
+    assert standing.cached_share == 0.25, "of all prompt tokens"
 
 
 def test_systems_are_compared_with_the_first_and_p_values_are_corrected() -> None:
