@@ -91,7 +91,7 @@ class Trial:
 def generate_trials(trial_count: int = TRIALS, tokens: int = RESULT_TOKENS) -> Iterator[Trial]:
     """Yield seeded trials, each with its fact at another random depth."""
     rng = random.Random(4)
-    facts = PlantedFacts(rng, held_out=True, number_share=1.0)
+    facts = PlantedFacts(rng, held_out=True, number_fraction=1.0)
     prose = make_prose(tokens)
     for _ in range(trial_count):
         paragraphs, depth = prose.split("\n\n"), rng.random()

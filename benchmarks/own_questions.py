@@ -48,7 +48,7 @@ class Question:
 def generate_questions(count: int, *, held_out: bool, seed: int = 0) -> Iterator[Question]:
     """Yield questions, each about its own fact."""
     rng = random.Random(f"{seed}/{held_out}")
-    facts = PlantedFacts(rng, held_out=held_out, number_share=1.0)
+    facts = PlantedFacts(rng, held_out=held_out, number_fraction=1.0)
     prose = [
         paragraph
         for paragraph in islice(iter_python_prose(), 3000)

@@ -24,7 +24,7 @@ from memagent_graph.prompts import PromptLayout, load_prompts
 from memagent_training.serving.vllm_server import VLLMServer
 
 REPLY_TOKENS = 32
-MIN_CACHED_SHARE, MAX_TIME_RATIO = 0.9, 2.0
+MIN_CACHED_FRACTION, MAX_TIME_RATIO = 0.9, 2.0
 
 
 def copy_with_window(folder: Path, window: int) -> Path:
@@ -70,7 +70,7 @@ def generate_questions(count: int) -> list[str]:
     return [f"Which colour does number {index} have?" for index in range(count)]
 
 
-def compute_cached_share(results: Sequence[ReadResult]) -> float:
+def compute_cached_fraction(results: Sequence[ReadResult]) -> float:
     """Return the mean share of the document's tokens that these reads found in the cache, at most 1."""
     shares = [min(1.0, result.usage.cached_tokens / result.usage.document_tokens) for result in results]
     return sum(shares) / len(shares)
@@ -95,22 +95,24 @@ def measure_server(arguments: argparse.Namespace) -> list[Figure]:
             )
             all_questions_seconds = time.monotonic() - start_time
             first_result, *other_results = sorted(results, key=lambda result: result.usage.cached_tokens)
-            cached_share = compute_cached_share(other_results)
+            cached_fraction = compute_cached_fraction(other_results)
             time_ratio = all_questions_seconds / one_question_seconds
             metric = f"{arguments.questions} questions : one, wall time"
             figures += [
                 Figure.at_most(metric, time_ratio, "x", MAX_TIME_RATIO),
-                Figure.at_least("question two on: section tokens from the cache", cached_share, "", MIN_CACHED_SHARE),
-                Figure("question one: section tokens from the cache", compute_cached_share([first_result])),
+                Figure.at_least(
+                    "question two on: section tokens from the cache", cached_fraction, "", MIN_CACHED_FRACTION
+                ),
+                Figure("question one: section tokens from the cache", compute_cached_fraction([first_result])),
             ]  # fmt: skip
             # Each pass is a separate read: the reader starts no second pass if the first one wrote nothing new.
             pass_reader = make_reader(server, arguments.folder, "parallel:passes=1", arguments)
             text = generate_document(arguments, 3 * round_index + 3)
-            cached_share = compute_cached_share(
+            cached_fraction = compute_cached_fraction(
                 [pass_reader.read(text, question) for question in generate_questions(2)][1:]
             )
             figures.append(
-                Figure.at_least("pass two: section tokens from the cache", cached_share, "", MIN_CACHED_SHARE)
+                Figure.at_least("pass two: section tokens from the cache", cached_fraction, "", MIN_CACHED_FRACTION)
             )
             pass_reader.close()
         agent.close()

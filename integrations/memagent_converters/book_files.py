@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from memagent_converters.html_to_markdown import iter_markdown
-from memagent_converters.xml_archives import XmlArchive, get_attribute, iter_descendants
+from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 from memagent_graph.documents.charsets import decode_web_text
 
@@ -19,7 +19,7 @@ def convert(source: SourceFile) -> Parts:
     Raises:
         ConversionError: the book is encrypted, or damaged.
     """
-    archive = XmlArchive(source.name, source.file)
+    archive = XMLArchive(source.name, source.file)
     encryption = archive.read_xml("META-INF/encryption.xml")
     encryption_methods = iter_descendants(encryption, "EncryptionMethod") if encryption is not None else ()
     if any(get_attribute(node, "Algorithm") not in _FONT_ENCRYPTIONS for node in encryption_methods):

@@ -16,7 +16,7 @@ from memagent_converters.html_to_markdown import (
     list_omissions,
 )
 from memagent_converters.xml_archives import (
-    XmlArchive,
+    XMLArchive,
     find_child,
     format_formula,
     get_attribute,
@@ -40,7 +40,7 @@ def convert(source: SourceFile) -> Parts:
     Raises:
         ConversionError: the file has a password, or is damaged.
     """
-    archive = XmlArchive(source.name, source.file)
+    archive = XMLArchive(source.name, source.file)
     manifest = archive.read_xml("META-INF/manifest.xml")
     if manifest is not None and next(iter_descendants(manifest, "encryption-data"), None) is not None:
         raise ConversionError(f"{source.name} is protected by a password", "Save it without one.", kind="unsupported")
@@ -69,7 +69,7 @@ def convert(source: SourceFile) -> Parts:
 class _OpenDocument:
     """Converts an OpenDocument file to HTML, and counts the parts that it leaves out."""
 
-    def __init__(self, archive: XmlArchive) -> None:
+    def __init__(self, archive: XMLArchive) -> None:
         self._archive = archive
         self.root = archive.read_required_xml("content.xml")
         self._styles_root = archive.read_xml("styles.xml")

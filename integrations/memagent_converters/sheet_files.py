@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from memagent_converters.html_to_markdown import MAX_REPEATED_LENGTH, format_rows, iter_markdown, list_omissions
 from memagent_converters.slide_files import iter_shapes
-from memagent_converters.xml_archives import XmlArchive, get_attribute, iter_descendants
+from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
 from memagent_graph.converters import GAP, Block, Omission, Parts, SourceFile
 
 _WORKBOOK: Final = "xl/workbook.xml"
@@ -29,7 +29,7 @@ def convert(source: SourceFile) -> Parts:
     """Convert a workbook. A formula becomes its saved value, or stays as it is if no value was saved."""
     import openpyxl  # noqa: PLC0415  the extra `files`
 
-    archive = XmlArchive(source.name, source.file)
+    archive = XMLArchive(source.name, source.file)
     value_book = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formula_book = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
     relations = archive.read_relations(_WORKBOOK)
@@ -66,7 +66,7 @@ def convert(source: SourceFile) -> Parts:
     yield from _iter_drawings_and_comments(source, archive)
 
 
-def _iter_drawings_and_comments(source: SourceFile, archive: XmlArchive) -> Parts:
+def _iter_drawings_and_comments(source: SourceFile, archive: XMLArchive) -> Parts:
     """Yield the comments, text boxes, pictures and embedded files of the sheets."""
     omission_counts: Counter[str] = Counter()
     for member in sorted(archive.names):

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 from memagent_converters.html_to_markdown import UNDESCRIBED_PICTURES, format_number, iter_markdown, list_omissions
 from memagent_converters.xml_archives import (
-    XmlArchive,
+    XMLArchive,
     find_child,
     format_formula,
     get_attribute,
@@ -34,7 +34,7 @@ _SKIPPED_PLACEHOLDERS: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
 
 def convert(source: SourceFile) -> Parts:
     """Convert a presentation."""
-    archive = XmlArchive(source.name, source.file)
+    archive = XMLArchive(source.name, source.file)
     relations = archive.read_relations(_PRESENTATION)
     for slide_number, slide_entry in enumerate(iter_descendants(archive.read_required_xml(_PRESENTATION), "sldId"), 1):
         reference = next((value for key, value in slide_entry.items() if key.endswith("}id")), "")

@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element
 
 from memagent_converters.html_to_markdown import UNDESCRIBED_PICTURES, format_number, iter_markdown, list_omissions
 from memagent_converters.xml_archives import (
-    XmlArchive,
+    XMLArchive,
     find_child,
     format_formula,
     get_attribute,
@@ -53,7 +53,7 @@ _LEVEL_PLACEHOLDER: Final = re.compile(r"%([1-9])")
 
 def convert(source: SourceFile) -> Parts:
     """Convert a Word file."""
-    document = _WordDocument(XmlArchive(source.name, source.file))
+    document = _WordDocument(XMLArchive(source.name, source.file))
     yield from iter_markdown(document.to_html())
     yield from list_omissions(document.omission_counts)
     archive = document.archive
@@ -65,7 +65,7 @@ def convert(source: SourceFile) -> Parts:
 class _WordDocument:
     """Converts a Word file to HTML, and counts the parts that it leaves out."""
 
-    def __init__(self, archive: XmlArchive) -> None:
+    def __init__(self, archive: XMLArchive) -> None:
         self.archive = archive
         self.omission_counts: Counter[str] = Counter()
         self._relations = archive.read_relations(_DOCUMENT)

@@ -18,7 +18,7 @@ from memagent_graph.converters import ConversionError
 _MAX_MEMBER_BYTES: Final = 1 << 30
 
 
-class XmlArchive:
+class XMLArchive:
     """A zip archive whose members are read as XML.
 
     Args:

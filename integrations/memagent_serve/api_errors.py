@@ -37,7 +37,7 @@ _PRIVATE_TEXT: Final = re.compile(r"https?://[^\s,;)'\"]+(?<![:.])|(?<![\w./])/(
 
 
 @dataclass(eq=False)
-class ApiError(Exception):
+class APIError(Exception):
     """A request that was refused or failed."""
 
     status: int
@@ -60,42 +60,42 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
 
-def make_bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+def make_bad_request(message: str, param: str | None = None, code: str | None = None) -> APIError:
     """Return the error for a request that is invalid or not possible."""
-    return ApiError(400, message, param=param, code=code)
+    return APIError(400, message, param=param, code=code)
 
 
-def make_not_found(message: str, code: str = "not_found", param: str | None = None) -> ApiError:
+def make_not_found(message: str, code: str = "not_found", param: str | None = None) -> APIError:
     """Return the error for an object that does not exist, or belongs to another key."""
-    return ApiError(404, message, code=code, param=param)
+    return APIError(404, message, code=code, param=param)
 
 
-def make_too_busy(message: str, seconds: int) -> ApiError:
+def make_too_busy(message: str, seconds: int) -> APIError:
     """Return the error for a limit that is reached; the same request may be sent again after this many seconds."""
-    return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, seconds))})
+    return APIError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, seconds))})
 
 
-def make_stopping_error() -> ApiError:
+def make_stopping_error() -> APIError:
     """Return the error for a request that is interrupted because the server stops."""
     message = "the server is stopping; send the same request again later, and a read continues where it was"
-    return ApiError(503, message, code="server_stopping", headers=_RETRY_HEADERS)
+    return APIError(503, message, code="server_stopping", headers=_RETRY_HEADERS)
 
 
-def to_api_error(error: Exception) -> ApiError:
+def to_api_error(error: Exception) -> APIError:
     """Convert an error to an error of the API.
 
     Folders and addresses of this server are hidden, and so are the messages of errors from other packages. Temporary
     errors have a status that clients retry.
     """
-    if isinstance(error, ApiError):
+    if isinstance(error, APIError):
         return error
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         error = DocumentStoreError(str(error))
     for error_classes, status, code, template in _REPLIES_BY_ERROR:
         if isinstance(error, error_classes):
             message = template.format(_PRIVATE_TEXT.sub("[hidden]", str(error)))
-            return ApiError(status, message, code=code, headers=_RETRY_HEADERS if status in {503, 507} else None)
-    return ApiError(500, f"the server failed ({type(error).__name__}); see its log", code="internal")
+            return APIError(status, message, code=code, headers=_RETRY_HEADERS if status in {503, 507} else None)
+    return APIError(500, f"the server failed ({type(error).__name__}); see its log", code="internal")
 
 
 _DISK_MESSAGE: Final = (

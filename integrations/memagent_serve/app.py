@@ -25,7 +25,7 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
-from memagent_serve.api_errors import ApiError, make_bad_request, make_not_found
+from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
 from memagent_serve.bodies import BodyQuota, limit_body
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
@@ -138,7 +138,7 @@ async def store_upload(resources: ServerResources, request: Request) -> Uploaded
     """Store the file of a request's form.
 
     Raises:
-        ApiError: the form has no file, or the file is too large or does not arrive.
+        APIError: the form has no file, or the file is too large or does not arrive.
     """
     owner, settings = get_owner(request), resources.settings
     max_bytes = (owner.max_bytes or settings.storage) + _FORM_BYTES
@@ -249,7 +249,7 @@ def _make_routes(resources: ServerResources) -> list[Route]:
 async def _make_error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  what the handler is registered for
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    refusal = ApiError(error.status_code, error.detail, code=code, headers=error.headers)
+    refusal = APIError(error.status_code, error.detail, code=code, headers=error.headers)
     return JSONResponse(refusal.to_body(), refusal.status, headers=refusal.headers)
 
 
@@ -283,7 +283,7 @@ async def _check_policy(reader: MemAgent) -> str:
                 await reader.policy.describe()
     except TimeoutError:
         return f"its server does not answer within {_HEALTH_TIMEOUT_SECONDS:g} s"
-    except (ApiError, MemAgentError):
+    except (APIError, MemAgentError):
         return "its server cannot be reached or gives no list of models; is it running, and is --base-url right?"
     return "ok"
 

@@ -11,7 +11,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from memagent_serve.api_errors import ApiError, make_too_busy
+from memagent_serve.api_errors import APIError, make_too_busy
 from memagent_serve.keys import Owner
 
 LARGE_BYTES: Final = 1 << 20
@@ -43,7 +43,7 @@ class BodyQuota:
     def reservation(self, owner: Owner) -> Iterator[Callable[[int], None]]:
         """Yield a function that reserves space for a body of a given size. The space is released at the end.
 
-        The function raises an `ApiError`, 429, if the space is used up.
+        The function raises an `APIError`, 429, if the space is used up.
         """
         reserved_bytes = 0
 
@@ -87,7 +87,7 @@ def limit_body(
         reserve: called with the size so far; see `BodyQuota`.
 
     Returns:
-        A function that raises an `ApiError` 413 or 408, or the error of `reserve`.
+        A function that raises an `APIError` 413 or 408, or the error of `reserve`.
     """
     received_bytes = 0
     deadline = asyncio.get_running_loop().time() + total_seconds
@@ -98,7 +98,7 @@ def limit_body(
         try:
             message = await asyncio.wait_for(receive(), timeout)
         except TimeoutError as error:
-            raise ApiError(408, "the request's body did not arrive in time", code="request_timeout") from error
+            raise APIError(408, "the request's body did not arrive in time", code="request_timeout") from error
         received_bytes += len(message.get("body", b""))
         require_size(received_bytes, max_bytes)
         reserve(received_bytes)
@@ -120,7 +120,7 @@ async def read_body(
     A size that the client declares is checked before anything arrives.
 
     Raises:
-        ApiError: 415, it is not uncompressed JSON; or an error of `limit_body`.
+        APIError: 415, it is not uncompressed JSON; or an error of `limit_body`.
     """
     require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
     declared_length = request.headers.get("content-length", "")
@@ -135,10 +135,10 @@ def require_size(body_bytes: int, max_bytes: int) -> None:
     """Refuse a body that is too large.
 
     Raises:
-        ApiError: 413.
+        APIError: 413.
     """
     if body_bytes > max_bytes:
-        raise ApiError(
+        raise APIError(
             413,
             f"the body may have at most {max_bytes:,} bytes; upload a long document with POST /v1/files and refer to "
             "it by its file_id, or start the server with a larger --max-body",
@@ -150,11 +150,11 @@ def require_json(content_type: str | None, content_encoding: str | None) -> None
     """Refuse everything except uncompressed JSON. A compressed body may be a decompression bomb.
 
     Raises:
-        ApiError: 415.
+        APIError: 415.
     """
     if (content_encoding or "identity").lower() != "identity":
-        raise ApiError(
+        raise APIError(
             415, "compressed requests are not accepted; send the JSON uncompressed", code="unsupported_encoding"
         )
     if (content_type or "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "the body must be JSON: send Content-Type: application/json", code="unsupported_type")
+        raise APIError(415, "the body must be JSON: send Content-Type: application/json", code="unsupported_type")

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from memagent_graph.policy import SamplingParams
-from memagent_serve.api_errors import ApiError, make_bad_request
+from memagent_serve.api_errors import APIError, make_bad_request
 
 Fields: TypeAlias = Mapping[str, Raw]
 """A JSON object's values, as raw JSON."""
@@ -48,7 +48,7 @@ class Options(msgspec.Struct, frozen=True):
         """The maximum length of the reply.
 
         Raises:
-            ApiError: two limits contradict each other.
+            APIError: two limits contradict each other.
         """
         limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None and limit > 0}
         if len(limits) > 1:
@@ -80,13 +80,13 @@ class FileContent(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class JsonText:
+class JSONText:
     """A text in a request, as JSON."""
 
     raw: Raw
 
     @classmethod
-    def of(cls, raw: Raw) -> JsonText | None:
+    def of(cls, raw: Raw) -> JSONText | None:
         """Return the text; None if the JSON value is not a string."""
         view = memoryview(raw)
         return cls(raw) if len(view) >= 2 and view[0] == ord('"') else None
@@ -110,7 +110,7 @@ class MessagePart:
     """A part of a message: a text, a file, or something else."""
 
     kind: str
-    text: JsonText | None = None
+    text: JSONText | None = None
     file: FileContent | None = None
     raw: Raw | None = None
     """The part as raw JSON; None if the message's content is one text."""
@@ -149,7 +149,7 @@ class ChatRequest:
         """The options.
 
         Raises:
-            ApiError: 400; an option has an invalid value.
+            APIError: 400; an option has an invalid value.
         """
         option_fields = {name: self.fields[name] for name in Options.__struct_fields__ if name in self.fields}
         try:
@@ -186,7 +186,7 @@ def parse_fields(body: bytes) -> dict[str, Raw]:
     """Return the fields of a body. Their values are not parsed.
 
     Raises:
-        ApiError: 400, it is not a JSON object; 413, it has too many values.
+        APIError: 400, it is not a JSON object; 413, it has too many values.
     """
     _require_few_values(body)
     try:
@@ -201,7 +201,7 @@ def parse_chat(fields: Fields) -> ChatRequest:
     """Parse the messages of a request.
 
     Raises:
-        ApiError: 400; the message says what is wrong.
+        APIError: 400; the message says what is wrong.
     """
     try:
         raw_messages = _list_decoder.decode(fields["messages"]) if "messages" in fields else []
@@ -236,7 +236,7 @@ def _require_few_values(body: bytes) -> None:
         other_bytes += len(body) - position
         if other_bytes <= _SMALL_BODY_BYTES:
             return
-    raise ApiError(
+    raise APIError(
         413, "the request has too many values besides its texts; send fewer messages", code="too_many_values"
     )
 
@@ -246,7 +246,7 @@ def _parse_message(fields: dict[str, Raw]) -> ChatMessage:
     content = fields.get("content")
     if content is None or _is_one_of(content, _EMPTY_VALUES):
         return ChatMessage(role, fields, ())
-    if (text := JsonText.of(content)) is not None:
+    if (text := JSONText.of(content)) is not None:
         return ChatMessage(role, fields, (MessagePart("text", text),))
     return ChatMessage(role, fields, tuple(map(_parse_part, _list_decoder.decode(content))))
 
@@ -258,7 +258,7 @@ def _is_one_of(raw: Raw, values: frozenset[bytes]) -> bool:
 
 
 def _parse_part(raw: Raw) -> MessagePart:
-    if (text := JsonText.of(raw)) is not None:
+    if (text := JSONText.of(raw)) is not None:
         return MessagePart("text", text, raw=raw)
     fields = _fields_decoder.decode(raw)
     kind = msgspec.json.decode(fields.get("type", Raw(b"null")), type=str)
@@ -276,7 +276,7 @@ def _parse_part(raw: Raw) -> MessagePart:
     text_fields = {"document": None, "tool_result": "content", "refusal": "refusal"}
     name = text_fields.get(kind, "text")
     text_json = source.data if source is not None and source.type == "text" else fields.get(name or "", Raw(b""))
-    text = JsonText.of(text_json)
+    text = JSONText.of(text_json)
     return MessagePart(kind if text is None else "text", text, raw=raw)
 
 
@@ -297,7 +297,7 @@ def require_readable(request: ChatRequest) -> None:
     """Refuse a request with options or parts that are not possible when it is read.
 
     Raises:
-        ApiError: 400, naming the field.
+        APIError: 400, naming the field.
     """
     if (request.options.n or 1) != 1:
         raise make_bad_request(

@@ -24,7 +24,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_serve.api_errors import ApiError, make_bad_request
+from memagent_serve.api_errors import APIError, make_bad_request
 from memagent_serve.bodies import LARGE_BYTES, BodyQuota, read_body
 from memagent_serve.chat_replies import (
     DONE,
@@ -41,7 +41,7 @@ from memagent_serve.chat_replies import (
 from memagent_serve.chat_requests import (
     ChatRequest,
     FileContent,
-    JsonText,
+    JSONText,
     Options,
     parse_chat,
     parse_fields,
@@ -127,7 +127,7 @@ class ChatCompletions:
         """Reply to a request.
 
         Raises:
-            ApiError: the request is refused.
+            APIError: the request is refused.
             MemAgentError: the read or the policy failed.
         """
         long_request = await self._receive(request, owner)
@@ -203,7 +203,7 @@ class ChatCompletions:
         fits = len(body) <= (self.settings.read_above or window * 3 // 4)  # a token has at least one byte
         try:
             chat = parse_chat(fields)
-        except ApiError:
+        except APIError:
             if fits and self._policy_server is not None:
                 return body  # the policy server may understand it
             raise
@@ -261,7 +261,7 @@ class ChatCompletions:
     async def _store_file(self, file: FileContent, owner: Owner) -> DocumentRef:
         if file.file_id is not None:
             return await self.uploads.read_text(owner, file.file_id)
-        data = JsonText.of(file.file_data)
+        data = JSONText.of(file.file_data)
         if data is None:
             raise make_bad_request("a file part has neither file_id nor file_data", "messages")
         data_file = io.BytesIO(await asyncio.to_thread(_decode_base64, data))
@@ -381,7 +381,7 @@ async def cancel_on_disconnect(request: Request, reply: Awaitable[T]) -> T:
     """Wait for a reply; it is cancelled if the client disconnects.
 
     Raises:
-        ApiError: the client has disconnected.
+        APIError: the client has disconnected.
     """
     reply_task = asyncio.ensure_future(reply)
     disconnect_task = asyncio.ensure_future(_wait_for_disconnect(request))
@@ -389,7 +389,7 @@ async def cancel_on_disconnect(request: Request, reply: Awaitable[T]) -> T:
         await asyncio.wait({reply_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
         if reply_task.done():
             return reply_task.result()
-        raise ApiError(499, "the client has gone", code="client_gone")
+        raise APIError(499, "the client has gone", code="client_gone")
     finally:
         for task in (reply_task, disconnect_task):
             task.cancel()
@@ -405,7 +405,7 @@ def _count_reply_tokens(chat: ChatRequest, default_tokens: int) -> int:
     """Return how many tokens to reserve for the reply. The model server decides about contradictory limits."""
     try:
         return chat.options.answer_tokens or default_tokens
-    except ApiError:
+    except APIError:
         return default_tokens
 
 
@@ -430,7 +430,7 @@ def _shorten_to_budget(max_tokens: int, question: str, context: ReaderContext) -
     return question
 
 
-def _decode_base64(data: JsonText) -> bytes:
+def _decode_base64(data: JSONText) -> bytes:
     """Decode base64 text or a base64 data URL."""
     try:
         text = data.decode()

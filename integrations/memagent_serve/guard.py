@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memagent_graph.addresses import AllowedNames
 from memagent_graph.plain_text import make_one_line
 from memagent_graph.policies.redaction import make_redaction
-from memagent_serve.api_errors import ApiError, make_stopping_error, to_api_error
+from memagent_serve.api_errors import APIError, make_stopping_error, to_api_error
 from memagent_serve.keys import Keys
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PAGE_PREFIX, PageSessions
@@ -111,15 +111,15 @@ class Guard:
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have used the other length
             message = "the request has two lengths, Content-Length and Transfer-Encoding"
-            raise ApiError(400, message, headers={"Connection": "close"})
+            raise APIError(400, message, headers={"Connection": "close"})
         if not self._names.allows_host(headers.get("host", "")):
-            raise ApiError(
+            raise APIError(
                 421,
                 "this server does not accept that host name; start it with --server-name and the name that clients use",
                 code="unknown_host",
             )
         if (origin := headers.get("origin")) is not None and not self._names.allows_origin(origin):
-            raise ApiError(
+            raise APIError(
                 403,
                 "web pages of this origin are not allowed; start the server with --allow-origin to allow them",
                 code="origin_not_allowed",
@@ -131,7 +131,7 @@ class Guard:
             return
         owner = self._keys.find_owner(headers.get("authorization"))
         if owner is None:
-            raise ApiError(
+            raise APIError(
                 401,
                 "the request has no key, or an unknown one; send Authorization: Bearer KEY",
                 code="invalid_api_key",
@@ -182,7 +182,7 @@ class _GuardedResponse:
             self.is_open_stream = False
         await self._send(message)
 
-    async def fail(self, failure: ApiError, scope: Scope, receive: Receive) -> None:
+    async def fail(self, failure: APIError, scope: Scope, receive: Receive) -> None:
         """Send an error as the response, or as the last event of a stream that has begun."""
         if not self.is_open_stream:
             await JSONResponse(failure.to_body(), failure.status, headers=failure.headers)(scope, receive, self.send)

@@ -13,7 +13,7 @@ from typing import Final
 
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, MessagePart, PartPosition
+from memagent_serve.chat_requests import ChatMessage, ChatRequest, JSONText, MessagePart, PartPosition
 
 MESSAGE_TOKENS: Final = 8
 """Tokens reserved for what a chat template adds to each message."""
@@ -230,7 +230,7 @@ def _collect_unread_text(
     return "\n".join(paragraphs)
 
 
-def _limit_length(text: JsonText, max_tokens: int) -> str:
+def _limit_length(text: JSONText, max_tokens: int) -> str:
     """Return a text. If it certainly has more than `max_tokens` tokens, return only its beginning and end."""
     max_length = max_tokens * _MAX_TOKEN_LENGTH
     full_text = text.decode()
@@ -239,7 +239,7 @@ def _limit_length(text: JsonText, max_tokens: int) -> str:
     )
 
 
-def _cut_to_paragraphs(text: JsonText, max_tokens: int, tokenizer: Tokenizer, *, only_one: bool) -> str:
+def _cut_to_paragraphs(text: JSONText, max_tokens: int, tokenizer: Tokenizer, *, only_one: bool) -> str:
     """Return the first and the last paragraph of a long text, where a question with a document usually is.
 
     Args:

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
-from memagent_serve.api_errors import ApiError
+from memagent_serve.api_errors import APIError
 from memagent_serve.keys import LOCAL, Keys, Owner
 
 PAGE_PREFIX: Final = "/page"
@@ -54,14 +54,14 @@ class PageSessions:
             A response that sets the cookie.
 
         Raises:
-            ApiError: 401; `credential` is neither the token nor a key.
+            APIError: 401; `credential` is neither the token nor a key.
         """
         if self.token is None:
             owner = self._keys.find_owner(f"Bearer {credential}")
         else:
             owner = LOCAL if hmac.compare_digest(credential.encode(errors="replace"), self.token.encode()) else None
         if owner is None:
-            raise ApiError(401, "this is not the token of the start-up message, nor a key", code="invalid_page_token")
+            raise APIError(401, "this is not the token of the start-up message, nor a key", code="invalid_page_token")
         session = secrets.token_urlsafe(32)
         digests = [digest for digest, session_owner in self._sessions.items() if session_owner.name == owner.name]
         for digest in digests[: max(0, len(digests) + 1 - _SESSIONS_PER_OWNER)]:
@@ -84,7 +84,7 @@ class PageSessions:
         """Return the owner of a request to the page; None for public paths (the page itself and the sign-in).
 
         Raises:
-            ApiError: 401 without a cookie; 403 for requests that other pages cause.
+            APIError: 401 without a cookie; 403 for requests that other pages cause.
         """
         headers = Headers(scope=scope)
         path, is_safe = scope["path"], scope["method"] in {"GET", "HEAD"}
@@ -94,14 +94,14 @@ class PageSessions:
         }
         is_public = path == "/" or path.startswith(STATIC_PREFIX)
         if is_foreign or (not is_public and headers.get("sec-fetch-site", "none") not in _TRUSTED_SITES):
-            raise ApiError(403, "other web pages may not send this request", code="origin_not_allowed")
+            raise APIError(403, "other web pages may not send this request", code="origin_not_allowed")
         if not is_safe and PAGE_HEADER not in headers:
-            raise ApiError(403, f"the header {PAGE_HEADER} is missing", code="not_from_the_page")
+            raise APIError(403, f"the header {PAGE_HEADER} is missing", code="not_from_the_page")
         if is_public or (path == SIGN_IN_PATH and scope["method"] == "POST"):
             return None
         owner = self._sessions.get(_hash_session(_read_session(scope)))
         if owner is None:
-            raise ApiError(401, "sign in with the token of the start-up message, or a key", code="not_signed_in")
+            raise APIError(401, "sign in with the token of the start-up message, or a key", code="not_signed_in")
         return owner
 
 

@@ -30,7 +30,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import ApiError, make_too_busy, to_api_error
+from memagent_serve.api_errors import APIError, make_too_busy, to_api_error
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
@@ -155,7 +155,7 @@ class ReadManager:
             The read, and how it was started.
 
         Raises:
-            ApiError: 429; too many reads are running.
+            APIError: 429; too many reads are running.
             MemAgentError: the policy cannot be reached, or the ledger cannot be written.
         """
         if self._fingerprint is None:
@@ -192,7 +192,7 @@ class ReadManager:
         """Continue one read of a key where it stopped, independent of other requests; a running read is left alone.
 
         Raises:
-            ApiError: 429; too many reads are running.
+            APIError: 429; too many reads are running.
         """
         async with self._lock:
             if entry.run_id in self._reads:
@@ -232,7 +232,7 @@ class ReadManager:
         A slow follower misses changes in between, and nothing waits for it.
 
         Raises:
-            Exception: the error of the read; an `ApiError`, 409, if the read was cancelled.
+            Exception: the error of the read; an `APIError`, 409, if the read was cancelled.
         """
         read.followers += 1
         try:
@@ -273,7 +273,7 @@ class ReadManager:
         """Refuse a read of a key if too many are running, unless it may join one with the same question.
 
         Raises:
-            ApiError: 429.
+            APIError: 429.
         """
         settings = self.settings
         if question is not None and any(read.read_request.question == question for read in self.list_running(owner)):
@@ -312,7 +312,7 @@ class ReadManager:
             read.result = result
         except asyncio.CancelledError:
             state = read.state_if_cancelled
-            error = ApiError(
+            error = APIError(
                 409,
                 f"the read {read.run_id} was {state.value}; send the same request again, and it continues",
                 code="read_cancelled",

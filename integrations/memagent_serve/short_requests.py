@@ -21,7 +21,7 @@ from memagent_graph.policies.sending import read_body, read_error_body
 from memagent_graph.policies.server_errors import OverlongReplyError
 from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams
 from memagent_graph.reasoning import extract_reply
-from memagent_serve.api_errors import ApiError, make_bad_request, make_not_found
+from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
 from memagent_serve.chat_replies import DONE, ReplyHead
 from memagent_serve.chat_requests import ChatRequest
 
@@ -46,7 +46,7 @@ async def pass_on(
 
     Raises:
         PolicyError: the server cannot be reached, does not answer, or sends too much.
-        ApiError: the reply is neither JSON nor a stream of events.
+        APIError: the reply is neither JSON nor a stream of events.
     """
     async with AsyncExitStack() as stack:
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
@@ -71,23 +71,23 @@ def _pick_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
     return {name: value for name, value in reply.headers.items() if name.lower() in _RELAYED_HEADERS}
 
 
-async def make_gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
+async def make_gateway_error(reply: aiohttp.ClientResponse) -> APIError:
     """Return the error for an unexpected reply, with its status and message."""
     message = (
         extract_server_message(await read_error_body(reply))[:300] if get_media_type(reply) else "a compressed reply"
     )
     status = reply.status if reply.status >= 400 else 502
     message = f"the policy server answered {reply.status}: {message}"
-    return ApiError(status, message, code="bad_gateway", headers=_pick_headers(reply))
+    return APIError(status, message, code="bad_gateway", headers=_pick_headers(reply))
 
 
 @contextmanager
 def bad_gateway_on_error(noun: str) -> Iterator[None]:
-    """Raise an `ApiError`, 502, if the policy server's reply turns out to be malformed."""
+    """Raise an `APIError`, 502, if the policy server's reply turns out to be malformed."""
     try:
         yield
     except (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ApiError(502, f"the policy server's {noun} cannot be understood", code="bad_gateway") from error
+        raise APIError(502, f"the policy server's {noun} cannot be understood", code="bad_gateway") from error
 
 
 async def _iter_lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
@@ -130,7 +130,7 @@ def _make_text_messages(request: ChatRequest) -> list[Message]:
     """Return the messages in the form that policies accept.
 
     Raises:
-        ApiError: a message has something other than text.
+        APIError: a message has something other than text.
     """
     if (kind := request.unreadable_kind) is not None:
         raise make_bad_request(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
@@ -144,7 +144,7 @@ def require_supported(request: ChatRequest, policy: Policy) -> None:
     """Refuse a request that a policy without a server does not support.
 
     Raises:
-        ApiError: 400 naming the field, 404 for another model.
+        APIError: 400 naming the field, 404 for another model.
     """
     require_model(request, policy.name)
     for name in _SERVER_ONLY_FIELDS:
@@ -162,7 +162,7 @@ def require_model(request: ChatRequest, name: str) -> None:
     """Refuse a model that is not served here.
 
     Raises:
-        ApiError: 404.
+        APIError: 404.
     """
     if request.options.model not in {None, name}:
         raise make_not_found(
@@ -177,7 +177,7 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
 
     Raises:
         PolicyError: the call failed.
-        ApiError: 400; a message has something other than text.
+        APIError: 400; a message has something other than text.
     """
     options = request.options
     reply_tokens = min(options.answer_tokens or max_tokens, max_tokens)

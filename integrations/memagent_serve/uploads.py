@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.plain_text import make_one_line
 from memagent_graph.storage.private_files import create_private_file, create_private_folder
-from memagent_serve.api_errors import ApiError, make_bad_request, make_not_found
+from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Ledger
 
@@ -75,7 +75,7 @@ class Uploads:
         """Store a file.
 
         Raises:
-            ApiError: 413 if the key's files would exceed their limit, 507 if all keys' would; 400 for an empty file.
+            APIError: 413 if the key's files would exceed their limit, 507 if all keys' would; 400 for an empty file.
         """
         file_id = f"file-{secrets.token_hex(16)}"
         path = self._get_path(owner, file_id)
@@ -122,7 +122,7 @@ class Uploads:
 
         Raises:
             DocumentError: the document cannot be converted to text within the limits of `documents.conversion`.
-            ApiError: 413 for the key's limit, 507 for the limit of all keys; all other texts are being read.
+            APIError: 413 for the key's limit, 507 for the limit of all keys; all other texts are being read.
         """
         async with self._conversions[owner.name]:
             await asyncio.to_thread(self._free_space, owner, 1)  # before a conversion takes minutes and memory
@@ -136,7 +136,7 @@ class Uploads:
             self.ledger.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", values)
             try:
                 self._free_space(owner, 0, ref["key"])
-            except ApiError:
+            except APIError:
                 self._remove_text(owner.name, ref)
                 raise
 
@@ -182,7 +182,7 @@ class Uploads:
         """Return a file.
 
         Raises:
-            ApiError: 404; the file does not exist, or belongs to another key.
+            APIError: 404; the file does not exist, or belongs to another key.
         """
         for file in self._select_files("owner = ? AND id = ?", (owner.name, file_id)):
             return file
@@ -210,12 +210,12 @@ class Uploads:
         return self.folder / owner.name / f"{file_id}.bin"
 
 
-def _make_quota_error(owner: Owner | None) -> ApiError:
+def _make_quota_error(owner: Owner | None) -> APIError:
     if owner is not None:
         message = "the files and texts of this key would exceed their limit; delete some files, or send less text"
-        return ApiError(413, message, code="files_too_large")
+        return APIError(413, message, code="files_too_large")
     message = "the files and texts of all keys would exceed their limit; try again later"
-    return ApiError(507, message, code="insufficient_storage", headers={"Retry-After": "60"})
+    return APIError(507, message, code="insufficient_storage", headers={"Retry-After": "60"})
 
 
 def clean_file_name(name: str | None) -> str:
@@ -224,5 +224,5 @@ def clean_file_name(name: str | None) -> str:
     return make_one_line(file_name, _MAX_NAME_LENGTH).strip() or "file"
 
 
-def _make_missing_file_error(file_id: str) -> ApiError:
+def _make_missing_file_error(file_id: str) -> APIError:
     return make_not_found(f"there is no file {make_one_line(file_id, 64)!r}", param="file_id")

@@ -33,7 +33,7 @@ from memagent_graph.trace import MemoryUpdate, Trace
 from memagent_graph.words import WORD, find_sentence_ends, fold_words, is_unspaced, list_terms
 
 _MIN_LIKENESS = 0.6
-_MIN_CONTAINED_SHARE = 0.8
+_MIN_CONTAINED_FRACTION = 0.8
 _MIN_CONTAINED_WORDS = 3
 _MIN_SENTENCE_CHARS = 40
 _MIN_CHUNK_COVERAGE = 0.5
@@ -481,6 +481,6 @@ def _reword(
 def _compute_likeness(shared_count: int, new_words: frozenset[str], old_words: frozenset[str]) -> float:
     """Return the Dice coefficient of two lines' words; a part of a longer line also counts as similar."""
     dice = 2 * shared_count / (len(new_words) + len(old_words))
-    contained_share = shared_count / len(new_words)
-    is_contained = shared_count >= _MIN_CONTAINED_WORDS and contained_share >= _MIN_CONTAINED_SHARE
-    return max(dice, contained_share) if is_contained else dice
+    contained_fraction = shared_count / len(new_words)
+    is_contained = shared_count >= _MIN_CONTAINED_WORDS and contained_fraction >= _MIN_CONTAINED_FRACTION
+    return max(dice, contained_fraction) if is_contained else dice

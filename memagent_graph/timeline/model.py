@@ -37,7 +37,7 @@ class Step:
     """The changes from `previous` to the new memory; empty if they are equal."""
     inserted_words: int
     deleted_words: int
-    changed_share: float
+    changed_fraction: float
     """The fraction of changed words, 0 to 1: inserted and deleted words, divided by the words of both memories."""
     section: str | None
     """The page or source at the beginning of the chunk."""
@@ -102,7 +102,7 @@ class Timeline:
         return None if self.view.trace.newest_excerpt_call is None else self.provenance.evidence
 
     @property
-    def read_share(self) -> float:
+    def read_fraction(self) -> float:
         """The fraction of the document that was read, 0 to 1; 1 if the run ended with an answer."""
         progress = [step.update.progress for step in self.steps if step.update.progress is not None]
         return max(progress, default=1.0) if self.view.answer is None else 1.0
@@ -131,7 +131,7 @@ class Timeline:
         view, totals = self.view, self.totals
         branch_count = len([branch for branch in self.branches if branch])
         branch_note = f", on {branch_count:,} branch{'es' if branch_count > 1 else ''}" if branch_count else ""
-        share_note = "" if self.read_share == 1 else f", {self.read_share:.0%} of the document"
+        share_note = "" if self.read_fraction == 1 else f", {self.read_fraction:.0%} of the document"
         if view.trace.newest_excerpt_call is None:
             chunk_count = format_count(totals.chunks, "chunk")
             read_text = f"{chunk_count}{share_note}, {totals.changes:,} changed the memory{branch_note}"
@@ -243,7 +243,7 @@ def build_timeline(view: RunView) -> Timeline:
         )
         # A change of white space or punctuation changes no word, but it is a change.
         changed_words = inserted_words + deleted_words
-        changed_share = max(changed_words / max(1, changed_words + 2 * kept_words), 0.01) if diff else 0.0
+        changed_fraction = max(changed_words / max(1, changed_words + 2 * kept_words), 0.01) if diff else 0.0
         has_chunk = update.chunk_index is not None
         read_counts[update.branch, update.chunk_index] += 1
         steps.append(
@@ -260,7 +260,7 @@ def build_timeline(view: RunView) -> Timeline:
                 diff=diff,
                 inserted_words=inserted_words,
                 deleted_words=deleted_words,
-                changed_share=changed_share,
+                changed_fraction=changed_fraction,
                 section=find_section_label(view.sections, update.start_char) if has_chunk else None,
                 is_notable=bool(diff or update.events) or not has_chunk or update_index in quoted_updates,
             )

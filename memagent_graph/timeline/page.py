@@ -126,7 +126,7 @@ def _make_payload(timeline: Timeline) -> dict[str, Any]:
         "answerEvents": _pack_events((*view.document_events, *view.answer_events)),
         "facts": timeline.facts,
         "branches": timeline.branches,
-        "share": round(timeline.read_share, 3),
+        "share": round(timeline.read_fraction, 3),
         "steps": _pack_steps(timeline.steps),
         "folds": _find_folds(timeline),
         "lines": [
@@ -197,7 +197,7 @@ def _pack_step(step: Step) -> dict[str, Any]:
         values |= {
             "diff": _pack_diff(step.diff),
             "words": (step.inserted_words, step.deleted_words),
-            "density": round(step.changed_share, 3),
+            "density": round(step.changed_fraction, 3),
         }
     if update.events:
         values["events"] = _pack_events(update.events)

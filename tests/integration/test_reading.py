@@ -23,7 +23,7 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_graph.policy import Completion, Message, Messages, TokenIds
 from memagent_training.serving.vllm_server import VLLMServer
 
-FACT = PlantedFacts(3, held_out=True, number_share=1.0).draw_fact()
+FACT = PlantedFacts(3, held_out=True, number_fraction=1.0).draw_fact()
 
 
 def make_text(tokens: int) -> str:

@@ -33,7 +33,7 @@ def questions(tmp_path: Path) -> Path:
     """A file with two questions that the policy answers, and one whose gold answer is another number."""
     import random
 
-    facts = [PlantedFacts(random.Random(3), held_out=True, number_share=1.0).draw_fact() for _ in range(3)]
+    facts = [PlantedFacts(random.Random(3), held_out=True, number_fraction=1.0).draw_fact() for _ in range(3)]
     rows = [
         {"question": fact.question, "document": f"{PROSE}{fact.statement} {PROSE}", "answers": [gold]}
         for fact, gold in zip(facts, (facts[0].value, facts[1].value, "1"), strict=True)

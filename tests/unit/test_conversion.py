@@ -153,8 +153,8 @@ def test_the_error_for_a_missing_converter_names_the_extra(module, name, data, t
 
 def test_file_names_with_lone_surrogates_reach_the_conversion_process(store):
     name = "naïve 日本\udc80.html"
-    ref = store.add(Document.from_bytes("<p>Grüße, 日本</p>".encode(), name=name))
-    assert store.read(ref, 0, ref["size"]) == "Grüße, 日本\n"
+    reference = store.add(Document.from_bytes("<p>Grüße, 日本</p>".encode(), name=name))
+    assert store.read(reference, 0, reference["size"]) == "Grüße, 日本\n"
 
 
 def _nest_messages(depth: int) -> bytes:
@@ -170,9 +170,9 @@ def _nest_messages(depth: int) -> bytes:
 
 
 def test_nested_files_are_read_up_to_a_depth_and_deeper_ones_are_omissions(store):
-    ref = store.add(Document.from_bytes(_nest_messages(12), name="a.eml"))
-    assert "innermost" not in store.read(ref, 0, ref["size"])
-    assert "nested too deeply" in ref["omissions"][0]["places"]
+    reference = store.add(Document.from_bytes(_nest_messages(12), name="a.eml"))
+    assert "innermost" not in store.read(reference, 0, reference["size"])
+    assert "nested too deeply" in reference["omissions"][0]["places"]
     shallow = store.add(Document.from_bytes(_nest_messages(5), name="a.eml"))
     assert "innermost" in store.read(shallow, 0, shallow["size"])
 

@@ -70,7 +70,7 @@ def test_statement_and_question_name_the_entity_and_only_the_statement_the_value
 
 def test_splits_share_no_value_and_no_entity_word() -> None:
     for held_out in (False, True):
-        split_facts = PlantedFacts(5, held_out=held_out, number_share=1.0)
+        split_facts = PlantedFacts(5, held_out=held_out, number_fraction=1.0)
         for _ in range(300):
             assert is_held_out(split_facts.draw_fact().value) is held_out
     train_facts, held_out_facts = PlantedFacts(5), PlantedFacts(5, held_out=True)

@@ -22,7 +22,7 @@ from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_mcp import make_server
-from memagent_serve.api_errors import ApiError
+from memagent_serve.api_errors import APIError
 from memagent_serve.live.live_events import format_passage, format_sources
 
 TEXT = make_document(
@@ -90,7 +90,7 @@ def test_the_live_page_links_the_answer_to_its_passage(view: RunView, tmp_path: 
     store = DocumentStore(tmp_path / "documents")
     passage = format_passage(view, store, quote["start"], quote["end"])
     assert passage["before"] + passage["passage"] + passage["after"] == TEXT
-    with pytest.raises(ApiError, match="has not read this passage"):
+    with pytest.raises(APIError, match="has not read this passage"):
         format_passage(view, store, 0, 1)
 
 

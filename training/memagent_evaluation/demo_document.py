@@ -122,7 +122,7 @@ def make_number_document(
     stand between paragraphs.
     """
     generator = random.Random(seed)
-    facts = PlantedFacts(generator, held_out=True, number_share=1.0)
+    facts = PlantedFacts(generator, held_out=True, number_fraction=1.0)
     asked_facts: list[Fact] = []
     for _ in range(questions):
         asked_facts.append(facts.draw_fact(exclude=frozenset(fact.entity.lower() for fact in asked_facts)))

@@ -70,7 +70,7 @@ class PlantedFacts:
     """A seeded stream of facts from one split.
 
     `words` adds to the vocabulary of entities and attributes, for example words of a training corpus; only those of the
-    split are used. `number_share` is the fraction of attributes with numbers as values.
+    split are used. `number_fraction` is the fraction of attributes with numbers as values.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class PlantedFacts:
         *,
         held_out: bool = False,
         words: Sequence[str] = (),
-        number_share: float = 0.8,
+        number_fraction: float = 0.8,
     ) -> None:
         self.random = seed if isinstance(seed, random.Random) else random.Random(seed)
         self.held_out = held_out
-        self.number_share = number_share
+        self.number_fraction = number_fraction
         self._adjectives = self._select_split(ADJECTIVES)
         self._nouns = self._select_split(NOUNS)
         self._words = self._select_split(words)
@@ -93,7 +93,7 @@ class PlantedFacts:
 
     def draw_fact(self, *, exclude: frozenset[str] = frozenset()) -> Fact:
         """Return a new fact whose entity is not in `exclude` (names in lower case)."""
-        attribute = self.draw_attribute(numeric=self.random.random() < self.number_share)
+        attribute = self.draw_attribute(numeric=self.random.random() < self.number_fraction)
         while True:
             entity = self.draw_entity(bare=attribute.startswith(MAGIC))
             if entity.lower() not in exclude:

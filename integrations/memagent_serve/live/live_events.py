@@ -20,7 +20,7 @@ from memagent_graph.provenance.word_diff import compare_words
 from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import ApiError, make_not_found
+from memagent_serve.api_errors import APIError, make_not_found
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry
 from memagent_serve.live.live_reads import LiveReads
@@ -107,7 +107,7 @@ def format_passage(view: RunView, store: DocumentStore, start: int, end: int) ->
         end: the character after the passage.
 
     Raises:
-        ApiError: 404; the run has not read that far.
+        APIError: 404; the run has not read that far.
         DocumentError: the text is no longer stored.
     """
     spans = {span for call in view.trace.calls for span in call.reads}
@@ -157,7 +157,7 @@ class ReadWatcher:
         """Yield the changes since the last call.
 
         Raises:
-            ApiError: 404; there is no such read.
+            APIError: 404; there is no such read.
         """
         entry = await self._reads.get_entry(self._owner, self._run_id)
         read = self._reads.manager.find(self._owner, self._run_id)
@@ -183,7 +183,7 @@ class ReadWatcher:
         self._memories_by_branch, self._memories_by_call = {}, {}
         try:
             updates = await self._reads.list_updates(self._owner, self._run_id)
-        except ApiError:  # the read has not begun
+        except APIError:  # the read has not begun
             return {"updates": [], "earlier": 0}
         return await asyncio.to_thread(self._format_history, updates)
 
@@ -211,7 +211,7 @@ class ReadWatcher:
     async def _get_outcome(self) -> dict[str, Any]:
         try:
             view = await self._reads.get_view(self._owner, self._run_id)
-        except ApiError:
+        except APIError:
             return {"answer": None, "thumb": None}
         thumbs = [reward.value for reward in view.rewards if reward.name == "thumbs"]
         return {
@@ -249,7 +249,7 @@ async def stream_changes(reads: LiveReads, owner: Owner, shown_run_id: str | Non
             try:
                 async for event in watcher.iter_changes():
                     yield event
-            except ApiError as error:
+            except APIError as error:
                 yield _make_event("gone", error.message)
                 watcher = None
         await asyncio.sleep(_SECONDS_BETWEEN_CHECKS)

@@ -18,7 +18,7 @@ from memagent_graph.results import AnswerSoFar
 from memagent_graph.run_log import RunFilter, RunLog
 from memagent_graph.timeline.view import RunView, load_run_view
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import ApiError, make_bad_request, make_not_found
+from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
 from memagent_serve.app import ServerResources
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, ReadState
@@ -57,7 +57,7 @@ class LiveReads:
         """Read files, in order and as one document, for each of the questions.
 
         Raises:
-            ApiError: a file is missing, a question is empty or too long, or too many reads are running.
+            APIError: a file is missing, a question is empty or too long, or too many reads are running.
         """
         context = await self._reader.aprepare()
         questions = list(dict.fromkeys(question.strip() for question in questions))
@@ -85,7 +85,7 @@ class LiveReads:
         """Return a read of a key.
 
         Raises:
-            ApiError: 404; there is no read with that id, or it belongs to another key.
+            APIError: 404; there is no read with that id, or it belongs to another key.
         """
         entry = await asyncio.to_thread(self.ledger.get, owner.name, run_id)
         if entry is None:
@@ -127,7 +127,7 @@ class LiveReads:
     @property
     def _log(self) -> RunLog:
         if self._reader.run_log is None:
-            raise ApiError(501, "the page needs the log of runs", code="no_run_log")
+            raise APIError(501, "the page needs the log of runs", code="no_run_log")
         return self._reader.run_log
 
     # Pause and resume
@@ -146,12 +146,12 @@ class LiveReads:
         """Continue a read where it stopped.
 
         Raises:
-            ApiError: 409, the read has ended; 429, too many reads are running.
+            APIError: 409, the read has ended; 429, too many reads are running.
         """
         async with self._change_lock:
             entry = await self.get_entry(owner, run_id)
             if entry.state is ReadState.FINISHED:
-                raise ApiError(409, "the read has ended; edit its memory to continue it", code="read_ended")
+                raise APIError(409, "the read has ended; edit its memory to continue it", code="read_ended")
             await self.manager.resume(owner, entry)
 
     # Changes by a person
@@ -168,17 +168,17 @@ class LiveReads:
             text: the new memory.
 
         Raises:
-            ApiError: 409, the read is running, or the memory has changed; 400, the text is too long.
+            APIError: 409, the read is running, or the memory has changed; 400, the text is too long.
         """
         async with self._change_lock:
             entry = await self.get_entry(owner, run_id)
             if self.manager.find(owner, run_id) is not None:
-                raise ApiError(409, "the read is running; pause it first", code="read_running")
+                raise APIError(409, "the read is running; pause it first", code="read_running")
             updates = await self.list_updates(owner, run_id)
             newest_update = next((update for update in reversed(updates) if update.branch == branch), None)
             if newest_update is None or newest_update.chunk_index != chunk or newest_update.memory != memory_before:
                 self.revisions[run_id] += 1
-                raise ApiError(409, "the memory has changed in the meantime; check the new one", code="memory_changed")
+                raise APIError(409, "the memory has changed in the meantime; check the new one", code="memory_changed")
             # Before the edit: if the process is killed in between, the original request must not get the edited read.
             await asyncio.to_thread(self.ledger.mark_edited, run_id)
             try:
@@ -195,7 +195,7 @@ class LiveReads:
         """Answer a question from the current memory; the read itself is not affected.
 
         Raises:
-            ApiError: 404, the read has not begun; 400, the question is empty or too long.
+            APIError: 404, the read has not begun; 400, the question is empty or too long.
         """
         entry = await self.get_entry(owner, run_id)
         reader = await self.manager.get_reader(ReadRequest.from_entry(entry, owner))

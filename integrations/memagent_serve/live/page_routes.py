@@ -252,7 +252,7 @@ async def _parse_body(resources: ServerResources, request: Request, body_type: t
     """Parse the JSON body of a small request.
 
     Raises:
-        ApiError: the body is too long, does not arrive, or is invalid.
+        APIError: the body is too long, does not arrive, or is invalid.
     """
     seconds = resources.settings.idle_seconds
     try:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from memagent_evaluation.data_files import detect_data_task, find_data_paths, list_data_tasks, load_data_task
 from memagent_evaluation.data_files.file_task import estimate_tokens
 from memagent_evaluation.data_files.qa_records import Paragraph, read_records
-from memagent_evaluation.data_files.table_rows import JsonRows, open_rows
+from memagent_evaluation.data_files.table_rows import JSONRows, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_evaluation.tasks import load_task
 from memagent_graph.errors import EvaluationError, MissingExtraError
@@ -292,7 +292,7 @@ def test_json_rows_of_any_content_are_found_in_lists_and_lines(tmp_path_factory,
     wrapped_path.write_text(json.dumps({"version": '"[{', "data": rows, "more": 1}, indent=indent), "utf-8")
     lines_path.write_text("\n\n".join(json.dumps(row, ensure_ascii=ensure_ascii) for row in rows), "utf-8")
     for path in (list_path, wrapped_path, lines_path):
-        json_rows = JsonRows(path)
+        json_rows = JSONRows(path)
         assert [json_rows[index] for index in range(len(json_rows))] == rows
 
 

@@ -186,4 +186,4 @@ def test_run_can_start_from_an_adapter(train, uninterrupted_run) -> None:
 
 @pytest.mark.parametrize(("step", "share"), [(0, 0.1), (9, 1.0), (55, 0.525), (100, 0.05), (120, 0.05)])
 def test_learning_rate_warms_up_and_decays(step, share) -> None:
-    assert supervision.compute_rate_share(step, 100) == pytest.approx(share, abs=0.01)
+    assert supervision.compute_rate_fraction(step, 100) == pytest.approx(share, abs=0.01)

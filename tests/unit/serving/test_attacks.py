@@ -29,7 +29,7 @@ from support.serving import ALICE, BOB, KEYS, Server, serve
 from memagent_graph import bounded_http
 from memagent_graph.documents import DocumentStore
 from memagent_serve import completions, short_requests
-from memagent_serve.api_errors import ApiError
+from memagent_serve.api_errors import APIError
 from memagent_serve.app import make_app
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.chat_requests import parse_chat, parse_fields
@@ -387,14 +387,14 @@ def test_too_large_body_is_refused_before_it_is_received(server: Server) -> None
     ],
 )
 def test_json_with_too_many_values_is_refused_before_parsing(body: bytes) -> None:
-    with pytest.raises(ApiError, match="too many values") as error:
+    with pytest.raises(APIError, match="too many values") as error:
         parse_fields(body)
     assert error.value.status == 413
 
 
 def test_invalid_utf8_is_refused_in_any_field() -> None:
     for body in (b'{"model": "\x80ake", "messages": []}', b'{"messages": [{"role": "user", "content": "\xff"}]}'):
-        with pytest.raises(ApiError, match="not a JSON object") as error:
+        with pytest.raises(APIError, match="not a JSON object") as error:
             parse_fields(body)
         assert error.value.status == 400
 

@@ -22,7 +22,7 @@ from unit.serving.test_attacks import POST_CHAT, make_request_head, wait_until
 from memagent_graph import Document, SamplingParams, ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_serve import completions
-from memagent_serve.api_errors import ApiError
+from memagent_serve.api_errors import APIError
 from memagent_serve.keys import LOCAL, Keys, Owner
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
@@ -287,6 +287,6 @@ async def test_cancelling_a_read_twice_equals_cancelling_it_once(make_reader, tm
     await asyncio.gather(first_cancellation, manager.cancel(read))
     assert len(manager) == 0
     assert read.state is ReadState.CANCELLED
-    with pytest.raises(ApiError, match="was cancelled"):
+    with pytest.raises(APIError, match="was cancelled"):
         async for _ in manager.follow(read):
             pass

@@ -14,7 +14,7 @@ import pytest
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_serve import uploads
-from memagent_serve.api_errors import ApiError
+from memagent_serve.api_errors import APIError
 from memagent_serve.keys import LOCAL, Owner
 from memagent_serve.ledger import Ledger
 from memagent_serve.uploads import Uploads
@@ -64,7 +64,7 @@ def test_concurrent_uploads_stay_within_both_quotas(tmp_path: Path) -> None:
     def upload_status(owner: Owner) -> int:
         try:
             return len(files.add(owner, "a.txt", "user_data", io.BytesIO(b"x" * 20)).id) and 200
-        except ApiError as error:
+        except APIError as error:
             return error.status
 
     with ThreadPoolExecutor(10) as pool:
@@ -79,11 +79,11 @@ async def test_texts_count_for_their_key_and_the_oldest_unused_are_removed(tmp_p
     first, second, third = [await files.add_text(ALICE, Document.from_text(letter * 20, letter)) for letter in "abc"]
     assert list_text_keys(files, ALICE) == {second["key"], third["key"]} != {first["key"]}
     in_use += [second["key"], third["key"]]
-    with pytest.raises(ApiError, match="exceed their limit") as error:
+    with pytest.raises(APIError, match="exceed their limit") as error:
         await files.add_text(ALICE, Document.from_text("d" * 20, "d"))
     assert (error.value.status, error.value.headers) == (413, None), "a retry would not help"
     assert count_files(tmp_path / "documents" / "texts") == 2
-    with pytest.raises(ApiError, match="delete some"):
+    with pytest.raises(APIError, match="delete some"):
         files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x" * 20))
     shared_text = await files.add_text(BOB, Document.from_text("b" * 20, "the same text"))
     in_use.clear()
@@ -112,7 +112,7 @@ async def test_conversions_are_limited_to_two_and_need_room_in_the_quota(tmp_pat
     assert highest_count == 2
     files.add(BOB, "a.txt", "user_data", io.BytesIO(b"x" * 50))
     monkeypatch.setattr(files.store, "add_async", None)
-    with pytest.raises(ApiError, match="delete some"):
+    with pytest.raises(APIError, match="delete some"):
         await files.add_text(BOB, Document.from_bytes(b"PK not converted", name="a.docx"))
 
 
@@ -121,6 +121,6 @@ def test_number_of_files_of_a_key_is_limited(tmp_path: Path, monkeypatch) -> Non
     files = make_uploads(tmp_path)
     for _ in range(2):
         files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x"))
-    with pytest.raises(ApiError, match="delete some"):
+    with pytest.raises(APIError, match="delete some"):
         files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x"))
     assert files.add(BOB, "a.txt", "user_data", io.BytesIO(b"x")).bytes == 1

@@ -70,7 +70,7 @@ def open_rows(paths: Sequence[Path]) -> TableRows:
     return TableRows([_open_source(path) for path in paths])
 
 
-class JsonRows:
+class JSONRows:
     """The objects of a file of JSON lines, or of a JSON list, which may be in an object under "data"."""
 
     def __init__(self, path: Path) -> None:
@@ -225,7 +225,7 @@ class DatasetRows:
         return f"{self.path}, row {index + 1}"
 
 
-class CsvRows:
+class CSVRows:
     """The rows of a CSV or TSV file with a header row. A cell that is a JSON list, such as ["a", "b"], is a list."""
 
     def __init__(self, path: Path) -> None:
@@ -251,7 +251,7 @@ class CsvRows:
         return f"{self.path}, line {self._rows[index][0]}"
 
 
-RowSource: TypeAlias = JsonRows | ParquetRows | DatasetRows | CsvRows
+RowSource: TypeAlias = JSONRows | ParquetRows | DatasetRows | CSVRows
 """The rows of one file, in a fixed order. Each row is read when it is requested."""
 
 
@@ -279,7 +279,7 @@ def _open_source(path: Path) -> RowSource:
         raise _make_unreadable_error(path, error) from error
     if first_bytes == _PARQUET_MAGIC:
         return ParquetRows(path)
-    return CsvRows(path) if path.suffix.lower() in _DELIMITERS else JsonRows(path)
+    return CSVRows(path) if path.suffix.lower() in _DELIMITERS else JSONRows(path)
 
 
 @contextmanager

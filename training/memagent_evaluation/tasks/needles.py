@@ -137,7 +137,7 @@ class _SmallKeys:
     """Draws facts in a form that the embedded policy can read, from the split that it was not trained on."""
 
     def __init__(self, shape: Shape, rng: random.Random) -> None:
-        self._facts = PlantedFacts(rng, held_out=True, number_share=1.0)
+        self._facts = PlantedFacts(rng, held_out=True, number_fraction=1.0)
         self._draws_any_attribute = shape.value_kind is KeyKind.UUIDS
 
     def draw_key(self, value_count: int, used_texts: Container[str]) -> _Key:

@@ -65,7 +65,7 @@ class _PlantedFact(GeneratedTask):
             EvaluationError: the length is too small for the facts, question and answer.
         """
         rng = self.make_sample_rng(length, index)
-        facts = PlantedFacts(rng, number_share=1.0)
+        facts = PlantedFacts(rng, number_fraction=1.0)
         fact = self._draw_target(facts, rng)
         foreign_facts = self.draw_foreign_facts(facts, fact, length)
         insertions = [Insertion(foreign_fact.statement, rng.random()) for foreign_fact in foreign_facts]

@@ -206,7 +206,7 @@ class RowBuilder:
 
     def draw_row(self, rng: random.Random, section_tokens: int, branches: int, hardness: float = 1.0) -> Row:
         """Return one section with its branches, and two answer prompts."""
-        facts = PlantedFacts(rng, held_out=self.held_out, words=self.words, number_share=1.0)
+        facts = PlantedFacts(rng, held_out=self.held_out, words=self.words, number_fraction=1.0)
         section = self.draw_section(rng, facts, section_tokens)
         row_branches = []
         for _ in range(branches):

@@ -71,7 +71,7 @@ def count_exact_replies(network: AdaptedNetwork, trees: EncodedTrees, length: in
     return {name: f"{sum(values):.0f}/{len(values)}" for name, values in sorted(exact.items())}
 
 
-def compute_rate_share(step: int, steps: int) -> float:
+def compute_rate_fraction(step: int, steps: int) -> float:
     """Return the fraction of the rate at a step; it rises linearly, then falls along a cosine."""
     warm_up_steps = max(1, min(WARM_UP_STEPS, steps // 10))
     if step < warm_up_steps:
@@ -126,7 +126,7 @@ def train(arguments: argparse.Namespace) -> None:
     while progress.step < min(steps, arguments.until_step) and time.monotonic() - started_at < 60 * arguments.minutes:
         step_started_at = time.monotonic()
         for group in optimizer.param_groups:
-            group["lr"] = arguments.rate * compute_rate_share(progress.step, steps)
+            group["lr"] = arguments.rate * compute_rate_fraction(progress.step, steps)
         first_batch = progress.step * arguments.accumulated
         micro_batches = all_batches[first_batch : first_batch + arguments.accumulated]
         metrics = run_step(network, optimizer, micro_batches)
