@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Writes(StrEnum):
-    """The use of a role's reply."""
+    """What a role's reply is used for: what it writes."""
 
     MEMORY = "memory"
     """The new memory of the call's branch."""

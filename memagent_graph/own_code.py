@@ -73,7 +73,7 @@ def _load_module(name: str, noun: str, error: type[MemAgentError]) -> ModuleType
             raise  # another module, which this one imports
         raise error(
             f"there is no module {name!r} to load {noun} from",
-            hint="Name the file instead, as path/to/file.py:Name, or make the module importable.",
+            hint="Give the file instead, as path/to/file.py:Name, or make the module importable.",
         ) from cause
 
 

@@ -171,6 +171,6 @@ def _get_value(state: Any, source: StateSource, name: str) -> Any:
     if value is None:
         raise MemAgentError(
             f'the state that reached this node has no "{source}" to take the {name} from',
-            hint=f'Set it in a node before, or name another key: memagent_node(..., {name}="...").',
+            hint=f'Set it in a node before, or choose another key: memagent_node(..., {name}="...").',
         )
     return value

@@ -22,7 +22,7 @@ from memagent_converters.equations import format_script
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 
 _OCR_REMEDY: Final = (
-    "Run optical character recognition on the file first, for example with ocrmypdf, or name a converter."
+    "Run optical character recognition on the file first, for example with ocrmypdf, or give a converter."
 )
 _LINE_END_HYPHEN: Final = re.compile(r"(\w+)[\ufffe\xad](?:\r?\n)?(\w+)")
 _NUMBER_AFTER_TEXT: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’]) ?(?P<digits>[-+−–]?\d+)(?P<end>(?:\r\n(?=.))?)")

@@ -165,7 +165,7 @@ def lock_table(table: TableFolder) -> Iterator[Path]:
     """
     work_folder = table.work_folder
     if links := [path for pattern in ("*", "*/*") for path in work_folder.glob(pattern) if path.is_symlink()]:
-        raise CorpusError(f"{links[0]} is a link to another place", hint="Remove it, or name a new folder.")
+        raise CorpusError(f"{links[0]} is a link to another place", hint="Remove it, or choose a new folder.")
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lease(work_folder / "lock", "the table"))

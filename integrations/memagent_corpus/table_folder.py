@@ -121,7 +121,9 @@ class TableFolder:
                     f"a table must be a folder, got the file {self.location}", hint="Set --out to a folder."
                 )
             if work_folder.is_symlink():
-                raise CorpusError(f"{work_folder} is a link to another folder", hint="Remove it, or name a new folder.")
+                raise CorpusError(
+                    f"{work_folder} is a link to another folder", hint="Remove it, or choose a new folder."
+                )
             return work_folder
         return get_data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
 
@@ -340,7 +342,7 @@ class TableFolder:
         with self._convert_errors("read"), convert_store_errors(f"{self.location}/{name}"):
             self._filesystem.invalidate_cache()
             if self._folder is not None and (self._folder / name).exists() and not (self._folder / name).is_file():
-                raise DocumentError(f"{name} is not a regular file", hint="Remove it, or name a new folder.")
+                raise DocumentError(f"{name} is not a regular file", hint="Remove it, or choose a new folder.")
             try:
                 return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
             except FileNotFoundError:

@@ -87,7 +87,7 @@ def limit_body(
         reserve: called with the size so far; see `BodyQuota`.
 
     Returns:
-        a function that raises an `APIError` 413 or 408, or the error of `reserve`.
+        A function that raises an `APIError` 413 or 408, or the error of `reserve`.
     """
     received_bytes = 0
     deadline = asyncio.get_running_loop().time() + total_seconds

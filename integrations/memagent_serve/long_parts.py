@@ -267,7 +267,7 @@ def _choose_largest(
     """Choose the fewest large parts so that the rest fits. If the rest never fits, choose all of them.
 
     Returns:
-        the chosen parts, and the tokens of the rest.
+        The chosen parts, and the tokens of the rest.
     """
     chosen_positions: list[PartPosition] = []
     for position in sorted(positions, key=lambda position: -token_counts[position]):

@@ -51,7 +51,7 @@ class PageSessions:
             port: the server's port. It is in the cookie's name, because all ports of a host share their cookies.
 
         Returns:
-            a response that sets the cookie.
+            A response that sets the cookie.
 
         Raises:
             APIError: 401; `credential` is neither the token nor a key.

@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -41,6 +42,18 @@ _MAX_READERS: Final = 64
 _DEFAULT_READ_SECONDS: Final = 10.0
 _MAX_WAIT_SECONDS: Final = 60
 """The longest time in `Retry-After`, in seconds. The official clients ignore longer times."""
+
+
+class StartKind(StrEnum):
+    """How a request got its read; the value of a header and of a metric's label."""
+
+    STARTED = "started"
+    JOINED = "joined"
+    """It was running."""
+    RESUMED = "resumed"
+    """It continued where it had stopped."""
+    REPEATED = "repeated"
+    """It had ended recently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +144,7 @@ class ReadManager:
         """The times of the refusals in the last `Retry-After` period: about one for each client that waits."""
         self._retry_seconds = 0.0
 
-    async def start(self, read_request: ReadRequest, *, read_again: bool = False) -> tuple[ServedRead, str]:
+    async def start(self, read_request: ReadRequest, *, read_again: bool = False) -> tuple[ServedRead, StartKind]:
         """Start a read, or join an earlier read of the same request.
 
         Args:
@@ -139,8 +152,7 @@ class ReadManager:
             read_again: start a new read, even if the same request was read before.
 
         Returns:
-            the read, and whether it was "started", "joined" while running, "resumed" where it had stopped, or
-            "repeated", because it ended recently.
+            The read, and how it was started.
 
         Raises:
             APIError: 429; too many reads are running.
@@ -152,19 +164,17 @@ class ReadManager:
         async with self._lock:
             running_reads = [read for read in self._reads.values() if read.request_digest == request_digest]
             if running_reads and not read_again:
-                self.metrics.reads.labels("joined").inc()
-                return running_reads[-1], "joined"
+                self.metrics.reads.labels(StartKind.JOINED).inc()
+                return running_reads[-1], StartKind.JOINED
             self.require_capacity(read_request.owner)
             entries = await asyncio.to_thread(self.ledger.find_by_request, read_request.owner.name, request_digest)
             last_entry = next((entry for entry in entries if not entry.edited), None) if not read_again else None
             if last_entry is not None and not self._is_outdated(last_entry):
                 read = ServedRead(last_entry.run_id, read_request, request_digest, last_entry.began)
-                start_kind = "repeated" if last_entry.state is ReadState.FINISHED else "resumed"
+                start_kind = StartKind.REPEATED if last_entry.state is ReadState.FINISHED else StartKind.RESUMED
             else:
-                read, start_kind = (
-                    ServedRead(f"{request_digest[:24]}-{len(entries)}", read_request, request_digest),
-                    "started",
-                )
+                read = ServedRead(f"{request_digest[:24]}-{len(entries)}", read_request, request_digest)
+                start_kind = StartKind.STARTED
                 entry = Entry(
                     read.run_id,
                     read_request.owner.name,
@@ -190,10 +200,11 @@ class ReadManager:
             self.require_capacity(owner)
             request_digest = "" if entry.edited else entry.request
             self._launch(
-                ServedRead(entry.run_id, ReadRequest.from_entry(entry, owner), request_digest, entry.began), "resumed"
+                ServedRead(entry.run_id, ReadRequest.from_entry(entry, owner), request_digest, entry.began),
+                StartKind.RESUMED,
             )
 
-    def _launch(self, read: ServedRead, start_kind: str) -> None:
+    def _launch(self, read: ServedRead, start_kind: StartKind) -> None:
         self.metrics.reads.labels(start_kind).inc()
         self._reads[read.run_id] = read
         read.task = asyncio.create_task(self._run(read, start_kind))
@@ -284,7 +295,7 @@ class ReadManager:
         seconds = self._retry_seconds = min(_MAX_WAIT_SECONDS, round(self._mean_seconds * max(1.0, rounds / 2)))
         return make_too_busy(f"{message}; send the request again later", seconds)
 
-    async def _run(self, read: ServedRead, start_kind: str) -> None:
+    async def _run(self, read: ServedRead, start_kind: StartKind) -> None:
         """Read to the end, with or without followers."""
         state: ReadState = ReadState.CANCELLED
         error: Exception | None = None
@@ -293,9 +304,9 @@ class ReadManager:
             async with self._slots:
                 await self._mark(read, ReadState.RUNNING)
                 started_at = time.monotonic()
-                result = await self._read_document(read, may_resume=start_kind != "started")
+                result = await self._read_document(read, may_resume=start_kind is not StartKind.STARTED)
             state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
-            if start_kind != "repeated":
+            if start_kind is not StartKind.REPEATED:
                 self.metrics.count_tokens(result.usage)
             await asyncio.to_thread(self.ledger.mark, read.run_id, state)
             read.result = result

@@ -86,7 +86,7 @@ class Resume(RunOptions):
             if settings.api_key == NO_KEY and list(log.runs(RunFilter(run_ids=[run_id], is_own=False))):
                 raise RunError(
                     f"run {run_id} was imported, so its server URL, {settings.base_url}, is not trusted",
-                    hint="Name the server yourself: --base-url URL.",
+                    hint="Set the server yourself: --base-url URL.",
                 )
             document = None
             if self.document is not None:

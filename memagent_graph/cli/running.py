@@ -46,7 +46,7 @@ def require_file(path: Path) -> Path:
         raise DocumentError("a web address was given, and only files are read here", hint=hint)
     try:
         if path.is_dir():
-            hint = f"Name one file, or read all of them into a table: `memagent corpus {path} -q QUESTION --out TABLE`."
+            hint = f"Give one file, or read all of them into a table: `memagent corpus {path} -q QUESTION --out TABLE`."
             raise DocumentError(f"{path} is a folder", hint=hint)
         path.stat()
     except FileNotFoundError:

@@ -151,7 +151,7 @@ def require_profile(folder: Path | str) -> Profile:
     profile = load_profile(folder)
     if profile is None:
         raise ProfileError(
-            f"{folder} has no memagent.json", hint='Name a folder that has one, "embedded" or "english".'
+            f"{folder} has no memagent.json", hint='Give a folder that has one, "embedded" or "english".'
         )
     return profile
 

@@ -51,7 +51,7 @@ def fetch_model_folder(repository: str, *, with_weights: bool) -> Path:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise PolicyError(
             f"the model {repository} cannot be downloaded from the hub: {reason}",
-            hint="Check the id's spelling, download it on a machine with a network (hf download), or name a folder.",
+            hint="Check the id's spelling, download it on a machine with a network (hf download), or give a folder.",
         ) from error
 
 

@@ -46,6 +46,14 @@ class Reply:
         return self.call.id
 
 
+@dataclass(frozen=True, slots=True)
+class _AttemptCost:
+    start_time: float
+    """Seconds since the epoch."""
+    seconds: float
+    usage: TokenUsage
+
+
 class PolicyRequest:
     """One request to the policy, with all its attempts.
 
@@ -82,7 +90,7 @@ class PolicyRequest:
         self._chunk_index = step.chunk_index = call.reads[0].index if call.reads else None
         self._max_tokens = role.count_reply_tokens(step.context.budget)
         self._attempt_count = self._logged_event_count = 0
-        self._newest_attempt = 0.0, 0.0, TokenUsage(0, 0)
+        self._newest_attempt = _AttemptCost(0.0, 0.0, TokenUsage(0, 0))
         self._start_time = time.perf_counter()
         self._format_error: str | None = None
         self._events: list[ReadEvent] = []
@@ -196,7 +204,7 @@ class PolicyRequest:
         completion = await context.policy.complete(self._messages, self._choose_sampling(self._attempt_count))
         seconds = time.perf_counter() - timer_start
         usage = completion.count_tokens(self._messages, context.tokenizer.count)
-        self._newest_attempt = start_time, seconds, usage
+        self._newest_attempt = _AttemptCost(start_time, seconds, usage)
         await turn.begin()
         ids, logprobs = completion.token_ids, completion.logprobs
         missing_field = "token ids" if ids is None else "log-probs" if logprobs is None else ""
@@ -294,7 +302,7 @@ class PolicyRequest:
         if recording is None or recording.failure is not None:
             return
         recording.begin(self._step)
-        start_time, seconds, usage = self._newest_attempt
+        cost = self._newest_attempt
         events = self._events[self._logged_event_count :]
         self._logged_event_count = len(self._events)
         is_reply_unchanged = outcome is not Outcome.KEPT_PREVIOUS and memory == completion.text.strip()
@@ -310,16 +318,16 @@ class PolicyRequest:
                 call_id=call.id,
                 attempt=self._attempt_count - 1,
                 outcome=outcome,
-                began=start_time,
-                seconds=seconds,
+                began=cost.start_time,
+                seconds=cost.seconds,
                 policy=completion.model,
                 **completion.origin,
                 tokenizer=context.tokenizer.fingerprint,
                 template=context.prompts.fingerprint,
                 sampling=_describe_sampling(self._choose_sampling(self._attempt_count - 1)),
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
+                prompt_tokens=cost.usage.prompt_tokens,
+                completion_tokens=cost.usage.completion_tokens,
+                cached_tokens=cost.usage.cached_tokens,
                 finish_reason=completion.finish_reason.value,
                 text=completion.text,
                 memory=None if is_reply_unchanged else memory,

@@ -211,7 +211,7 @@ def wire_strategy(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
     if strategy.continues_after not in graph.builder.nodes:
         raise StrategyError(
             f"{strategy.name} continues after {strategy.continues_after!r}, which is not one of its nodes",
-            hint="Name a node of its graph in `continues_after`.",
+            hint="Give a node of its graph in `continues_after`.",
         )
     return graph, StrategyId(strategy.name, graph.fingerprint(strategy))
 

@@ -75,7 +75,7 @@ def open_journal(path: Path, *, error: type[MemAgentError]) -> Journal:
     with ExitStack() as stack:
         file = stack.enter_context(path.open("r+b"))
         if not try_to_lock(file):
-            raise error(f"another process writes to {path}", hint="Wait until it has ended, or name another folder.")
+            raise error(f"another process writes to {path}", hint="Wait until it has ended, or choose another folder.")
         rows, size = _parse_rows(file, path, error)
         file.truncate(size)
         file.seek(size)
@@ -93,18 +93,18 @@ def read_journal(path: Path, *, error: type[MemAgentError]) -> list[dict[str, An
         with open_regular_file(path) as file:
             return _parse_rows(file, path, error)[0]
     except OSError as cause:
-        raise error(f"{path} cannot be read: {cause.strerror}", hint="Name another folder.") from cause
+        raise error(f"{path} cannot be read: {cause.strerror}", hint="Choose another folder.") from cause
 
 
 def _parse_rows(file: IO[bytes], path: Path, error: type[MemAgentError]) -> tuple[list[dict[str, Any]], int]:
     """Return the rows, and the size of the complete lines in bytes."""
     if os.fstat(file.fileno()).st_size > _MAX_BYTES:
-        raise error(f"{path} has more than {_MAX_BYTES:,} bytes", hint="Name another folder.")
+        raise error(f"{path} has more than {_MAX_BYTES:,} bytes", hint="Choose another folder.")
     content = file.read()
     size = content.rfind(b"\n") + 1
     incomplete_row = content[size : size + len(_ROW_START)]
     if incomplete_row != _ROW_START[: len(incomplete_row)]:
-        raise error(f"{path} is not a journal of this program", hint="Name another folder.")
+        raise error(f"{path} is not a journal of this program", hint="Choose another folder.")
     rows = []
     for line_number, line in enumerate(content[:size].splitlines(), start=1):
         try:
@@ -114,7 +114,7 @@ def _parse_rows(file: IO[bytes], path: Path, error: type[MemAgentError]) -> tupl
         except (ValueError, TypeError) as cause:
             raise error(
                 f"line {line_number} of {path} cannot be parsed: {cause}",
-                hint="Delete that line and continue, or name another folder.",
+                hint="Delete that line and continue, or choose another folder.",
             ) from cause
         rows.append(row)
     return rows, size

@@ -140,7 +140,7 @@ def _make_strategy(strategy: Any, name: str, options: Mapping[str, str]) -> Stra
     strategy_class = strategy if isinstance(strategy, type) else type(strategy)
     if not issubclass(strategy_class, Strategy):
         raise StrategyError(
-            f"{name} is not a strategy", hint="Name a subclass of memagent_graph.Strategy, or an instance of one."
+            f"{name} is not a strategy", hint="Give a subclass of memagent_graph.Strategy, or an instance of one."
         )
     values = convert_options(strategy_class, name, options)
     instance: Strategy = strategy

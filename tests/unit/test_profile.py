@@ -132,7 +132,7 @@ async def test_the_profile_english_is_part_of_the_package(policy, tmp_path: Path
 
 
 def test_a_folder_without_a_profile_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"nowhere has no memagent\.json\. Name a folder that has one"):
+    with pytest.raises(ProfileError, match=r"nowhere has no memagent\.json\. Give a folder that has one"):
         MemAgent(model="embedded", profile=tmp_path / "nowhere", store=tmp_path, run_log=False)
     with pytest.raises(ProfileError, match=r"has no memagent\.json"):
         require_profile(tmp_path)

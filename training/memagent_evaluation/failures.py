@@ -26,7 +26,7 @@ _MIN_GOLD_CHARACTERS: Final = 4
 
 
 class Loss(StrEnum):
-    """The outcome of one fact in a read with a wrong answer."""
+    """Where a read with a wrong answer lost a fact, if it did."""
 
     NEVER_WRITTEN = "never_written"
     """No memory on the path to the answer had the fact."""

@@ -113,7 +113,7 @@ async def _plan_evaluation(
     """Check the options; return the plan, its tasks by name, and the settings that determine a row."""
     systems = tuple(dict.fromkeys(filter(None, (name.strip() for name in options.systems.split(",")))))
     if not systems:
-        raise EvaluationError("no system was named", hint="Name at least one, as in --systems memagent.")
+        raise EvaluationError("no system was named", hint="Give at least one, as in --systems memagent.")
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
     context = await reader.aprepare()
     if options.repeats > 1 and not context.sampling.temperature:
@@ -224,7 +224,7 @@ async def grade(policy: Policy, question: str, answer: str, expected: Sequence[s
     raise EvaluationError(
         f"the judge {policy.name} gave no grade but {reply.strip()[:_MAX_QUOTED_CHARACTERS]!r} "
         f"(finish reason {completion.finish_reason.value})",
-        hint="Name a judge that writes \\boxed{0} to \\boxed{10} (--judge-model).",
+        hint="Give a judge that writes \\boxed{0} to \\boxed{10} (--judge-model).",
     )
 
 

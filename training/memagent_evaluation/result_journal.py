@@ -173,16 +173,16 @@ def open_results(folder: Path, settings: Mapping[str, Any], *, resume: bool = Fa
 def require_no_results(folder: Path) -> None:
     """Raise `EvaluationError` if a folder has results, finished or not, or other files that results would replace."""
     if folder.exists() and not folder.is_dir():
-        raise EvaluationError(f"{folder} is a file, not a folder", hint="Name a folder (--out).")
+        raise EvaluationError(f"{folder} is a file, not a folder", hint="Give a folder (--out).")
     if (folder / JOURNAL).exists():
         raise EvaluationError(
             f"{folder} holds the results of an evaluation",
-            hint="Continue it (--resume), or name another folder (--out).",
+            hint="Continue it (--resume), or choose another folder (--out).",
         )
     if existing_files := [path.name for pattern in REPLACED_FILES for path in folder.glob(pattern)]:
         raise EvaluationError(
             f"{folder} has a file {existing_files[0]} that does not belong to an evaluation, and would be replaced",
-            hint="Name another folder (--out).",
+            hint="Choose another folder (--out).",
         )
 
 
@@ -194,7 +194,7 @@ def load_results(folder: Path) -> Results:
     """
     path = folder / JOURNAL
     if not path.is_file():
-        raise EvaluationError(f"there are no results in {folder}", hint="Name a folder that `memagent eval` wrote to.")
+        raise EvaluationError(f"there are no results in {folder}", hint="Give a folder that `memagent eval` wrote to.")
     header, plans, commands, rows = _parse(read_journal(path, error=EvaluationError), path)
     return make_results(rows, plans, header["settings"], header["evaluation"], commands)
 
@@ -210,7 +210,7 @@ def _parse(
     except ValueError as error:
         raise EvaluationError(
             f"{path} is not the journal of an evaluation by this version of memagent-graph: {error}",
-            hint="Name another folder.",
+            hint="Choose another folder.",
         ) from error
     plans: list[EvaluationPlan] = []
     commands: list[str] = []
@@ -234,6 +234,6 @@ def _parse(
         except ValueError as error:
             raise EvaluationError(
                 f"line {line_number} of {path} cannot be understood: {error}",
-                hint="Delete that line, and its question is asked again; or name another folder (--out).",
+                hint="Delete that line, and its question is asked again; or choose another folder (--out).",
             ) from error
     return header, tuple(plans), tuple(commands), rows

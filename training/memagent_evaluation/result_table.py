@@ -258,7 +258,7 @@ def translate_write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise EvaluationError(
             f"{path} cannot be written: {error.strerror or error}",
-            hint="Make room, or name another folder (--out); what was written is kept, and --resume continues.",
+            hint="Make room, or choose another folder (--out); what was written is kept, and --resume continues.",
         ) from error
 
 
@@ -275,7 +275,7 @@ def require_same(settings: Mapping[str, Any], stored_settings: Mapping[str, Any]
     if differences:
         raise EvaluationError(
             f"{folder} holds results of other settings: {'; '.join(differences)}",
-            hint="Resume with the settings of the beginning, or name another folder (--out).",
+            hint="Resume with the settings of the beginning, or choose another folder (--out).",
         )
 
 

@@ -158,7 +158,7 @@ class ReaderSystem:
         if result.question != question or result.document["key"] != document["key"]:
             raise RunMismatchError(
                 "the checkpoints with this run id belong to another question or document",
-                hint="Use a separate run id for every attempt, or name another file for checkpoints.",
+                hint="Use a separate run id for every attempt, or choose another file for checkpoints.",
                 run_id=run_id,
             )
         return result
@@ -228,5 +228,5 @@ def load_system(name: str, reader: MemAgent) -> ReaderSystem:
     if is_strategy(name):
         return ReaderSystem(name, reader, load_strategy(name))
     names = list_systems()
-    hint = f'Available systems: {", ".join(names)}. Name your own strategy as "file.py:Name".'
+    hint = f'Available systems: {", ".join(names)}. Give your own strategy as "file.py:Name".'
     raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, hint))

@@ -182,7 +182,7 @@ def test_pytorch_step_on_exported_rows_equals_the_trainer_step(arguments, world,
     [
         (["--policy-versions", "v7, v8"], "stale"),
         (["--reward", "no_such_reward"], "no_reward"),
-        (["--gold", os.devnull], "Name one (--reward): exact_match"),
+        (["--gold", os.devnull], "Choose one (--reward): exact_match"),
     ],
 )
 def test_invalid_options_are_refused_with_a_hint(arguments, options, message) -> None:

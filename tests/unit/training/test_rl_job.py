@@ -35,7 +35,7 @@ def make_settings(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tasks": ()}, r"\(none\).*Name a task"),
+        ({"tasks": ()}, r"\(none\).*Give a task"),
         ({"tasks": ("niah_multikey_9",)}, r"niah_multikey_9"),
         ({"lengths": ()}, r"lengths \[\].*lengths that grow"),
         ({"lengths": (500, 500)}, r"lengths that grow"),

@@ -290,7 +290,7 @@ def test_wrong_base_model_is_refused_before_the_first_step(make_trainer, tmp_pat
     limit = MultiConvDAPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False).max_logprob_gap
     trainer = make_trainer(tmp_path, model=tmp_path / "model", max_logprob_gap=limit)
     initial_weights = copy_weights(trainer.model)
-    with pytest.raises(TrainingError, match=r"not sampled by this model.*Name the model that wrote them") as error:
+    with pytest.raises(TrainingError, match=r"not sampled by this model.*Give the model that wrote them") as error:
         trainer.train()
     assert error.value.run_id is not None
     assert not find_changes(initial_weights, copy_weights(trainer.model))

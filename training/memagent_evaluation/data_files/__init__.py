@@ -68,7 +68,7 @@ def detect_data_task(path: Path) -> str:
         EvaluationError: the file cannot be read, or no task knows its fields.
     """
     if not path.exists():
-        raise EvaluationError(f"there is no data file {path}", hint="Name a file, or a folder that datasets saved.")
+        raise EvaluationError(f"there is no data file {path}", hint="Give a file, or a folder that datasets saved.")
     row = open_rows([path])[0]
     for name, fields in _IDENTIFYING_FIELDS:
         if fields <= row.keys():

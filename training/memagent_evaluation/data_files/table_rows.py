@@ -206,13 +206,13 @@ class DatasetRows:
         pa = load_pyarrow("eval", f"reading the dataset folder {path.name}")
         try:
             names = [data_file["filename"] for data_file in read_json_file(path / "state.json")["_data_files"]]
-            files = [resolve_below(path, name, hint="Name another dataset folder.") for name in names]
+            files = [resolve_below(path, name, hint="Choose another dataset folder.") for name in names]
             tables = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files]
             self._table = pa.concat_tables(tables)
         except (DocumentError, OSError, ValueError, KeyError, TypeError) as error:
             raise _make_unreadable_error(path, error) from error
         if not len(self):
-            raise EvaluationError(f"{path} has no rows", hint="Name another dataset folder.")
+            raise EvaluationError(f"{path} has no rows", hint="Choose another dataset folder.")
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -269,7 +269,7 @@ def _open_source(path: Path) -> RowSource:
         if (path / "dataset_dict.json").is_file():
             raise EvaluationError(
                 f"{path} holds several splits of a dataset",
-                hint=f"Name one: {', '.join(str(state.parent) for state in sorted(path.glob('*/state.json')))}.",
+                hint=f"Choose one: {', '.join(str(state.parent) for state in sorted(path.glob('*/state.json')))}.",
             )
         return DatasetRows(path)
     try:

@@ -74,7 +74,7 @@ def make_prose_haystack(path: Path | None, rng: random.Random) -> Haystack:
     files = _list_text_files(path)
     if next(_iter_paragraphs(files), None) is None:
         raise EvaluationError(
-            f"the haystack {path} holds no text", hint="Name a file of prose, or a folder with .txt or .md files."
+            f"the haystack {path} holds no text", hint="Give a file of prose, or a folder with .txt or .md files."
         )
     return make_sentence_haystack(
         lambda: itertools.chain.from_iterable(_iter_paragraphs(files) for _ in itertools.repeat(None)), skipped
@@ -148,7 +148,7 @@ def _list_text_files(path: Path) -> tuple[Path, ...]:
     if path.is_file():
         return (path,)
     raise EvaluationError(
-        f"there is no haystack {path}", hint="Name a file of prose, or a folder with .txt or .md files."
+        f"there is no haystack {path}", hint="Give a file of prose, or a folder with .txt or .md files."
     )
 
 

@@ -94,7 +94,7 @@ class PassagesTask(GeneratedTask):
         ):
             raise EvaluationError(
                 f"the data file has {available + length - other_count:,} passages for this question, not {length:,}",
-                hint="Ask for fewer, or name a data file with more questions, such as the training split.",
+                hint="Ask for fewer, or give a data file with more questions, such as the training split.",
             )
         rng = self.make_sample_rng(length, index, "places")
         insertions = [*gold, *(Insertion(paragraph.text_with_title, 0.0) for paragraph in distractors)]
@@ -111,7 +111,7 @@ class PassagesTask(GeneratedTask):
         if index >= len(self.records):
             raise EvaluationError(
                 f"{self.name} has no sample {index}: the data file has {len(self.records):,} questions",
-                hint="Ask for fewer samples, or name a data file with more questions.",
+                hint="Ask for fewer samples, or give a data file with more questions.",
             )
         return self.records[index]
 
@@ -140,7 +140,7 @@ class PassagesTask(GeneratedTask):
             if is_empty:
                 raise EvaluationError(
                     f"the data file of {self.name} has no paragraph that could be a distractor",
-                    hint="Name a data file with more questions.",
+                    hint="Give a data file with more questions.",
                 )
 
 

@@ -70,12 +70,12 @@ class CreditTerm:
         if (self.scope is Scope.ROLE) != (self.of is not None):
             raise TrainingError(
                 f"the credit term {self.reward!r} has the scope {self.scope.value!r} and is of the role {self.of!r}",
-                hint='Name a role (of: answer) with the scope "role", and with no other.',
+                hint='Give a role (of: answer) with the scope "role", and with no other.',
             )
         if self.reward == OUTCOME and self.scope is not Scope.RUN:
             raise TrainingError(
                 f"the credit term {OUTCOME!r} has the scope {self.scope.value!r}, and is a reward of whole runs",
-                hint="Leave the scope out, or name a reward of single conversations.",
+                hint="Leave the scope out, or give a reward of single conversations.",
             )
 
     def credits(self, role: str) -> bool:
@@ -124,7 +124,7 @@ class CreditTerm:
         if not isinstance(reward, tuple) and self.scope is not Scope.RUN:
             raise TrainingError(
                 f"the credit term {self.reward!r} has the scope {self.scope.value!r}, and is a reward of whole runs",
-                hint='Set its scope to "run", or name a reward of single conversations.',
+                hint='Set its scope to "run", or give a reward of single conversations.',
                 run_id=rollout.run_id,
             )
         for value in reward if isinstance(reward, tuple) else (reward,):
@@ -166,7 +166,7 @@ def require_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
                 raise TrainingError(
                     f"the credit term {term.reward!r} is about the role {pattern!r}, and the runs have "
                     f"{', '.join(sorted(roles))}",
-                    hint="Name one of theirs, or read with the strategy that has that role (--strategy).",
+                    hint="Choose one of theirs, or read with the strategy that has that role (--strategy).",
                 )
 
 

@@ -100,7 +100,7 @@ def _make_job(request: Train) -> TrainingJob:
     if gold is not None and request.reward == "reward" and not uses_logged_reward:
         raise RewardError(
             f"no reward is named that compares with the gold answers in {request.gold}",
-            hint=f"Name one (--reward): {', '.join(OUTCOME_REWARDS)}.",
+            hint=f"Choose one (--reward): {', '.join(OUTCOME_REWARDS)}.",
         )
     return build_from_options(
         TrainingJob,

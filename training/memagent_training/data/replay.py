@@ -127,7 +127,7 @@ def load_groups(
         RunLogError, MissingExtraError: the source cannot be read.
     """
     if policy_versions is not None and not policy_versions:
-        raise ReplayError("no policy version is allowed", hint="Name at least one (--policy-versions).")
+        raise ReplayError("no policy version is allowed", hint="Give at least one (--policy-versions).")
     allowed_versions = None if policy_versions is None else frozenset(policy_versions)
     selection = _RunSelection()
     for logged_run in read_runs(source, run_filter):

@@ -160,7 +160,7 @@ def read_runs(source: RunLog | Path | str, run_filter: RunFilter | None = None) 
             yield from _read_export(path, file, run_filter)
     except OSError as error:
         raise ReplayError(
-            f"{path} cannot be read: {error.strerror or error}", hint="Name a run log, or an export of one."
+            f"{path} cannot be read: {error.strerror or error}", hint="Give a run log, or an export of one."
         ) from error
 
 

@@ -70,9 +70,9 @@ def _locate_model(name: str) -> tuple[Path, str]:
             is_adapter = (folder / "adapter_config.json").is_file()
             raise TrainingError(
                 f"{folder} has {'only adapters' if is_adapter else 'no config.json'}",
-                hint="Name a folder of whole weights. A training with adapters also writes merged ones."
+                hint="Give a folder of whole weights. A training with adapters also writes merged ones."
                 if is_adapter
-                else "Name a folder with config.json, weights and tokenizer, or a hub id.",
+                else "Give a folder with config.json, weights and tokenizer, or a hub id.",
             )
         if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_PATTERNS):
             raise TrainingError(f"{folder} has no weights", hint=f"It needs {' or '.join(_WEIGHT_PATTERNS)}.")
@@ -82,7 +82,7 @@ def _locate_model(name: str) -> tuple[Path, str]:
     if folder.exists() or not is_hub_id(name):
         raise TrainingError(
             f"there is no model {name!r}",
-            hint='Name a folder with config.json and weights, a hub id, "embedded", or one of '
+            hint='Give a folder with config.json and weights, a hub id, "embedded", or one of '
             f"{', '.join(ADDABLE_POLICIES)}.",
         )
     try:
@@ -127,7 +127,7 @@ def build_unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Mod
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TrainingError(
             f"{source} is not a causal language model that transformers can build: {error}",
-            hint="Name a folder with config.json and weights of a text model, or a hub id.",
+            hint="Give a folder with config.json and weights of a text model, or a hub id.",
         ) from error
     unloaded_model: nn.Module = model
     return unloaded_model

@@ -398,7 +398,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if not gap.mean <= self.args.max_logprob_gap:
             raise TrainingError(
                 f"the runs were not sampled by this model: {gap}",
-                hint="Name the model that wrote them, or raise max_logprob_gap if it has changed that much since.",
+                hint="Give the model that wrote them, or raise max_logprob_gap if it has changed that much since.",
                 run_id=gap.worst_run,
             )
 

@@ -238,7 +238,7 @@ def _require_same_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -
     raise TrainingError(
         f"wrong base model: the runs were made with the tokenizer {logged_tokenizer}, and {base.name} has "
         f"{base.tokenizer_fingerprint}",
-        hint="Name the model that wrote the runs. If it is, and their reader only counted tokens with another "
+        hint="Give the model that wrote the runs. If it is, and their reader only counted tokens with another "
         "tokenizer, say so (--trust-tokenizer); its log-probs are compared before training begins in any case.",
         run_id=replay.groups[0].rollouts_G[0].run_id,
     )

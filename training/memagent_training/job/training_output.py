@@ -67,7 +67,7 @@ def require_unused_folder(out: Path) -> None:
     if files:
         raise TrainingError(
             f"{out} already holds {files[0].name}, which would be overwritten",
-            hint="Continue that training (--resume), or name another folder (--out).",
+            hint="Continue that training (--resume), or choose another folder (--out).",
         )
 
 
@@ -80,11 +80,13 @@ def require_writable_folder(out: Path, base: Path) -> None:
     if out.resolve() == base.resolve():
         raise TrainingError(
             f"{out} is the folder of the model to train, which would be overwritten",
-            hint="Name another folder (--out).",
+            hint="Choose another folder (--out).",
         )
     existing_folder = next(folder for folder in (out, *out.resolve().parents) if folder.exists())
     if not existing_folder.is_dir() or not os.access(existing_folder, os.W_OK):
-        raise TrainingError(f"{out} cannot be written: {existing_folder} is not a writable folder", hint="Name one.")
+        raise TrainingError(
+            f"{out} cannot be written: {existing_folder} is not a writable folder", hint="Choose a writable folder."
+        )
 
 
 def write_record(out: Path, record: Mapping[str, Any]) -> None:

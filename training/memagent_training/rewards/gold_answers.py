@@ -50,7 +50,7 @@ class GoldAnswers:
                         if first_gold != gold:
                             raise _make_ambiguity_error(f"{path}, line {line_number}", first_line_number)
         except (OSError, UnicodeDecodeError) as error:
-            raise RewardError(f"{path} cannot be read: {error}", hint="Name a UTF-8 file of JSON lines.") from error
+            raise RewardError(f"{path} cannot be read: {error}", hint="Give a UTF-8 file of JSON lines.") from error
         return cls({key: gold for key, (_, gold) in entries.items()})
 
 

@@ -337,7 +337,7 @@ def _validate(job: RLJob) -> None:
     if not job.tasks or (needs_lengths and not job.lengths) or list(job.lengths) != sorted(set(job.lengths)):
         raise TrainingError(
             f"a loop cannot have the tasks {', '.join(job.tasks) or '(none)'} with the lengths {list(job.lengths)}",
-            hint="Name a --task, and --lengths that grow; or a file of your own questions (--data).",
+            hint="Give a --task, and --lengths that grow; or a file of your own questions (--data).",
         )
     for name, (is_valid, condition) in _RANGES.items():
         value = getattr(job, name)
@@ -374,7 +374,7 @@ def _require_loop_folder(prepared: PreparedLoop) -> None:
         training_output.require_same_inputs(job.out, prepared.record)
     else:
         raise TrainingError(
-            f"{job.out} already has a loop", hint="Continue it (--resume), or name another folder (--out)."
+            f"{job.out} already has a loop", hint="Continue it (--resume), or choose another folder (--out)."
         )
 
 

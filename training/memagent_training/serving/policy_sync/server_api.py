@@ -68,7 +68,9 @@ class ServerAPI:
                 window = entry.get("max_model_len")
                 return window if isinstance(window, int) else None
         names = ", ".join(str(entry.get("id")) for entry in entries) or "nothing"
-        raise NotServedError(f"{self.root_url} does not serve {model!r}; it serves {names}", hint="Name one of these.")
+        raise NotServedError(
+            f"{self.root_url} does not serve {model!r}; it serves {names}", hint="Choose one of these."
+        )
 
     async def list_adapters(self, model: str) -> list[str]:
         """Return the names of a model's loaded adapters, oldest first."""
