@@ -15,10 +15,11 @@ mkdir -p "${1:?name a folder}"
 cd "$1"
 export MEMAGENT_HOME=${MEMAGENT_HOME:-$PWD/home}
 base="$MEMAGENT_HOME/policies/english-untrained"
-questions=() loop=(--iterations 60 --groups 16 --rollouts 8 --set groups_per_step=8)
+questions=() loop=(--iterations 60 --groups 16 --rollouts 8 --set groups_per_step=8 --set warmup_steps=2)
 readings=(--readings 36000); check=(--readings 120); size=()
 if [[ -n ${SMALL:-} ]]; then
-    questions=(--count 200) loop=(--iterations 1 --groups 2 --rollouts 2 --max-questions 2 --set drop_zero_variance=false --set groups_per_step=2)
+    questions=(--count 200) loop=(--iterations 1 --groups 2 --rollouts 2 --max-questions 2 --set drop_zero_variance=false --set groups_per_step=2
+        --set warmup_steps=0)
     readings=(--readings 4); check=(--readings 1); size=(--length 1536 --rows 1 --accumulated 1 --steps 2)
 fi
 "$python" -m memagent_graph policy add english
@@ -28,7 +29,7 @@ fi
 begin=$SECONDS
 trap 'echo $((SECONDS - begin)) >> "loop-$seed.seconds"' EXIT
 "$python" -m memagent_graph rl --data train.jsonl --model english --strategy gated --engine local --lora 16 --reward token_f1 \
-    --measure-every 0 --set warmup_steps=2 --set learning_rate=1e-4 --set old_logprobs=logged --set skip_certain=0.02 \
+    --measure-every 0 --set learning_rate=1e-4 --set old_logprobs=logged --set skip_certain=0.02 \
     "${loop[@]}" --seed "$seed" --resume --out "loop-$seed"
 trap - EXIT
 echo $((SECONDS - begin)) >> "loop-$seed.seconds"
