@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memagent_report import Report
 
 
-class Format(StrEnum):
+class ReportFormat(StrEnum):
     """The file formats of --format; see `memagent_report.report_files`."""
 
     MD = "md"
@@ -70,7 +70,7 @@ class ReportDocuments(ReaderOptions):
     ] = False
     out: Annotated[Path | None, typer.Option(help="Write files to this folder, and do not print Markdown.")] = None
     formats: Annotated[
-        list[Format] | None,
+        list[ReportFormat] | None,
         typer.Option(
             "--format", help="With --out: a file format to write. Repeatable.", show_default="md, html and csv"
         ),
@@ -136,7 +136,7 @@ class ReportDocuments(ReaderOptions):
             console.err.print(f"{event.kind.value}: {make_printable(event.detail)}", markup=False, style="yellow")
         paths: Sequence[Path] = ()
         if self.out is not None:
-            formats = self.formats or (Format.MD, Format.HTML, Format.CSV)
+            formats = self.formats or (ReportFormat.MD, ReportFormat.HTML, ReportFormat.CSV)
             paths = write_report(report, self.out, map(str, formats), force=self.force)
             for path in paths:
                 console.err.print(f"wrote {path}", markup=False)

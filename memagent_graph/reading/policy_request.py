@@ -101,7 +101,7 @@ class PolicyRequest:
             self._add_event(EventKind.SPLIT_CHARACTER, "a character is longer than a chunk, or no token ends it")
         self._events += call.events
 
-    async def get_reply(self) -> Reply:
+    async def request_reply(self) -> Reply:
         """Send requests until the rules accept a reply or the attempts are used up, and return the last reply."""
         if self._role.writes is Writes.ANSWER:
             text, value = await self._request_answer()

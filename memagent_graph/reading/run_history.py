@@ -78,14 +78,14 @@ def make_result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: 
 
 
 def _make_usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Usage:
-    total: Any = state.get("usage") or {}
-    full_context = None
+    totals: Any = state.get("usage") or {}
+    full_context_flops = None
     if context.shape is not None:
         budget = context.budget
-        tokens = _estimate_document_tokens(state, trace, total.get("document_tokens", 0)) + budget.question_tokens
-        full_context = context.shape.forward_flops(tokens, budget.answer_tokens)
-    flops = total.get("flops", 0.0) if context.shape is not None else None
-    return Usage(**{**total, "flops": flops, "full_context_flops": full_context})
+        tokens = _estimate_document_tokens(state, trace, totals.get("document_tokens", 0)) + budget.question_tokens
+        full_context_flops = context.shape.forward_flops(tokens, budget.answer_tokens)
+    flops = totals.get("flops", 0.0) if context.shape is not None else None
+    return Usage(**{**totals, "flops": flops, "full_context_flops": full_context_flops})
 
 
 def _estimate_document_tokens(state: Mapping[str, Any], trace: Trace, counted_tokens: int) -> int:
@@ -147,9 +147,9 @@ async def load_newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot
         snapshot = await graph.aget_state(make_thread_config(run_id))
         if snapshot.values.get("document"):
             schema = graph.builder.state_schema
-            is_own = schema.__module__.partition(".")[0] == __name__.partition(".")[0]
+            is_own_schema = schema.__module__.partition(".")[0] == __name__.partition(".")[0]
             values = {name: value for name, value in snapshot.values.items() if value is not None}
-            msgspec.convert(values, schema if is_own else ReaderState)  # others may use any type
+            msgspec.convert(values, schema if is_own_schema else ReaderState)  # others may use any type
             if values.get("run_id") != run_id:
                 raise ValueError("they belong to another run")
             if values.get("stop_reason"):

@@ -175,7 +175,7 @@ class StepContext(StepExecution):
             chunk = reads[0].index if reads else None
             call = replace(call, events=(ReadEvent(note[0], chunk, note[1]),))
         request = PolicyRequest(self, role, call, fields, previous, question, continues_branch=continues_branch)
-        reply = await request.get_reply()
+        reply = await request.request_reply()
         return await self._repair(reply, role, fields, slot, question) if reply.format_error else reply
 
     async def _repair(
@@ -193,7 +193,7 @@ class StepContext(StepExecution):
             call = Call(new_call_id(), *call_fields, parents=(reply.call_id,))
             repaired_reply = await PolicyRequest(
                 self, REPAIR, call, repair_fields, "", question, continues_branch=True
-            ).get_reply()
+            ).request_reply()
             reply = repaired_reply if repaired_reply.text else replace(reply, call=repaired_reply.call)
             if not reply.format_error:
                 break

@@ -56,7 +56,7 @@ class ServerAPI:
     trust_env: bool
     """Whether to use the environment's proxies."""
 
-    async def get_context_window(self, model: str) -> int | None:
+    async def request_context_window(self, model: str) -> int | None:
         """Return the context window of a served model, in tokens, if the server reports it.
 
         Raises:

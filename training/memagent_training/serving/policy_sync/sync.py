@@ -229,7 +229,7 @@ class PolicySync:
         if self._probe is None:
             weights = folder.path if folder.has_weights else self._base_folder or Path(folder.adapter_base)
             config = await asyncio.to_thread(read_text_config, weights)
-            served_window = await self._api.get_context_window(self.server.model_name)
+            served_window = await self._api.request_context_window(self.server.model_name)
             window = served_window or getattr(config, "max_position_embeddings", None)
             self._probe = Probe.make(int(config.vocab_size), window)
             if self._own_server is not None:  # left by a process that died; another server's may be in use
