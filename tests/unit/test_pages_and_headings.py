@@ -126,7 +126,7 @@ class TestChosenPages:
         [result_of_page_4] = reader.read(path, questions=[QUESTION], pages="4")
         [quote] = result_of_page_4.evidence
         assert (quote.page, quote.section, quote.place) == (4, "page 4", "page 4"), "page numbers are those of the file"
-        with pytest.raises(DocumentError, match="is stored already"):
+        with pytest.raises(DocumentError, match="is already stored"):
             reader.read(result.document, QUESTION, pages="4")
 
 

@@ -122,7 +122,7 @@ def test_saved_dataset_gives_the_same_records_and_requires_a_split(tmp_path) -> 
     }
     split = datasets.Dataset.from_list([row])
     datasets.DatasetDict({"train": split, "validation": split}).save_to_disk(tmp_path / "all")
-    with pytest.raises(EvaluationError, match=r"several splits.* Name one: .*train, .*validation"):
+    with pytest.raises(EvaluationError, match=r"several splits.* Choose one: .*train, .*validation"):
         read_records([tmp_path / "all"], "hotpotqa")
     assert read_records([tmp_path / "all" / "validation"], "hotpotqa") == expected
 

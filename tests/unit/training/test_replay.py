@@ -370,11 +370,11 @@ def test_only_complete_groups_are_taken_and_every_run_is_reported(runs) -> None:
         replay = load_groups(log)
         log.close()
     groups = [[f"r{i}" for i, (g, _) in enumerate(runs) if g == group] for group in dict.fromkeys(g for g, _ in runs)]
-    complete_groups = [ids for ids in groups if len(ids) > 1 and all(runs[int(id_[1:])][1] for id_ in ids)]
+    complete_groups = [ids for ids in groups if len(ids) > 1 and all(runs[int(run_id[1:])][1] for run_id in ids)]
     assert get_run_ids(replay.groups) == complete_groups
-    accepted_ids = [id_ for ids in complete_groups for id_ in ids]
-    refused_ids = [id_ for run_ids in replay.report.refused.values() for id_ in run_ids]
-    assert sorted(accepted_ids + refused_ids) == sorted(f"r{i}" for i in range(len(runs)))
+    accepted_ids = [run_id for ids in complete_groups for run_id in ids]
+    refused_ids = [run_id for run_ids in replay.report.refused.values() for run_id in run_ids]
+    assert sorted(accepted_ids + refused_ids) == sorted(f"r{index}" for index in range(len(runs)))
 
 
 # Refused runs
