@@ -45,6 +45,8 @@ _SYMBOLS: Final = dict(
     )
 )
 """The characters that the font Symbol shows instead of letters."""
+_SYMBOL_CODE: Final = re.compile(r"(?!D[89A-F]..$)[0-9A-F]{1,5}", re.IGNORECASE)
+"""A code of a character that is no surrogate."""
 _SYMBOL_LETTERS: Final = re.compile("[\uf020-\uf0ff]")
 _BODY_TEXT_LEVEL: Final = 9
 """The outline level of paragraphs that are no headings."""
@@ -202,9 +204,11 @@ class _WordDocument:
         return _SYMBOL_LETTERS.sub(lambda match: self._map_symbol(font, f"{ord(match[0]):X}"), text)
 
     def _map_symbol(self, font: str, code: str) -> str:
-        character = _SYMBOLS.get(chr(int(code[-2:], 16))) if font == "Symbol" and code else _DINGBATS.get(code[-2:])
-        if character is None and code and not code.startswith("F0"):
-            character = chr(int(code, 16))
+        character = None
+        if _SYMBOL_CODE.fullmatch(code):
+            character = _SYMBOLS.get(chr(int(code[-2:], 16))) if font == "Symbol" else _DINGBATS.get(code[-2:])
+            if character is None and not code.startswith("F0"):
+                character = chr(int(code, 16))
         if character is None:
             self.omission_counts["symbols whose characters are not known"] += 1
         return character or ""
