@@ -123,7 +123,7 @@ def _format_paragraph(paragraph: Element) -> str:
             case "r" | "fld" if find_child(run, "t") is not None:
                 text = escape(find_child(run, "t").text or "")  # type: ignore[union-attr]
                 shift = get_attribute(find_child(run, "rPr"), "baseline", "0")
-                tag = "" if not shift.strip("0.% ") else "sub" if shift.startswith("-") else "sup"
+                tag = "" if not shift.strip("-0.% ") else "sub" if shift.startswith("-") else "sup"
                 pieces.append(f"<{tag}>{text}</{tag}>" if tag else text)
             case "br":
                 pieces.append("<br>")
