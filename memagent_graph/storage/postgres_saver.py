@@ -92,14 +92,23 @@ class PostgresSaver(AsyncPostgresSaver):
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """Yield states, newest first."""
-        reset_size_limits()
-        try:
-            async for state in super().alist(config, **options):
-                require_state(state)
-                yield state
-                reset_size_limits()
-        except (psycopg.Error, OSError, UndecodableStateError) as error:
-            raise _make_error(self.display_url, error, config) from error
+        list_states = super().alist
+
+        async def begin_list() -> tuple[AsyncIterator[CheckpointTuple], CheckpointTuple | None]:
+            states = list_states(config, **options)
+            return states, await read_next(states)
+
+        async def read_next(states: AsyncIterator[CheckpointTuple]) -> CheckpointTuple | None:
+            reset_size_limits()
+            return require_state(await anext(states, None))
+
+        states, state = await self._execute(config, begin_list)  # the statement; what follows only decodes its rows
+        while state:
+            yield state
+            try:
+                state = await read_next(states)
+            except (psycopg.Error, OSError, UndecodableStateError) as error:
+                raise _make_error(self.display_url, error, config) from error
 
     async def aput(
         self,
@@ -126,7 +135,7 @@ class PostgresSaver(AsyncPostgresSaver):
         delete_thread = super().adelete_thread
         await self._execute({"configurable": {"thread_id": thread_id}}, lambda: delete_thread(thread_id))
 
-    async def _execute(self, config: RunnableConfig, action: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def _execute(self, config: RunnableConfig | None, action: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a statement, and repeat it if the connection was lost."""
         for attempt in range(_MAX_ATTEMPTS):
             try:
@@ -134,6 +143,7 @@ class PostgresSaver(AsyncPostgresSaver):
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise _make_error(self.display_url, error, config) from error
+                await self.conn.check()  # a restart of the server closes all connections, also those that are idle
             except (psycopg.Error, OSError, UndecodableStateError) as error:
                 raise _make_error(self.display_url, error, config) from error
         raise AssertionError("the last attempt returns or raises")

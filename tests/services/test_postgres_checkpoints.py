@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -80,6 +81,23 @@ async def test_a_restart_of_the_server_during_a_read_repeats_no_call(postgres: P
         result = await agent.aread(TEXT, QUESTIONS[0], run_id="r")
         assert result.answer == "4711" and calls == len(result.updates) + 1
         assert len(await agent.ahistory("r")) == len(result.updates)
+
+
+async def test_a_restart_of_the_server_leaves_no_dead_connection_in_use(postgres: PostgresServer) -> None:
+    """Connections that were idle during the restart are replaced, however many there are."""
+    config: Any = {"configurable": {"thread_id": "r", "checkpoint_ns": ""}}
+    async with contextlib.aclosing(await open_checkpointer(postgres.url)) as saver:
+
+        async def fill_pool() -> None:
+            await asyncio.gather(*(saver.aget_tuple(config) for _ in range(64)))
+            assert saver.conn.get_stats()["pool_size"] > 3
+
+        await fill_pool()
+        await asyncio.to_thread(postgres.restart)
+        assert await saver.aget_tuple(config) is None
+        await fill_pool()
+        await asyncio.to_thread(postgres.restart)
+        assert [state async for state in saver.alist(config)] == []
 
 
 async def test_concurrent_connections_can_create_the_tables(postgres: PostgresServer) -> None:
