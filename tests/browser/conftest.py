@@ -31,16 +31,9 @@ HOSTILE = (
 )
 
 _FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1360,900",
-)
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --window-size=1360,900"
+).split()
 _PEOPLE = ("Anselm Varga", "Ilse Thornbury", "Marta Okonjo", "Per Lindqvist", "Dina Feld", "Tomas Hale", "Ruth Amadi")
 _PLACES = ("Cape Verity", "the Long Quay", "Port Ansgar", "the salt works", "Hollow Mill", "the north battery")
 _THINGS = ("old lantern", "granary", "chapel roof", "signal tower", "west bridge", "ferry house", "tannery")

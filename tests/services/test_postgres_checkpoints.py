@@ -147,15 +147,7 @@ def test_a_killed_corpus_run_continues_on_other_machines(postgres: PostgresServe
     documents, kills, rng = 30, 4, random.Random(5)
     for number in range(documents):
         bucket.pipe(f"bucket/in/d{number}.txt", make_text(number, int(40 * 12 ** rng.random())).encode())
-    options = (
-        "--documents",
-        str(DOCUMENTS_IN_FLIGHT),
-        "--rows-per-part",
-        "12",
-        "--quiet",
-        "--checkpoints",
-        postgres.url,
-    )
+    options = f"--documents {DOCUMENTS_IN_FLIGHT} --rows-per-part 12 --quiet --checkpoints {postgres.url}".split()
     with CountingServer(faults=0.05, delay=0.02) as server:
 
         def start(machine: int) -> subprocess.Popen[str]:
