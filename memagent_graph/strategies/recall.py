@@ -10,7 +10,7 @@ from langgraph.graph import END
 from typing_extensions import TypedDict
 
 from memagent_graph.calls import Call, Span, Writes
-from memagent_graph.events import EventKind
+from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.state import SequentialState
 from memagent_graph.reading.steps import (
@@ -105,9 +105,7 @@ class Recall(Strategy):
             graph.add_edge(start, end)
         graph.add_conditional_edges(
             "read_chunk",
-            route_after_read_chunk(
-                "recall_update", choose_detour=lambda state: "look_up" if state.get("query") else None
-            ),
+            route_after_read_chunk("recall_update", lambda state: "look_up" if state.get("query") else None),
             ["recall_update", "look_up", "answer", END],
         )
         graph.add_conditional_edges("look_up", _route_after_look_up, ["recall_update", "recall_last"])
@@ -178,15 +176,16 @@ def _make_ask_arguments(state: RecallState, step: StepContext) -> dict[str, Any]
     result, memory, tip = state.get("recalled"), state.get("memory") or "", state.get("tips", {}).get("")
     texts = [*result["memories"], *(_read_span(span, step) for span in _load_spans(result))] if result else []
     parents = [*([tip] if tip else ()), *(result["call_ids"] if result else ())]
-    note = None
+    span, events = state.get("span"), list[ReadEvent]()
     if result is not None and not texts:
-        note = EventKind.NOT_RECALLED, "nothing read so far contains these words, or all look-ups are used up"
+        detail = "nothing read so far contains these words, or all look-ups are used up"
+        events.append(ReadEvent(EventKind.NOT_RECALLED, span["index"] if span else None, detail))
     return {
         "memory": memory,
         "previous": memory,
         "recalled": "\n".join(texts) or _EMPTY_RESULT,
         "parents": list(dict.fromkeys(parents)),
-        "note": note,
+        "events": events,
     }
 
 
