@@ -174,35 +174,28 @@ def _stream_calls(change: Change, calls: Sequence[Call], state: Any, write: Call
     memory, run_id = state.get("memory", ""), state.get("run_id")
     for record, call in zip(change.get("steps", ()), calls, strict=True):
         is_answer = call.writes is Writes.ANSWER
+        progress = 1.0 if is_answer or state.get("earlier_chunks") else None
+        if progress is None and (size := state["document"]["size"]) and call.reads:
+            progress = min(1.0, call.extent_values["end_byte"] / size)
         write(
             {
                 "type": f"memagent.{STREAM_TYPES[call.writes]}",
                 "run_id": run_id,
                 "question": state["question"],
                 "step": record,
-                **_stream_values(call, state),
+                "chunk_index": call.chunk_index,
+                **call.extent_values,
+                "prompt_tokens": call.usage.prompt_tokens,
+                "completion_tokens": call.usage.completion_tokens,
+                "finish_reason": call.completion.finish_reason.value,
+                "model": call.completion.model,
+                "progress": progress,
                 "memory": memory if is_answer else call.text,
                 "answer": change.get("answer") if is_answer else None,
             }
         )
     if (reason := change.get("stop_reason")) and StopReason(reason).resumable:
         write({"type": "memagent.stopped", "run_id": run_id, "stop_reason": reason, "memory": memory, "answer": None})
-
-
-def _stream_values(call: Call, state: Any) -> dict[str, Any]:
-    """Return the position, cost and progress of a call, for streams."""
-    progress = 1.0 if call.writes is Writes.ANSWER or state.get("earlier_chunks") else None
-    if progress is None and (size := state["document"]["size"]) and call.reads:
-        progress = min(1.0, call.extent_values["end_byte"] / size)
-    return {
-        "chunk_index": call.chunk_index,
-        **call.extent_values,
-        "prompt_tokens": call.usage.prompt_tokens,
-        "completion_tokens": call.usage.completion_tokens,
-        "finish_reason": call.completion.finish_reason.value,
-        "model": call.completion.model,
-        "progress": progress,
-    }
 
 
 @dataclass(frozen=True)

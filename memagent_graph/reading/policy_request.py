@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memagent_graph.calls import Call, Writes
 from memagent_graph.errors import PromptCutError
@@ -18,11 +18,14 @@ from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenUsage
 from memagent_graph.reading.execution import StepExecution
 from memagent_graph.reading.prompt_cuts import PromptCutDetector
-from memagent_graph.reading.state import Counters, Structure, add_cost
+from memagent_graph.reading.state import Counters, add_cost
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
 from memagent_graph.run_log import Conversation, Outcome
 from memagent_graph.words import find_invented_word
+
+if TYPE_CHECKING:
+    from memagent_graph.response_format import ResponseFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,9 @@ class PolicyRequest:
         self._role, self._call = role, call
         self._previous_memory, self._continues_branch = previous_memory, continues_branch
         prompt = question or step.state["question"]
-        if self._context.structure is not None:
-            fields = {"schema": self._context.schema, **fields}
-            if question is None and role.writes is not Writes.ANSWER:
-                prompt = self._context.format_question(prompt)
+        if question is None and role.writes is not Writes.ANSWER:
+            prompt = self._context.format_question(prompt)
+        fields = {"schema": self._context.schema, **fields}
         self._messages: Messages = self._context.prompts.messages(role.name, prompt, **fields)
         self._chunk_index = step.chunk_index = call.reads[0].index if call.reads else None
         self._max_tokens = role.count_reply_tokens(step.context.budget)
@@ -148,7 +150,7 @@ class PolicyRequest:
 
         Both are empty if the policy writes nothing or refuses in all attempts. A structured answer is JSON.
         """
-        extract, structure = self._context.prompts.extract_answer, self._context.structure
+        extract, response_format = self._context.prompts.extract_answer, self._context.response_format
         for remaining in range(self._context.rules.retries, -1, -1):
             completion = await self._request_completion()
             text = extract_reply(completion.text).strip()
@@ -159,7 +161,7 @@ class PolicyRequest:
             if completion.finish_reason is FinishReason.LENGTH:
                 self._add_event(EventKind.TRUNCATED, f"the answer was cut at {self._max_tokens} tokens")
             if text:
-                extracted = self._parse_structured_answer(structure, text) if structure else extract(text)
+                extracted = self._parse_structured(response_format, text) if response_format else extract(text)
                 if extracted is None:
                     self._add_event(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; it was taken whole")
                     extracted = text
@@ -171,24 +173,24 @@ class PolicyRequest:
             self._log_attempt(Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
         return "", extract("")
 
-    def _parse_structured_answer(self, structure: Structure, text: str) -> str:
+    def _parse_structured(self, response_format: ResponseFormat, text: str) -> str:
         """Return the JSON in an answer; if it does not match the schema, add an event and return the whole text."""
-        answer_or_error = structure.format.parse(text)
-        self._format_error = answer_or_error if isinstance(answer_or_error, str) else None
+        answer_or_error = response_format.parse(text)
         if not isinstance(answer_or_error, str):
             return answer_or_error.text
+        self._format_error = answer_or_error
         self._add_event(EventKind.INVALID_ANSWER, answer_or_error)
         return text
 
     async def _request_completion(self) -> Completion:
         """Request one completion, and count it."""
         context, turn = self._context, self._step.processor_turn
-        structure = context.structure if self._role.writes is Writes.ANSWER else None
+        response_format = context.response_format if self._role.writes is Writes.ANSWER else None
         self._sampling = _make_attempt_sampling(
             context.sampling,
             self._max_tokens,
             self._attempt_count,
-            structure.format.server_schema if structure else None,
+            response_format.server_schema if response_format else None,
             self._step.state["document"]["key"],
         )
         turn.end()

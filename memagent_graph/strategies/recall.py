@@ -130,28 +130,29 @@ class Recall(Strategy):
         call_ids_by_memory = {call.text: call.id for call in calls if call.writes is Writes.MEMORY and call.text}
         call_ids_by_memory.pop(state.get("memory") or "", None)
         chunk_spans = {call.reads[0].index: call.reads[0] for call in calls if call.reads}
-        earlier_memories, passage_spans = list(call_ids_by_memory), list[Span]()
+        candidates: list[str | Span] = []
+        """Earlier memories, and the spans of passages."""
         result, remaining_tokens = RecallResult(spans=[], memories=[], call_ids=[]), step.context.budget.memory_tokens
 
         def iter_texts() -> Iterator[str]:
-            yield from earlier_memories
+            for memory in call_ids_by_memory:
+                candidates.append(memory)
+                yield memory
             for span in chunk_spans.values():
                 text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
                 for start, end in cut_passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * remaining_tokens)):
-                    passage_spans.append(_make_passage_span(span, text, start, end))
+                    candidates.append(_make_passage_span(span, text, start, end))
                     yield text[start:end]
 
         ranking = await rank_texts(self.retriever, iter_texts(), state.get("query") or "")
-        for candidate_index in ranking[:_MAX_CANDIDATES]:
-            passage_index = candidate_index - len(earlier_memories)
-            passage = passage_spans[passage_index] if passage_index >= 0 else None
-            text = _read_span(passage, step) if passage else earlier_memories[candidate_index]
+        for candidate in (candidates[index] for index in ranking[:_MAX_CANDIDATES]):
+            text = candidate if isinstance(candidate, str) else _read_span(candidate, step)
             tokens = step.context.count_shown_tokens(text) + 2
             if tokens > remaining_tokens:
                 continue
             remaining_tokens -= tokens
-            if passage:
-                result["spans"].append({**passage.stored, "tokens": tokens})
+            if isinstance(candidate, Span):
+                result["spans"].append({**candidate.stored, "tokens": tokens})
             else:
                 result["memories"].append(text)
                 result["call_ids"].append(call_ids_by_memory[text])
