@@ -44,8 +44,7 @@ from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.cli.console import Console
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
-from memagent_graph.cli.options import expand_questions
-from memagent_graph.cli.output import print_json
+from memagent_graph.cli.options import expand_questions, print_json
 from memagent_graph.cli.progress import ProgressDisplay, describe_progress
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
