@@ -569,13 +569,17 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
         run_id = options.get("run_id")
         context = (await self._make_graph()).with_response_format(options.get("response_format")).reader_context
-        answer_format = context.structure.format if context.structure else None
         checked_questions = check_questions(questions, context)
         check_options(options)
         reference = await store_document(document, self.store, pages=options.get("pages"))
 
         async def read_one(index: int, question: str, barrier: Barrier) -> ReadResult:
-            own_options: ReadOptions = {**options, "response_format": answer_format, "pages": None, "barrier": barrier}
+            own_options: ReadOptions = {
+                **options,
+                "response_format": context.response_format,
+                "pages": None,
+                "barrier": barrier,
+            }
             own_options["run_id"] = None if run_id is None else f"{run_id}-{index}"
             report = partial(on_update, question) if on_update else None
             items = self._start(reference, question, own_options, is_shown=report is not None)
@@ -596,7 +600,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         run_id = options.get("run_id") or new_run_id()
         reference = await store_document(document, self.store, pages=options.get("pages"))
         initial_state = {"question": question, "document": reference, "run_id": run_id}
-        if graph.reader_context.structure is not None:
+        if graph.reader_context.response_format is not None:
             initial_state["settings"] = graph.reader_context.settings
         trace = Trace((), reference["size"])
         with lease_run(graph.checkpointer, run_id):

@@ -134,7 +134,7 @@ class StrategyGraph:
                 f"the state of {strategy.name} lacks {', '.join(sorted(missing))}",
                 hint="Make its state class extend ReaderState.",
             )
-        self.routes: dict[str, Route] = {}
+        self._routes: dict[str, Route] = {}
         """The conditional edges, by their start node."""
         self.add_node(OPEN, self._open_document)
         self.builder.add_edge(START, OPEN)
@@ -142,6 +142,13 @@ class StrategyGraph:
     def add_node(self, name: str, step: Step) -> None:
         """Add a step as a node."""
         self.builder.add_node(name, StepNode(name, step, self.builder.channels))
+
+    def add_loop(self, first: str, first_step: Step, second: str, second_step: Step) -> None:
+        """Add two alternating nodes. If nothing observes the read, the second node runs both; see `LoopNode`."""
+        channels = self.builder.channels
+        first_node = StepNode(first, first_step, channels)
+        self.builder.add_node(first, first_node)
+        self.builder.add_node(second, LoopNode(second, second_step, channels, first_node, self._routes))
 
     def add_edge(self, start: str | list[str], end: str) -> None:
         """Add an edge between nodes. With several start nodes, the target runs when all of them have finished."""
@@ -155,7 +162,7 @@ class StrategyGraph:
             choose: a function of the state that returns the name of a node, END, or a list of `branch(...)`.
             targets: all nodes that it may return.
         """
-        self.routes[start] = choose
+        self._routes[start] = choose
         name = getattr(choose, "__name__", start)
         self.builder.add_conditional_edges(start, RouteNode(choose, name), list(targets))
 
@@ -166,19 +173,6 @@ class StrategyGraph:
         channels = {name: channel for name, channel in self.builder.channels.items() if name not in _INPUT_KEYS}
         empty_values = {name: _make_empty_value(channel) for name, channel in channels.items()}
         return {**empty_values, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}
-
-    def run_as_loop(self, first: str, second: str) -> None:
-        """Let the second of two alternating nodes run both, if nothing observes the read; see `LoopNode`."""
-        first_runnable: Any = self.builder.nodes[first].runnable
-        second_runnable: Any = self.builder.nodes[second].runnable
-        self.builder.nodes[second].runnable = LoopNode(
-            second,
-            second_runnable.step,
-            second_runnable.channels,
-            first_node=first_runnable,
-            first_route=self.routes[first],
-            own_route=self.routes.get(second),
-        )
 
     def fingerprint(self, strategy: Strategy) -> str:
         """Return a hash of the strategy's identity: name, options, roles, state and edges."""

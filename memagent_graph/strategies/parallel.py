@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NotRequired
+from typing import ClassVar, NotRequired
 
 from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.prompts import read_template
-from memagent_graph.reading import branching
 from memagent_graph.reading.steps import Change, StepContext, get_chosen_chunk
 from memagent_graph.reading.strategy import StrategyGraph
 from memagent_graph.roles import ANSWER, Role
+from memagent_graph.strategies.map_reduce import (
+    MERGE,
+    BranchingState,
+    BranchingStrategy,
+    add_finding,
+    join_findings,
+    parse_finding,
+    sort_findings,
+)
 
-EXTRACT = Role("extract", template=read_template("extract"), parse=branching.parse_finding, fallback="update")
+EXTRACT = Role("extract", template=read_template("extract"), parse=parse_finding, fallback="update")
 
 
-class ParallelState(branching.BranchingState):
+class ParallelState(BranchingState):
     """The branches' findings, and the number of the pass."""
 
     number: NotRequired[int]
@@ -26,15 +34,8 @@ class ParallelState(branching.BranchingState):
     """The ids of the calls that wrote `previous_memory`."""
 
 
-class ParallelBranch(branching.BranchState):
-    """The state of a branch that extracts a finding from a chunk."""
-
-    previous_memory: str
-    previous_steps: list[str]
-
-
 @dataclass(frozen=True)
-class Parallel(branching.BranchingStrategy):
+class Parallel(BranchingStrategy):
     """choose_chunks -> extract, in parallel -> ... -> gather -> merge_findings -> ... -> end_pass -> ... -> answer.
 
     After PI-Mem (arXiv 2608.03048), with two changes: findings are merged as a tree within the memory's budget, so no
@@ -46,7 +47,7 @@ class Parallel(branching.BranchingStrategy):
     width: int = 64
     """Number of chunks that are chosen at once. The reader's `branches` limits how many are read in parallel."""
     name: ClassVar[str] = "parallel"
-    roles: ClassVar[tuple[Role, ...]] = (EXTRACT, branching.MERGE, ANSWER)
+    roles: ClassVar[tuple[Role, ...]] = (EXTRACT, MERGE, ANSWER)
     state: ClassVar[type] = ParallelState
 
     def __post_init__(self) -> None:
@@ -56,17 +57,17 @@ class Parallel(branching.BranchingStrategy):
         """Add the steps of a pass, and the edge to the next pass."""
         graph.add_node("end_pass", self._end_pass)
         self.wire_merging(graph, next_node="end_pass")
-        self.wire_chunks(graph, "extract", _extract, self.width, _get_previous_pass)
+        self.wire_chunks(graph, "extract", _extract, self.width, ("previous_memory", "previous_steps"))
         graph.add_conditional_edges("end_pass", _route_after_pass, ["choose_chunks", "answer"])
 
     async def _end_pass(self, state: ParallelState, step: StepContext) -> Change:
         """Begin the next pass, unless this was the last one or found nothing new."""
         pass_number = state.get("number") or 1
-        findings = branching.sort_findings(state.get("findings", {}))
+        findings = sort_findings(state.get("findings", {}))
         call_ids = [finding["call_id"] for finding in findings.values()]
         if pass_number >= self.passes or call_ids == (state.get("previous_steps") or []):
             return {"spans": None}
-        memory = branching.join_findings(findings.values(), step.context)
+        memory = join_findings(findings.values(), step.context)
         return {
             "spans": [],
             "cursor": start_cursor(),
@@ -76,15 +77,10 @@ class Parallel(branching.BranchingStrategy):
         }
 
 
-async def _extract(state: ParallelBranch, step: StepContext) -> Change:
-    memory = state["previous_memory"]
-    reply = await step.read(EXTRACT, get_chosen_chunk(state), memory=memory, parents=state["previous_steps"])
-    return branching.add_finding(reply, step, memory=memory)
-
-
-def _get_previous_pass(state: ParallelState) -> dict[str, Any]:
-    """Return the memory of the previous passes, for the branches of this pass."""
-    return {"previous_memory": state.get("previous_memory") or "", "previous_steps": state.get("previous_steps") or []}
+async def _extract(state: ParallelState, step: StepContext) -> Change:
+    memory, parents = state.get("previous_memory") or "", state.get("previous_steps") or []
+    reply = await step.read(EXTRACT, get_chosen_chunk(state), memory=memory, parents=parents)
+    return add_finding(reply, step, memory=memory)
 
 
 def _route_after_pass(state: ParallelState) -> str:
