@@ -27,7 +27,7 @@ from memagent_graph.reading.langgraph_internals import (
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.reading.structured import with_response_format
-from memagent_graph.roles import complete_prompts, count_excess_tokens, require_room
+from memagent_graph.roles import complete_prompts, fit_chunk_tokens, require_room
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormatSource
@@ -165,8 +165,8 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     graph = StrategyGraph(strategy)
     prompts = complete_prompts(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     budget, count = context.budget, context.tokenizer.count
-    if context.may_shrink and (excess := count_excess_tokens(strategy.roles, prompts, budget, count)) > 0:
-        budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))
+    if context.may_shrink:
+        budget = replace(budget, chunk_tokens=max(1, fit_chunk_tokens(strategy.roles, prompts, budget, count)))
     require_room(strategy.roles, prompts, budget, count)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
     context = replace(

@@ -37,7 +37,7 @@ from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.nodes import LoopNode, RouteNode, StepNode
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
-from memagent_graph.roles import Role, require_valid_roles
+from memagent_graph.roles import Role
 from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
@@ -116,10 +116,19 @@ class StrategyGraph:
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        require_valid_roles(strategy.roles, strategy.name or type(strategy).__name__)
         if not strategy.name:
             raise StrategyError(
                 f"{type(strategy).__name__} has no name", hint='Set `name` in its class, such as "my_way".'
+            )
+        names = [role.name for role in strategy.roles]
+        if not names:
+            raise StrategyError(
+                f"the strategy {strategy.name} has no roles",
+                hint="List in `roles` every role that its steps use, such as (UPDATE, ANSWER).",
+            )
+        if duplicate := next((name for name in names if names.count(name) > 1), None):
+            raise StrategyError(
+                f"the strategy {strategy.name} has two roles {duplicate!r}", hint="Use a unique name for every role."
             )
         self.builder: StateGraph[Any, Execution, ReaderInput, ReaderOutput] = StateGraph(
             strategy.state, context_schema=Execution, input_schema=ReaderInput, output_schema=ReaderOutput
