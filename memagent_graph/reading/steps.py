@@ -41,14 +41,12 @@ class StepContext(StepExecution):
     @property
     def question(self) -> str:
         """The run's question."""
-        question: str = self.state["question"]
-        return question
+        return str(self.state["question"])
 
     @property
     def branch(self) -> str:
         """The branch that the step belongs to; "" is the trunk."""
-        name: str = self.state.get("branch") or ""
-        return name
+        return str(self.state.get("branch") or "")
 
     # The document
 
@@ -204,14 +202,13 @@ class StepContext(StepExecution):
         Raises:
             RunLogError: the log cannot be read.
         """
-        context, calls, recording = self.context, self.execution.calls, self.execution.recording
-        previous_trace = context.previous_trace
-        if previous_trace is None and context.run_log is not None and recording is not None:
+        previous_trace, recording = self.context.previous_trace, self.execution.recording
+        if previous_trace is None and recording is not None:
             await recording.settle()
             if recording.failure is None:
-                previous_trace = await asyncio.to_thread(context.run_log.trace, self.state["run_id"])
-        ids = {call.id for call in calls}
-        return [*(call for call in (previous_trace.calls if previous_trace else ()) if call.id not in ids), *calls]
+                previous_trace = await asyncio.to_thread(recording.log.trace, self.state["run_id"])
+        calls = [*(previous_trace.calls if previous_trace else ()), *self.execution.calls]
+        return list({call.id: call for call in calls}.values())
 
     # Limits and failures
 

@@ -186,38 +186,28 @@ class StrategyGraph:
         """Begin a run: reset every channel."""
         if recording := step.execution.recording:
             recording.begin(step, replaces_run=True)
-        channels = {name: channel for name, channel in self.builder.channels.items() if name not in _INPUT_KEYS}
-        empty_values = {name: _make_empty_value(channel) for name, channel in channels.items()}
+        channels = self.builder.channels.items()
+        empty_values = {name: _make_empty_value(channel) for name, channel in channels if name not in _INPUT_KEYS}
         return {**empty_values, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}
 
     def identify(self, strategy: Strategy) -> StrategyId:
         """Return the strategy's name, and a hash of its name, options, roles, state and edges."""
-        edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
-        joins = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
-        conditional_edges = sorted(
-            f"{start}>{'|'.join(sorted((branch.ends or {}).values()))}"
-            for start, node_branches in self.builder.branches.items()
-            for branch in node_branches.values()
-        )
-        channels = sorted(self.builder.channels)
+        options = [option.name for option in fields(strategy) if option.compare] if is_dataclass(strategy) else []
         parts = [
             strategy.name,
-            repr(sorted(_get_compared_options(strategy).items())),
+            repr(sorted((option, getattr(strategy, option)) for option in options)),
             *(role.signature for role in strategy.roles),
-            *(sorted(self.builder.nodes)),
-            *edges,
-            *joins,
-            *conditional_edges,
-            *channels,
+            *sorted(self.builder.nodes),
+            *sorted(f"{start}>{end}" for start, end in self.builder.edges),
+            *sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges),
+            *sorted(
+                f"{start}>{'|'.join(sorted((branch.ends or {}).values()))}"
+                for start, node_branches in self.builder.branches.items()
+                for branch in node_branches.values()
+            ),
+            *sorted(self.builder.channels),
         ]
         return StrategyId(strategy.name, hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
-
-
-def _get_compared_options(strategy: Strategy) -> dict[str, Any]:
-    """Return the options that make strategies unequal."""
-    if not is_dataclass(strategy):
-        return {}
-    return {option.name: getattr(strategy, option.name) for option in fields(strategy) if option.compare}
 
 
 def _make_empty_value(channel: Any) -> Any:

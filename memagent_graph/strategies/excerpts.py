@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar, Final, NotRequired
 
@@ -273,23 +272,20 @@ class Retrieval(Excerpt):
                 yield chunk.text
 
         ranking = await rank_texts(self.retriever, iter_texts(), window.question)
-        matches = set(ranking)
-        ranking += [index for index in range(len(spans)) if index not in matches]
+        ranking = list(dict.fromkeys((*ranking, *range(len(spans)))))
         best_spans = [spans[index] for index in ranking[: self.chunks or None]]
-        choose = partial(_choose_best, best_spans=best_spans, window=window)
-        return await asyncio.to_thread(window.fit_to_window, choose), sum(span.tokens for span in spans)
 
+        def choose_best(max_tokens: int) -> list[Span]:
+            """Return the best chunks with at most `max_tokens` in total, in the document's order."""
+            totals = accumulate(span.tokens for span in best_spans)
+            fitting_spans = [span for span, total in zip(best_spans, totals, strict=True) if total <= max_tokens]
+            if fitting_spans:
+                return sorted(fitting_spans, key=lambda span: span.start_byte)
+            text, best_span = context.take_first_tokens(window.read_text(best_spans[:1]), max_tokens), best_spans[0]
+            end_char, end_byte = best_span.start_char + len(text), best_span.start_byte + len(text.encode())
+            return [replace(best_span, end_char=end_char, end_byte=end_byte, tokens=max_tokens)]
 
-def _choose_best(max_tokens: int, best_spans: Sequence[Span], window: ExcerptWindow) -> list[Span]:
-    """Return the best chunks with at most `max_tokens` in total, in the document's order."""
-    totals = accumulate(span.tokens for span in best_spans)
-    fitting_spans = [span for span, total in zip(best_spans, totals, strict=True) if total <= max_tokens]
-    if fitting_spans:
-        return sorted(fitting_spans, key=lambda span: span.start_byte)
-    text = window.context.take_first_tokens(window.read_text(best_spans[:1]), max_tokens)
-    best_span = best_spans[0]
-    end_char, end_byte = best_span.start_char + len(text), best_span.start_byte + len(text.encode())
-    return [replace(best_span, end_char=end_char, end_byte=end_byte, tokens=max_tokens)]
+        return await asyncio.to_thread(window.fit_to_window, choose_best), sum(span.tokens for span in spans)
 
 
 def count_prompt_overhead(context: ReaderContext) -> int:
