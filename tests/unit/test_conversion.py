@@ -132,6 +132,10 @@ def test_a_converter_that_crashes_or_writes_no_valid_result_is_an_error(tmp_path
         "print('[1, 2')",
         "print('[null, null, 99]'); print('short')",
         "print('[1]')",
+        "print('[null, null, -1]')",
+        "print('[null, null, 1]'); print(chr(0xff))",
+        """print('{"what": "scans"}')""",
+        "print('[' * 60_000)",
         "",
     ):
         program.write_text(program_text)
@@ -157,14 +161,14 @@ def test_file_names_with_lone_surrogates_reach_the_conversion_process(store):
     assert store.read(reference, 0, reference["size"]) == "Grüße, 日本\n"
 
 
-def _nest_messages(depth: int) -> bytes:
+def _nest_messages(depth: int, name: str = "a") -> bytes:
     """Return a message with `depth` messages nested in it as attachments of one another."""
     message_bytes = b"From: a@example.org\nSubject: x\n\ninnermost"
     for _ in range(depth):
         message = EmailMessage()
         message["From"] = "a@example.org"
         message.set_content("around")
-        message.add_attachment(message_bytes, maintype="application", subtype="octet-stream", filename="a.eml")
+        message.add_attachment(message_bytes, maintype="application", subtype="octet-stream", filename=f"{name}.eml")
         message_bytes = message.as_bytes()
     return message_bytes
 
@@ -173,7 +177,7 @@ def test_nested_files_are_read_up_to_a_depth_and_deeper_ones_are_omissions(store
     reference = store.add(Document.from_bytes(_nest_messages(12), name="a.eml"))
     assert "innermost" not in store.read(reference, 0, reference["size"])
     assert "nested too deeply" in reference["omissions"][0]["places"]
-    shallow = store.add(Document.from_bytes(_nest_messages(5), name="a.eml"))
+    shallow = store.add(Document.from_bytes(_nest_messages(5, name="a" * 70_000), name="a.eml"))
     assert "innermost" in store.read(shallow, 0, shallow["size"])
 
 
