@@ -209,7 +209,7 @@ class Chunker:
         if start >= len(piece.text):
             return None
         texts: list[str] = []
-        tokens, splits = 0, False
+        tokens = 0
         while first_token + self._chunk_tokens - tokens > len(piece.tokens) and not piece.is_last:
             texts.append(piece.text[start:])
             tokens += len(piece.tokens) - first_token
@@ -224,7 +224,6 @@ class Chunker:
             chunk_end = self._find_end(piece, first_token, start, target)
             if chunk_end is None and texts:
                 chunk_end = first_token, start
-            splits = chunk_end is None
             end_token, end = chunk_end or self._find_end_inside_character(piece, first_token, start, target)
         text = "".join([*texts, piece.text[start:end]])
         end_char = cursor["char"] + len(text)
@@ -250,7 +249,7 @@ class Chunker:
             text=text,
             next=next_cursor,
             last=ends_piece and piece.is_last,
-            splits=splits and not is_character_end(piece.text, end),
+            splits=not is_character_end(piece.text, end),
         )
 
     def _find_end(self, piece: _Piece, first_token: int, start: int, target: int) -> tuple[int, int] | None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import codecs
 import itertools
 import logging
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Iterator
+from functools import partial
+from typing import IO, Any, Final
 
 import chardet
 import webencodings
 
-from memagent_graph.errors import EncodingError, UnsupportedDocumentError
+from memagent_graph.errors import DocumentError, EncodingError, UnsupportedDocumentError
 
 _WIDER_CODECS: Final = {
     "shift_jis": "cp932", "euc-kr": "cp949", "gbk": "gb18030", "big5": "big5hkscs", "iso-2022-jp": "iso2022_jp_2",
@@ -37,6 +38,7 @@ _BYTE_ORDER_MARKS: Final = (
 )  # fmt: skip
 _C1_HANDLER: Final = "memagent.c1"
 """The name of the codec error handler for bytes that cp1252 does not define."""
+READ_BYTES = 1 << 20
 SAMPLE_BYTES = 65_536
 _MIN_NON_ASCII_BYTES = 8
 """The minimum number of non-ASCII bytes from which a charset is detected."""
@@ -175,17 +177,37 @@ def _detect_utf16_without_mark(sample: bytes) -> str | None:
     return charset if sum(char.isprintable() or char.isspace() for char in text) > 0.95 * len(text) else None
 
 
-def decode_pieces(
-    name: str, reopen: Callable[[], Iterator[bytes]], encoding: str | None, *, replace: bool
-) -> Iterator[str]:
-    """Decode a source that can be read twice, with one piece at a time in memory.
+def read_pieces(name: str, source: Any) -> Iterator[Any]:
+    """Yield the pieces of an open file or an iterator. They must be all text or all bytes."""
+    allowed_type: Any = str | bytes
+    is_file = hasattr(source, "read")
+    try:
+        for piece in itertools.takewhile(bool, iter(partial(source.read, READ_BYTES), None)) if is_file else source:
+            if not isinstance(piece, allowed_type):
+                raise DocumentError(
+                    f"the stream {name} gave a {type(piece).__name__}, not text or bytes",
+                    hint="Pass an iterator of only str or only bytes; LangChain Documents go in a list.",
+                )
+            allowed_type = str if isinstance(piece, str) else bytes
+            yield piece
+    except DocumentError:
+        raise
+    except Exception as error:  # the caller's source may raise anything
+        raise DocumentError(
+            f"{name} cannot be read to its end: {error}",
+            hint="Read it again from its beginning, or pass a file that you may read, in binary mode.",
+        ) from error
+
+
+def decode_pieces(name: str, file: IO[bytes], encoding: str | None, *, replace: bool) -> Iterator[str]:
+    """Decode a file from its beginning, with one piece at a time in memory.
 
     The charset comes from the byte order mark, else from `encoding`, else it is UTF-8. If a byte is not UTF-8, the
     charset is detected from the text around that byte, a warning is logged, and reading starts again.
 
     Args:
         name: the document's name, for messages.
-        reopen: yields the bytes from the start at every call.
+        file: a file that is read twice.
         encoding: the declared charset.
         replace: whether to put U+FFFD in place of bytes that cannot be decoded.
 
@@ -193,8 +215,9 @@ def decode_pieces(
         EncodingError: bytes cannot be decoded. The message has the offset and the charset.
         UnsupportedDocumentError: the source is not text.
     """
-    byte_order_mark = find_byte_order_mark(next(reopen(), b""))
-    label = encoding or ("utf-8" if byte_order_mark is not None else _scan_for_charset(name, reopen, replace=replace))
+    file.seek(0)
+    byte_order_mark = find_byte_order_mark(file.read(SAMPLE_BYTES))
+    label = encoding or ("utf-8" if byte_order_mark is not None else _scan_for_charset(name, file, replace=replace))
     charset, offset = byte_order_mark or (find_codec(label), 0)
     if byte_order_mark is None and (kind := codecs.lookup(charset).name) in {"utf-16", "utf-32"}:
         raise EncodingError(
@@ -202,8 +225,8 @@ def decode_pieces(
         )
     uses_c1 = charset == "cp1252" and label.lower() not in {"cp1252", "windows-1252"}
     decoder = codecs.getincrementaldecoder(charset)("replace" if replace else _C1_HANDLER if uses_c1 else "strict")
-    data = reopen()
-    for piece in itertools.chain([next(data, b"")[offset:]], data, [b""]):
+    file.seek(offset)
+    for piece in itertools.chain(read_pieces(name, file), [b""]):
         pending_bytes = len(decoder.getstate()[0])
         try:
             text = decoder.decode(piece, not piece)
@@ -214,13 +237,13 @@ def decode_pieces(
             yield text
 
 
-def _scan_for_charset(name: str, reopen: Callable[[], Iterator[bytes]], *, replace: bool) -> str:
+def _scan_for_charset(name: str, file: IO[bytes], *, replace: bool) -> str:
     """Return the charset of a source without a byte order mark. Reads up to the first byte that is not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
-    previous = b""
     seven_bit_codec: str | None = None
-    for piece in itertools.chain(reopen(), [b""]):
+    file.seek(0)
+    for piece in itertools.chain(read_pieces(name, file), [b""]):
         if offset == 0:
             seven_bit_codec = _detect_seven_bit_codec(piece[:SAMPLE_BYTES])
             if seven_bit_codec is None:
@@ -230,8 +253,8 @@ def _scan_for_charset(name: str, reopen: Callable[[], Iterator[bytes]], *, repla
             decoder.decode(piece, not piece)
         except UnicodeDecodeError as error:
             error_offset = offset - pending_bytes + error.start
-            sample_start = len(previous) - pending_bytes + error.start - SAMPLE_BYTES // 2
-            charset = detect_charset((previous + piece)[max(0, sample_start) :][:SAMPLE_BYTES])
+            file.seek(max(0, error_offset - SAMPLE_BYTES // 2))
+            charset = detect_charset(file.read(SAMPLE_BYTES))
             if charset is not None:
                 log.warning(
                     "%s is not UTF-8 (see the byte at offset %d); reading it as %s", name, error_offset, charset
@@ -243,7 +266,6 @@ def _scan_for_charset(name: str, reopen: Callable[[], Iterator[bytes]], *, repla
         if seven_bit_codec is None:
             seven_bit_codec = _detect_seven_bit_codec(piece)
         offset += len(piece)
-        previous = piece[-SAMPLE_BYTES:]
     if seven_bit_codec is not None:
         log.warning("%s has escape sequences of %s; reading it with this charset", name, seven_bit_codec)
     return seven_bit_codec or "utf-8"

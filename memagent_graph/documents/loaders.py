@@ -11,18 +11,20 @@ import zipfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Block, Parts
 from memagent_graph.documents.conversion import convert_parts
 from memagent_graph.documents.decoding import (
+    READ_BYTES,
     SAMPLE_BYTES,
     decode_pieces,
     detect_binary_kind,
     find_byte_order_mark,
     find_codec,
     find_web_codec,
+    read_pieces,
 )
 from memagent_graph.documents.sources import (
     KINDS_BY_MEDIA_TYPE,
@@ -35,7 +37,6 @@ from memagent_graph.documents.sources import (
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 from memagent_graph.storage.bounded_files import open_regular_file
 
-READ_BYTES = 1 << 20
 _DECLARED_CHARSET = re.compile(
     rb"(?:^\s*<\?xml[^>]{0,100}?encoding|<meta[^>]{0,200}?charset)\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE
 )
@@ -83,11 +84,10 @@ def open_document(
         if isinstance(content, bytes):
             content = iter([content])
         elif isinstance(content, Path):
-            is_readable_twice = not content.is_fifo() and not content.is_char_device()
             content = stack.enter_context(_open_file(document))
-            file = content if is_readable_twice else None
+            file = content if content.seekable() else None
         if file is None and (hasattr(content, "read") or isinstance(content, Iterator)):
-            pieces = _read_pieces(document.name, content)
+            pieces = read_pieces(document.name, content)
             first_piece = next(pieces, "")
             pieces = itertools.chain([first_piece], pieces)
             if isinstance(first_piece, bytes):
@@ -131,28 +131,6 @@ def _open_file(document: Document) -> IO[bytes]:
         message = f"the file {name} cannot be opened: {getattr(error, 'strerror', error)}"
         raise DocumentError(message, hint="Check the path, or copy the file.") from error
     raise DocumentError(f"the file {name} {reason}", hint=hint)
-
-
-def _read_pieces(name: str, source: Any) -> Iterator[Any]:
-    """Yield the pieces of an open file or an iterator. They must be all text or all bytes."""
-    allowed_type: Any = str | bytes
-    is_file = hasattr(source, "read")
-    try:
-        for piece in itertools.takewhile(bool, iter(partial(source.read, READ_BYTES), None)) if is_file else source:
-            if not isinstance(piece, allowed_type):
-                raise DocumentError(
-                    f"the stream {name} gave a {type(piece).__name__}, not text or bytes",
-                    hint="Pass an iterator of only str or only bytes; LangChain Documents go in a list.",
-                )
-            allowed_type = str if isinstance(piece, str) else bytes
-            yield piece
-    except DocumentError:
-        raise
-    except Exception as error:  # the caller's source may raise anything
-        raise DocumentError(
-            f"{name} cannot be read to its end: {error}",
-            hint="Read it again from its beginning, or pass a file that you may read, in binary mode.",
-        ) from error
 
 
 def _find_kind(document: Document, file: IO[bytes], sample: bytes) -> str | None:
@@ -215,16 +193,8 @@ def _read_binary(document: Document, file: IO[bytes], convert: partial[Parts], *
         return MEDIA_TYPES[kind], _convert_html(document, file, sample, convert, replace=replace)
     if kind is not None:
         return MEDIA_TYPES.get(kind, f"application/x-{kind}"), convert(document.name, kind, file, pages=document.pages)
-    texts = _decode_file(document.name, file, document.encoding, replace=replace)
+    texts = decode_pieces(document.name, file, document.encoding, replace=replace)
     return TEXT_TYPE if document.media_type == UNKNOWN_TYPE else document.media_type, map(Block, texts)
-
-
-def _decode_file(name: str, file: IO[bytes], encoding: str | None, *, replace: bool) -> Iterator[str]:
-    def reopen() -> Iterator[bytes]:
-        file.seek(0)
-        return _read_pieces(name, file)
-
-    return decode_pieces(name, reopen, encoding, replace=replace)
 
 
 def _convert_html(
@@ -237,6 +207,6 @@ def _convert_html(
         # As browsers do, ignore charsets that only Python knows, and UTF-16, because the declaration itself is ASCII.
         encoding = None if (find_web_codec(label) or "utf-16").startswith("utf-16") else label
     with tempfile.TemporaryFile() as copy:
-        for text in _decode_file(document.name, file, encoding, replace=replace):
+        for text in decode_pieces(document.name, file, encoding, replace=replace):
             copy.write(text.encode("utf-8", "surrogatepass"))
         yield from convert(document.name, "html", copy)

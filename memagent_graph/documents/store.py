@@ -26,8 +26,9 @@ from typing import IO, Any, Final, Literal, Self
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import run_in_thread
+from memagent_graph.documents.decoding import READ_BYTES
 from memagent_graph.documents.headings import MAX_HEADINGS, find_headings
-from memagent_graph.documents.loaders import READ_BYTES, open_document
+from memagent_graph.documents.loaders import open_document
 from memagent_graph.documents.omissions import StoredOmission, describe_omission, summarize_omissions
 from memagent_graph.documents.sources import PDF_TYPE, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
