@@ -22,6 +22,7 @@ from memagent_graph.cli.options import (
     StoreOption,
     expand_questions,
     open_reader,
+    print_json,
 )
 
 if TYPE_CHECKING:
@@ -128,7 +129,6 @@ class ReportDocuments(ReaderOptions):
             )  # fmt: skip
 
     def _print_report(self, report: Report, console: Console) -> None:
-        from memagent_graph.cli.output import print_json  # noqa: PLC0415
         from memagent_graph.plain_text import make_printable  # noqa: PLC0415
         from memagent_report.report_files import write_report  # noqa: PLC0415
 

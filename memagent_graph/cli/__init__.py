@@ -1,4 +1,4 @@
-"""The command line: `memagent read | resume | doctor | demo | ...`. A command has its own module.
+"""The command line: `memagent read | resume | doctor | demo | ...`. A module has the commands that share options.
 
 Exit codes: 0 answered, 2 wrong usage, 3 unusable document, 4 failure of the policy or its server, 5 stopped at a limit
 and resumable, 6 unknown or mismatched run, 7 invalid settings, 8 read to the end without an answer, 9 policy collapse

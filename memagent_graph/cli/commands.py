@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 _BUILT_IN: Final = {
     "read": "read:Read",
-    "resume": "resume:Resume",
+    "resume": "read:Resume",
     "doctor": "doctor:Doctor",
     "show": "show:Show",
     "runs": "runs:Runs",
     "reward": "runs:GiveReward",
-    "export": "exchange_commands:Export",
-    "import": "exchange_commands:Import",
+    "export": "runs:Export",
+    "import": "runs:Import",
     "policy": "policy_commands:COMMANDS",
 }
 """Module and class of the commands of this package. A mapping of classes by name is a group of commands."""

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import rich.console
 import rich.markup
 
-from memagent_graph.cli.output import print_json
+from memagent_graph.cli.options import print_json
 from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
-from memagent_graph.cli.options import JSONOption, ReaderOptions
-from memagent_graph.cli.output import print_json
+from memagent_graph.cli.options import JSONOption, ReaderOptions, print_json
 
 if TYPE_CHECKING:
     from memagent_graph.cli.policy_checks import PolicyCheck

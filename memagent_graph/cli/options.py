@@ -6,6 +6,8 @@ stops and where it writes. An option of a single command is in the command's mod
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -107,6 +109,11 @@ PriceInOption = Annotated[float | None, typer.Option(min=0.0, help="Price per mi
 PriceOutOption = Annotated[float | None, typer.Option(min=0.0, help="Price per million completion tokens.")]
 JSONOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """Print a JSON object on standard output, in ASCII, so that every terminal and file name can be shown."""
+    sys.stdout.write(json.dumps(values) + "\n")
 
 
 def open_reader(command: Any, settings: ReadSettings, *, store: Any = None, is_logged: bool = True) -> MemAgent:

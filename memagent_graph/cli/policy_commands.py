@@ -10,8 +10,7 @@ import typer
 
 from memagent_graph.cli.commands import Command
 from memagent_graph.cli.exit_codes import report_failures
-from memagent_graph.cli.options import JSONOption
-from memagent_graph.cli.output import print_json
+from memagent_graph.cli.options import JSONOption, print_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from memagent_graph.cli.exit_codes import report_failures
-from memagent_graph.cli.options import JSONOption, LogOption, StoreOption
-from memagent_graph.cli.output import print_json
+from memagent_graph.cli.options import JSONOption, LogOption, StoreOption, print_json
 from memagent_graph.cli.run_choice import LATEST, RunArgument, find_run, open_log
-from memagent_graph.errors import RunError
 
 if TYPE_CHECKING:
     from memagent_graph.provenance.evidence import LineOrigin, LostLine
@@ -86,13 +84,7 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
     from memagent_graph.timeline.model import build_timeline
     from memagent_graph.timeline.terminal import render_timeline
 
-    try:
-        renderable = render_timeline(build_timeline(view), chunk=chunk)
-    except ValueError as error:
-        raise RunError(
-            str(error), hint="Choose a chunk that was read; chunks are counted from 1.", run_id=view.run_id
-        ) from error
-    Console(highlight=False).print(renderable)
+    Console(highlight=False).print(render_timeline(build_timeline(view), chunk=chunk))
 
 
 def _print_view_as_json(view: RunView) -> None:

@@ -115,19 +115,8 @@ class Provenance:
     """In the order of their loss."""
 
 
-@dataclass(frozen=True, slots=True)
-class SupportSpan:
-    """A part of a memory line, in characters, whose words are in the answer."""
-
-    line_index: int
-    start: int
-    end: int
-
-
 def find_provenance(
-    trace: Trace,
-    chunk_text: Callable[[MemoryUpdate], str | None],
-    places: Places = _NO_PLACES,
+    trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None], places: Places = _NO_PLACES
 ) -> Provenance:
     """Return the origins of the final memory's lines, and the lost lines.
 
@@ -176,7 +165,7 @@ def find_provenance(
 
 
 def find_excerpt_evidence(
-    trace: Trace, answer: str, span_text: Callable[[Span], str | None], places: Places = _NO_PLACES
+    trace: Trace, answer: str, span_text: Callable[[Span], str | None], places: Places
 ) -> tuple[Evidence, ...]:
     """Return quotes from an excerpt, for a run that showed one instead of reading chunks.
 
@@ -319,21 +308,22 @@ def find_supporting_lines(answer: str, question: str, lines: Sequence[str]) -> f
     if gives_no_answer(answer, quoted=True):
         return frozenset()
     line_words = [_find_anchors(line) for line in lines]
-    question_words, indices = _find_anchors(question), set[int]()
-
-    def add_best_line(needed_words: frozenset[str]) -> None:
-        """Add the line with the most of the needed words."""
-
-        def count_common_words(index: int) -> tuple[int, int, int]:
-            return len(line_words[index] & needed_words), len(line_words[index] & question_words), -index
-
-        indices.add(max(range(len(line_words)), key=count_common_words))
-
     memory_words = frozenset().union(*line_words)
-    while missing_words := (_find_anchors(answer) & memory_words).difference(*(line_words[index] for index in indices)):
-        add_best_line(missing_words)
-    if not indices and question_words & memory_words:
-        add_best_line(question_words)
+    question_words = _find_anchors(question) & memory_words
+
+    def find_best_line(needed_words: frozenset[str]) -> int:
+        """Return the line with the most of the needed words."""
+        common = [(len(words & needed_words), len(words & question_words)) for words in line_words]
+        return common.index(max(common))
+
+    missing_words = _find_anchors(answer) & memory_words
+    if not missing_words:
+        return frozenset({find_best_line(question_words)} if question_words else ())
+    indices = set[int]()
+    while missing_words:
+        index = find_best_line(missing_words)
+        indices.add(index)
+        missing_words -= line_words[index]
     return frozenset(indices)
 
 
@@ -343,19 +333,18 @@ def _find_anchors(text: str) -> frozenset[str]:
     return pairs.union(word for _, word in TokenizedText(text).find_anchors())
 
 
-def find_support(answer: str, lines: Sequence[str]) -> tuple[SupportSpan, ...]:
-    """Return the parts of memory lines whose words the answer repeats."""
-    answer_words = TokenizedText(answer)
-    spans: list[SupportSpan] = []
-    for line_index, line in enumerate(lines):
-        text = TokenizedText(line)
-        end = 0
-        for match in sorted(find_matching_spans(answer_words, text), key=lambda match: match.chunk_start):
-            start = max(end, text.spans[match.chunk_start][0])
-            end = max(end, text.spans[match.chunk_start + match.length - 1][1])
-            if start < end:
-                spans.append(SupportSpan(line_index, start, end))
-    return tuple(spans)
+def split_by_support(answer: str, line: str) -> list[tuple[str, bool]]:
+    """Return the pieces of a memory line, and whether the answer repeats their words."""
+    text = TokenizedText(line)
+    pieces: list[tuple[str, bool]] = []
+    end = 0
+    for match in sorted(find_matching_spans(TokenizedText(answer), text), key=lambda match: match.chunk_start):
+        start = max(end, text.spans[match.chunk_start][0])
+        match_end = text.spans[match.chunk_start + match.length - 1][1]
+        if start < match_end:
+            pieces += [(line[end:start], False), (line[start:match_end], True)]
+            end = match_end
+    return [piece for piece in [*pieces, (line[end:], False)] if piece[0]]
 
 
 def split_memory(memory: str) -> list[str]:
@@ -446,10 +435,9 @@ def _match_next_lines(
             for index, count in shared_word_counts.items()
         }
         best_index = max(likeness, key=lambda index: (likeness[index], -index), default=None)
+        word_sources = dict.fromkeys(content_words, update_index)
         if best_index is None or likeness[best_index] < _MIN_LIKENESS:
-            lines.append(
-                _Line(text, folded_words, content_words, update_index, (), dict.fromkeys(content_words, update_index))
-            )
+            lines.append(_Line(text, folded_words, content_words, update_index, (), word_sources))
             continue
         parent_indices = [
             index
@@ -457,25 +445,15 @@ def _match_next_lines(
             if count >= _MIN_LIKENESS * len(old_lines[index].content_words)
         ]
         lost.difference_update(parent_indices, (best_index,))
-        parents = [old_lines[index] for index in parent_indices]
-        lines.append(_reword(text, folded_words, content_words, old_lines[best_index], parents, update_index))
+        line = old_lines[best_index]
+        if folded_words == line.words:
+            lines.append(replace(line, text=text))
+            continue
+        for parent in (*(old_lines[index] for index in parent_indices), line):
+            word_sources |= {word: parent.sources[word] for word in content_words & parent.content_words}
+        rewording_updates = (*line.rewording_updates, update_index)
+        lines.append(_Line(text, folded_words, content_words, line.first_update, rewording_updates, word_sources))
     return lines, [old_lines[index] for index in sorted(lost)], [old_lines[index] for index in candidates - lost]
-
-
-def _reword(
-    text: str,
-    words: tuple[str, ...],
-    content_words: frozenset[str],
-    line: _Line,
-    parents: Sequence[_Line],
-    update_index: int,
-) -> _Line:
-    if words == line.words:
-        return replace(line, text=text)
-    sources = {word: source for parent in parents for word, source in parent.sources.items()} | line.sources
-    word_sources = {word: sources.get(word, update_index) for word in content_words}
-    rewording_updates = (*line.rewording_updates, update_index)
-    return _Line(text, words, content_words, line.first_update, rewording_updates, word_sources)
 
 
 def _compute_likeness(shared_count: int, new_words: frozenset[str], old_words: frozenset[str]) -> float:

@@ -36,28 +36,27 @@ class Places:
 
     def find_section(self, char: int) -> str | None:
         """Return the heading or clause above a character, or else its page or source."""
-        source_count = bisect_right(self.sections, char, key=lambda mark: mark.start_char)
-        heading_count = bisect_right(self.headings, char, key=lambda mark: mark.start_char)
-        if heading_count and not self._has_new_source_since(self.headings[heading_count - 1].start_char, source_count):
-            return self.headings[heading_count - 1].label
-        return self.sections[source_count - 1].label if source_count else None
+        heading, source = _find_mark(self.headings, char), _find_mark(self.sections, char)
+        # Another source ends the section of a heading; another page does not.
+        if heading is None or (source and source.start_char > heading.start_char and not _PAGE.fullmatch(source.label)):
+            return source.label if source else None
+        return heading.label
 
     def make_link(self, char: int) -> str | None:
         """Return a link that opens the PDF file at the page of a character; None for other documents."""
         page = self.find_page(char)
         return f"{self.link_prefix}#page={page}" if self.link_prefix and page is not None else None
 
-    def _has_new_source_since(self, char: int, source_count: int) -> bool:
-        """Return whether another source begins after a heading. Pages do not end a section."""
-        if not source_count or self.sections[source_count - 1].start_char <= char:
-            return False
-        return not _PAGE.fullmatch(self.sections[source_count - 1].label)
-
 
 def find_section_label(sections: Sequence[SourceMark], start_char: int) -> str | None:
     """Return the label of the page or source of a character; None before the first label."""
-    index = bisect_right(sections, start_char, key=lambda mark: mark.start_char)
-    return sections[index - 1].label if index else None
+    mark = _find_mark(sections, start_char)
+    return mark.label if mark else None
+
+
+def _find_mark(marks: Sequence[SourceMark], char: int) -> SourceMark | None:
+    index = bisect_right(marks, char, key=lambda mark: mark.start_char)
+    return marks[index - 1] if index else None
 
 
 def make_link_prefix(document: DocumentRef) -> str:

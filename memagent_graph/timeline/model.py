@@ -11,7 +11,7 @@ from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.plain_text import format_count, list_names
-from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, SupportSpan, find_support
+from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, split_by_support
 from memagent_graph.provenance.places import find_section_label
 from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words, count_words
 from memagent_graph.timeline.view import RunView
@@ -87,8 +87,8 @@ class Timeline:
     """In topological order. The steps of a branch are adjacent."""
     step_index_by_update: tuple[int, ...]
     """By index of an update in the trace: the index of its step in `steps`."""
-    support_spans: tuple[SupportSpan, ...]
-    """The parts of the final memory's lines whose words the answer repeats."""
+    line_pieces: tuple[list[tuple[str, bool]], ...]
+    """The pieces of each line of the final memory, and whether the answer repeats them."""
     totals: Totals
 
     @property
@@ -190,18 +190,6 @@ class Timeline:
         """Return the quotes of one line of the final memory, longest first."""
         return [evidence for evidence in self.provenance.evidence if evidence.line_index == line_index]
 
-    def split_by_support(self, line_index: int) -> list[tuple[str, bool]]:
-        """Return the pieces of a line of the final memory, and whether the answer repeats them."""
-        line = self.provenance.lines[line_index].line
-        pieces: list[tuple[str, bool]] = []
-        end = 0
-        for span in self.support_spans:
-            if span.line_index == line_index:
-                pieces += [(line[end : span.start], False), (line[span.start : span.end], True)]
-                end = span.end
-        pieces.append((line[end:], False))
-        return [piece for piece in pieces if piece[0]]
-
 
 def label_group(steps: Sequence[Step]) -> str:
     """Return the label of ascending chunks of a branch that did not change the memory."""
@@ -269,7 +257,7 @@ def build_timeline(view: RunView) -> Timeline:
         view=view,
         steps=tuple(steps),
         step_index_by_update=tuple(step_index_by_update),
-        support_spans=find_support(view.answer or "", [line.line for line in view.provenance.lines]),
+        line_pieces=tuple(split_by_support(view.answer or "", line.line) for line in view.provenance.lines),
         totals=Totals(
             chunks=sum(step.update.chunk_index is not None for step in steps),
             changes=sum(step.changed for step in steps),

@@ -131,7 +131,7 @@ def _make_payload(timeline: Timeline) -> dict[str, Any]:
         "folds": _find_folds(timeline),
         "lines": [
             {
-                "parts": timeline.split_by_support(index),
+                "parts": timeline.line_pieces[index],
                 "at": timeline.step_index_by_update[line.update],
                 "reworded": [timeline.step_index_by_update[update] for update in line.reworded],
                 "edited": line.edited,

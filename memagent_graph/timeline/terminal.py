@@ -12,6 +12,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from memagent_graph.errors import RunError
 from memagent_graph.events import ReadEvent
 from memagent_graph.plain_text import list_names, make_printable
 from memagent_graph.provenance.evidence import Evidence
@@ -34,7 +35,7 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
             All of its reads are shown.
 
     Raises:
-        ValueError: the run has not read that chunk.
+        RunError: the run has not read that chunk.
     """
     if chunk is not None:
         return _render_chunk(timeline, chunk)
@@ -91,19 +92,17 @@ def _render_answer(timeline: Timeline) -> RenderableType:
     else:
         parts.append(Text("no answer", style="yellow"))
     parts += _render_events((*view.document_events, *view.answer_events))
-    support_chars: dict[int, int] = {}
-    for span in timeline.support_spans:
-        support_chars[span.line_index] = support_chars.get(span.line_index, 0) + span.end - span.start
-    if support_chars:
-        indices = sorted(support_chars, key=lambda index: -support_chars[index])[:_MAX_SUPPORTING_LINES]
+    lines = [pieces for pieces in timeline.line_pieces if any(is_repeated for _, is_repeated in pieces)]
+    if lines:
+        lines.sort(key=lambda pieces: -sum(len(piece) for piece, is_repeated in pieces if is_repeated))
         parts.append(Text("In memory:", style="dim"))
-        parts += [Padding(_render_support(timeline, index), (0, 0, 0, 2)) for index in indices]
+        parts += [Padding(_render_pieces(line), (0, 0, 0, 2)) for line in lines[:_MAX_SUPPORTING_LINES]]
     return Panel(Group(*parts), box=box.ROUNDED, border_style="dim")
 
 
-def _render_support(timeline: Timeline, line_index: int) -> Text:
+def _render_pieces(pieces: Sequence[tuple[str, bool]]) -> Text:
     text = Text()
-    for piece, is_repeated in timeline.split_by_support(line_index):
+    for piece, is_repeated in pieces:
         text.append(make_printable(piece), "bold green" if is_repeated else "")
     return text
 
@@ -167,7 +166,7 @@ def _render_memory_lines(timeline: Timeline) -> list[RenderableType]:
         return []
     parts: list[RenderableType] = []
     for index, line in enumerate(timeline.provenance.lines):
-        parts.append(_render_support(timeline, index))
+        parts.append(_render_pieces(timeline.line_pieces[index]))
         first_step = timeline.find_step(line.update).name
         origin = f"edited by a person at {first_step}" if line.edited else first_step
         if line.reworded:
@@ -210,7 +209,11 @@ def _render_chunk(timeline: Timeline, chunk: int) -> RenderableType:
     if not steps:
         numbers = [step.update.chunk_number for step in timeline.steps if step.update.chunk_number is not None]
         chunks_read = f"chunks {min(numbers)} to {max(numbers)}" if numbers else "none yet"
-        raise ValueError(f"the run has not read chunk {chunk}; it has read {chunks_read}")
+        raise RunError(
+            f"the run has not read chunk {chunk}; it has read {chunks_read}",
+            hint="Choose a chunk that was read; chunks are counted from 1.",
+            run_id=timeline.view.run_id,
+        )
     parts = [part for step in steps for part in (*_render_chunk_step(timeline, step), Text())]
     text = timeline.view.chunk_text(steps[0].update)
     chunk_text = Text("its text is no longer stored" if text is None else make_printable(text))

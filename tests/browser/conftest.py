@@ -30,17 +30,10 @@ HOSTILE = (
     "\"'><svg/onload=window.attacked=1><!-- {{data}} [link](javascript:window.attacked=1) \u2028 \u0000 \ud800 "
 )
 
-_FLAGS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1360,900",
-]
+_FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--window-size=1360,900",
+)  # fmt: skip
 _PEOPLE = ("Anselm Varga", "Ilse Thornbury", "Marta Okonjo", "Per Lindqvist", "Dina Feld", "Tomas Hale", "Ruth Amadi")
 _PLACES = ("Cape Verity", "the Long Quay", "Port Ansgar", "the salt works", "Hollow Mill", "the north battery")
 _THINGS = ("old lantern", "granary", "chapel roof", "signal tower", "west bridge", "ferry house", "tannery")

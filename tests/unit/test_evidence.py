@@ -16,8 +16,8 @@ from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.provenance.evidence import (
     Provenance,
     find_provenance,
-    find_support,
     find_supporting_lines,
+    split_by_support,
     split_memory,
 )
 from memagent_graph.provenance.overlap import MAX_QUOTES, find_quotes
@@ -64,10 +64,9 @@ def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, st
         assert 0 < quote.coverage <= 1
 
 
-@given(TEXTS, st.lists(TEXTS, max_size=3))
-def test_support_is_within_its_line_for_any_text(answer: str, lines: list[str]) -> None:
-    for support in find_support(answer, lines):
-        assert 0 <= support.start < support.end <= len(lines[support.line_index])
+@given(TEXTS, TEXTS)
+def test_the_pieces_of_a_line_are_the_line_for_any_text(answer: str, line: str) -> None:
+    assert "".join(piece for piece, _ in split_by_support(answer, line)) == line
 
 
 @pytest.mark.parametrize(
@@ -180,9 +179,9 @@ def test_each_sentence_of_a_paragraph_is_a_line() -> None:
 
 
 def test_the_answers_words_are_found_in_memory() -> None:
-    line = "The lighthouse was built by Ilse Thornbury in 1743"
-    supports = find_support("Ilse Thornbury", ["nothing here", line])
-    assert [(support.line_index, line[support.start : support.end]) for support in supports] == [(1, "Ilse Thornbury")]
+    pieces = split_by_support("Ilse Thornbury", "The lighthouse was built by Ilse Thornbury in 1743")
+    assert pieces == [("The lighthouse was built by ", False), ("Ilse Thornbury", True), (" in 1743", False)]
+    assert split_by_support("Ilse Thornbury", "nothing here") == [("nothing here", False)]
 
 
 def test_only_chunks_that_added_final_words_are_loaded() -> None:

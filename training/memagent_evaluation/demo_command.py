@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.exit_codes import report_failures
-from memagent_graph.cli.options import JSONOption
-from memagent_graph.cli.output import print_json
+from memagent_graph.cli.options import JSONOption, print_json
 from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import format_count, make_one_line
 

@@ -15,8 +15,7 @@ import typer
 
 from memagent_evaluation.eval_options import EvalOptions
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
-from memagent_graph.cli.options import JSONOption, PriceInOption, PriceOutOption
-from memagent_graph.cli.output import print_json
+from memagent_graph.cli.options import JSONOption, PriceInOption, PriceOutOption, print_json
 from memagent_graph.errors import EvaluationError, PolicyError
 from memagent_graph.policies.server_url import remove_password
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import typer
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.cli.options import JSONOption, QuietOption
-from memagent_graph.cli.output import print_json
+from memagent_graph.cli.options import JSONOption, QuietOption, print_json
 from memagent_graph.errors import PolicyError
 from memagent_graph.settings import WordingSettings
 from memagent_training.commands.training_process import (

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.options import JSONOption
-from memagent_graph.cli.output import print_json
+from memagent_graph.cli.options import JSONOption, print_json
 from memagent_training.commands.training_process import (
     Settings,
     build_from_options,
