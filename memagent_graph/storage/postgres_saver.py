@@ -85,7 +85,8 @@ class PostgresSaver(AsyncPostgresSaver):
         get_tuple = super().aget_tuple
 
         async def read_state() -> CheckpointTuple | None:
-            return require_state(await get_tuple(config))
+            state: CheckpointTuple | None = await get_tuple(config)
+            return require_state(state)
 
         return await self._execute(config, read_state)
 
