@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -88,19 +87,19 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
 
 
 def _print_view_as_json(view: RunView) -> None:
-    provenance = view.provenance
+    def pack_line(line: LineOrigin | LostLine) -> dict[str, Any]:
+        return asdict(line) | {"first_chunk": view.trace.updates[line.update].chunk_index}
+
     text_fields = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
-    item_lists: dict[str, Sequence[Any]] = {"evidence": view.evidence, "rewards": view.rewards, "updates": view.updates}
-    line_lists: dict[str, Sequence[LineOrigin | LostLine]] = {"lines": provenance.lines, "lost": provenance.lost}
     print_json(
         {
             **{name: getattr(view, name) for name in text_fields},
             "document": dict(view.document),
             "memory": view.trace.final_memory,
-            **{
-                name: [asdict(line) | {"first_chunk": view.updates[line.update].chunk_index} for line in values]
-                for name, values in line_lists.items()
-            },
-            **{name: [asdict(value) for value in values] for name, values in item_lists.items()},
+            "lines": list(map(pack_line, view.provenance.lines)),
+            "lost": list(map(pack_line, view.provenance.lost)),
+            "evidence": list(map(asdict, view.evidence)),
+            "rewards": list(map(asdict, view.rewards)),
+            "updates": list(map(asdict, view.trace.updates)),
         }
     )

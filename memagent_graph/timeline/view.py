@@ -63,11 +63,6 @@ class RunView:
         return Places(self.sections, self.headings, make_link_prefix(self.document))
 
     @property
-    def updates(self) -> list[MemoryUpdate]:
-        """All memory updates, in order."""
-        return self.trace.updates
-
-    @property
     def document_events(self) -> tuple[ReadEvent, ...]:
         """Events about parts of the document that are not in its text."""
         return list_document_events(self.document)
@@ -120,7 +115,7 @@ class RunView:
     def _load_text_around(self, quote: Evidence) -> tuple[int, str]:
         """Return the text of the chunk or passage with a quote, preceded by the text's position in the document."""
         if quote.update >= 0:
-            update = self.updates[quote.update]
+            update = self.trace.updates[quote.update]
             return update.start_char, self.chunk_text(update) or ""
         reads = self.trace.newest_excerpt_call.reads if self.trace.newest_excerpt_call else ()
         span = next(span for span in reads if span.start_char <= quote.start_char < span.end_char)
