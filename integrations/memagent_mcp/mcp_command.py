@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, report_failures
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import (
     CheckpointsOption,
     MaxSecondsOption,
@@ -95,27 +95,26 @@ class Mcp(ReaderOptions):
 
     def run(self) -> None:
         """Run the command."""
-        with report_failures():
-            from memagent_graph.addresses import require_safe_address  # noqa: PLC0415
-            from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
+        from memagent_graph.addresses import require_safe_address  # noqa: PLC0415
+        from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
 
-            if self.http:
-                require_safe_address(
-                    self.host,
-                    self.server_name or (),
-                    danger=None if self.allow_remote else "there is no login",
-                    remedy="Add --allow-remote if you want this.",
-                )
-            elif (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
-                raise typer.BadParameter(
-                    "--host, --port, --allow-remote and --server-name need this option", param_hint="'--http'"
-                )
-            import asyncio  # noqa: PLC0415
+        if self.http:
+            require_safe_address(
+                self.host,
+                self.server_name or (),
+                danger=None if self.allow_remote else "there is no login",
+                remedy="Add --allow-remote if you want this.",
+            )
+        elif (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
+            raise typer.BadParameter(
+                "--host, --port, --allow-remote and --server-name need this option", param_hint="'--http'"
+            )
+        import asyncio  # noqa: PLC0415
 
-            try:
-                asyncio.run(_serve_http(self) if self.http else _serve_stdio(self))
-            except KeyboardInterrupt:
-                raise typer.Exit(ExitCode.INTERRUPTED) from None
+        try:
+            asyncio.run(_serve_http(self) if self.http else _serve_stdio(self))
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from memagent_graph.calls import Writes
+from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.plain_text import format_count, list_names
@@ -201,6 +202,7 @@ def build_timeline(view: RunView) -> Timeline:
     trace = view.trace
     order = _sort_topologically(trace)
     step_index_by_update = {update_index: position for position, update_index in enumerate(order)}
+    document_events = list_document_events(view.document)
     quoted_updates = {evidence.update for evidence in view.provenance.evidence}
     read_counts: Counter[tuple[str, int | None]] = Counter()
     steps = []
@@ -247,7 +249,7 @@ def build_timeline(view: RunView) -> Timeline:
             prompt_tokens=sum(call.usage.prompt_tokens for call in trace.calls),
             completion_tokens=sum(call.usage.completion_tokens for call in trace.calls),
             seconds=sum(call.seconds for call in trace.calls),
-            events=count_events([*view.document_events, *(event for call in trace.calls for event in call.events)]),
+            events=count_events([*document_events, *(event for call in trace.calls for event in call.events)]),
         ),
     )
 

@@ -114,7 +114,7 @@ def _make_payload(timeline: Timeline, document_link: str | None) -> dict[str, An
         "question": view.question,
         "answer": view.answer,
         "rawAnswer": None if view.raw_answer == view.answer else view.raw_answer,
-        "answerEvents": _pack_events((*view.document_events, *view.answer_events)),
+        "answerEvents": _pack_events(view.answer_events),
         "facts": timeline.facts,
         "branches": timeline.branches,
         "share": round(timeline.read_fraction, 3),

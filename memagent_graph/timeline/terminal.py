@@ -91,7 +91,7 @@ def _render_answer(timeline: Timeline) -> RenderableType:
         parts.append(Text(make_printable(view.answer), style="bold green"))
     else:
         parts.append(Text("no answer", style="yellow"))
-    parts += _render_events((*view.document_events, *view.answer_events))
+    parts += _render_events(view.answer_events)
     lines = [pieces for pieces in timeline.line_pieces if any(is_repeated for _, is_repeated in pieces)]
     if lines:
         lines.sort(key=lambda pieces: -sum(len(piece) for piece, is_repeated in pieces if is_repeated))

@@ -63,14 +63,9 @@ class RunView:
         return Places(self.sections, self.headings, make_link_prefix(self.document))
 
     @property
-    def document_events(self) -> tuple[ReadEvent, ...]:
-        """Events about parts of the document that are not in its text."""
-        return list_document_events(self.document)
-
-    @property
     def answer_events(self) -> tuple[ReadEvent, ...]:
-        """The events of the answer."""
-        return self.trace.answers[-1].events if self.trace.answers else ()
+        """Events about parts of the document that are not in its text, and the events of the answer."""
+        return list_document_events(self.document) + (self.trace.answers[-1].events if self.trace.answers else ())
 
     @cached_property
     def provenance(self) -> Provenance:
